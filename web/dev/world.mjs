@@ -114,7 +114,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   function shortfalls(wants, i) {
     const list = [];
     const add = (kind, message, cure, passes, patch = null) => list.push({ kind, message, cure, passes, patch });
-    if (wants.gpus && !i.gpus) add('gpu_count', `needs at least ${wants.gpus} GPU${wants.gpus > 1 ? 's' : ''}, has 0`, 'use a fleet or backend with GPUs, or ask for `gpu: 0`', false);
+    if (wants.gpus && !i.gpus) add('gpu_count', `needs at least ${wants.gpus} GPU${wants.gpus > 1 ? 's' : ''}, has 0`, 'use a fleet or backend with GPUs, or set `gpu: 0`', false);
     else if (wants.gpus > i.gpus) add('gpu_count', `needs at least ${wants.gpus} GPUs, has ${i.gpus}`, `lower the GPU count to ${i.gpus}`, false, { 'resources.gpu.count': i.gpus });
     if (wants.gpu && i.gpu && wants.gpu !== i.gpu) add('gpu_name', `needs GPU ${wants.gpu}, has ${i.gpu}`, `add \`${i.gpu}\` to the GPU names`, false, { 'resources.gpu.name': i.gpu });
     if (wants.gpuMemory && i.gpu && wants.gpuMemory > i.gpuMemory) add('gpu_memory', `needs at least ${wants.gpuMemory}GB of memory per GPU, has ${i.gpuMemory}GB`, `lower GPU memory to ${i.gpuMemory}GB`, false, { 'resources.gpu.memory': `${i.gpuMemory}GB` });

@@ -38,9 +38,9 @@ impl Args {
         let text = match word.strip_prefix(&joined) {
             Some(text) => text.to_owned(),
             None if at < self.0.len() => self.0.remove(at),
-            None => bail!("`{name}` wants a value"),
+            None => bail!("`{name}` requires a value"),
         };
-        text.parse().map(Some).with_context(|| format!("read `{text}` as the value of `{name}`"))
+        text.parse().map(Some).with_context(|| format!("invalid `{name}` value `{text}`"))
     }
 
     /// Returns the remaining arguments, for a program that parses its own options.
@@ -51,7 +51,7 @@ impl Args {
     pub(crate) fn finish(self) -> Result<()> {
         match self.0.as_slice() {
             [] => Ok(()),
-            words => bail!("do not know what to do with `{}`; see `cargo xtask help`", words.join(" ")),
+            words => bail!("unexpected arguments `{}`; see `cargo xtask help`", words.join(" ")),
         }
     }
 }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_in_both_spellings() {
+    fn option_values_follow_a_space_or_an_equals_sign() {
         let mut given = args("--seeds 20 --from=7");
         assert_eq!(given.value::<u64>("--seeds").unwrap(), Some(20));
         assert_eq!(given.value::<u64>("--from").unwrap(), Some(7));
@@ -73,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_missing_or_wrong_is_refused() {
+    fn a_missing_or_invalid_option_value_is_rejected() {
         assert!(args("--seeds").value::<u64>("--seeds").is_err());
         assert!(args("--seeds many").value::<u64>("--seeds").is_err());
     }
 
     #[test]
-    fn what_nobody_took_is_refused_by_name() {
+    fn unused_arguments_are_rejected_by_name() {
         let mut given = args("test --fast --slow");
         assert_eq!(given.word().as_deref(), Some("test"));
         assert!(given.take_flag("--fast"));

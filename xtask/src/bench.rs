@@ -45,11 +45,13 @@ const REPORT_BENCHMARKS: &[&str] = &[
 ];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().with_context(|| format!("name a benchmark: {}", BENCHMARKS.join(", ")))?;
+    let name = args
+        .word()
+        .with_context(|| format!("missing benchmark name: expected one of {}", BENCHMARKS.join(", ")))?;
     // Checked before a build of several minutes.
     ensure!(
         BENCHMARKS.contains(&name.as_str()),
-        "no benchmark `{name}`: there are {}",
+        "unknown benchmark `{name}`: expected one of {}",
         BENCHMARKS.join(", ")
     );
     // `sim` is optimised too, and builds in a third of the time.
@@ -87,7 +89,7 @@ fn run_all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result
             failed.push(*line);
         }
     }
-    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+    if failed.is_empty() { Ok(()) } else { bail!("failed benchmarks: {}", failed.join(", ")) }
 }
 
 fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
@@ -105,7 +107,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
         None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
-            output::print_message(&format!("Postgres at {}", postgres.url));
+            output::print_message(&format!("started Postgres at {}", postgres.url));
             command.env("WINDLASS_BENCH_DATABASE_URL", &postgres.url);
             Some(postgres)
         }

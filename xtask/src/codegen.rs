@@ -13,8 +13,8 @@ use crate::{output, process, workspace::Workspace};
 const UPDATE_MARKER: &str = "var_os(\"UPDATE\")";
 
 pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
-    let crates = crates(workspace)?;
-    ensure!(!crates.is_empty(), "no test under `crates/` keeps a generated file");
+    let crates = crates_with_generated_files(workspace)?;
+    ensure!(!crates.is_empty(), "no test under `crates/` compares a generated file");
     let mut command = workspace.cargo();
     command.args(["nextest", "run"]).args(crates.iter().flat_map(|name| ["-p", name]));
     if check {
@@ -31,11 +31,11 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
         "crates/cli/tests/snapshots",
     ]);
     let changed = process::run_for_stdout(&mut status)?;
-    output::print_result(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
+    output::print_result(if changed.is_empty() { "no changes" } else { changed.trim_end() });
     Ok(())
 }
 
-fn crates(workspace: &Workspace) -> Result<BTreeSet<String>> {
+fn crates_with_generated_files(workspace: &Workspace) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
         let folder = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_crate_of_the_transition_tables_is_found() {
-        assert!(crates(&Workspace::find().unwrap()).unwrap().contains("windlass-model"));
+    fn codegen_finds_the_crate_of_the_transition_tables() {
+        assert!(crates_with_generated_files(&Workspace::find().unwrap()).unwrap().contains("windlass-model"));
     }
 }

@@ -28,7 +28,7 @@ impl CoreMeter {
     }
 
     pub(crate) fn usage(&self) -> CoreUsage {
-        let idle = self.before.zip(read_ticks()).and_then(|(before, after)| share(before, after));
+        let idle = self.before.zip(read_ticks()).and_then(|(before, after)| idle_share(before, after));
         CoreUsage { wall: self.started.elapsed(), idle }
     }
 }
@@ -45,7 +45,7 @@ fn parse(stat: &str) -> Option<CpuTicks> {
     Some(CpuTicks { idle, all: numbers.iter().sum() })
 }
 
-fn share(before: CpuTicks, after: CpuTicks) -> Option<f64> {
+fn idle_share(before: CpuTicks, after: CpuTicks) -> Option<f64> {
     let all = after.all.checked_sub(before.all).filter(|all| *all > 0)?;
     Some(after.idle.saturating_sub(before.idle) as f64 / all as f64)
 }
@@ -55,12 +55,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_is_what_the_kernel_counts_as_idle_or_waiting_for_disks() {
+    fn idle_time_includes_time_waiting_for_disks() {
         let before = parse("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3\n").unwrap();
         let after = parse("cpu  160 0 70 810 60 0 0 0 0 0\n").unwrap();
         assert_eq!(before, CpuTicks { idle: 850, all: 1000 });
-        assert_eq!(share(before, after), Some(0.2));
-        assert_eq!(share(after, after), None);
+        assert_eq!(idle_share(before, after), Some(0.2));
+        assert_eq!(idle_share(after, after), None);
         assert_eq!(parse("intr 1 2\n"), None);
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 const EXAMPLE: &str = "examples/hello.yml";
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    output::print_heading("build `windlass` and `windlass-agent` (minutes at first, seconds later)");
+    output::print_heading("build `windlass` and `windlass-agent` (minutes the first time, seconds later)");
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
     let windlass = workspace.built("debug", "windlass")?;
     let demo =
@@ -30,8 +30,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     demo.windlass(&["check", EXAMPLE])?;
     output::print_heading(&format!("windlass apply -f {EXAMPLE} -y"));
     let began = Instant::now();
-    demo.windlass(&["apply", "-f", EXAMPLE, "-y"]).context("run the example on this machine")?;
-    output::print_message(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
+    demo.windlass(&["apply", "-f", EXAMPLE, "-y"]).context("failed to run the example on this machine")?;
+    output::print_message(&format!(
+        "server start, plan, run and log took {} ms",
+        began.elapsed().as_millis()
+    ));
     output::print_heading("windlass logs hello");
     let log = process::run_for_stdout(&mut demo.command(&["logs", "hello"]))?;
     ensure!(!log.trim().is_empty(), "the log of the example is empty");
@@ -40,7 +43,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     demo.windlass(&["ps", "-a"])?;
     drop(demo);
 
-    output::print_heading("what to try next");
+    output::print_heading("next steps");
     output::print_result(&next_steps(&windlass));
     Ok(())
 }
@@ -49,19 +52,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 fn next_steps(windlass: &Path) -> String {
     let windlass = windlass.display();
     format!(
-        "The demo's server and its data are gone. The same with a server of your own, which the first command starts\n\
-         in the background with its data in ~/.windlass:\n\
+        "The demo's server and its data have been deleted. Run these commands to try your own server. The first `apply`\n\
+         starts it in the background, with its data in ~/.windlass:\n\
          \n\
          alias windlass={windlass}\n\
-         windlass apply -f examples/hello.yml              run it, after a look at the plan\n\
-         windlass apply -f examples/count.yml -y -d        run it and go on\n\
-         windlass logs -f count                            follow it\n\
+         windlass apply -f examples/hello.yml              show the plan, then run it\n\
+         windlass apply -f examples/count.yml -y -d        run it in the background\n\
+         windlass logs -f count                            follow its log\n\
          windlass stop -y count                            stop it\n\
-         windlass ps -a                                    what ran\n\
-         windlass fleet                                    where it can run\n\
+         windlass ps -a                                    list all runs\n\
+         windlass fleet                                    list the fleets\n\
          windlass server stop                              stop the server\n\
          \n\
-         README.md goes on from here; docs/cli.md has every command."
+         See README.md for more, and docs/cli.md for every command."
     )
 }
 

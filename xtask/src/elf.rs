@@ -9,8 +9,8 @@ const PT_INTERP: u32 = 3;
 
 /// Fails unless `path` is a 64-bit little-endian ELF file without a loader.
 pub(crate) fn check_static(path: &Path) -> Result<()> {
-    let bytes = std::fs::read(path).with_context(|| format!("read `{}`", path.display()))?;
-    let wants = has_loader(&bytes).with_context(|| format!("read `{}` as ELF", path.display()))?;
+    let bytes = std::fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    let wants = has_loader(&bytes).with_context(|| format!("failed to parse `{}` as ELF", path.display()))?;
     if wants {
         bail!("`{}` is linked dynamically: see .cargo/config.toml", path.display());
     }
@@ -19,19 +19,19 @@ pub(crate) fn check_static(path: &Path) -> Result<()> {
 
 fn has_loader(elf: &[u8]) -> Result<bool> {
     ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "not a 64-bit little-endian ELF file");
-    let table = usize::try_from(number::<8>(elf, 32)?)?;
-    let entry_len = usize::try_from(number::<2>(elf, 54)?)?;
-    let entries = usize::try_from(number::<2>(elf, 56)?)?;
+    let table = usize::try_from(read_number::<8>(elf, 32)?)?;
+    let entry_len = usize::try_from(read_number::<2>(elf, 54)?)?;
+    let entries = usize::try_from(read_number::<2>(elf, 56)?)?;
     for index in 0..entries {
-        if number::<4>(elf, table + index * entry_len)? == u64::from(PT_INTERP) {
+        if read_number::<4>(elf, table + index * entry_len)? == u64::from(PT_INTERP) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn number<const LEN: usize>(bytes: &[u8], at: usize) -> Result<u64> {
-    let part = bytes.get(at..at + LEN).context("the file is cut off")?;
+fn read_number<const LEN: usize>(bytes: &[u8], at: usize) -> Result<u64> {
+    let part = bytes.get(at..at + LEN).context("the file is truncated")?;
     Ok(part.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
 }
 
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_elf_is_refused() {
+    fn a_file_that_is_not_elf_is_rejected() {
         assert!(has_loader(b"#!/bin/sh\n").is_err());
         assert!(has_loader(b"\x7fELF\x02\x01").is_err());
     }

@@ -40,7 +40,7 @@ impl Engine {
     }
 
     fn start_with(options: &[&str]) -> Result<Self> {
-        ensure!(setup::is_root()?, "a container engine needs root: run this command as root");
+        ensure!(setup::is_root()?, "a container engine requires root: run this command as root");
         let home = ScratchDir::new("engine")?;
         let at = |name: &str| home.path().join(name);
         std::fs::write(at("containerd.toml"), containerd_settings(home.path()))?;
@@ -64,8 +64,10 @@ impl Engine {
         // Both sides hold their locks for less than a microsecond: on one thread they practically never conflict.
         dockerd.env("GOMAXPROCS", "1").args(options);
         let mut dockerd = ChildGuard::spawn(redirect_to_log(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
-        process::wait_until(&mut dockerd, READY_TIMEOUT, "dockerd listens", || answers(&socket))
-            .with_context(|| format!("dockerd said: {}", last_lines(&at("dockerd.log"))))?;
+        process::wait_until(&mut dockerd, READY_TIMEOUT, "dockerd listens", || is_answering(&socket))
+            .with_context(|| {
+                format!("failed to start dockerd; its log ends with: {}", last_lines(&at("dockerd.log")))
+            })?;
         Ok(Self { socket, _dockerd: dockerd, _containerd: containerd, home })
     }
 
@@ -77,8 +79,8 @@ impl Engine {
         }
         let stacks = self.stacks().unwrap_or_default();
         let known = DEADLOCK_FUNCTIONS.iter().all(|name| stacks.contains(name));
-        let why = if known { "the known deadlock of Docker before 20.10.27" } else { "an unknown reason" };
-        Some(format!("the container engine does not answer: {why}\n{stacks}"))
+        let why = if known { "known deadlock of Docker before 20.10.27" } else { "unknown reason" };
+        Some(format!("the container engine does not respond: {why}\n{stacks}"))
     }
 
     /// Returns the stacks of all goroutines, which dockerd writes on a signal.
@@ -142,7 +144,7 @@ fn redirect_to_log<'a>(command: &'a mut Command, log: &Path) -> Result<&'a mut C
     Ok(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
 }
 
-fn answers(socket: &Path) -> bool {
+fn is_answering(socket: &Path) -> bool {
     process::succeeds("docker", &["--host", &format!("unix://{}", socket.display()), "version"])
 }
 
@@ -157,13 +159,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_docker_engine_answers_shows_its_stacks_and_leaves_nothing_behind() {
+    fn a_private_docker_engine_responds_dumps_its_stacks_and_cleans_up() {
         // Two engines that set up one firewall at the same time fail: the engine of the other tests has it.
         let engine = Engine::start_with(&["--iptables=false", "--ip6tables=false"]).unwrap();
         assert_eq!(engine.explain_hang(), None);
         assert!(engine.stacks().unwrap().contains("goroutine 1 "));
         let (socket, home) = (engine.socket.clone(), engine.home.path().to_owned());
-        assert!(answers(&socket));
+        assert!(is_answering(&socket));
         drop(engine);
         assert!(!home.exists());
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap();

@@ -26,8 +26,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "fuzz-only-0123456789abcdef0123456789abcdef";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let what = args.word().context("name what to fuzz: api")?;
-    ensure!(what == "api", "do not know how to fuzz `{what}`; there is `api`");
+    let what = args.word().context("missing fuzz target: expected `api`")?;
+    ensure!(what == "api", "unknown fuzz target `{what}`: expected `api`");
     let cases = args.value("--cases")?.unwrap_or(CASES);
     let seed = match args.value("--seed")? {
         Some(seed) => seed,
@@ -36,7 +36,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let caller = args.value("--as")?.unwrap_or_else(|| BOTH_CALLERS.to_owned());
     ensure!(
         [BOTH_CALLERS, "admin", "user"].contains(&caller.as_str()),
-        "`--as` wants `admin`, `user` or `{BOTH_CALLERS}`"
+        "invalid `--as` value: expected `admin`, `user` or `{BOTH_CALLERS}`"
     );
     args.finish()?;
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli"]))?;
@@ -78,7 +78,7 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
     let running = data.join("running.json");
     process::wait_until(&mut server, READY_TIMEOUT, "the server is ready", || running.exists())?;
     let running: Value = serde_json::from_str(&fs::read_to_string(&running)?)?;
-    let url = running["url"].as_str().context("find the server's address")?;
+    let url = running["url"].as_str().context("cannot find the server's URL in `running.json`")?;
     let mut driver = Command::new(python);
     driver
         .arg(workspace.root.join("xtask/fuzz/api.py"))
@@ -87,7 +87,7 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
         .arg(&work);
     driver.args([cases.to_string(), seed.to_string()]).arg(caller).env("WINDLASS_SERVER_ADMIN_TOKEN", TOKEN);
     let sent = process::run(driver.current_dir(&work));
-    server.check_alive().context("the server did not live through it")?;
+    server.check_alive().context("the server did not survive the requests")?;
     drop(server);
     let log = fs::read_to_string(&log)?;
     // No request may inject a line into the log: each line must be one record.
@@ -96,13 +96,15 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
     let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
     if sent.is_err() || !panics.is_empty() {
         let last: Vec<&str> = log.lines().rev().take(20).collect();
-        output::print_message(&format!("the server's last words, newest first:\n{}", last.join("\n")));
+        output::print_message(&format!("last lines of the server's log, newest first:\n{}", last.join("\n")));
     }
     if !panics.is_empty() {
         bail!("the server panicked {} times: {}", panics.len(), panics.join("; "));
     }
     if let Some(line) = forged {
-        bail!("a line of the server's log is no record: {line}");
+        bail!("a line of the server's log is not a JSON record: {line}");
     }
-    sent.with_context(|| format!("repeat it with `cargo xtask fuzz api --cases {cases} --seed {seed}`"))
+    sent.with_context(|| {
+        format!("fuzzing failed; repeat it with `cargo xtask fuzz api --cases {cases} --seed {seed}`")
+    })
 }

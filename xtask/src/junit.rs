@@ -22,8 +22,9 @@ impl TestResult {
 }
 
 pub(crate) fn read_report(path: &Path) -> Result<Vec<TestResult>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("read `{}`", path.display()))?;
-    parse_report(&text).with_context(|| format!("understand `{}`", path.display()))
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    parse_report(&text).with_context(|| format!("failed to parse `{}`", path.display()))
 }
 
 fn parse_report(text: &str) -> Result<Vec<TestResult>> {
@@ -31,8 +32,9 @@ fn parse_report(text: &str) -> Result<Vec<TestResult>> {
     let cases = document.descendants().filter(|node| node.has_tag_name("testcase"));
     cases
         .map(|case| {
-            let attribute =
-                |name: &str| case.attribute(name).with_context(|| format!("no `{name}` in a test"));
+            let attribute = |name: &str| {
+                case.attribute(name).with_context(|| format!("a test has no attribute `{name}`"))
+            };
             let failed =
                 case.children().any(|child| child.has_tag_name("failure") || child.has_tag_name("error"));
             Ok(TestResult {
@@ -60,7 +62,7 @@ mod tests {
 </testsuites>"#;
 
     #[test]
-    fn a_report_tells_times_and_failures() {
+    fn a_junit_report_yields_times_and_failures() {
         let results = parse_report(REPORT).unwrap();
         assert_eq!(results.len(), 2);
         assert_eq!((results[0].secs, results[0].failed), (0.25, false));
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_is_cut_off_is_an_error() {
+    fn a_truncated_junit_report_is_an_error() {
         assert!(parse_report(&REPORT[..REPORT.len() - 20]).is_err());
     }
 }

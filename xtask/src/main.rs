@@ -36,32 +36,32 @@ use crate::{args::Args, workspace::Workspace};
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  demo                       build both binaries, run a task on this machine, say what to try next
+  demo                       build both binaries, run a task on this machine and show the next steps
   test [--fast | --nightly] [--changed | --since REV] [--only NAME]… [--timings] [-j N]
-                             set up this machine, then run every level that continuous integration runs
+                             install the requirements, then run every level of continuous integration
                              --fast: unit and SQLite tests of every crate, without daemons and without root
                              --changed: only crates that changed since `main`, and those that depend on them
-                             --nightly: with long waits, every fault row five times, and 5,000 new seeds
-                             --only: only tests whose name contains NAME, with what they need beside them
-                             --timings: where the time went; -j: tests at once
-  tidy                       the rules a machine can check, alone
+                             --nightly: also the slow tests, every fault row five times, and 5,000 new seeds
+                             --only: only tests whose name contains NAME, with the services that they need
+                             --timings: show where the time was spent; -j: number of parallel tests
+  tidy                       check the rules of the repository
   sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue]
-                             the simulation; SEED=n replays one seed; the
-                             databases of violating seeds are kept in DIR;
-                             --queue: the container queue and its dispatchers
+                             run the simulation; SEED=n replays one seed
+                             --keep: keep the databases of seeds with violations in DIR
+                             --queue: simulate the container queue and its dispatchers
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
-                             the fault matrix: real processes, hosts and engines, and what goes wrong
+                             run the fault matrix, with real processes, hosts and engines
   bench NAME [--profile P] [ARG…]
-                             engine, api, cli, agent, runs, dispatch, proxy, load, jobs, spot, growth, report or all,
-                             with what it needs beside it
+                             run a benchmark with the services that it needs: engine, api, cli, agent, runs, isolation,
+                             dispatch, load, jobs, spot, growth, proxy, report or all
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
-                             requests made from the OpenAPI document, as admin and as user, to a server of its own
+                             send requests generated from the OpenAPI document to a private server
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
-  record                     draw the first five minutes anew, from a run in a terminal
-  release                    both binaries, optimised and stripped, with their symbols beside them, in target/dist
-  deny                       known weaknesses of what is linked in, and cargo-deny where it is installed
-  texts [WORD]               every text that users or operators can see, with its place; only those with WORD
-  sbom                       the crates both binaries are made of, as CycloneDX JSON";
+  record                     record the first five minutes in a terminal, for the documentation
+  release                    build both binaries in target/dist, optimised and stripped, with separate symbols
+  deny                       check dependencies for known vulnerabilities, with cargo-deny if it is installed
+  texts [WORD]               list every text that users or operators can see; only those with WORD
+  sbom                       list the crates of both binaries, as CycloneDX JSON";
 
 fn main() -> ExitCode {
     match run() {
@@ -95,7 +95,7 @@ fn run() -> Result<ExitCode> {
         }
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
-        Some("deny") => args.finish().and_then(|()| tidy::advisories::deny(&workspace)),
+        Some("deny") => args.finish().and_then(|()| tidy::advisories::run_cargo_deny(&workspace)),
         Some("texts") => texts::run(&workspace, args),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
@@ -103,7 +103,7 @@ fn run() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Some(other) => {
-            output::print_message(&format!("error: no command `{other}`\n\n{HELP}"));
+            output::print_message(&format!("error: unknown command `{other}`\n\n{HELP}"));
             return Ok(ExitCode::from(2));
         }
         None => {

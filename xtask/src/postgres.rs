@@ -30,10 +30,10 @@ pub(crate) struct Postgres {
 /// Returns the directory of `initdb` and `postgres`, of the newest version.
 pub(crate) fn find_programs() -> Result<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let installed = std::fs::read_dir("/usr/lib/postgresql").context("find /usr/lib/postgresql")?;
+    let installed = std::fs::read_dir("/usr/lib/postgresql").context("cannot find /usr/lib/postgresql")?;
     let newest = installed.flatten().map(|entry| entry.path()).filter(|path| version(path).is_some());
     let newest = newest.max_by_key(|path| version(path)).map(|path| path.join("bin"));
-    newest.filter(|bin| bin.join("initdb").is_file()).context("find initdb below /usr/lib/postgresql")
+    newest.filter(|bin| bin.join("initdb").is_file()).context("cannot find initdb below /usr/lib/postgresql")
 }
 
 impl Postgres {

@@ -15,7 +15,7 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The command line for messages.
-fn line(command: &Command) -> String {
+fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
@@ -23,22 +23,25 @@ fn line(command: &Command) -> String {
 
 /// Runs a command to its end with inherited stdin, stdout and stderr.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
+    let status = command.status().with_context(|| format!("failed to start `{}`", command_line(command)))?;
     if !status.success() {
-        bail!("`{}` ended with {status}", line(command));
+        bail!("`{}` failed with {status}", command_line(command));
     }
     Ok(())
 }
 
 /// Runs a command to its end and returns its stdout.
 pub(crate) fn run_for_stdout(command: &mut Command) -> Result<String> {
-    let output =
-        command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("failed to start `{}`", command_line(command)))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` ended with {}: {}", line(command), output.status, said.trim());
+        bail!("`{}` failed with {}: {}", command_line(command), output.status, said.trim());
     }
-    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("failed to read the output of `{}`", command_line(command)))
 }
 
 /// Returns whether a program exists and succeeds.
@@ -57,7 +60,8 @@ pub(crate) struct ChildGuard {
 impl ChildGuard {
     /// `signal` stops the child, such as `TERM`.
     pub(crate) fn spawn(command: &mut Command, signal: &'static str) -> Result<Self> {
-        let child = command.spawn().with_context(|| format!("start `{}`", line(command)))?;
+        let child =
+            command.spawn().with_context(|| format!("failed to start `{}`", command_line(command)))?;
         Ok(Self { child, signal })
     }
 
@@ -65,7 +69,7 @@ impl ChildGuard {
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("it ended early with {status}"),
+            Some(status) => bail!("the process exited early with {status}"),
         }
     }
 
@@ -106,9 +110,9 @@ pub(crate) fn wait_until(
 ) -> Result<Duration> {
     let start = Instant::now();
     while !ready() {
-        child.check_alive().with_context(|| format!("wait until {what}"))?;
+        child.check_alive().with_context(|| format!("gave up waiting until {what}"))?;
         if start.elapsed() > limit {
-            bail!("waited {limit:?} until {what}, in vain");
+            bail!("timed out after {limit:?} waiting until {what}");
         }
         thread::sleep(POLL);
     }
@@ -132,7 +136,7 @@ impl ScratchDir {
         }
         let path = parent.join(format!("{prefix}{}", std::process::id()));
         // The directory must be new: in a shared `/tmp` another user may have created it.
-        std::fs::create_dir(&path).with_context(|| format!("make `{}`", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("failed to create `{}`", path.display()))?;
         Ok(Self(path))
     }
 
@@ -167,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guarded_child_is_gone_when_its_guard_goes() {
+    fn dropping_the_guard_ends_its_child_process() {
         let child = ChildGuard::spawn(Command::new("sleep").arg("600"), "TERM").unwrap();
         let pid = child.id();
         assert!(is_alive(pid));
@@ -176,10 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_when_the_child_does() {
+    fn waiting_fails_when_the_child_exits_early() {
         let mut child = ChildGuard::spawn(&mut Command::new("false"), "TERM").unwrap();
         let error = wait_until(&mut child, Duration::from_secs(60), "it is ready", || false).unwrap_err();
-        assert!(format!("{error:#}").contains("ended early"), "{error:#}");
+        assert!(format!("{error:#}").contains("exited early"), "{error:#}");
     }
 
     #[test]

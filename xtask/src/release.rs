@@ -33,15 +33,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     process::run(&mut build)?;
     let dist = workspace.target()?.join("dist");
-    std::fs::create_dir_all(&dist).with_context(|| format!("create `{}`", dist.display()))?;
+    std::fs::create_dir_all(&dist).with_context(|| format!("failed to create `{}`", dist.display()))?;
     let mut too_large = Vec::new();
     for artifact in ARTIFACTS {
         let built = workspace.built("release", artifact.binary)?;
         let (stripped, symbols) = split_symbols(&built, &dist)?;
         elf::check_static(&stripped)?;
-        let size = size(&stripped)?;
+        let size = file_size(&stripped)?;
         output::print_result(&format!("{:>7.1} MB  {}", megabytes(size), stripped.display()));
-        output::print_result(&format!("{:>7.1} MB  {}", megabytes(self::size(&symbols)?), symbols.display()));
+        output::print_result(&format!(
+            "{:>7.1} MB  {}",
+            megabytes(self::file_size(&symbols)?),
+            symbols.display()
+        ));
         if size > artifact.max_megabytes * 1_000_000 {
             too_large.push(format!("`{}` is larger than {} MB", artifact.binary, artifact.max_megabytes));
         }
@@ -51,7 +55,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 /// Copies `built` to `dir` without symbols, and its symbols to a file that the copy references.
 fn split_symbols(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
-    let name = built.file_name().and_then(|name| name.to_str()).context("find the name of the binary")?;
+    let name = built
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("cannot determine the name of the binary")?;
     let (stripped, symbols) = (dir.join(name), dir.join(format!("{name}.debug")));
     // zlib, because the standard library's backtraces support no other compression.
     objcopy(&["--only-keep-debug", "--compress-debug-sections=zlib"], built, &symbols)?;
@@ -64,8 +71,8 @@ fn objcopy(options: &[&str], from: &Path, to: &Path) -> Result<()> {
     process::run(Command::new("objcopy").args(options).arg(from).arg(to))
 }
 
-fn size(path: &Path) -> Result<u64> {
-    let metadata = std::fs::metadata(path).with_context(|| format!("read `{}`", path.display()))?;
+fn file_size(path: &Path) -> Result<u64> {
+    let metadata = std::fs::metadata(path).with_context(|| format!("failed to read `{}`", path.display()))?;
     Ok(metadata.len())
 }
 
@@ -85,7 +92,7 @@ mod tests {
     const CHILD: &str = "XTASK_RELEASE_TEST_CHILD";
 
     #[test]
-    fn a_stripped_binary_finds_its_lines_in_the_file_beside_it() {
+    fn a_stripped_binary_finds_its_debug_symbols_in_the_adjacent_file() {
         if std::env::var_os(CHILD).is_some() {
             output::print_result(&Backtrace::force_capture().to_string());
             return;
@@ -94,7 +101,7 @@ mod tests {
         let (stripped, symbols) = split_symbols(&std::env::current_exe().unwrap(), dir.path()).unwrap();
         let backtrace = || {
             let mut child = Command::new(&stripped);
-            let name = "release::tests::a_stripped_binary_finds_its_lines_in_the_file_beside_it";
+            let name = "release::tests::a_stripped_binary_finds_its_debug_symbols_in_the_adjacent_file";
             child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
             process::run_for_stdout(&mut child).unwrap()
         };

@@ -18,7 +18,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 fn document(metadata: &Value, lock: &str) -> Result<Value> {
-    let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo's metadata has no packages")?;
     let by_id: BTreeMap<&str, &Value> =
         packages.iter().filter_map(|package| Some((package["id"].as_str()?, package))).collect();
     let checksums = checksums(lock);
@@ -32,7 +32,8 @@ fn document(metadata: &Value, lock: &str) -> Result<Value> {
 
 /// Returns the packages that the binaries are built from, without those that only tests or build scripts use.
 fn shipped_packages<'a>(metadata: &'a Value, by_id: &BTreeMap<&str, &Value>) -> Result<BTreeSet<&'a str>> {
-    let nodes = metadata["resolve"]["nodes"].as_array().context("find the graph in cargo's metadata")?;
+    let nodes =
+        metadata["resolve"]["nodes"].as_array().context("cargo's metadata has no dependency graph")?;
     let edges: BTreeMap<&str, &Value> =
         nodes.iter().filter_map(|node| Some((node["id"].as_str()?, &node["deps"]))).collect();
     let is_shipped = |id: &&str| {
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bill_lists_what_is_built_in_and_nothing_else() {
+    fn sbom_lists_only_crates_that_are_linked_in() {
         let package =
             |id: &str, name: &str| json!({ "id": id, "name": name, "version": "1.0.0", "license": "MIT" });
         let needs = |id: &str, kind: Value| json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] });

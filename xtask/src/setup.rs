@@ -39,22 +39,22 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         packages: &["docker.io", "containerd", "runc", "iptables"],
     },
     Requirement {
-        what: "Podman, over which the agent runs tasks as well",
+        what: "Podman (the agent's second container engine)",
         here: || process::succeeds("podman", &["--version"]),
         packages: &["podman"],
     },
     Requirement {
-        what: "a static busybox, of which test images are made",
+        what: "a static busybox (for test images)",
         here: || process::succeeds("busybox", &["true"]),
         packages: &["busybox-static"],
     },
     Requirement {
-        what: "OpenSSH's programs",
+        what: "OpenSSH client and server",
         here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::succeeds("ssh", &["-V"]),
         packages: &["openssh-client", "openssh-server"],
     },
     Requirement {
-        what: "what hosts of the lab are made of",
+        what: "ip, unshare and sudo (for the hosts of the lab)",
         here: || {
             process::succeeds("ip", &["-V"])
                 && process::succeeds("unshare", &["--version"])
@@ -64,7 +64,7 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
     },
     Requirement { what: "tmux", here: || process::succeeds("tmux", &["-V"]), packages: &["tmux"] },
     Requirement {
-        what: "Python with environments, for programs of others",
+        what: "Python with venv (for third-party programs)",
         here: || process::succeeds("python3", &["-c", "import ensurepip, venv"]),
         packages: &["python3", "python3-venv"],
     },
@@ -85,7 +85,7 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         packages: &["openssl"],
     },
     Requirement {
-        what: "nginx, beside which the proxy is put to the same requests",
+        what: "nginx (for comparison with the proxy)",
         here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
     },
@@ -95,12 +95,12 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
 /// Additional requirements of the proxy benchmark; no test needs them.
 const PROXY_REQUIREMENTS: &[Requirement] = &[
     Requirement {
-        what: "nginx, which the proxy is measured beside",
+        what: "nginx (for comparison with the proxy)",
         here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
     },
     Requirement {
-        what: "wrk, which calls both",
+        what: "wrk (load generator)",
         // It prints its version and usage with an error status.
         here: || std::path::Path::new("/usr/bin/wrk").exists(),
         packages: &["wrk"],
@@ -128,23 +128,23 @@ fn ensure_all(needs: &[Requirement]) -> Result<()> {
 }
 
 fn install(missing: &[&Requirement]) -> Result<()> {
-    let packages = packages(missing, is_root()?, process::succeeds("apt-get", &["--version"]))?;
+    let packages = packages_to_install(missing, is_root()?, process::succeeds("apt-get", &["--version"]))?;
     process::run(run_apt().args(["-qq", "update"]))?;
     process::run(run_apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
 }
 
 /// Returns the packages to install, or the reason why this program cannot install them.
-fn packages(missing: &[&Requirement], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
+fn packages_to_install(missing: &[&Requirement], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
     let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
     let whats = missing.iter().map(|need| need.what).collect::<Vec<_>>().join("; ");
     let list = packages.join(" ");
     if !has_apt {
-        bail!("missing here: {whats}. This is no Debian machine: install the equivalent of `{list}`");
+        bail!("missing: {whats}. This is not a Debian system: install the equivalent of `{list}`");
     }
     if !is_root {
-        bail!("missing here: {whats}. Run `sudo apt-get install {list}`, or run this command as root");
+        bail!("missing: {whats}. Run `sudo apt-get install {list}`, or run this command as root");
     }
-    output::print_message(&format!("missing here: {whats}; installing {list}"));
+    output::print_message(&format!("missing: {whats}; installing {list}"));
     Ok(packages)
 }
 
@@ -159,16 +159,19 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
     if here() {
         return Ok(());
     }
-    output::print_message("missing here: cargo-nextest; building it once takes some minutes");
+    output::print_message("missing: cargo-nextest; building it, which takes a few minutes");
     process::run(workspace.cargo().args(["install", "cargo-nextest", "--locked"]))?;
     if !here() {
-        bail!("cargo-nextest was installed but `cargo nextest` does not answer: is ~/.cargo/bin in PATH?");
+        bail!(
+            "cargo-nextest was installed, but `cargo nextest` does not run: check that ~/.cargo/bin is in PATH"
+        );
     }
     Ok(())
 }
 
 pub(crate) fn is_root() -> Result<bool> {
-    let said = process::run_for_stdout(Command::new("id").arg("-u")).context("ask who runs this")?;
+    let said = process::run_for_stdout(Command::new("id").arg("-u"))
+        .context("failed to determine the current user")?;
     Ok(said.trim() == "0")
 }
 
@@ -182,14 +185,14 @@ mod tests {
 
     #[test]
     fn root_on_debian_installs_exactly_what_is_missing() {
-        assert_eq!(packages(&missing(), true, true).unwrap(), ["postgresql"]);
+        assert_eq!(packages_to_install(&missing(), true, true).unwrap(), ["postgresql"]);
     }
 
     #[test]
-    fn others_are_told_what_to_run() {
-        let error = packages(&missing(), false, true).unwrap_err().to_string();
+    fn setup_without_root_or_debian_fails_with_an_explanation() {
+        let error = packages_to_install(&missing(), false, true).unwrap_err().to_string();
         assert!(error.contains("sudo apt-get install postgresql"), "{error}");
-        let error = packages(&missing(), true, false).unwrap_err().to_string();
-        assert!(error.contains("no Debian machine"), "{error}");
+        let error = packages_to_install(&missing(), true, false).unwrap_err().to_string();
+        assert!(error.contains("not a Debian system"), "{error}");
     }
 }

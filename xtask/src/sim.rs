@@ -24,9 +24,9 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     args.finish()?;
     if let Ok(text) = std::env::var("SEED") {
         play.seeds = 1;
-        play.from = text.parse().with_context(|| format!("read SEED `{text}`"))?;
+        play.from = text.parse().with_context(|| format!("invalid `SEED` value `{text}`"))?;
     }
-    self::play(workspace, &play)
+    self::build_and_run(workspace, &play)
 }
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ pub(crate) fn todays_first_seed() -> u64 {
     since.map_or(0, |since| since.as_secs()) / SECS_PER_DAY * SEEDS_PER_DAY
 }
 
-pub(crate) fn play(workspace: &Workspace, play: &SimOptions) -> Result<()> {
+pub(crate) fn build_and_run(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     process::run(workspace.cargo().args(["build", "-p", PACKAGE, "--bin", BINARY]))?;
     run_built(workspace, play)
 }
@@ -56,7 +56,7 @@ pub(crate) fn play(workspace: &Workspace, play: &SimOptions) -> Result<()> {
 pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     let jobs = match play.jobs {
         Some(jobs) => jobs,
-        None => std::thread::available_parallelism().context("count the cores")?.get(),
+        None => std::thread::available_parallelism().context("failed to count the cores")?.get(),
     };
     let mut command = Command::new(workspace.built("debug", BINARY)?);
     command.current_dir(&workspace.root);

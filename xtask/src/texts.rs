@@ -111,7 +111,7 @@ pub(crate) fn product(workspace: &Workspace) -> Result<Vec<Text>> {
 
 /// Returns the texts of one source file, without those of its `#[cfg(test)]` items.
 pub(crate) fn of_source(path: &str, source: &str) -> Result<Vec<Text>> {
-    let tokens: TokenStream = source.parse().ok().with_context(|| format!("read the tokens of `{path}`"))?;
+    let tokens: TokenStream = source.parse().ok().with_context(|| format!("failed to parse `{path}`"))?;
     let mut reader = Reader { path, texts: Vec::new() };
     // SQL is not prose.
     let literals = (!path.contains("/src/db/")).then_some(Kind::Message);

@@ -26,7 +26,7 @@ pub(crate) struct Venv {
 
 const MOTO: Venv = Venv {
     name: "moto",
-    purpose: "an object store",
+    purpose: "moto (an object store)",
     requirements: include_str!("../venvs/moto.txt"),
     imports: "boto3, moto.server",
     variable: "WINDLASS_TEST_MOTO",
@@ -48,7 +48,7 @@ const ARVADOS: Venv = Venv {
 /// Contains the dstack server: a test sends it the same requests as the windlass server, and benchmarks measure both.
 const DSTACK_SERVER: Venv = Venv {
     name: "dstack-server",
-    purpose: "dstack's server, to compare ours with",
+    purpose: "dstack's server (for comparison)",
     requirements: include_str!("../venvs/dstack-server.txt"),
     imports: "dstack._internal.server.main",
     variable: "WINDLASS_BENCH_DSTACK",
@@ -57,7 +57,7 @@ const DSTACK_SERVER: Venv = Venv {
 /// Generates requests from an OpenAPI document.
 pub(crate) const SCHEMATHESIS: Venv = Venv {
     name: "schemathesis",
-    purpose: "schemathesis, which makes requests from an OpenAPI document",
+    purpose: "schemathesis (generates API requests)",
     requirements: include_str!("../venvs/schemathesis.txt"),
     imports: "schemathesis",
     variable: "WINDLASS_TEST_SCHEMATHESIS",
@@ -83,9 +83,14 @@ impl Venv {
         if self.is_complete(&home) {
             return Ok(home);
         }
-        output::print_message(&format!("missing here: {}; installing it from PyPI once", self.purpose));
-        self.create(&home).with_context(|| format!("make the Python environment `{}`", self.name))?;
-        anyhow::ensure!(self.is_complete(&home), "{} was installed but cannot be imported", home.display());
+        output::print_message(&format!("missing: {}; installing it from PyPI", self.purpose));
+        self.create(&home)
+            .with_context(|| format!("failed to create the Python environment `{}`", self.name))?;
+        anyhow::ensure!(
+            self.is_complete(&home),
+            "{} was installed, but its modules cannot be imported",
+            home.display()
+        );
         Ok(home)
     }
 
@@ -116,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_version_is_pinned() {
+    fn every_python_requirement_is_pinned() {
         for venv in TEST_VENVS.iter().chain([&SCHEMATHESIS]) {
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
@@ -125,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_that_is_half_made_or_older_is_not_whole() {
+    fn an_unfinished_or_outdated_venv_is_not_complete() {
         let home = process::ScratchDir::new("venv").unwrap();
         assert!(!MOTO.is_complete(home.path()));
         fs::write(marker_file(home.path()), "moto==1.0\n").unwrap();

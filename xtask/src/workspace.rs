@@ -36,7 +36,7 @@ impl Workspace {
         // Cargo and nextest set this at run time; the compiled-in value is for a binary started manually.
         let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-        let root = manifest.parent().context("find the folder above xtask")?.to_owned();
+        let root = manifest.parent().context("cannot find the directory above xtask")?.to_owned();
         Ok(Self { root })
     }
 
@@ -56,33 +56,38 @@ impl Workspace {
     }
 
     pub(crate) fn read(&self, path: &str) -> Result<String> {
-        std::fs::read_to_string(self.root.join(path)).with_context(|| format!("read `{path}`"))
+        std::fs::read_to_string(self.root.join(path)).with_context(|| format!("failed to read `{path}`"))
     }
 
     /// Runs `cargo metadata`. Missing packages are downloaded. `extra` limits the result, for example `--no-deps`.
     pub(crate) fn metadata(&self, extra: &[&str]) -> Result<Value> {
         let mut command = self.cargo();
         command.args(["metadata", "--format-version", "1", "--locked"]).args(extra);
-        serde_json::from_str(&process::run_for_stdout(&mut command)?).context("read cargo's metadata")
+        serde_json::from_str(&process::run_for_stdout(&mut command)?)
+            .context("failed to parse cargo's metadata")
     }
 
     pub(crate) fn members(&self) -> Result<BTreeMap<String, Member>> {
         let metadata = self.metadata(&["--no-deps"])?;
-        let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+        let packages = metadata["packages"].as_array().context("cargo's metadata has no packages")?;
         Ok(parse_members(packages))
     }
 
     /// Returns the path of a binary built with `profile`.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
         let said = process::run_for_stdout(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
-        let host = said.lines().find_map(|line| line.strip_prefix("host: ")).context("find rustc's host")?;
+        let host = said
+            .lines()
+            .find_map(|line| line.strip_prefix("host: "))
+            .context("cannot determine the host of rustc")?;
         Ok(self.target()?.join(host).join(profile).join(binary))
     }
 
     /// Returns the target directory.
     pub(crate) fn target(&self) -> Result<PathBuf> {
         let metadata = self.metadata(&["--no-deps"])?;
-        let target = metadata["target_directory"].as_str().context("find cargo's target directory")?;
+        let target =
+            metadata["target_directory"].as_str().context("cargo's metadata has no target directory")?;
         Ok(PathBuf::from(target))
     }
 
@@ -122,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn development_dependencies_and_foreign_crates_are_not_edges() {
+    fn dev_dependencies_and_external_crates_are_not_edges() {
         let packages = [
             json!({"name": "a", "dependencies": [{"name": "b", "kind": null}, {"name": "serde", "kind": null}]}),
             json!({"name": "b", "dependencies": [{"name": "a", "kind": "dev"}]}),

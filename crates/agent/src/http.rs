@@ -269,7 +269,7 @@ fn is_transient(error: &io::Error) -> bool {
 /// Binds a unix socket at `path`, which may be longer than the kernel's limit. Replaces the socket of a dead process,
 /// but not that of a living one.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "a socket needs a directory and a name");
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "a socket path needs a directory and a name");
     let parent = path.parent().ok_or_else(wrong)?;
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     let name = path.file_name().ok_or_else(wrong)?;
@@ -376,7 +376,7 @@ impl<S: Send + Sync> FromRequest<S> for RawJson {
         check_content_type(request.headers())?;
         match timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await {
             Ok(read) => read.map(Self).map_err(body_error),
-            Err(_) => Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
+            Err(_) => Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "timed out reading the body")),
         }
     }
 }
@@ -384,15 +384,15 @@ impl<S: Send + Sync> FromRequest<S> for RawJson {
 /// Parses a JSON body that was received as bytes.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ErrorResponse> {
     serde_json::from_slice(bytes)
-        .map_err(|error| ErrorResponse::bad_request(format!("read the body: {error}")))
+        .map_err(|error| ErrorResponse::bad_request(format!("invalid request body: {error}")))
 }
 
 fn body_error(rejection: BytesRejection) -> ErrorResponse {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        let text = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+        let text = format!("the request body exceeds {BODY_BYTES_MAX} bytes");
         return ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text);
     }
-    ErrorResponse::bad_request("the body ended early")
+    ErrorResponse::bad_request("the request body ended early")
 }
 
 /// Accepts JSON and a missing content type; refuses any other.
@@ -408,7 +408,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ErrorResponse> {
 }
 
 /// Returns the token of an `Authorization: Bearer …` header.
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
@@ -426,7 +426,7 @@ pub fn matches_hash<'a>(secret: &str, hashes: impl IntoIterator<Item = &'a str>)
 
 /// Responds 404 for an unknown route; as plain text, like every other error.
 pub async fn unknown_route() -> ErrorResponse {
-    ErrorResponse::not_found("no such call")
+    ErrorResponse::not_found("no such route")
 }
 
 #[cfg(test)]
@@ -434,7 +434,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_known_by_any_of_its_hashes() {
+    fn a_secret_matches_any_of_its_hashes() {
         let (old, new) = (sha256_hex(b"old"), sha256_hex(b"new").to_ascii_uppercase());
         assert!(matches_hash("old", [old.as_str(), new.as_str()]));
         assert!(matches_hash("new", [old.as_str(), new.as_str()]));
@@ -444,19 +444,19 @@ mod tests {
     }
 
     #[test]
-    fn the_scheme_of_a_credential_is_bearer_in_any_case() {
+    fn only_bearer_credentials_are_accepted_and_the_scheme_ignores_case() {
         let headers = |value: &'static str| {
             HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))])
         };
-        assert_eq!(bearer(&headers("Bearer abc")), Some("abc"));
-        assert_eq!(bearer(&headers("bearer abc")), Some("abc"));
-        assert_eq!(bearer(&headers("Basic abc")), None);
-        assert_eq!(bearer(&headers("abc")), None);
-        assert_eq!(bearer(&HeaderMap::new()), None);
+        assert_eq!(bearer_token(&headers("Bearer abc")), Some("abc"));
+        assert_eq!(bearer_token(&headers("bearer abc")), Some("abc"));
+        assert_eq!(bearer_token(&headers("Basic abc")), None);
+        assert_eq!(bearer_token(&headers("abc")), None);
+        assert_eq!(bearer_token(&HeaderMap::new()), None);
     }
 
     #[tokio::test]
-    async fn who_does_not_begin_to_speak_is_given_up_and_who_has_may_take_their_time() {
+    async fn a_connection_times_out_only_until_its_first_bytes_arrive() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let patience = Duration::from_millis(50);
         for said in ["", "PRI * HTT"] {
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_left_by_the_dead_is_replaced_and_one_of_the_living_is_not() {
+    async fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
         let dir = windlass_testkit::temp_dir(&"x".repeat(100)).unwrap();
         let path = dir.path().join("api.sock");
         let first = bind_unix(&path, 0o660).unwrap();

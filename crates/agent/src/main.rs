@@ -6,7 +6,11 @@ use clap::{Parser, Subcommand};
 use windlass_agent::{exec, host, runner, shim};
 
 #[derive(Debug, Parser)]
-#[command(name = "windlass-agent", version, about = "What runs on machines: shim, runner and executor")]
+#[command(
+    name = "windlass-agent",
+    version,
+    about = "The agent of windlass on instances: shim, runner and executor"
+)]
 struct Args {
     #[command(subcommand)]
     part: AgentCommand,
@@ -31,7 +35,7 @@ enum AgentCommand {
 }
 
 fn main() -> ExitCode {
-    if shim::dstack_compat::is_asked_for(std::env::args_os()) {
+    if shim::dstack_compat::is_requested(std::env::args_os()) {
         return shim::dstack_compat::main();
     }
     match Args::parse().part {

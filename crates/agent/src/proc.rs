@@ -37,7 +37,7 @@ impl std::fmt::Display for ProcessId {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read a process's name: not `PID:START`")]
+#[error("invalid process identifier: expected `PID:START`")]
 pub struct ParseProcessIdError;
 
 impl FromStr for ProcessId {
@@ -72,7 +72,7 @@ pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(text) => parse(&text)
             .map(Some)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is odd"))),
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("invalid /proc/{pid}/stat"))),
         Err(error) if is_no_process(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -101,7 +101,7 @@ fn is_no_process(error: &io::Error) -> bool {
 }
 
 /// Lists every visible process. One that exits meanwhile is left out.
-pub fn all() -> io::Result<Vec<Stat>> {
+pub fn list() -> io::Result<Vec<Stat>> {
     let mut seen = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -115,7 +115,7 @@ pub fn all() -> io::Result<Vec<Stat>> {
 
 /// Lists all living descendants of `root`, children before grandchildren.
 pub fn descendants(root: i32) -> io::Result<Vec<Stat>> {
-    Ok(descendants_in(root, &all()?))
+    Ok(descendants_in(root, &list()?))
 }
 
 fn descendants_in(root: i32, all: &[Stat]) -> Vec<Stat> {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_name_with_parentheses_and_spaces_is_no_trap() {
+    fn a_program_name_with_parentheses_and_spaces_is_parsed_correctly() {
         let line = b"71 (a) R 1 (b) S 42 71 71 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 98765 1 2 3";
         let read = parse(line).unwrap();
         assert_eq!(read.name, ProcessId { pid: 71, start: 98765 });
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn f33_a_reused_pid_is_not_taken_for_the_old_process() {
+    fn f33_a_reused_pid_is_not_mistaken_for_the_old_process() {
         let own = own();
         assert!(ProcessHandle::open(own).unwrap().is_some());
         let reused = ProcessId { start: own.start - 1, ..own };
@@ -286,7 +286,7 @@ mod tests {
 
     /// On a full disk the exit status of the init process is the only record of a job that was killed.
     #[test]
-    fn f11_what_a_process_says_of_a_killed_one_is_told_from_its_being_killed_itself() {
+    fn f11_exit_status_137_is_distinguished_from_a_kill_by_signal() {
         for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
             let mut child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
             let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_reads_back_as_written() {
+    fn a_process_id_round_trips_through_text() {
         let name = ProcessId { pid: 12, start: 99 };
         assert_eq!(name.to_string().parse(), Ok(name));
         assert_eq!("12".parse::<ProcessId>(), Err(ParseProcessIdError));
     }
 
     #[test]
-    fn descendants_are_found_over_generations_and_circles_end() {
+    fn descendants_are_found_across_generations_and_cycles_terminate() {
         let stat =
             |pid, parent| Stat { name: ProcessId { pid, start: 1 }, parent, state: ProcessState::Alive };
         let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1), stat(1, 4)];
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_of_a_process_tells_its_marks() {
+    fn processes_are_matched_by_their_environment_variables() {
         let own = own().pid;
         let path = format!("PATH={}", std::env::var("PATH").unwrap());
         assert!(was_started_with(own, &[&path]));

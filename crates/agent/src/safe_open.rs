@@ -34,7 +34,7 @@ impl DirHandle {
     /// The type is checked before the file is opened: opening a device that a job created may already have an effect.
     pub fn file(&self, name: &str) -> io::Result<File> {
         let fd = self.lookup(name, OFlags::PATH)?;
-        expect_type(&fd, FileType::RegularFile, "not a plain file")?;
+        expect_type(&fd, FileType::RegularFile, "not a regular file")?;
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         Ok(File::from(open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
     }
@@ -106,7 +106,7 @@ mod tests {
 
     /// Landlock restricts the calling thread, so a thread can stand in for the child process.
     #[test]
-    fn nothing_but_the_directory_can_be_opened_once_fenced_in() {
+    fn a_restricted_thread_can_open_only_its_directory() {
         let dir = windlass_testkit::temp_dir("fence").unwrap();
         let inside = dir.path().to_owned();
         let (fence, outside, below) = std::thread::spawn(move || {

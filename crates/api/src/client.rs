@@ -29,32 +29,32 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("read server address `{url}`")]
+    #[error("invalid server address `{url}`")]
     InvalidUrl { url: String },
-    #[error("know the server by its certificate")]
+    #[error("failed to load the trusted certificates")]
     TlsRoots(#[source] TlsRootsError),
     #[error(transparent)]
     Dial(DialError),
-    #[error("exchange with the server")]
+    #[error("request to the server failed")]
     Exchange(#[source] hyper::Error),
-    #[error("no answer after {} s", ANSWER_TIMEOUT.as_secs())]
+    #[error("no response within {} s", ANSWER_TIMEOUT.as_secs())]
     TimedOut,
-    #[error("encode the request")]
+    #[error("failed to encode the request")]
     Encode(#[source] serde_json::Error),
-    #[error("build the request")]
+    #[error("failed to build the request")]
     Build(#[source] hyper::http::Error),
-    #[error("decode the answer")]
+    #[error("failed to decode the response")]
     Decode(#[source] serde_json::Error),
-    #[error("decode the bytes of a log")]
+    #[error("failed to decode the log data")]
     Base64(#[source] base64::DecodeError),
-    #[error("read a stream: one of its lines is too long")]
+    #[error("failed to read the stream: a line is too long")]
     LineTooLong,
     #[error("{}", .0.msg)]
     Refused(error::BadRequest),
     /// Status 403, 404, 409 and similar, with a reason.
     #[error("{msg}")]
     Denied { status: u16, msg: String },
-    #[error("the server answered {status}: {body}")]
+    #[error("the server responded with status {status}: {body}")]
     Status { status: u16, body: String },
 }
 
@@ -385,7 +385,7 @@ mod tests {
     use super::{ApiClient, append_query, percent_decode, percent_encode};
 
     #[test]
-    fn socket_paths_and_names_survive_encoding() {
+    fn percent_encoded_socket_paths_decode_to_the_original() {
         let mut out = String::new();
         percent_encode(&mut out, "/run/a b%c");
         assert_eq!(out, "%2Frun%2Fa%20b%25c");
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_cannot_be_reached_are_refused() {
+    fn api_client_rejects_unsupported_or_malformed_server_urls() {
         assert!(ApiClient::new("ftp://host", None).is_err());
         assert!(ApiClient::new("http://", None).is_err());
         assert!(ApiClient::new("http://[::1]:3000/base/", None).is_ok());

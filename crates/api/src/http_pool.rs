@@ -34,7 +34,7 @@ pub(crate) enum ServerAddress {
 pub(crate) enum HttpPoolError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("exchange with the server")]
+    #[error("request to the server failed")]
     Exchange(#[from] hyper::Error),
 }
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_serves_many_calls_until_it_ends_or_was_silent_for_long() {
+    async fn a_pooled_connection_is_reused_until_it_closes_or_exceeds_the_idle_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wire.sock");
         let accepted = Arc::new(AtomicUsize::new(0));

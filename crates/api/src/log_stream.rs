@@ -119,7 +119,7 @@ mod tests {
     use super::{LINE_BYTES_MAX, SseParser};
 
     #[test]
-    fn events_are_found_however_the_bytes_are_cut() {
+    fn sse_events_are_parsed_regardless_of_chunk_boundaries() {
         let text = b": alive\n\nid: 3\nevent: log\ndata: {\"a\":1}\n\ndata:{\"b\":2}\r\n\r\ndata: x";
         for step in 1..text.len() {
             let (mut lines, mut events) = (SseParser::default(), Vec::new());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_refused() {
+    fn an_sse_line_above_the_size_limit_is_rejected() {
         let mut lines = SseParser::default();
         let part = vec![b'x'; LINE_BYTES_MAX];
         assert!(lines.push(&part) && lines.next_event().is_none());

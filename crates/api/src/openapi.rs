@@ -35,7 +35,7 @@ pub fn document() -> Value {
 }
 
 /// Returns the document as it is stored in the repository.
-pub fn text() -> String {
+pub fn render() -> String {
     format!("{:#}\n", document())
 }
 
@@ -99,7 +99,7 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
         Body::Stream => "",
     };
     let mut responses = if entry.body == Body::Stream {
-        json!({ "101": { "description": "From here on the connection carries bytes both ways." } })
+        json!({ "101": { "description": "Switching protocols: from here on, the connection carries bytes in both directions." } })
     } else {
         json!({ "200": { "description": "Done.", "content": { kind: { "schema": answer } } } })
     };
@@ -126,16 +126,16 @@ fn refusals(schemas: &mut SchemaGenerator) -> Value {
         json!({ "description": description, "content": { "application/json": { "schema": schema } } })
     }
     json!({
-        "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the one entry says why. Absent things are refused so too."),
-        "401": refusal::<error::ErrorDetail>(schemas, "No token at all."),
-        "403": refusal::<error::ErrorDetail>(schemas, "No valid token, or not the role this needs."),
-        "404": refusal::<error::ErrorDetail>(schemas, "No such path, or no such project."),
-        "408": refusal::<error::ErrorDetail>(schemas, "The body took too long to arrive."),
-        "409": refusal::<error::ErrorDetail>(schemas, "The key was used for another request, or others were faster."),
+        "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the only entry gives the reason. Also returned if an object does not exist."),
+        "401": refusal::<error::ErrorDetail>(schemas, "The request has no token."),
+        "403": refusal::<error::ErrorDetail>(schemas, "The token is invalid, or its user does not have the required role."),
+        "404": refusal::<error::ErrorDetail>(schemas, "The path or the project does not exist."),
+        "408": refusal::<error::ErrorDetail>(schemas, "The body did not arrive in time."),
+        "409": refusal::<error::ErrorDetail>(schemas, "The key was used for another request, or the object was changed in the meantime."),
         "413": refusal::<error::ErrorDetail>(schemas, "The body is larger than allowed."),
-        "429": refusal::<error::ErrorDetail>(schemas, "Too many requests; `Retry-After` says when to come back."),
-        "503": refusal::<error::ErrorDetail>(schemas, "As many as the server takes, or its database is away; ask again."),
-        "422": refusal::<Vec<error::ValidationError>>(schemas, "The request is not shaped as its schema says."),
+        "429": refusal::<error::ErrorDetail>(schemas, "Too many requests; retry after the time in `Retry-After`."),
+        "503": refusal::<error::ErrorDetail>(schemas, "The server is at its limit, or its database is not available; try again later."),
+        "422": refusal::<Vec<error::ValidationError>>(schemas, "The request does not match its schema."),
     })
 }
 
@@ -144,7 +144,7 @@ mod tests {
     use super::document;
 
     #[test]
-    fn every_operation_says_who_may_call_it() {
+    fn every_operation_declares_its_access_and_operation_id() {
         let document = document();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {

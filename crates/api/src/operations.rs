@@ -225,7 +225,7 @@ mod tests {
     use crate::operation::{Body, Method};
 
     #[test]
-    fn ids_and_places_are_unique() {
+    fn operation_ids_and_routes_are_unique() {
         let table = table();
         let ids: BTreeSet<_> = table.iter().map(|entry| entry.id).collect();
         let places: BTreeSet<_> = table.iter().map(|entry| (entry.method.name(), entry.path)).collect();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn project_access_and_project_paths_go_together() {
+    fn access_and_body_kind_match_the_path_and_method_of_each_operation() {
         for entry in table() {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);

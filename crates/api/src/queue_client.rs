@@ -21,13 +21,13 @@ pub enum QueueError {
     #[error(transparent)]
     Dial(#[from] DialError),
     /// It is unknown whether the request was performed.
-    #[error("exchange with the server")]
+    #[error("request to the server failed")]
     Exchange(#[source] hyper::Error),
-    #[error("no answer from the server")]
+    #[error("no response from the server")]
     TimedOut,
-    #[error("build the request")]
+    #[error("failed to build the request")]
     Build(#[source] hyper::http::Error),
-    #[error("decode the answer")]
+    #[error("failed to decode the response")]
     Decode(#[source] serde_json::Error),
     #[error("{why}")]
     Refused { status: u16, why: String },
@@ -218,7 +218,7 @@ impl QueueHttpClient {
         let why = said.as_ref().and_then(|said| said["errors"][0].as_str()).map(str::to_owned);
         Err(QueueError::Refused {
             status,
-            why: why.unwrap_or_else(|| format!("the server answered {status}")),
+            why: why.unwrap_or_else(|| format!("the server responded with status {status}")),
         })
     }
 }

@@ -8,29 +8,29 @@ use crate::{
 };
 
 const HEAD: &str = "\
-<!-- Generated from the operation table by the test `the_table_of_rights_is_the_generated_one`; do not edit. -->
+<!-- Generated from the operation table by the test `stored_rights_table_matches_the_generated_one`; do not edit. -->
 # Rights
 
-Each operation of the API has one word that says who may call it; the server checks it before it reads the request. This
-table is written from the same code, and `every_operation_lets_in_those_it_names_and_nobody_else` and
-`objects_of_others_are_for_those_whom_the_table_names` in `crates/server-tests/tests/it/auth_matrix.rs` try every cell.
+Every operation of the API has an access level, which the server checks before it reads the request. This table is
+generated from the same code; `every_operation_admits_only_the_callers_it_declares` and
+`access_to_objects_of_others_matches_the_rights_table` in `crates/server-tests/tests/it/auth_matrix.rs` check every cell.
 
-*Own* and *of others* tell apart who made the object: a run, a managed job, a fleet or a volume (and, for users and
-members, whether it is the caller). Managers and admins of the project and global admins may change what others made.
-Operations for any `token` show and change what is the caller's: their own keys, lists of their projects, projects that they
-administer. A member of no project has the rights of *no member* everywhere. Public projects also let those who are no members call
-`project-public` operations, and join and leave.
+*Own* and *of others* refer to the creator of the object: a run, a managed job, a fleet or a volume (and, for users and
+members, to the caller). Managers and admins of the project and global admins may change objects that others created.
+Operations with access `token` show and change what belongs to the caller: their own keys, lists of their projects,
+projects that they administer. A user who is a member of no project has the rights of *no member* everywhere. In public
+projects, users who are not members may also call `project-public` operations, and join and leave.
 
-Beside the role, three things are given one by one:
+Three rights are granted separately from the role:
 
-- **SSH fleets**: to create or change one takes the right to manage SSH fleets. Global admins have it; members have it
-  when a global admin gave it to them (`windlass project members PROJECT --allow-ssh-fleets USER`). It comes with no role.
+- **SSH fleets**: creating or changing one requires the right to manage SSH fleets. Global admins have it; members have it
+  if a global admin granted it (`windlass project members PROJECT --allow-ssh-fleets USER`). No role includes it.
 - **Backends**: fleets and volumes use the backends that were granted to their project
-  (`windlass project grant-backend PROJECT BACKEND`). The first project has those of the server.
-- **Secrets**: a run may use the secrets of its project that are for its creator
-  (`windlass secret set NAME --for USER,…|managers|everyone`). Without `--for` they are for everyone in the project.
+  (`windlass project grant-backend PROJECT BACKEND`). The first project has the backends of the server.
+- **Secrets**: a run may use the secrets of its project that are available to its creator
+  (`windlass secret set NAME --for USER,…|managers|everyone`). By default, a secret is available to everyone in the project.
 
-`yes`: may call it. `own`: for what is their own. `–`: is refused, with 401 without a token and with 403 otherwise.
+`yes`: allowed. `own`: allowed for the caller's own objects. `–`: refused, with 401 without a token and with 403 otherwise.
 
 | operation | access | anonymous | no member | user, own | user, of others | manager | project admin | global admin |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -43,7 +43,7 @@ pub fn render_page() -> String {
         let _ = writeln!(out, "| `{}` | {} | {} |", entry.id, entry.access.name(), cells(&entry).join(" | "));
     }
     out.push_str(
-        "\nOperations with the word `gateway` are for the processes of a gateway, which have a token of their own.\n",
+        "\nOperations with access `gateway` are for the processes of a gateway, which have their own token.\n",
     );
     out
 }

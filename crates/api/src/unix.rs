@@ -13,7 +13,10 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
         return UnixStream::connect(path).await;
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a socket needs a directory and a name"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "invalid socket path: expected a directory and a file name",
+        ));
     };
     let dir = std::fs::File::open(parent)?;
     let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);

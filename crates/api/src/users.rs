@@ -307,7 +307,7 @@ mod tests {
     use crate::{Access, operations};
 
     #[test]
-    fn scopes_name_operations_that_exist_and_no_admin_may_be_hidden_behind_one() {
+    fn token_scopes_list_existing_operations_and_exclude_sensitive_ones() {
         for id in READ_OPERATIONS.iter().chain(&SUBMIT_OPERATIONS) {
             assert!(operations::table().iter().any(|entry| entry.id == *id), "{id} is no operation");
         }

@@ -23,18 +23,18 @@ const ERROR_TEXT_MAX: usize = 2000;
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     #[error(
-        "find the agent's program `{NAME}`: it is not at {}; put it beside `windlass`, or name it in `{VARIABLE}`",
+        "cannot find the agent program `{NAME}` at {}: put it next to `windlass`, or set `{VARIABLE}` to its path",
         looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or at ")
     )]
     Missing { looked: Vec<PathBuf> },
-    #[error("run `{} {what}`", path.display())]
+    #[error("failed to run `{} {what}`", path.display())]
     Run {
         path: PathBuf,
         what: String,
         #[source]
         source: std::io::Error,
     },
-    #[error("run `{} {what}`: {said}", path.display())]
+    #[error("`{} {what}` failed: {said}", path.display())]
     Failed { path: PathBuf, what: String, said: String },
 }
 
@@ -103,7 +103,7 @@ impl AgentProgram {
         let ran = match tokio::time::timeout(RESPONSE_TIMEOUT, command.output()).await {
             Ok(ran) => ran.map_err(|source| self.run_error(&what, source))?,
             Err(_) => {
-                let said = format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs());
+                let said = format!("no response within {} s", RESPONSE_TIMEOUT.as_secs());
                 return Err(ProgramError::Failed { path: self.0.clone(), what, said });
             }
         };
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_program_says_where_it_was_looked_for() {
+    fn error_for_a_missing_agent_program_names_the_searched_path() {
         let missing = AgentProgram::find_from(None, Some(Path::new("/opt/app/windlass"))).unwrap_err();
         let said = missing.to_string();
         assert!(said.contains("/opt/app/windlass-agent") && said.contains(VARIABLE), "{said}");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_compared_by_number_and_strange_ones_are_left_alone() {
+    fn versions_compare_numerically_and_an_unparsable_one_is_never_older() {
         assert!(is_older("0.1.0", "0.1.1"));
         assert!(is_older("0.9.0", "0.10.0"));
         assert!(is_older("0.1.0-dev", "0.2.0"));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_is_cut_between_letters() {
+    fn a_tail_is_cut_at_a_character_boundary() {
         assert_eq!(tail("grün", 2), "n");
         assert_eq!(tail("grün", 3), "ün");
         assert_eq!(tail("ab", 9), "ab");

@@ -50,9 +50,7 @@ impl EngineSearch {
         if let Some(host) = &self.docker_host {
             return match host.strip_prefix("unix://") {
                 Some(path) => Ok(vec![path.into()]),
-                None => {
-                    Err(format!("DOCKER_HOST is {host}, and only unix:// sockets of this machine are used"))
-                }
+                None => Err(format!("unsupported `DOCKER_HOST` value `{host}`: expected a unix:// socket")),
             };
         }
         let own = self.runtime_dir.iter();
@@ -106,11 +104,11 @@ async fn ping(socket: &Path) -> Result<(), PingError> {
             if first.split_whitespace().nth(1) == Some("200") {
                 return Ok(());
             }
-            Err(PingError::Failed(if first.is_empty() { "it says nothing".into() } else { first.into() }))
+            Err(PingError::Failed(if first.is_empty() { "no response".into() } else { first.into() }))
         }
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => Err(PingError::Absent),
         Ok(Err(error)) => Err(PingError::Failed(error.to_string())),
-        Err(_) => Err(PingError::Failed(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))),
+        Err(_) => Err(PingError::Failed(format!("no response within {} s", RESPONSE_TIMEOUT.as_secs()))),
     }
 }
 
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_engine_says_where_it_was_looked_for() {
+    async fn error_for_a_missing_engine_names_the_searched_address() {
         let at = |path: &str| EngineSearch { named: Some(path.into()), ..EngineSearch::default() };
         assert_eq!(why(at("/nowhere/docker.sock")).await, "no Docker engine at /nowhere/docker.sock");
         let remote =
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_is_no_engine_is_named_with_what_it_said() {
+    async fn engine_probe_error_quotes_an_unexpected_response() {
         let dir = windlass_testkit::temp_dir("engine").unwrap();
         let path = dir.path().join("docker.sock");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();

@@ -39,13 +39,13 @@ pub enum BackendError {
     #[error("no capacity: {said}")]
     NoCapacity { said: String },
     /// No response, or no usable one. The operation may or may not have been performed: retry.
-    #[error("{what}: {said}")]
+    #[error("failed to {what}: {said}")]
     Unavailable { what: &'static str, said: String },
     /// A retry does not help: wrong key, network, name or limit.
-    #[error("{what}: {said}")]
+    #[error("failed to {what}: {said}")]
     Refused { what: &'static str, said: String },
     /// The host presents another key than the pinned one.
-    #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
+    #[error("the host key of {host} changed: expected {expected}, found {shown}")]
     HostKeyChanged { host: String, expected: String, shown: String },
 }
 
@@ -152,12 +152,12 @@ pub struct GpuInfo {
 /// Returns the GPUs of a host, with normalised names. An agent reports one kind of GPU per host.
 pub fn gpus_from(info: &HostInfo) -> Vec<Gpu> {
     let vendor = GpuVendor::parse(&info.gpu_vendor);
-    let gpu = Gpu::known(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
+    let gpu = Gpu::from_name(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
     vec![gpu; info.gpu_count as usize]
 }
 
 /// Returns the handling of plain processes on a host in this mode, from the capabilities that its agent reports.
-pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
+pub fn processes_from(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
     let confined = match told {
         None => ProcessSupport::Unknown,
         Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Users), .. }) => ProcessSupport::Users,
@@ -165,7 +165,7 @@ pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessS
             ProcessSupport::Namespaces
         }
         Some(ProcessesInfo { confined_by: None, problem, .. }) => {
-            let why = problem.clone().unwrap_or_else(|| "its agent does not say why".to_owned());
+            let why = problem.clone().unwrap_or_else(|| "the agent reported no reason".to_owned());
             ProcessSupport::NotConfined { why }
         }
     };

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     money::Price,
     plan::{
         execution_mode::Runtimes,
@@ -33,7 +33,7 @@ use crate::{
     HardwareInfo, InstanceRequest, InstanceState,
     agent_program::{AgentProgram, ProgramError},
     engine_probe::{EngineProbe, EngineSearch},
-    gpus_from, processes_of,
+    gpus_from, processes_from,
     shim_process::{Owner, ShimHome, StartOptions},
     volumes::VolumeBackend,
 };
@@ -107,7 +107,7 @@ impl SelectedRuntime {
     }
 
     /// Returns the runtime that the machine has: an engine that is unavailable still counts.
-    fn has(&self) -> Runtime {
+    fn hardware_info(&self) -> Runtime {
         if self.engine_away.is_some() && self.runtime == Runtime::Process {
             Runtime::Any
         } else {
@@ -182,10 +182,10 @@ impl LocalBackend {
         let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
         let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
         if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
-            return Ok(SelectedRuntime::new(Runtime::Process, None, "as the settings say"));
+            return Ok(SelectedRuntime::new(Runtime::Process, None, "as configured"));
         }
         if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
-            return Ok(SelectedRuntime::new(Runtime::Process, None, "as its jobs were started"));
+            return Ok(SelectedRuntime::new(Runtime::Process, None, "its jobs were started as processes"));
         }
         let engine = EngineSearch::here(self.settings.docker_socket.clone()).look().await;
         let runtime = match (before, self.settings.runtime) {
@@ -201,7 +201,7 @@ impl LocalBackend {
                 Ok(SelectedRuntime::new(Runtime::Process, None, &why))
             }
             (EngineProbe::None { why }, None) => {
-                let said = format!("its container engine is away: {why}");
+                let said = format!("its container engine is not available: {why}");
                 Ok(SelectedRuntime {
                     engine_away: Some(why),
                     ..SelectedRuntime::new(Runtime::Process, None, &said)
@@ -212,7 +212,7 @@ impl LocalBackend {
                 if before.is_some() || (had_engine(home) && home.pid().is_some()) =>
             {
                 let socket = self.settings.docker_socket.clone();
-                let said = format!("its container engine is away: {why}");
+                let said = format!("its container engine is not available: {why}");
                 Ok(SelectedRuntime { engine_away: Some(why), ..SelectedRuntime::new(runtime, socket, &said) })
             }
             (EngineProbe::None { why }, Some(_)) => {
@@ -282,12 +282,12 @@ impl LocalBackend {
         {
             return Ok(info.clone());
         }
-        let failed = |said: String| BackendError::Unavailable { what: "look at this machine", said };
+        let failed = |said: String| BackendError::Unavailable { what: "inspect this machine", said };
         let disk = self.settings.home.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
         let program = self.program()?;
         let mode = OsStr::new(self.settings.processes.as_str());
         let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str(), "--processes".as_ref(), mode];
-        let said = program.output(&args).await.map_err(|error| failed(chain(&error)))?;
+        let said = program.output(&args).await.map_err(|error| failed(format_chain(&error)))?;
         #[derive(Deserialize)]
         struct HostOutput {
             host: HostInfo,
@@ -301,12 +301,12 @@ impl LocalBackend {
         let home = self.home();
         let _alone = home.alone().await?;
         let program = self.program()?;
-        let wanted = owner(&order.enrolment);
+        let wanted = owner_from(&order.enrolment);
         match home.owner() {
             Some(found) if found == wanted => {}
             Some(found) if found.instance_id == wanted.instance_id => home.enrol(&program, &wanted).await?,
             Some(found) if found.server_keys == wanted.server_keys => {
-                let said = format!("this machine already is instance {}", found.instance_id);
+                let said = format!("this machine is already instance {}", found.instance_id);
                 return Err(BackendError::NoCapacity { said });
             }
             Some(found) => {
@@ -330,10 +330,10 @@ impl LocalBackend {
         let home = self.home_for(order, Some(machine))?;
         let gone = |said: String| Ok(InstanceState::Gone { said });
         let Some(owner) = home.owner() else {
-            return gone(format!("its directory {} is gone", home.dir().display()));
+            return gone(format!("its directory {} no longer exists", home.dir().display()));
         };
         if owner.instance_id != order.instance {
-            return gone(format!("this machine is instance {} now", owner.instance_id));
+            return gone(format!("this machine is now instance {}", owner.instance_id));
         }
         let _alone = home.alone().await?;
         // Restarts the agent only if it is dead, or older than this server's.
@@ -352,9 +352,9 @@ impl LocalBackend {
             None => Ok(self.home()),
             Some(memo) if memo.host == hostname() => Ok(ShimHome::new(&memo.home)),
             Some(memo) => Err(BackendError::Unavailable {
-                what: "look after the agent of another machine",
+                what: "manage the agent of another machine",
                 said: format!(
-                    "instance {} is {}, and this server runs on {}",
+                    "instance {} is on {}, and this server runs on {}",
                     order.instance,
                     memo.host,
                     hostname()
@@ -408,7 +408,7 @@ fn describe_runtime(runtime: Runtime) -> &'static str {
     }
 }
 
-fn owner(enrolment: &Enrolment) -> Owner {
+fn owner_from(enrolment: &Enrolment) -> Owner {
     Owner {
         instance_id: enrolment.instance,
         credential_sha256: vec![enrolment.credential_sha256.clone()],
@@ -446,7 +446,7 @@ fn has(info: &HostInfo, chosen: &SelectedRuntime) -> HardwareInfo {
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
         gpus: gpus_from(info).iter().map(GpuInfo::from).collect(),
-        runtime: chosen.has().as_str().to_owned(),
+        runtime: chosen.hardware_info().as_str().to_owned(),
         engine_away: chosen.engine_away.clone(),
         processes: info.processes.clone(),
         addresses: info.addresses.clone(),
@@ -459,7 +459,7 @@ fn build_offer(info: &HostInfo, availability: Availability, runtimes: Option<Run
         region: NAME.into(),
         zones: Vec::new(),
         instance_type: NAME.into(),
-        price: Price::dollars(0.0),
+        price: Price::from_dollars(0.0),
         availability,
         reservation: None,
         host: HostSpec {
@@ -488,9 +488,9 @@ impl Backend for LocalBackend {
             let chosen = self.select_runtime(&self.home()).await.ok();
             let info = self.look().await?;
             let told = info.processes.as_ref();
-            let processes = processes_of(told, told.map_or(self.settings.processes, |told| told.mode));
+            let processes = processes_from(told, told.map_or(self.settings.processes, |told| told.mode));
             let runtimes = chosen.and_then(|chosen| {
-                let runtimes = Runtimes::parse(chosen.has().as_str(), processes)?;
+                let runtimes = Runtimes::parse(chosen.hardware_info().as_str(), processes)?;
                 Some(match &chosen.engine_away {
                     Some(why) => runtimes.without_engine(why),
                     None => runtimes,
@@ -530,7 +530,7 @@ impl Backend for LocalBackend {
             let Ok(chosen) = self.select_runtime(&ShimHome::new(&memo.home)).await else { return false };
             let runtime = machine.has.as_ref().map(|has| has.runtime.as_str());
             chosen.engine_away.is_some() != memo.engine_away.is_some()
-                || runtime.is_some_and(|runtime| runtime != chosen.has().as_str())
+                || runtime.is_some_and(|runtime| runtime != chosen.hardware_info().as_str())
         })
     }
 
@@ -592,13 +592,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_was_there_is_waited_for_and_an_engine_that_comes_is_used() {
+    async fn a_known_engine_that_stops_is_awaited_and_an_engine_that_appears_is_used() {
         let dir = temp_dir("engine").unwrap();
         let local = local(&dir, None);
         let home = local.home();
         std::fs::create_dir_all(home.dir()).unwrap();
         let none = local.select_runtime(&home).await.unwrap();
-        assert_eq!((none.has(), none.engine_away.is_some()), (Runtime::Process, false), "{none:?}");
+        assert_eq!((none.hardware_info(), none.engine_away.is_some()), (Runtime::Process, false), "{none:?}");
         let bare = machine(&local, &none);
         assert!(!local.is_outdated(&bare).await);
 
@@ -606,7 +606,10 @@ mod tests {
         let running = engine(&dir);
         assert!(local.is_outdated(&bare).await);
         let with = local.select_runtime(&home).await.unwrap();
-        assert_eq!((with.runtime, with.has(), &with.engine_away), (Runtime::Any, Runtime::Any, &None));
+        assert_eq!(
+            (with.runtime, with.hardware_info(), &with.engine_away),
+            (Runtime::Any, Runtime::Any, &None)
+        );
         local.remember_engine(&home, &with);
         let served = machine(&local, &with);
         assert!(!local.is_outdated(&served).await);
@@ -617,7 +620,7 @@ mod tests {
         std::fs::remove_file(dir.path().join("engine.sock")).unwrap();
         assert!(local.is_outdated(&served).await);
         let away = local.select_runtime(&home).await.unwrap();
-        assert_eq!((away.runtime, away.has()), (Runtime::Process, Runtime::Any), "{away:?}");
+        assert_eq!((away.runtime, away.hardware_info()), (Runtime::Process, Runtime::Any), "{away:?}");
         assert!(away.engine_away.as_ref().unwrap().contains("no Docker engine at"), "{away:?}");
         local.remember_engine(&home, &away);
         let waits = machine(&local, &away);
@@ -631,7 +634,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_containers_gets_no_plain_processes_instead() {
+    async fn a_configured_container_runtime_never_falls_back_to_plain_processes() {
         let dir = temp_dir("engine").unwrap();
         for runtime in [Runtime::Docker, Runtime::Any] {
             let local = local(&dir, Some(runtime));

@@ -92,7 +92,7 @@ impl MockCloud {
     async fn made(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
         let refused = |said: String| BackendError::Refused { what: "create the instance", said };
         let InstanceSource::Offer(offer) = &order.want else {
-            return Err(refused("the mock cloud has no hosts of yours".to_owned()));
+            return Err(refused("the mock cloud does not support SSH hosts".to_owned()));
         };
         let kind = self.script.kind(&offer.instance_type, &offer.region, offer.host.spot);
         let kind = kind.ok_or_else(|| refused(format!("no {} in {}", offer.instance_type, offer.region)))?;
@@ -103,8 +103,7 @@ impl MockCloud {
                 None => {
                     self.check_create()?;
                     if self.ledger.is_among_first(&format!("no capacity {}", kind.key()), kind.no_capacity)? {
-                        let said =
-                            format!("no {} in {}, as the script says", kind.instance_type, kind.region);
+                        let said = format!("no {} in {} (scripted)", kind.instance_type, kind.region);
                         return Err(BackendError::NoCapacity { said });
                     }
                     let (made_ms, deletes, preempted) = (now_ms(), 0, false);
@@ -121,14 +120,14 @@ impl MockCloud {
                 }
             };
             if made.preempted {
-                return Err(BackendError::NoCapacity { said: "it was taken back".to_owned() });
+                return Err(BackendError::NoCapacity { said: "the instance was preempted".to_owned() });
             }
             let ready = now_ms() >= made.made_ms + kind.boot_ms;
             if ready { self.ensure_agent(order, &made).await? } else { self.machine(&made, None) }
         };
         tokio::time::sleep(Duration::from_millis(kind.late_ms)).await;
         if self.ledger.is_among_first(&format!("lost answer {}", kind.key()), kind.lost_answers)? {
-            let said = "the answer is lost, as the script says".to_owned();
+            let said = "the response was lost (scripted)".to_owned();
             return Err(BackendError::Unavailable { what: "create the instance", said });
         }
         Ok(machine)
@@ -163,7 +162,7 @@ impl MockCloud {
             reach: path.map(|path| AgentEndpoint::Socket { path }),
             has: None,
             agent_version,
-            memo: json!({ "said": "a machine of the mock cloud" }),
+            memo: json!({ "said": "an instance of the mock cloud" }),
         }
     }
 
@@ -178,7 +177,7 @@ impl MockCloud {
             |kind: &OfferScript| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
         if made.preempted || self.ledger.preemption_file(made.instance).exists() || kind.is_some_and(is_due) {
             self.preempt_recorded(made).await?;
-            return Ok(InstanceState::Gone { said: "the spot instance was taken back".to_owned() });
+            return Ok(InstanceState::Gone { said: "the spot instance was preempted".to_owned() });
         }
         let boot_ms = kind.map_or(0, |kind| kind.boot_ms);
         if now_ms() < made.made_ms + boot_ms {

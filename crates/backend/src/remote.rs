@@ -115,10 +115,10 @@ impl RemoteBackend {
     ) -> Result<T, BackendError> {
         let binaries = Arc::clone(&self.binaries);
         let read = tokio::task::spawn_blocking(move || read(&binaries, arch)).await;
-        let what = "read the agent's binary";
+        let what = "read the agent binary";
         match read {
             Ok(Ok(Some(found))) => Ok(found),
-            Ok(Ok(None)) => Err(unavailable(what, format!("there is none for {arch}"))),
+            Ok(Ok(None)) => Err(unavailable(what, format!("there is no binary for {arch}"))),
             Ok(Err(error)) => {
                 let cause =
                     std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -144,7 +144,7 @@ impl RemoteBackend {
         order: &InstanceRequest,
         machine: &BackendInstance,
     ) -> Result<InstanceState, BackendError> {
-        let visit = HostSetup::begin(self, order, site(order)?).await?;
+        let visit = HostSetup::begin(self, order, remote_host(order)?).await?;
         match visit.health().await {
             Ok(health) if !self.has_outdated_agent(machine, &health.version).await? => {
                 let agent_version = Some(health.version);
@@ -168,11 +168,11 @@ impl Drop for ProgressGuard<'_> {
     }
 }
 
-fn site(order: &InstanceRequest) -> Result<&RemoteHost, BackendError> {
+fn remote_host(order: &InstanceRequest) -> Result<&RemoteHost, BackendError> {
     match &order.want {
         InstanceSource::Host(site) => Ok(site),
         InstanceSource::Offer(_) => {
-            let said = "SSH hosts are given in a fleet's `ssh_config`, not offered".to_owned();
+            let said = "SSH hosts must be listed in the `ssh_config` of a fleet".to_owned();
             Err(BackendError::Refused { what: "create a host", said })
         }
     }
@@ -201,7 +201,7 @@ impl Backend for RemoteBackend {
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(async move {
             let _under_way = self.track_progress(order);
-            HostSetup::begin(self, order, site(order)?).await?.bring_up().await
+            HostSetup::begin(self, order, remote_host(order)?).await?.bring_up().await
         })
     }
 
@@ -223,7 +223,7 @@ impl Backend for RemoteBackend {
     ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(async move {
             let _under_way = self.track_progress(order);
-            let visit = HostSetup::begin(self, order, site(order)?).await?;
+            let visit = HostSetup::begin(self, order, remote_host(order)?).await?;
             visit.uninstall().await?;
             self.hosts.forget(&order.instance);
             Ok(DeleteProgress::Gone)

@@ -28,7 +28,7 @@ use windlass_api::{
     },
     unix,
 };
-use windlass_model::{error_chain::chain, id::InstanceId};
+use windlass_model::{error_chain::format_chain, id::InstanceId};
 
 use crate::{
     BackendError,
@@ -90,30 +90,30 @@ const INHERITED_VARIABLES: &[&str] = &[
 pub enum ShimProcessError {
     #[error(transparent)]
     Program(#[from] ProgramError),
-    #[error("{what} {}", path.display())]
+    #[error("failed to {what} {}", path.display())]
     Io {
         what: &'static str,
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("start the agent: {said}")]
+    #[error("the agent did not start: {said}")]
     Ended { said: String },
-    #[error("wait for the agent at {}: no answer within {} s; {said}", socket.display(), READY_WITHIN.as_secs())]
+    #[error("the agent at {} did not respond within {} s: {said}", socket.display(), READY_WITHIN.as_secs())]
     Silent { socket: PathBuf, said: String },
-    #[error("stop the agent: process {pid} is still there")]
+    #[error("failed to stop the agent: process {pid} is still running")]
     StillRunning { pid: i32 },
-    #[error("wait for {}: another process works there", path.display())]
+    #[error("timed out waiting for {}: another process is using it", path.display())]
     Locked { path: PathBuf },
-    #[error("ask the agent")]
+    #[error("request to the agent failed")]
     Ask(#[from] client::ShimError),
-    #[error("draw random bytes")]
+    #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
 }
 
 impl From<ShimProcessError> for BackendError {
     fn from(error: ShimProcessError) -> Self {
-        let said = chain(&error);
+        let said = format_chain(&error);
         match error {
             ShimProcessError::Program(ProgramError::Missing { .. }) => {
                 Self::Refused { what: "start the agent on this machine", said }
@@ -126,7 +126,7 @@ impl From<ShimProcessError> for BackendError {
             | ShimProcessError::Locked { .. }
             | ShimProcessError::Ask(_)
             | ShimProcessError::Random(_) => {
-                Self::Unavailable { what: "look after the agent of this machine", said }
+                Self::Unavailable { what: "manage the agent of this machine", said }
             }
         }
     }
@@ -210,7 +210,7 @@ impl ShimHome {
                 .recursive(true)
                 .mode(0o700)
                 .create(parent)
-                .map_err(self.io_error("make"))?;
+                .map_err(self.io_error("create"))?;
         }
         let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = opened.map_err(self.io_error("lock"))?;
@@ -322,7 +322,9 @@ impl ShimHome {
 
     fn note_build(&self, with: &StartOptions) -> Result<(), ShimProcessError> {
         let build = BuildRecord { stamp: with.program.stamp()?, how: Some(with.how()) };
-        let text = serde_json::to_vec(&build).map_err(io::Error::from).map_err(self.io_error("note"))?;
+        let text = serde_json::to_vec(&build)
+            .map_err(io::Error::from)
+            .map_err(self.io_error("record the build in"))?;
         fs::write(self.0.join(BUILD_FILE), text).map_err(self.io_error("write to"))
     }
 
@@ -364,7 +366,7 @@ impl ShimHome {
             }
             // A process that finds the home in use exits; the one that uses it responds soon.
             let ended = match &mut child {
-                Some(child) => child.try_wait().map_err(self.io_error("look after the agent of"))?.is_some(),
+                Some(child) => child.try_wait().map_err(self.io_error("check the agent of"))?.is_some(),
                 None => true,
             };
             if ended && self.pid().is_none() {
@@ -383,7 +385,7 @@ impl ShimHome {
         let log = String::from_utf8_lossy(&log);
         match log.lines().rfind(|line| !line.trim().is_empty()) {
             Some(line) => tail(line.trim(), LOG_LINE_MAX).trim_start_matches("error: ").to_owned(),
-            None => "it said nothing".to_owned(),
+            None => "its log is empty".to_owned(),
         }
     }
 
@@ -419,7 +421,7 @@ impl ShimHome {
         let ended = match timeout(TASKS_TIMEOUT, self.end_all_tasks(&credential)).await {
             Ok(ended) => ended,
             Err(_) => {
-                Err(ShimProcessError::Silent { socket: self.socket(), said: "its tasks do not end".into() })
+                Err(ShimProcessError::Silent { socket: self.socket(), said: "its tasks did not end".into() })
             }
         };
         self.enrol(&with.program, &owner).await?;
@@ -431,7 +433,7 @@ impl ShimHome {
         let shim = client::ShimClient::connect(stream, credential).await?;
         let how = TerminateRequest {
             termination_reason: "terminated_by_server".into(),
-            termination_message: "the instance is taken back".into(),
+            termination_message: "the instance is being deleted".into(),
             timeout: 0,
         };
         let tasks = shim.tasks().await?.tasks;

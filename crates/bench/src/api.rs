@@ -36,7 +36,7 @@ pub async fn run(server: &Path) -> Result<()> {
     let mut sheet = BenchResults::new("api")?;
     sheet.say("the server on one core, SQLite")?;
     sheet.figure("ready_ms", "ready after start", server.ready.as_secs_f64() * 1e3, "ms")?;
-    sheet.figure("idle_resident_mb", "resident, idle", idle, "MB")?;
+    sheet.figure("idle_resident_mb", "resident memory, idle", idle, "MB")?;
 
     let body = json!({"run_name": "run-50000"}).to_string();
     let get = server.load("/api/project/main/runs/get", &body, 16, DURATION, |_, _| None).await?;
@@ -49,7 +49,7 @@ pub async fn run(server: &Path) -> Result<()> {
         .load("/api/project/main/runs/apply", "{}", 64, DURATION, |n, repeat| Some(submission(n, repeat)))
         .await?;
     print_figures(&mut sheet, "submit", "submit, durable, 64 connections", submit)?;
-    sheet.figure("end_resident_mb", "resident, after all that", server.resident_mb()?, "MB")?;
+    sheet.figure("end_resident_mb", "resident memory, at the end", server.resident_mb()?, "MB")?;
     sheet.save()?;
     Ok(())
 }
@@ -77,7 +77,7 @@ fn submission(connection: usize, repeat: usize) -> Vec<u8> {
 pub(super) async fn insert_finished_runs(url: &str, runs: usize) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let one = db.query("SELECT p.id, p.owner_id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
-    let row = one.first().context("no project main")?;
+    let row = one.first().context("project `main` does not exist")?;
     let (project, user) = (row.uuid(0)?, row.uuid(1)?);
     let spec = json!({"run_name": "x", "repo_id": "none", "repo_data": {"repo_type": "virtual"},
         "configuration": {"type": "task", "image": "busybox", "commands": ["true"], "nodes": 1, "priority": 0},

@@ -77,6 +77,6 @@ fn time_command(windlass: &Path, server: &Server, home: &Path, args: &[&str]) ->
         .stdin(Stdio::null())
         .output()?;
     let took = started.elapsed();
-    ensure!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    ensure!(done.status.success(), "{args:?} failed: {}", String::from_utf8_lossy(&done.stderr));
     Ok(took)
 }

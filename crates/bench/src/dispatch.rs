@@ -44,11 +44,11 @@ pub async fn run() -> Result<()> {
 fn record_figures(sheet: &mut BenchResults, crowd: Duration, alone: &mut [Duration]) -> Result<()> {
     sheet.figure(
         "per_s",
-        "containers, all waiting at the start",
+        "containers, all queued at the start",
         CROWD_SIZE as f64 / crowd.as_secs_f64(),
         "/s",
     )?;
-    sheet.times("first", "asked → first instruction, alone", alone)
+    sheet.times("first", "request → first instruction, alone", alone)
 }
 
 /// Waits until the program has written its file.
@@ -60,7 +60,7 @@ async fn wait_for_file(file: &Path, asked: Instant) -> Result<Duration> {
     Ok(asked.elapsed())
 }
 
-fn script(path: &Path, text: &str) -> Result<String> {
+fn write_script(path: &Path, text: &str) -> Result<String> {
     std::fs::write(path, format!("#!/bin/sh\n{text}\n"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
     Ok(path.display().to_string())
@@ -70,14 +70,14 @@ fn submit(cluster: &SlurmCluster, script: &str, file: &Path) -> Result<()> {
     let file = file.display().to_string();
     let args = ["--parsable", "--mem=50", "--cpus-per-task=1", "--output=/dev/null", script, &file];
     let said = cluster.say("sbatch", &args);
-    ensure!(said.trim().parse::<u64>().is_ok(), "sbatch says `{said}`");
+    ensure!(said.trim().parse::<u64>().is_ok(), "sbatch printed `{said}`");
     Ok(())
 }
 
 async fn measure_plain_slurm(cluster: &SlurmCluster, sheet: &mut BenchResults) -> Result<()> {
     let dir = cluster.dir().join("raw");
     std::fs::create_dir_all(&dir)?;
-    let program = script(&dir.join("program"), r#"echo > "$1""#)?;
+    let program = write_script(&dir.join("program"), r#"echo > "$1""#)?;
     let mut alone = Vec::new();
     for number in 0..ALONE_REPEATS {
         let (file, asked) = (dir.join(format!("alone-{number}")), Instant::now());
@@ -96,7 +96,7 @@ async fn measure_plain_slurm(cluster: &SlurmCluster, sheet: &mut BenchResults) -
 async fn wait_until_idle(cluster: &SlurmCluster) -> Result<()> {
     let since = Instant::now();
     while !cluster.say("squeue", &["-h"]).is_empty() {
-        ensure!(since.elapsed() < TIMEOUT, "jobs do not end");
+        ensure!(since.elapsed() < TIMEOUT, "timed out waiting for the jobs to end");
         tokio::time::sleep(CROWD_POLL_INTERVAL).await;
     }
     Ok(())
@@ -132,7 +132,7 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&SlurmClus
         wait_for_file(file, begun).await?;
     }
     while !ground.containers().await.values().all(is_final) {
-        ensure!(begun.elapsed() < TIMEOUT, "containers do not end");
+        ensure!(begun.elapsed() < TIMEOUT, "timed out waiting for the containers to end");
         tokio::time::sleep(CROWD_POLL_INTERVAL).await;
     }
     let taken = begun.elapsed();

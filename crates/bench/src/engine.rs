@@ -32,7 +32,7 @@ pub async fn run(postgres: Option<String>) -> Result<()> {
             measure("Postgres", &url, measure_raw_postgres(&url).await?).await
         }
         None => {
-            writeln!(std::io::stdout(), "Postgres: not measured, no database was given")?;
+            writeln!(std::io::stdout(), "Postgres: not measured, no database configured")?;
             Ok(())
         }
     }
@@ -44,7 +44,7 @@ async fn measure(name: &str, url: &str, raw: f64) -> Result<()> {
     let written = measure_once(&db, NoopPipeline { db: db.clone(), writes: true }).await?;
     db.close().await;
     let mut out = std::io::stdout();
-    writeln!(out, "{name}, {ROWS} rows of a real table: claimed and applied per second")?;
+    writeln!(out, "{name}, {ROWS} rows of a real table: rows claimed and applied per second")?;
     writeln!(out, "  bare loop, {BATCH} rows per claim and per apply  {raw:>9.0}")?;
     writeln!(
         out,

@@ -18,16 +18,16 @@ impl Flags {
         let Some(at) = self.0.iter().position(|word| word == name) else { return Ok(None) };
         self.0.remove(at);
         if at >= self.0.len() {
-            bail!("`{name}` wants a value");
+            bail!("`{name}` requires a value");
         }
         let text = self.0.remove(at);
-        text.parse().map(Some).with_context(|| format!("read `{text}` as the value of `{name}`"))
+        text.parse().map(Some).with_context(|| format!("invalid `{name}` value `{text}`"))
     }
 
     pub fn finish(self) -> Result<()> {
         match self.0.as_slice() {
             [] => Ok(()),
-            words => bail!("do not know what to do with `{}`", words.join(" ")),
+            words => bail!("unexpected arguments `{}`", words.join(" ")),
         }
     }
 }

@@ -32,13 +32,13 @@ const IDLE_TIME: Duration = Duration::from_secs(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     let mut sheet = BenchResults::new("growth")?;
-    sheet.say("runs in the database: list 100 p50, p99 (ms), submit to done (ms), resident (MB)")?;
+    sheet.say("runs in the database: list 100 p50, p99 (ms), submit to done (ms), memory (MB)")?;
     for count in RUNS {
-        runs(binaries, count, &mut sheet).await?;
+        measure_by_runs(binaries, count, &mut sheet).await?;
     }
-    sheet.say("hosts: submit to running (ms), resident (MB), idle (mcore), all ready (s)")?;
+    sheet.say("hosts: submit to running (ms), memory (MB), idle (mcore), all ready (s)")?;
     for count in HOSTS {
-        hosts(binaries, count, &mut sheet).await?;
+        measure_by_hosts(binaries, count, &mut sheet).await?;
     }
     sheet.save()?;
     Ok(())
@@ -106,7 +106,7 @@ fn job(name: &str, run_ms: u64) -> Value {
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn runs(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_by_runs(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
     let stage = ServerWithHistory::set(binaries, count, FEW_HOSTS).await?;
     let (_, done) = stage.measure_lifecycles().await?;
     let body =
@@ -122,7 +122,7 @@ async fn runs(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -
     sheet.say(&format!("{count:>9} {:>9.2} {:>9.2} {done:>9.1} {resident:>9.1}", ms(list.p50), ms(list.p99)))
 }
 
-async fn hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_by_hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
     let stage = ServerWithHistory::set(binaries, 0, count).await?;
     let (running, _) = stage.measure_lifecycles().await?;
     let pid = stage.server.pid();
@@ -154,16 +154,16 @@ pub fn draw_pictures(record: &Value, place: &Path) -> Result<()> {
         },
         Panel { title: "Submit to done", unit: "ms, median", lines: vec![line("", "runs.done_ms")?] },
         Panel {
-            title: "Server, resident",
+            title: "Server memory",
             unit: "MB, after lists and runs",
             lines: vec![line("", "runs.resident_mb")?],
         },
     ];
     let hosts = [
         Panel { title: "Submit to running", unit: "ms, median", lines: vec![line("", "hosts.running_ms")?] },
-        Panel { title: "Server, resident", unit: "MB", lines: vec![line("", "hosts.resident_mb")?] },
+        Panel { title: "Server memory", unit: "MB", lines: vec![line("", "hosts.resident_mb")?] },
         Panel {
-            title: "Server, hosts idle",
+            title: "Server CPU, hosts idle",
             unit: "thousandths of a core",
             lines: vec![line("", "hosts.idle_mcore")?],
         },

@@ -29,6 +29,6 @@ fn postgres_url(flags: &mut Flags, url: Option<String>) -> Result<Option<String>
         ("sqlite", _) => Ok(None),
         ("postgres", Some(url)) => Ok(Some(url)),
         ("postgres", None) => bail!("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set"),
-        (other, _) => bail!("`--db {other}`: want sqlite or postgres"),
+        (other, _) => bail!("invalid `--db` value `{other}`: expected `sqlite` or `postgres`"),
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use windlass_bench::{self as bench, flags::Flags, runs::Binaries};
-use windlass_testenv::server::binary;
+use windlass_testenv::server::binary_path;
 
 /// The allocator of `windlass`: the measured proxy runs in this program.
 #[global_allocator]
@@ -13,15 +13,15 @@ const NAMES: &str =
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(done) = words.split_first().and_then(|(word, rest)| bench::proxy::part(word, rest)) {
+    if let Some(done) = words.split_first().and_then(|(word, rest)| bench::proxy::run_part(word, rest)) {
         return done;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut words = words.into_iter();
-    let name = words.next().with_context(|| format!("want a name: {NAMES}"))?;
+    let name = words.next().with_context(|| format!("missing benchmark name: expected one of {NAMES}"))?;
     let mut flags = Flags::new(words);
     let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
-    let (windlass, agent) = (binary("windlass")?, binary("windlass-agent")?);
+    let (windlass, agent) = (binary_path("windlass")?, binary_path("windlass-agent")?);
     let binaries = Binaries { windlass: &windlass, agent: &agent };
     match name.as_str() {
         "engine" => flags.finish().and_then(|()| runtime.block_on(bench::engine::run(postgres))),
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
             match peer.as_deref() {
                 None => runtime.block_on(bench::runs::run(&binaries, postgres)),
                 Some("dstack") => runtime.block_on(bench::peer::run(&binaries)),
-                Some(other) => bail!("do not know the peer `{other}`; want dstack"),
+                Some(other) => bail!("unknown `--peer` value `{other}`: expected `dstack`"),
             }
         }
         "isolation" => {
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
         // In the root of the repository: adds the results to the documentation.
         "report" => {
             flags.finish()?;
-            bench::report::run(&std::env::current_dir()?, &bench::results::place()?)
+            bench::report::run(&std::env::current_dir()?, &bench::results::results_dir()?)
         }
         "load" => {
             let plan = bench::load::LoadPlan::read(&mut flags, postgres)?;
@@ -68,6 +68,6 @@ fn main() -> Result<()> {
             flags.finish()?;
             bench::spot::run(&std::env::current_dir()?, &plan)
         }
-        _ => bail!("unknown benchmark `{name}`; want one of {NAMES}"),
+        _ => bail!("unknown benchmark `{name}`: expected one of {NAMES}"),
     }
 }

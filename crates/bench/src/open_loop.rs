@@ -74,7 +74,7 @@ impl ConnectionPool {
     /// Sends one call; any status but 200 is an error.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let answer = self.send(&closed_loop::build_post(path, TOKEN, &body.to_string())).await?;
-        serde_json::from_slice(&answer).with_context(|| format!("read the answer of {path}"))
+        serde_json::from_slice(&answer).with_context(|| format!("failed to parse the response of {path}"))
     }
 
     /// Sends a request and returns the body of the response.
@@ -83,16 +83,16 @@ impl ConnectionPool {
         let mut stream = match self.take_idle() {
             Some(stream) => stream,
             None => {
-                let stream = TcpStream::connect(&self.address).await.context("connect")?;
+                let stream = TcpStream::connect(&self.address).await.context("failed to connect")?;
                 stream.set_nodelay(true)?;
                 stream
             }
         };
         let mut buffer = Vec::with_capacity(8 << 10);
         stream.write_all(request).await?;
-        closed_loop::answer(&mut stream, &mut buffer).await?;
+        closed_loop::read_response(&mut stream, &mut buffer).await?;
         self.resting.lock().push((stream, Instant::now()));
-        let head = buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
+        let head = buffer.windows(4).position(|w| w == b"\r\n\r\n").context("the response has no head")?;
         buffer.drain(..head + 4);
         Ok(buffer)
     }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_leave_in_time_though_none_is_answered() {
+    async fn requests_are_sent_on_schedule_even_if_none_is_answered() {
         let arrivals = ArrivalPlan {
             begin: Instant::now(),
             until: StreamLimit::Time(Duration::from_millis(500)),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn different_errors_are_kept_and_the_rest_is_counted() {
+    fn distinct_errors_above_the_limit_are_only_counted() {
         let tally = LatencyTally::default();
         for n in 0..20 {
             assert!(tally.keep::<()>(Err(anyhow::anyhow!("error {n}"))).is_none());

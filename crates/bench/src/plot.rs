@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_written_with_the_digits_that_matter() {
+    fn values_are_formatted_with_significant_digits_only() {
         let written =
             [0.004, 0.012, 0.57, 1.0, 3.25, 47.6, 100.0, 2_000.0, 10_000.0, 123_456.0].map(format_short);
         assert_eq!(written, ["0.004", "0.012", "0.57", "1", "3.25", "47.6", "100", "2000", "10 k", "123 k"]);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_drawn_inside_the_picture() {
+    fn plot_draws_every_point_and_names_each_line() {
         let lines = vec![PlotLine { name: "p50", points: vec![(1.0, 0.5), (2_000.0, 700.0)] }];
         let picture = render_svg("Growth", "hosts", &[Panel { title: "time", unit: "ms", lines }]);
         assert_eq!(picture.matches("<circle").count(), 2);

@@ -18,7 +18,7 @@ const RESULTS_DIR: &str = "docs/performance";
 const PICTURES: &str = "\
 ![List, submit to done and memory over the number of runs in the database](performance/growth-runs.svg)
 
-![Submit to running, memory and idle processor over the number of hosts](performance/growth-hosts.svg)
+![Submit to running, memory and idle CPU over the number of hosts](performance/growth-hosts.svg)
 ";
 
 /// Stored results by the name of their benchmark.
@@ -42,7 +42,7 @@ struct BudgetRow {
     theirs: Option<&'static str>,
 }
 
-const fn row(
+const fn budget_row(
     what: &'static str,
     unit: &'static str,
     limit: Limit,
@@ -53,45 +53,69 @@ const fn row(
 }
 
 const BUDGET: &[BudgetRow] = &[
-    row(
+    budget_row(
         "submit → running, agent instant",
         "ms",
         Limit::AtMost(50.0),
         ("runs", "sqlite.running_ms"),
         Some("running_ms"),
     ),
-    row("submit → done, empty job", "ms", Limit::AtMost(150.0), ("runs", "sqlite.done_ms"), Some("done_ms")),
-    row("– 16 at once", "ms", Limit::AtMost(500.0), ("runs", "sqlite.done_together_ms"), None),
-    row("lifecycles, SQLite", "/s", Limit::AtLeast(500.0), ("runs", "sqlite.lives_per_s"), None),
-    row("lifecycles, Postgres", "/s", Limit::AtLeast(500.0), ("runs", "postgres.lives_per_s"), None),
-    row("submits, durable", "/s", Limit::AtLeast(1_000.0), ("api", "submit_per_s"), Some("submits_per_s")),
-    row(
+    budget_row(
+        "submit → done, empty job",
+        "ms",
+        Limit::AtMost(150.0),
+        ("runs", "sqlite.done_ms"),
+        Some("done_ms"),
+    ),
+    budget_row("– 16 concurrent", "ms", Limit::AtMost(500.0), ("runs", "sqlite.done_together_ms"), None),
+    budget_row("lifecycles, SQLite", "/s", Limit::AtLeast(500.0), ("runs", "sqlite.lifecycles_per_s"), None),
+    budget_row(
+        "lifecycles, Postgres",
+        "/s",
+        Limit::AtLeast(500.0),
+        ("runs", "postgres.lifecycles_per_s"),
+        None,
+    ),
+    budget_row(
+        "durable submits",
+        "/s",
+        Limit::AtLeast(1_000.0),
+        ("api", "submit_per_s"),
+        Some("submits_per_s"),
+    ),
+    budget_row(
         "list 100 of 100,000 runs (dstack: of 200)",
         "/s",
         Limit::AtLeast(2_000.0),
         ("api", "list_per_s"),
         Some("list_per_s"),
     ),
-    row("– p99", "ms", Limit::AtMost(25.0), ("api", "list_p99_ms"), None),
-    row("server's processor time per run", "ms", Limit::AtMost(5.0), ("runs", "sqlite.cpu_ms"), None),
-    row("resident, idle", "MB", Limit::AtMost(40.0), ("api", "idle_resident_mb"), Some("idle_resident_mb")),
-    row(
-        "resident, 10,000 active runs",
+    budget_row("– p99", "ms", Limit::AtMost(25.0), ("api", "list_p99_ms"), None),
+    budget_row("server CPU time per run", "ms", Limit::AtMost(5.0), ("runs", "sqlite.cpu_ms"), None),
+    budget_row(
+        "resident memory, idle",
+        "MB",
+        Limit::AtMost(40.0),
+        ("api", "idle_resident_mb"),
+        Some("idle_resident_mb"),
+    ),
+    budget_row(
+        "resident memory, 10,000 active runs",
         "MB",
         Limit::AtMost(500.0),
         ("load-sqlite", "hold_resident_peak_mb"),
         None,
     ),
-    row("ready after start", "ms", Limit::AtMost(300.0), ("api", "ready_ms"), Some("ready_ms")),
-    row(
+    budget_row("ready after start", "ms", Limit::AtMost(300.0), ("api", "ready_ms"), Some("ready_ms")),
+    budget_row(
         "process job: submit → first log line",
         "ms",
         Limit::AtMost(100.0),
         ("runs", "process.first_line_ms"),
         None,
     ),
-    row(
-        "Docker job: more than `docker run` of the same",
+    budget_row(
+        "Docker job: overhead over `docker run`",
         "ms",
         Limit::AtMost(100.0),
         ("runs", "docker.overhead_ms"),
@@ -102,35 +126,35 @@ const BUDGET: &[BudgetRow] = &[
 /// Figures of both systems, measured in one run: label, key, unit.
 const PEER: &[(&str, &str, &str)] = &[
     ("ready after start", "ready_ms", "ms"),
-    ("resident, idle", "idle_resident_mb", "MB"),
+    ("resident memory, idle", "idle_resident_mb", "MB"),
     ("authenticated get, 16 connections", "get_per_s", "/s"),
     ("submit → running", "running_ms", "ms"),
     ("submit → done, `true`", "done_ms", "ms"),
     ("submits, 8 clients", "submits_per_s", "/s"),
-    ("cancel of 200 waiting runs, until all are over", "cancel_200_ms", "ms"),
-    ("list 100 runs after 200", "list_per_s", "/s"),
-    ("resident, after that", "end_resident_mb", "MB"),
+    ("cancel 200 waiting runs, until all have ended", "cancel_200_ms", "ms"),
+    ("list 100 runs after 200 submits", "list_per_s", "/s"),
+    ("resident memory, afterwards", "end_resident_mb", "MB"),
 ];
 
 /// Figures of containers: label, unit, key.
 const DISPATCH: &[(&str, &str, &str)] = &[
-    ("containers, all waiting at the start", "/s", "per_s"),
-    ("asked → first instruction, each alone", "ms", "first_ms"),
+    ("containers, all queued at the start", "/s", "per_s"),
+    ("request → first instruction, one at a time", "ms", "first_ms"),
 ];
 
 /// Figures at full load: label, unit, goal, key.
 const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("hollow hosts", "", Limit::None, "hosts"),
     ("active runs", "", Limit::None, "runs"),
-    ("held", "minutes", Limit::None, "minutes"),
-    ("submits meanwhile", "/s", Limit::None, "rate_per_s"),
-    ("start until all hosts take jobs", "s", Limit::None, "hosts_ready_s"),
-    ("host, resident", "KiB", Limit::AtMost(256.0), "host_idle_kb"),
-    ("host, idle", "mcore", Limit::AtMost(0.2), "host_idle_mcore"),
-    ("server, all hosts idle", "mcore", Limit::None, "idle_mcore"),
-    ("server, resident, most", "MB", Limit::AtMost(500.0), "hold_resident_peak_mb"),
-    ("– grown while held", "MB", Limit::None, "hold_resident_grown_mb"),
-    ("server, processor", "cores", Limit::None, "hold_cpu_cores"),
+    ("duration", "minutes", Limit::None, "minutes"),
+    ("submit rate", "/s", Limit::None, "rate_per_s"),
+    ("start until all hosts accept jobs", "s", Limit::None, "hosts_ready_s"),
+    ("memory per host", "KiB", Limit::AtMost(256.0), "host_idle_kb"),
+    ("CPU per idle host", "mcore", Limit::AtMost(0.2), "host_idle_mcore"),
+    ("server CPU, all hosts idle", "mcore", Limit::None, "idle_mcore"),
+    ("server memory, peak", "MB", Limit::AtMost(500.0), "hold_resident_peak_mb"),
+    ("– growth during the test", "MB", Limit::None, "hold_resident_grown_mb"),
+    ("server CPU", "cores", Limit::None, "hold_cpu_cores"),
     ("submit, p50", "ms", Limit::None, "submit_p50_ms"),
     ("submit, p99", "ms", Limit::AtMost(150.0), "submit_p99_ms"),
     ("submit → running, p50", "ms", Limit::AtMost(500.0), "running_p50_ms"),
@@ -144,65 +168,65 @@ const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("stop, p50", "ms", Limit::None, "stop_p50_ms"),
     ("stop, p99", "ms", Limit::None, "stop_p99_ms"),
     ("stop → final, p99", "ms", Limit::None, "stopped_p99_ms"),
-    ("submit → running, filling, p99", "ms", Limit::AtMost(5_000.0), "fill_running_p99_ms"),
-    ("cancel of 5,000 at once, all final", "s", Limit::AtMost(60.0), "cancel_final_s"),
-    ("requests that failed", "", Limit::AtMost(0.0), "errors"),
-    ("the driver behind its own plan, p99", "ms", Limit::None, "late_p99_ms"),
+    ("submit → running, initial fill, p99", "ms", Limit::AtMost(5_000.0), "fill_running_p99_ms"),
+    ("cancel 5,000 at once, until all are final", "s", Limit::AtMost(60.0), "cancel_final_s"),
+    ("failed requests", "", Limit::AtMost(0.0), "errors"),
+    ("delay of the load generator, p99", "ms", Limit::None, "late_p99_ms"),
 ];
 
 /// Figures of managed jobs: label, unit, key, and that of SkyPilot 0.14.1 if known.
 const JOBS: &[(&str, &str, &str, &str)] = &[
     ("launch → RUNNING, hollow host", "ms", "crowd.running_ms", ""),
     ("launch → RUNNING, process", "ms", "cloud.running_ms", ""),
-    ("100 jobs of one second at once: the call", "ms", "crowd.together_answered_ms", "480 ms"),
+    ("100 one-second jobs at once: the call", "ms", "crowd.together_answered_ms", "480 ms"),
     ("– launch → RUNNING, p50", "ms", "crowd.together_running_p50_ms", "181 s"),
     ("– launch → RUNNING, p99", "ms", "crowd.together_running_p99_ms", "363 s"),
-    ("– the last SUCCEEDED after", "s", "crowd.together_last_s", "378 s"),
-    ("– jobs a minute, launch to end", "/min", "crowd.together_per_min", "16 /min a process"),
-    ("many at once: jobs a minute, launch to end", "/min", "crowd.burst_per_min", "16 /min a process"),
-    ("long jobs: launches a minute, up to `most`", "/min", "crowd.many_launches_per_min", ""),
+    ("– last job SUCCEEDED after", "s", "crowd.together_last_s", "378 s"),
+    ("– jobs per minute, launch to end", "/min", "crowd.together_per_min", "16 /min per process"),
+    ("many at once: jobs per minute, launch to end", "/min", "crowd.burst_per_min", "16 /min per process"),
+    ("long jobs: launches per minute, up to `most`", "/min", "crowd.many_launches_per_min", ""),
     ("end of the program → SUCCEEDED, p50", "ms", "cloud.end_p50_ms", "14.0 s"),
     ("– p99", "ms", "cloud.end_p99_ms", "14.1 s"),
-    ("machine taken back → noticed, mean", "ms", "cloud.loss_mean_ms", "8.4 s"),
-    ("machine taken back → RUNNING again, mean", "ms", "cloud.again_mean_ms", "8.7 s"),
+    ("instance preempted → detected, mean", "ms", "cloud.loss_mean_ms", "8.4 s"),
+    ("instance preempted → RUNNING again, mean", "ms", "cloud.again_mean_ms", "8.7 s"),
     ("live jobs, `live`", "", "crowd.live", "100"),
-    ("– server, resident", "MB", "crowd.live_resident_mb", "185 MB, the controller"),
-    ("– for each job", "KiB", "crowd.live_each_kib", "205 KiB"),
+    ("– server memory", "MB", "crowd.live_resident_mb", "185 MB (controller)"),
+    ("– per job", "KiB", "crowd.live_each_kib", "205 KiB"),
     ("live jobs, `most`", "", "crowd.most", ""),
-    ("– server, resident", "MB", "crowd.most_resident_mb", ""),
-    ("– for each job", "KiB", "crowd.most_each_kib", ""),
-    ("– server, processor", "cores", "crowd.most_cpu_cores", ""),
-    ("– the queue's first 1,000", "ms", "crowd.list_ms", "7.2 s, all of 20,001 (reported)"),
-    ("cancelled in one call", "", "crowd.cancelled", "1,000"),
-    ("– all over, their nodes released", "s", "crowd.cancel_s", "5 to 10 minutes (reported)"),
+    ("– server memory", "MB", "crowd.most_resident_mb", ""),
+    ("– per job", "KiB", "crowd.most_each_kib", ""),
+    ("– server CPU", "cores", "crowd.most_cpu_cores", ""),
+    ("– list the first 1,000 of the queue", "ms", "crowd.list_ms", "7.2 s for all 20,001 (reported)"),
+    ("jobs cancelled in one call", "", "crowd.cancelled", "1,000"),
+    ("– until all have ended and released their nodes", "s", "crowd.cancel_s", "5 to 10 minutes (reported)"),
 ];
 
 /// Figures of the windlass proxy and nginx: label, unit, key of both.
 const PROXY: &[(&str, &str, &str)] = &[
-    ("connections that stay", "/s", "keep_per_s"),
+    ("keep-alive connections", "/s", "keep_per_s"),
     ("– p50", "ms", "keep_p50_ms"),
     ("– p99", "ms", "keep_p99_ms"),
-    ("– processor time for each request", "µs", "keep_cpu_us"),
-    ("a connection for each request", "/s", "new_per_s"),
+    ("– CPU time per request", "µs", "keep_cpu_us"),
+    ("new connection per request", "/s", "new_per_s"),
     ("– p50", "ms", "new_p50_ms"),
     ("– p99", "ms", "new_p99_ms"),
-    ("– processor time for each request", "µs", "new_cpu_us"),
-    ("requests that failed", "", "keep_errors"),
-    ("added for a caller alone, p50", "µs", "added_p50_us"),
-    ("added for a caller alone, p99", "µs", "added_p99_us"),
-    ("streams of events at once", "", "streams"),
-    ("– memory for each", "KiB", "stream_kib"),
-    ("– until all are open", "s", "streams_open_s"),
-    ("– processor, an event each in ten seconds", "mcore", "streams_mcore"),
-    ("– without an event", "", "streams_silent"),
+    ("– CPU time per request", "µs", "new_cpu_us"),
+    ("failed requests", "", "keep_errors"),
+    ("added latency, single client, p50", "µs", "added_p50_us"),
+    ("added latency, single client, p99", "µs", "added_p99_us"),
+    ("concurrent event streams", "", "streams"),
+    ("– memory per stream", "KiB", "stream_kib"),
+    ("– time to open all", "s", "streams_open_s"),
+    ("– CPU, one event per stream every 10 s", "mcore", "streams_mcore"),
+    ("– streams without an event", "", "streams_silent"),
 ];
 
 /// Goals of the proxy: label, goal, key.
 const PROXY_GOALS: &[(&str, Limit, &str)] = &[
-    ("throughput on connections that stay, ours by nginx's", Limit::AtLeast(0.9), "keep_ratio"),
-    ("p99 on connections that stay, ours by nginx's", Limit::AtMost(1.5), "keep_p99_ratio"),
-    ("throughput on new connections, ours by nginx's", Limit::None, "new_ratio"),
-    ("p99 on new connections, ours by nginx's", Limit::None, "new_p99_ratio"),
+    ("throughput on keep-alive connections, relative to nginx", Limit::AtLeast(0.9), "keep_ratio"),
+    ("p99 on keep-alive connections, relative to nginx", Limit::AtMost(1.5), "keep_p99_ratio"),
+    ("throughput on new connections, relative to nginx", Limit::None, "new_ratio"),
+    ("p99 on new connections, relative to nginx", Limit::None, "new_p99_ratio"),
 ];
 
 /// Copies new results into the repository at `root`, and generates the page and the charts.
@@ -210,7 +234,7 @@ pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     let store = root.join(RESULTS_DIR);
     std::fs::create_dir_all(&store)?;
     for path in results_in(fresh)? {
-        let name = path.file_name().context("a file's name")?;
+        let name = path.file_name().context("the path has no file name")?;
         std::fs::copy(&path, store.join(name))?;
     }
     let results = read_results(root)?;
@@ -218,15 +242,15 @@ pub fn run(root: &Path, fresh: &Path) -> Result<()> {
         growth::draw_pictures(record, &store)?;
     }
     let page = root.join(PAGE);
-    let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;
-    std::fs::write(&page, filled(&text, &results)?)?;
+    let text = std::fs::read_to_string(&page).with_context(|| format!("failed to read {PAGE}"))?;
+    std::fs::write(&page, fill_page(&text, &results)?)?;
     Ok(())
 }
 
 /// Returns the current page, and the one generated from the stored results.
 pub fn compare(root: &Path) -> Result<(String, String)> {
-    let text = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
-    let filled = filled(&text, &read_results(root)?)?;
+    let text = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("failed to read {PAGE}"))?;
+    let filled = fill_page(&text, &read_results(root)?)?;
     Ok((text, filled))
 }
 
@@ -240,15 +264,15 @@ fn read_results(root: &Path) -> Result<Results> {
     let mut results = Results::new();
     for path in results_in(&root.join(RESULTS_DIR))? {
         let record: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)
-            .with_context(|| format!("read {}", path.display()))?;
-        let name = record["bench"].as_str().context("a result without a name")?.to_owned();
+            .with_context(|| format!("failed to read {}", path.display()))?;
+        let name = record["bench"].as_str().context("a result has no name")?.to_owned();
         results.insert(name, record);
     }
     Ok(results)
 }
 
 /// Replaces every part between `<!-- NAME -->` and `<!-- end -->`.
-fn filled(text: &str, results: &Results) -> Result<String> {
+fn fill_page(text: &str, results: &Results) -> Result<String> {
     let mut text = text.to_owned();
     let parts = [
         ("budget", render_budget(results)),
@@ -262,8 +286,8 @@ fn filled(text: &str, results: &Results) -> Result<String> {
     for (name, table) in parts {
         let open = format!("<!-- {name} -->\n");
         let from = text.find(&open).with_context(|| format!("{PAGE} has no part `{name}`"))? + open.len();
-        let to = from + text[from..].find("<!-- end -->").context("a part without an end")?;
-        ensure!(!text[from..to].contains("<!-- "), "the part `{name}` of {PAGE} has no end of its own");
+        let to = from + text[from..].find("<!-- end -->").context("a part has no end mark")?;
+        ensure!(!text[from..to].contains("<!-- "), "the part `{name}` of {PAGE} has no end mark");
         text.replace_range(from..to, &format!("\n{table}\n"));
     }
     Ok(text)
@@ -283,13 +307,13 @@ fn render_budget(results: &Results) -> String {
             out,
             "| {} | {} | {} | {} | {} |",
             row.what,
-            number(theirs, row.unit),
+            format_number(theirs, row.unit),
             format_goal(row.limit, row.unit),
-            number(ours, row.unit),
+            format_number(ours, row.unit),
             format_verdict(row.limit, ours)
         );
     }
-    out + &origin(results, &["runs", "api", "load-sqlite", "peer"])
+    out + &render_origin(results, &["runs", "api", "load-sqlite", "peer"])
 }
 
 fn render_peer(results: &Results) -> String {
@@ -301,12 +325,12 @@ fn render_peer(results: &Results) -> String {
         let _ = writeln!(
             out,
             "| {what} | {} | {} | {} |",
-            number(theirs, unit),
-            number(ours, unit),
-            number(ratio, "")
+            format_number(theirs, unit),
+            format_number(ours, unit),
+            format_number(ratio, "")
         );
     }
-    out + &origin(results, &["peer"])
+    out + &render_origin(results, &["peer"])
 }
 
 fn render_dispatch(results: &Results) -> String {
@@ -314,10 +338,10 @@ fn render_dispatch(results: &Results) -> String {
         "| what | `sbatch` alone | Slurm through the queue | this machine |\n| --- | ---: | ---: | ---: |\n",
     );
     for (what, unit, key) in DISPATCH {
-        let of = |way: &str| number(figure(results, "dispatch", &format!("{way}.{key}")), unit);
+        let of = |way: &str| format_number(figure(results, "dispatch", &format!("{way}.{key}")), unit);
         let _ = writeln!(out, "| {what} | {} | {} | {} |", of("sbatch"), of("slurm"), of("local"));
     }
-    out + &origin(results, &["dispatch"])
+    out + &render_origin(results, &["dispatch"])
 }
 
 fn render_load(results: &Results) -> String {
@@ -329,28 +353,29 @@ fn render_load(results: &Results) -> String {
             out,
             "| {what} | {} | {} | {} | {} | {} |",
             format_goal(*limit, unit),
-            number(sqlite, unit),
+            format_number(sqlite, unit),
             format_verdict(*limit, sqlite),
-            number(postgres, unit),
+            format_number(postgres, unit),
             format_verdict(*limit, postgres)
         );
     }
-    out + &origin(results, &["load-sqlite", "load-postgres"])
+    out + &render_origin(results, &["load-sqlite", "load-postgres"])
 }
 
 fn render_jobs(results: &Results) -> String {
     let mut out = String::from("| what | SkyPilot | windlass |\n| --- | ---: | ---: |\n");
     for (what, unit, key, theirs) in JOBS {
         let theirs = if theirs.is_empty() { "–" } else { theirs };
-        let _ = writeln!(out, "| {what} | {theirs} | {} |", number(figure(results, "jobs", key), unit));
+        let _ =
+            writeln!(out, "| {what} | {theirs} | {} |", format_number(figure(results, "jobs", key), unit));
     }
-    out + &origin(results, &["jobs"])
+    out + &render_origin(results, &["jobs"])
 }
 
 fn render_proxy(results: &Results) -> String {
     let mut out = String::from("| what | nginx | windlass |\n| --- | ---: | ---: |\n");
     for (what, unit, key) in PROXY {
-        let of = |system: &str| number(figure(results, "proxy", &format!("{system}.{key}")), unit);
+        let of = |system: &str| format_number(figure(results, "proxy", &format!("{system}.{key}")), unit);
         let _ = writeln!(out, "| {what} | {} | {} |", of("nginx"), of("windlass"));
     }
     out.push_str("\n| what | goal | measured | |\n| --- | ---: | ---: | --- |\n");
@@ -360,15 +385,15 @@ fn render_proxy(results: &Results) -> String {
             out,
             "| {what} | {} | {} | {} |",
             format_goal(*limit, ""),
-            number(value, ""),
+            format_number(value, ""),
             format_verdict(*limit, value)
         );
     }
-    out + &origin(results, &["proxy"])
+    out + &render_origin(results, &["proxy"])
 }
 
 fn render_pictures(results: &Results) -> String {
-    let origin = origin(results, &["growth"]);
+    let origin = render_origin(results, &["growth"]);
     if results.contains_key("growth") {
         format!("{PICTURES}{origin}")
     } else {
@@ -377,7 +402,7 @@ fn render_pictures(results: &Results) -> String {
 }
 
 /// Time, machine and commit of these results.
-fn origin(results: &Results, names: &[&str]) -> String {
+fn render_origin(results: &Results, names: &[&str]) -> String {
     let mut out = String::new();
     for name in names {
         let Some(record) = results.get(*name) else {
@@ -402,7 +427,7 @@ fn origin(results: &Results, names: &[&str]) -> String {
     out
 }
 
-fn number(value: Option<f64>, unit: &str) -> String {
+fn format_number(value: Option<f64>, unit: &str) -> String {
     let Some(value) = value else { return "–".to_owned() };
     let digits = match value.abs() {
         size if size >= 100.0 || size == 0.0 => 0,
@@ -432,8 +457,8 @@ fn format_thousands(text: &str) -> String {
 
 fn format_goal(limit: Limit, unit: &str) -> String {
     match limit {
-        Limit::AtMost(most) => format!("≤ {}", number(Some(most), unit)),
-        Limit::AtLeast(least) => format!("≥ {}", number(Some(least), unit)),
+        Limit::AtMost(most) => format!("≤ {}", format_number(Some(most), unit)),
+        Limit::AtLeast(least) => format!("≥ {}", format_number(Some(least), unit)),
         Limit::None => String::new(),
     }
 }
@@ -464,9 +489,9 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_shown_beside_its_budget_and_judged() {
-        let page =
-            filled(EMPTY, &results(&json!({"sqlite.running_ms": 12.34, "sqlite.done_ms": 170.0}))).unwrap();
+    fn report_compares_each_result_with_its_budget() {
+        let page = fill_page(EMPTY, &results(&json!({"sqlite.running_ms": 12.34, "sqlite.done_ms": 170.0})))
+            .unwrap();
         assert!(page.contains("| submit → running, agent instant | – | ≤ 50 ms | 12.3 ms | ✓ |"), "{page}");
         assert!(page.contains("| ≤ 150 ms | 170 ms | **missed** |"), "{page}");
         assert!(page.contains("`api`: not measured yet."), "{page}");
@@ -475,29 +500,29 @@ mod tests {
     }
 
     #[test]
-    fn managed_jobs_stand_beside_the_peer_and_are_not_invented() {
-        let page = filled(EMPTY, &Results::new()).unwrap();
+    fn unmeasured_managed_job_results_stay_empty_beside_the_peer() {
+        let page = fill_page(EMPTY, &Results::new()).unwrap();
         assert!(page.contains("| end of the program → SUCCEEDED, p50 | 14.0 s | – |"), "{page}");
         assert!(page.contains("`jobs`: not measured yet."), "{page}");
     }
 
     #[test]
-    fn filling_twice_changes_nothing() {
+    fn filling_the_report_twice_changes_nothing() {
         let results = results(&json!({"sqlite.running_ms": 1.0}));
-        let once = filled(EMPTY, &results).unwrap();
-        assert_eq!(filled(&once, &results).unwrap(), once);
+        let once = fill_page(EMPTY, &results).unwrap();
+        assert_eq!(fill_page(&once, &results).unwrap(), once);
     }
 
     #[test]
-    fn a_page_without_a_part_is_refused() {
-        let error = filled("# nothing", &Results::new()).unwrap_err();
+    fn a_report_page_without_a_required_part_is_rejected() {
+        let error = fill_page("# nothing", &Results::new()).unwrap_err();
         assert!(format!("{error:#}").contains("no part `budget`"), "{error:#}");
     }
 
     #[test]
-    fn numbers_are_short_and_grouped() {
+    fn numbers_are_rounded_and_have_thousands_separators() {
         let shown =
-            [0.0, 0.123, 4.5, 12.34, 999.6, 1234.0, 1_234_567.0, -1500.0].map(|n| number(Some(n), ""));
+            [0.0, 0.123, 4.5, 12.34, 999.6, 1234.0, 1_234_567.0, -1500.0].map(|n| format_number(Some(n), ""));
         assert_eq!(shown, ["0", "0.12", "4.5", "12.3", "1,000", "1,234", "1,234,567", "-1,500"]);
     }
 }

@@ -28,7 +28,7 @@ impl BenchResults {
     pub fn new(bench: &str) -> Result<Self> {
         Ok(Self {
             bench: bench.to_owned(),
-            place: place()?,
+            place: results_dir()?,
             before: load_average()?,
             figures: Map::new(),
             series: Map::new(),
@@ -84,7 +84,7 @@ impl BenchResults {
         self.put(&format!("{key}_p99_ms"), p99);
         self.put(&format!("{key}_count"), taken.len() as f64);
         self.say(&format!(
-            "{:<34} p50 {p50:>9.1} ms   p99 {p99:>9.1} ms   max {most:>9.1} ms   ({} times)",
+            "{:<34} p50 {p50:>9.1} ms   p99 {p99:>9.1} ms   max {most:>9.1} ms   ({} samples)",
             format!("  {what}"),
             taken.len()
         ))
@@ -116,13 +116,13 @@ impl BenchResults {
         std::fs::create_dir_all(&self.place)?;
         let path = self.place.join(format!("{}.json", self.bench));
         std::fs::write(&path, serde_json::to_string_pretty(&record)? + "\n")?;
-        writeln!(std::io::stderr(), "figures: {}", path.display())?;
+        writeln!(std::io::stderr(), "results: {}", path.display())?;
         Ok(path)
     }
 }
 
 /// Directory of the results.
-pub fn place() -> Result<PathBuf> {
+pub fn results_dir() -> Result<PathBuf> {
     Ok(match std::env::var_os(RESULTS_VARIABLE) {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe()?.with_file_name("bench-results"),
@@ -136,7 +136,7 @@ pub fn percentile(sorted: &[Duration], part: f64) -> Duration {
 /// Name of the cargo profile directory that contains this program.
 fn cargo_profile() -> Result<String> {
     let program = std::env::current_exe()?;
-    let name = program.parent().and_then(Path::file_name).context("a program in a directory")?;
+    let name = program.parent().and_then(Path::file_name).context("the program has no parent directory")?;
     Ok(name.to_string_lossy().into_owned())
 }
 
@@ -144,7 +144,7 @@ fn machine_info() -> Result<Value> {
     let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let memory = std::fs::read_to_string("/proc/meminfo")?;
-    let kb: f64 = memory.split_whitespace().nth(1).context("no memory")?.parse()?;
+    let kb: f64 = memory.split_whitespace().nth(1).context("/proc/meminfo has no memory size")?.parse()?;
     Ok(json!({
         "cores": std::thread::available_parallelism()?.get(),
         "cpu": model.map_or("unknown", |(_, name)| name.trim()),
@@ -160,7 +160,7 @@ fn load_average() -> Result<Value> {
 }
 
 fn command_stdout(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = command.output().with_context(|| format!("failed to start {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

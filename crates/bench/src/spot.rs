@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use windlass_model::deadline_policy::{
     DeadlineTerms,
-    replay::{ReplayRow, Trace, render, row},
+    replay::{ReplayRow, Trace, render, replay_row},
 };
 
 use super::flags::Flags;
@@ -38,7 +38,7 @@ impl SpotPlan {
     pub fn read(flags: &mut Flags) -> Result<Self> {
         let traces = flags.value::<PathBuf>("--traces")?;
         Ok(Self {
-            traces: traces.context("name the directory of the traces: `--traces DIR`")?,
+            traces: traces.context("missing `--traces DIR`: the directory of the traces")?,
             starts: flags.value("--starts")?.unwrap_or(300),
             optima: flags.value("--optima")?.unwrap_or(10),
         })
@@ -50,26 +50,26 @@ pub fn run(root: &Path, plan: &SpotPlan) -> Result<()> {
     let table = render(&replay_traces(plan)?);
     write!(std::io::stdout(), "{table}")?;
     let page = root.join(PAGE);
-    let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;
+    let text = std::fs::read_to_string(&page).with_context(|| format!("failed to read {PAGE}"))?;
     std::fs::write(&page, fill_page(&text, &table)?)?;
     Ok(())
 }
 
 fn replay_traces(plan: &SpotPlan) -> Result<Vec<ReplayRow>> {
-    let entries =
-        std::fs::read_dir(&plan.traces).with_context(|| format!("read {}", plan.traces.display()))?;
+    let entries = std::fs::read_dir(&plan.traces)
+        .with_context(|| format!("failed to read {}", plan.traces.display()))?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     files.retain(|path| path.extension().is_some_and(|end| end == "json"));
     files.sort();
-    ensure!(!files.is_empty(), "there are no traces in {}", plan.traces.display());
+    ensure!(!files.is_empty(), "no traces in {}", plan.traces.display());
     let mut rows = Vec::new();
     for path in files {
-        let name = path.file_stem().context("a file's name")?.to_string_lossy().into_owned();
-        let trace =
-            Trace::parse(&std::fs::read_to_string(&path)?).with_context(|| format!("read trace `{name}`"))?;
+        let name = path.file_stem().context("the path has no file name")?.to_string_lossy().into_owned();
+        let trace = Trace::parse(&std::fs::read_to_string(&path)?)
+            .with_context(|| format!("failed to parse trace `{name}`"))?;
         for tightness in TIGHTNESS {
             let terms = DeadlineTerms { within: WORK / tightness, work: WORK, changeover: CHANGEOVER };
-            rows.push(row(&name, &trace, terms, SPOT_PRICE_RATIO, plan.starts, plan.optima));
+            rows.push(replay_row(&name, &trace, terms, SPOT_PRICE_RATIO, plan.starts, plan.optima));
         }
     }
     Ok(rows)
@@ -79,7 +79,7 @@ fn replay_traces(plan: &SpotPlan) -> Result<Vec<ReplayRow>> {
 fn fill_page(text: &str, table: &str) -> Result<String> {
     let from =
         text.find(TABLE_START).with_context(|| format!("{PAGE} has no part `spot`"))? + TABLE_START.len();
-    let to = from + text[from..].find(TABLE_END).context("the part `spot` has no end")?;
+    let to = from + text[from..].find(TABLE_END).context("the part `spot` has no end mark")?;
     Ok(format!("{}\n{table}\n{}", &text[..from], &text[to..]))
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_page_is_written_anew_and_nothing_else() {
+    fn filling_the_page_replaces_only_the_table() {
         let page = "a\n<!-- spot -->\nold\n<!-- end -->\nb\n";
         let once = fill_page(page, "| t |\n").unwrap();
         assert_eq!(once, "a\n<!-- spot -->\n\n| t |\n\n<!-- end -->\nb\n");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trace_of_a_directory_is_replayed_for_every_tightness() {
+    fn every_trace_in_a_directory_is_replayed_for_every_deadline_tightness() {
         let dir = windlass_testkit::temp_dir("spot").unwrap();
         let ticks = vec!["1"; 2_000].join(",");
         std::fs::write(

@@ -12,12 +12,12 @@ use crate::commands::{
 
 const AFTER_HELP: &str = "\
 Examples:
-  windlass apply -f examples/hello.yml    run a task and see its output
-  windlass ps -a                          what ran
-  windlass logs hello                     what it wrote
+  windlass apply -f examples/hello.yml    run a task and show its output
+  windlass ps -a                          list all runs
+  windlass logs hello                     print the output of a run
 
-Without a server configured, the first command starts one on this machine, in the background. `--url`, `--token`,
-`--project` and `--server-cert` may stand before the command too.";
+If no server is configured, the first command starts one on this machine, in the background. `--url`, `--token`,
+`--project` and `--server-cert` are also accepted before the command.";
 
 /// Runs container workloads on machines you own or rent.
 #[derive(Debug, Parser)]
@@ -170,7 +170,7 @@ pub(crate) struct WatchArgs {
 const SERVER_FLAGS: [&str; 4] = ["--url", "--token", "--project", "--server-cert"];
 
 /// Returns the arguments of a command line with the server flags moved after the subcommand, which defines them.
-pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+pub(crate) fn move_server_flags(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.peekable();
     let mut arranged: Vec<OsString> = words.next().into_iter().collect();
     let mut moved = Vec::new();
@@ -196,12 +196,12 @@ pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 mod tests {
     use clap::{Command, CommandFactory as _, Parser as _};
 
-    use super::{Cli, arranged};
+    use super::{Cli, move_server_flags};
 
     #[test]
-    fn flags_that_name_the_server_may_stand_before_the_command() {
+    fn server_flags_are_accepted_before_the_command() {
         let line = |text: &str| {
-            let words = arranged(text.split(' ').map(Into::into));
+            let words = move_server_flags(text.split(' ').map(Into::into));
             words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
@@ -212,16 +212,19 @@ mod tests {
         assert_eq!(line("windlass --project lab fleet delete x"), "windlass fleet --project lab delete x");
         assert_eq!(line("windlass --version"), "windlass --version");
         assert!(
-            Cli::try_parse_from(arranged("windlass --url http://h:1 ps".split(' ').map(Into::into))).is_ok()
+            Cli::try_parse_from(move_server_flags("windlass --url http://h:1 ps".split(' ').map(Into::into)))
+                .is_ok()
         );
         assert!(
-            Cli::try_parse_from(arranged("windlass --url http://h:1 explain".split(' ').map(Into::into)))
-                .is_err()
+            Cli::try_parse_from(move_server_flags(
+                "windlass --url http://h:1 explain".split(' ').map(Into::into)
+            ))
+            .is_err()
         );
     }
 
     #[test]
-    fn the_flags_make_sense_together() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_says_what_it_does_and_shows_how() {
+    fn every_command_has_a_description_argument_help_and_examples() {
         let mut wrong = Vec::new();
         walk("windlass", &Cli::command(), &mut |name, command| {
             if !help(command).contains("Examples:\n") {
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_is_a_command_that_can_be_typed() {
+    fn every_help_example_parses() {
         let (mut wrong, mut seen) = (Vec::new(), 0);
         walk("windlass", &Cli::command(), &mut |name, command| {
             let help = help(command);
@@ -265,7 +268,7 @@ mod tests {
                 typed.flat_map(|line| line.split(" && ")).filter(|line| line.starts_with("windlass "));
             for line in commands.map(|line| line.split(['|', '<', '>']).next().unwrap_or(line)) {
                 seen += 1;
-                if let Err(error) = Cli::try_parse_from(words(line)) {
+                if let Err(error) = Cli::try_parse_from(split_words(line)) {
                     wrong.push(format!("`{line}` in the help of `{name}`: {error}"));
                 }
             }
@@ -275,7 +278,7 @@ mod tests {
     }
 
     /// Splits a line as a shell does; only quotes are supported.
-    fn words(line: &str) -> Vec<String> {
+    fn split_words(line: &str) -> Vec<String> {
         let (mut words, mut quote) = (vec![String::new()], None);
         for letter in line.trim().chars() {
             match (quote, letter) {

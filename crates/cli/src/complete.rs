@@ -97,7 +97,7 @@ fn with_names(command: Command) -> Command {
 
 fn candidates(noun: NameKind) -> Vec<CompletionCandidate> {
     match noun {
-        NameKind::Code => return explain::codes().map(CompletionCandidate::new).collect(),
+        NameKind::Code => return explain::list_codes().map(CompletionCandidate::new).collect(),
         NameKind::Command => return commands().map(CompletionCandidate::new).collect(),
         NameKind::Run
         | NameKind::Fleet
@@ -108,7 +108,7 @@ fn candidates(noun: NameKind) -> Vec<CompletionCandidate> {
         | NameKind::Project
         | NameKind::User => {}
     }
-    let at = at(std::env::args().skip_while(|word| word != "--").skip(1));
+    let at = parse_server_args(std::env::args().skip_while(|word| word != "--").skip(1));
     let names = fetch_names(&at, noun).unwrap_or_default();
     // The shell may interpret candidates: only plain names are offered.
     let plain = |name: &String| {
@@ -125,7 +125,7 @@ fn commands() -> impl Iterator<Item = String> {
 }
 
 /// Server flags that are already on the command line, else the environment.
-fn at(words: impl Iterator<Item = String>) -> ServerArgs {
+fn parse_server_args(words: impl Iterator<Item = String>) -> ServerArgs {
     let words: Vec<String> = words.collect();
     let said = |flag: &str| {
         let follows = words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].clone());
@@ -147,13 +147,13 @@ fn fetch_names(at: &ServerArgs, noun: NameKind) -> Result<Vec<String>, CliError>
     context::block_on(async {
         let asked = async {
             let cx = Context::new(chosen)?;
-            names(&cx, noun).await
+            list_names(&cx, noun).await
         };
         tokio::time::timeout(ANSWER_TIMEOUT, asked).await.unwrap_or_else(|_| Ok(Vec::new()))
     })
 }
 
-async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
+async fn list_names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
     Ok(match noun {
         NameKind::Run => {
             let request = runs::ListRequest {
@@ -207,11 +207,11 @@ async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
 
 #[cfg(test)]
 mod tests {
-    use super::at;
+    use super::parse_server_args;
 
     #[test]
-    fn flags_that_were_typed_choose_where_names_come_from() {
-        let typed = |line: &str| at(line.split(' ').map(str::to_owned)).project;
+    fn completion_uses_the_project_given_on_the_command_line() {
+        let typed = |line: &str| parse_server_args(line.split(' ').map(str::to_owned)).project;
         assert_eq!(typed("windlass logs --project other ").as_deref(), Some("other"));
         assert_eq!(typed("windlass logs --project=other ").as_deref(), Some("other"));
     }

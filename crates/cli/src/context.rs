@@ -55,7 +55,7 @@ pub(crate) fn block_on<T>(command: impl Future<Output = Result<T, CliError>>) ->
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| CliError::from_error("start the runtime", &error))?;
+        .map_err(|error| CliError::from_error("failed to start the runtime", &error))?;
     let done = runtime.block_on(command);
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     done
@@ -144,8 +144,10 @@ impl Context {
         let near = closest_name(&self.project, names.iter().map(String::as_str));
         match near {
             Some(name) => problem.hint(format!("did you mean `--project {name}`?")),
-            None if names.is_empty() => problem.hint("you are a member of no project"),
-            None => problem.hint(format!("`--project NAME` chooses one of yours: {}", names.join(", "))),
+            None if names.is_empty() => problem.hint("you are not a member of any project"),
+            None => {
+                problem.hint(format!("use `--project NAME` with one of your projects: {}", names.join(", ")))
+            }
         }
     }
 
@@ -172,7 +174,7 @@ impl Context {
             .code(ErrorCode::UnknownName);
         match closest_name(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
-            None => problem.hint("`windlass ps -a` lists the runs"),
+            None => problem.hint("run `windlass ps -a` to list runs"),
         }
     }
 }
@@ -184,7 +186,7 @@ impl Context {
             .code(ErrorCode::UnknownName);
         match closest_name(name, all) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
-            None => problem.hint(format!("`windlass {kind}` lists them")),
+            None => problem.hint(format!("run `windlass {kind}` to list them")),
         }
     }
 }
@@ -208,7 +210,7 @@ mod tests {
     use super::closest_name;
 
     #[test]
-    fn a_slip_of_the_finger_finds_its_name_and_nonsense_none() {
+    fn a_typo_suggests_the_closest_name_and_unrelated_input_suggests_none() {
         let names = ["hello", "train-7b"];
         assert_eq!(closest_name("helo", names.into_iter()), Some("hello"));
         assert_eq!(closest_name("trian-7b", names.into_iter()), Some("train-7b"));

@@ -73,7 +73,7 @@ impl CliError {
     /// Returns problem and reason in one line, and the hint, for other formats.
     pub(crate) fn parts(&self) -> (String, String) {
         let text: Vec<&str> = std::iter::once(&self.what).chain(&self.why).map(String::as_str).collect();
-        (text.join(": "), self.hint.clone().unwrap_or_else(|| explain(self.code)))
+        (text.join(": "), self.hint.clone().unwrap_or_else(|| explain_hint(self.code)))
     }
 
     /// `error[CODE]: what: why` and a line for the hint; empty if the error was already printed.
@@ -85,7 +85,7 @@ impl CliError {
         for why in &self.why {
             let _ = write!(text, ": {why}");
         }
-        let _ = write!(text, "\n  hint: {}", self.hint.clone().unwrap_or_else(|| explain(self.code)));
+        let _ = write!(text, "\n  hint: {}", self.hint.clone().unwrap_or_else(|| explain_hint(self.code)));
         printable(&text)
     }
 
@@ -93,59 +93,59 @@ impl CliError {
     pub(crate) fn call(url: &str, error: &CallError) -> Self {
         match error {
             CallError::Dial(DialError::Connect { source, .. }) => {
-                Self::new(format!("reach the server at {url}"))
+                Self::new(format!("cannot reach the server at {url}"))
                     .code(ErrorCode::Unreachable)
                     .why(source.to_string())
-                    .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one")
+                    .hint("check that it is running, or run `windlass login --url URL --token TOKEN` to use another one")
             }
             CallError::Dial(DialError::Lookup(error)) => {
-                Self::new(format!("find the server's host `{}`", error.name))
+                Self::new(format!("cannot resolve the host name `{}` of the server", error.name))
                     .code(ErrorCode::Address)
                     .why(format_lookup_error(&error.why))
-                    .hint("check the spelling of the address, and that this machine can look names up")
+                    .hint("check the spelling of the address, and that this machine can resolve names")
             }
             CallError::Dial(DialError::Tls { source, .. }) if is_plaintext_reply(&source.to_string()) => {
-                Self::new(format!("reach the server at {url}"))
+                Self::new(format!("cannot reach the server at {url}"))
                     .code(ErrorCode::Untrusted)
-                    .why("this port does not speak HTTPS")
+                    .why("this port does not use HTTPS")
                     .hint(format!("try {}", url.replacen("https://", "http://", 1)))
             }
-            CallError::Dial(DialError::Tls { source, .. }) => Self::new(format!("trust the server at {url}"))
+            CallError::Dial(DialError::Tls { source, .. }) => Self::new(format!("cannot verify the server at {url}"))
                 .code(ErrorCode::Untrusted)
                 .why(source.to_string())
-                .hint("`--server-cert FILE` names the certificate that it is known by"),
+                .hint("pass the certificate of the server with `--server-cert FILE`"),
             CallError::TlsRoots(error) => {
-                Self::from_error(&format!("trust the server at {url}"), error).code(ErrorCode::Untrusted)
+                Self::from_error(&format!("cannot verify the server at {url}"), error).code(ErrorCode::Untrusted)
             }
-            CallError::InvalidUrl { url } => Self::new(format!("understand the server's address `{url}`"))
+            CallError::InvalidUrl { url } => Self::new(format!("invalid server address `{url}`"))
                 .code(ErrorCode::Address)
-                .hint("it looks like http://host:3000, or https://host:3443"),
+                .hint("use an address such as http://host:3000 or https://host:3443"),
             CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
-                Self::new(format!("log in at {url}"))
+                Self::new(format!("cannot log in to {url}"))
                     .code(ErrorCode::UnknownToken)
                     .why("the server does not know this token")
-                    .hint("`windlass login --url URL --token TOKEN` with a token of that server")
+                    .hint("run `windlass login --url URL --token TOKEN` with a token of that server")
             }
             CallError::Denied { status: 403, msg } if msg != "Access denied" => {
                 // The server's message names the missing right, and who has it.
                 let (why, hint) = msg.split_once("; hint: ").unwrap_or((msg, ""));
-                let problem = Self::new("do this").code(ErrorCode::NotAllowed).why(why);
+                let problem = Self::new("permission denied").code(ErrorCode::NotAllowed).why(why);
                 if hint.is_empty() { problem } else { problem.hint(hint) }
             }
-            CallError::Denied { status: 403, .. } => Self::new("do this")
+            CallError::Denied { status: 403, .. } => Self::new("permission denied")
                 .code(ErrorCode::NotAllowed)
-                .why("the server does not allow it to this user in this project")
-                .hint("ask an admin of the project for a role in it"),
+                .why("this user may not perform this operation")
+                .hint("ask an admin of the project or of the server for the required role"),
             CallError::Exchange(_)
             | CallError::TimedOut
             | CallError::Encode(_)
             | CallError::Build(_)
             | CallError::Decode(_)
             | CallError::Base64(_)
-            | CallError::LineTooLong => Self::from_error(&format!("talk to the server at {url}"), error)
+            | CallError::LineTooLong => Self::from_error(&format!("failed to communicate with the server at {url}"), error)
                 .code(ErrorCode::ProtocolError),
             CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
-                Self::from_error("the server refuses", error).code(ErrorCode::Refused)
+                Self::from_error("the server rejected the request", error).code(ErrorCode::Refused)
             }
         }
     }
@@ -199,8 +199,8 @@ fn format_lookup_error(why: &str) -> String {
 }
 
 /// Default hint.
-fn explain(code: ErrorCode) -> String {
-    format!("`windlass explain {}` says what this means", code.id())
+fn explain_hint(code: ErrorCode) -> String {
+    format!("run `windlass explain {}` for details", code.id())
 }
 
 impl From<anyhow::Error> for CliError {
@@ -216,7 +216,7 @@ mod tests {
     use super::{CliError, Exit, format_lookup_error, is_plaintext_reply};
 
     #[test]
-    fn errors_of_libraries_are_said_in_words() {
+    fn library_errors_are_rewritten_for_users() {
         assert!(is_plaintext_reply("received corrupt message of type InvalidContentType"));
         let raw = "DNS error: no records found for Query { name: Name(\"nowhere.invalid.\") }";
         assert_eq!(format_lookup_error(raw), "host name not found");
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_says_what_why_and_what_to_do() {
+    fn an_error_shows_the_problem_its_causes_and_a_hint() {
         let problem = CliError::new("do it").why("no").why("never").hint("wait");
         assert_eq!(problem.text(), "error[W001]: do it: no: never\n  hint: wait");
         assert_eq!(problem.ours().exit(), Exit::RunFailed);

@@ -15,9 +15,10 @@ pub(crate) struct Home(PathBuf);
 impl Home {
     /// `WINDLASS_HOME`, else `~/.windlass`.
     pub(crate) fn find() -> Result<Self, CliError> {
-        Self::path()
-            .map(Self)
-            .ok_or_else(|| CliError::new("find a home").hint("set `WINDLASS_HOME` or `HOME` to a directory"))
+        Self::path().map(Self).ok_or_else(|| {
+            CliError::new("cannot determine the directory of windlass")
+                .hint("set `WINDLASS_HOME` or `HOME` to a directory")
+        })
     }
 
     pub(crate) fn path() -> Option<PathBuf> {
@@ -81,6 +82,6 @@ pub(crate) fn read_if_exists(path: &Path) -> Result<Option<String>, CliError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(CliError::from_error(&format!("read `{}`", path.display()), &error)),
+        Err(error) => Err(CliError::from_error(&format!("failed to read `{}`", path.display()), &error)),
     }
 }

@@ -51,7 +51,7 @@ pub(crate) struct ServerProcess {
 impl ServerProcess {
     pub(crate) fn this(url: &str) -> Option<Self> {
         let pid = i32::try_from(std::process::id()).ok()?;
-        Some(Self { pid, began: began(pid)?, url: url.to_owned() })
+        Some(Self { pid, began: process_start_time(pid)?, url: url.to_owned() })
     }
 
     fn path(data_dir: &Path) -> PathBuf {
@@ -80,12 +80,12 @@ impl ServerProcess {
     }
 
     fn is_alive(&self) -> bool {
-        began(self.pid) == Some(self.began)
+        process_start_time(self.pid) == Some(self.began)
     }
 }
 
 /// Start time of a process; `None` if it does not exist or is a zombie.
-fn began(pid: i32) -> Option<u64> {
+fn process_start_time(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program name is in parentheses and may contain anything, including parentheses.
     let rest = stat.rsplit_once(") ")?.1;
@@ -148,18 +148,18 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
     }
     let dir = home.server_dir();
     make_private_dir(&dir)
-        .map_err(|error| CliError::from_error(&format!("make `{}`", dir.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("failed to create `{}`", dir.display()), &error))?;
     let _lock = lock(&dir)?;
     // The previous holder of the lock may have started it.
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
     if let Some(running) = ServerProcess::find(&dir) {
-        return Err(CliError::new(format!("use the server at {}", running.url))
+        return Err(CliError::new(format!("cannot use the server at {}", running.url))
             .code(ErrorCode::NoToken)
-            .why("it was started by hand, so its token is not known here")
+            .why("it was started manually, so its token is not known here")
             .hint(format!(
-                "`windlass login --url {} --token TOKEN`, with the token in `first-admin-token` of its data directory",
+                "run `windlass login --url {} --token TOKEN` with the token in `first-admin-token` of its data directory",
                 running.url
             )));
     }
@@ -169,7 +169,8 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
 /// Acquires the lock, held until drop. Blocks while another command starts the server.
 fn lock(dir: &Path) -> Result<File, CliError> {
     let path = dir.join("start.lock");
-    let failed = |error: std::io::Error| CliError::from_error(&format!("lock `{}`", path.display()), &error);
+    let failed =
+        |error: std::io::Error| CliError::from_error(&format!("failed to lock `{}`", path.display()), &error);
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -205,13 +206,13 @@ fn save_port(dir: &Path, url: &str) {
 fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
     let log = log_file(dir);
     let problem = |error: &dyn std::error::Error| {
-        CliError::from_error("start a local server", error).code(ErrorCode::LocalServer)
+        CliError::from_error("failed to start a local server", error).code(ErrorCode::LocalServer)
     };
     let (flags, given) = match wishes {
         StartRequest::None => (None, None),
         StartRequest::Flags { flags, admin_token } => (Some(flags), admin_token),
     };
-    let token = token(dir, given)?;
+    let token = load_or_create_token(dir, given)?;
     let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
     let (out, err) = (open().map_err(|e| problem(&e))?, open().map_err(|e| problem(&e))?);
     let from = out.metadata().map_or(0, |data| data.len());
@@ -245,7 +246,7 @@ fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
 }
 
 /// Returns the given token, or that of an earlier start, or a new one.
-fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
+fn load_or_create_token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
     let path = token_file(dir);
     let kept = read_if_exists(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let token = match (given, kept) {
@@ -255,14 +256,15 @@ fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
         (None, None) => generate_token()?,
     };
     write_private(&path, &format!("{token}\n"))
-        .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("failed to write `{}`", path.display()), &error))?;
     Ok(token)
 }
 
 /// Generates a token of 256 random bits.
 pub(crate) fn generate_token() -> Result<String, CliError> {
     let mut bytes = [0_u8; 32];
-    getrandom::fill(&mut bytes).map_err(|error| CliError::from_error("draw a token", &error))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| CliError::from_error("failed to generate a token", &error))?;
     Ok(hex::encode(bytes))
 }
 
@@ -273,10 +275,10 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 fn wait_until_ready(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<ServerProcess, CliError> {
     let until = Instant::now() + READY_TIMEOUT;
     let failed = |why: String| {
-        CliError::new("start a local server")
+        CliError::new("failed to start a local server")
             .code(ErrorCode::LocalServer)
             .why(why)
-            .hint(format!("its log is {}", log.display()))
+            .hint(format!("see its log, {}", log.display()))
     };
     loop {
         if let Some(running) =
@@ -312,7 +314,7 @@ fn read_log_tail(log: &Path, from: u64) -> String {
 /// Stops the server of a data directory and waits for its end. `None` if none is running.
 pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
     let Some(running) = ServerProcess::find(data_dir) else { return Ok(None) };
-    let what = || format!("stop the server at {} (process {})", running.url, running.pid);
+    let what = || format!("failed to stop the server at {} (process {})", running.url, running.pid);
     if let Some(pid) = Pid::from_raw(running.pid) {
         kill_process(pid, Signal::TERM)
             .map_err(|error| CliError::from_error(&what(), &error).code(ErrorCode::LocalServer))?;
@@ -320,7 +322,7 @@ pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
     let until = Instant::now() + STOP_TIMEOUT;
     while running.is_alive() {
         if Instant::now() > until {
-            let why = format!("it is still there after {} s", STOP_TIMEOUT.as_secs());
+            let why = format!("it is still running after {} s", STOP_TIMEOUT.as_secs());
             return Err(CliError::new(what()).code(ErrorCode::LocalServer).why(why));
         }
         thread::sleep(POLL_INTERVAL);
@@ -330,13 +332,13 @@ pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ServerProcess, began};
+    use super::{ServerProcess, process_start_time};
 
     #[test]
-    fn a_process_that_took_over_an_old_id_is_not_the_server() {
+    fn a_process_with_a_reused_pid_is_not_the_server() {
         let this = ServerProcess::this("http://127.0.0.1:1").unwrap();
         assert!(this.is_alive());
         assert!(!ServerProcess { began: this.began + 1, ..this.clone() }.is_alive());
-        assert_eq!(began(0), None);
+        assert_eq!(process_start_time(0), None);
     }
 }

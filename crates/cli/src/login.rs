@@ -63,8 +63,9 @@ impl Login {
     /// Returns all stored logins, by name.
     pub(crate) fn all(home: &Home) -> Result<Vec<Self>, CliError> {
         let dir = home.contexts_dir();
-        let failed =
-            |error: &std::io::Error| CliError::from_error(&format!("read `{}`", dir.display()), error);
+        let failed = |error: &std::io::Error| {
+            CliError::from_error(&format!("failed to read `{}`", dir.display()), error)
+        };
         let mut all = Vec::new();
         match std::fs::read_dir(&dir) {
             Ok(entries) => {
@@ -104,8 +105,8 @@ impl Login {
     fn stored(path: &Path) -> Result<Option<Self>, CliError> {
         let Some(text) = read_if_exists(path)? else { return Ok(None) };
         let login = serde_json::from_str(&text).map_err(|error| {
-            CliError::from_error(&format!("understand `{}`", path.display()), &error)
-                .hint("`windlass login --url URL --token TOKEN` writes it anew")
+            CliError::from_error(&format!("failed to parse `{}`", path.display()), &error)
+                .hint("run `windlass login --url URL --token TOKEN` to write it again")
         })?;
         Ok(Some(login))
     }
@@ -114,7 +115,7 @@ impl Login {
     pub(crate) fn write(&self, home: &Home) -> Result<(), CliError> {
         for path in [self.file(home), home.login_file()] {
             let failed = |error: &dyn std::error::Error| {
-                CliError::from_error(&format!("write `{}`", path.display()), error)
+                CliError::from_error(&format!("failed to write `{}`", path.display()), error)
             };
             let text = serde_json::to_string_pretty(self).map_err(|error| failed(&error))?;
             write_private(&path, &format!("{text}\n")).map_err(|error| failed(&error))?;
@@ -132,7 +133,7 @@ fn remove_file(path: &Path) -> Result<(), CliError> {
     match std::fs::remove_file(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(CliError::from_error(&format!("remove `{}`", path.display()), &error)),
+        Err(error) => Err(CliError::from_error(&format!("failed to remove `{}`", path.display()), &error)),
     }
 }
 
@@ -155,7 +156,7 @@ pub(crate) struct ServerTarget {
 pub(crate) fn choose_server(at: &ServerArgs) -> Result<ServerTarget, CliError> {
     let home = Home::find()?;
     let found = choose_with(&home, at, |home| local_server::find_or_start(home).map(Some))?;
-    found.ok_or_else(|| CliError::new("find a server"))
+    found.ok_or_else(|| CliError::new("no server found"))
 }
 
 /// Selects the server without starting one.
@@ -170,7 +171,7 @@ fn choose_with(
 ) -> Result<Option<ServerTarget>, CliError> {
     let set = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let (url, token, project) = (set(&at.url), set(&at.token), set(&at.project));
-    let given = certificate(at.server_cert.as_deref())?;
+    let given = read_certificate(at.server_cert.as_deref())?;
     let stored = Login::read(home)?;
     let (found, default) = match (url, token) {
         (Some(url), Some(token)) => {
@@ -180,7 +181,7 @@ fn choose_with(
         (None, token) => {
             let base = match stored {
                 Some(login) => Some(login),
-                None => local(home)?.map(|found| here(home, found)).transpose()?,
+                None => local(home)?.map(|found| with_local_project(home, found)).transpose()?,
             };
             let default = base.as_ref().and_then(|base| base.project.clone());
             let found = base.map(|base| Login { token: token.unwrap_or_else(|| base.token.clone()), ..base });
@@ -196,25 +197,26 @@ fn choose_with(
 }
 
 /// Returns the text of a certificate that is given as a file name or as PEM.
-pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, CliError> {
+pub(crate) fn read_certificate(given: Option<&str>) -> Result<Option<String>, CliError> {
     let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(None) };
     if given.trim_start().starts_with("-----BEGIN") {
         return Ok(Some(given.to_owned()));
     }
     let text = std::fs::read_to_string(given).map_err(|error| {
-        CliError::from_error(&format!("read the server's certificate `{given}`"), &error).hint(
-            "a server makes it at its first start with `--tls-port`: `tls/cert.pem` in its data directory",
+        CliError::from_error(&format!("failed to read the server's certificate `{given}`"), &error).hint(
+            "a server with `--tls-port` creates it at its first start: `tls/cert.pem` in its data directory",
         )
     })?;
     if !text.contains("-----BEGIN CERTIFICATE") {
-        return Err(CliError::usage(format!("there is no certificate in `{given}`"))
-            .hint("it is a text between `-----BEGIN CERTIFICATE-----` and `-----END CERTIFICATE-----`"));
+        return Err(CliError::usage(format!("`{given}` contains no certificate")).hint(
+            "use a PEM file with the lines `-----BEGIN CERTIFICATE-----` and `-----END CERTIFICATE-----`",
+        ));
     }
     Ok(Some(text))
 }
 
 /// The server on this machine, with its current project.
-fn here(home: &Home, found: Login) -> Result<Login, CliError> {
+fn with_local_project(home: &Home, found: Login) -> Result<Login, CliError> {
     let chosen = read_if_exists(&home.project_file())?;
     let project = chosen.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     Ok(Login { project: project.or(found.project), ..found })
@@ -228,7 +230,7 @@ pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, Cl
     }
     let path = home.project_file();
     write_private(&path, &format!("{name}\n"))
-        .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("failed to write `{}`", path.display()), &error))?;
     Ok(path)
 }
 
@@ -246,7 +248,7 @@ fn find_known_login(home: &Home, stored: Option<Login>, url: String) -> Result<L
     }
     Err(CliError::usage(format!("no token is known for {url}"))
         .code(ErrorCode::NoToken)
-        .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
+        .hint("set `WINDLASS_TOKEN`, or run `windlass login --url URL --token TOKEN`"))
 }
 
 #[cfg(test)]
@@ -254,7 +256,7 @@ mod tests {
     use super::{Login, is_context_name};
 
     #[test]
-    fn a_server_is_called_by_its_name_or_its_address() {
+    fn context_name_is_the_given_name_or_the_server_address() {
         let login = |url: &str, name: Option<&str>| Login {
             url: url.to_owned(),
             token: "t".to_owned(),

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     if let Some(exit) = complete::complete_if_asked() {
         return exit;
     }
-    match cli::Cli::try_parse_from(cli::arranged(std::env::args_os())) {
+    match cli::Cli::try_parse_from(cli::move_server_flags(std::env::args_os())) {
         Ok(cli) => commands::run(cli),
         Err(error) => error::report_usage_error(&error).into(),
     }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn special_addresses_are_not_dialled_however_they_are_written() {
+    fn special_addresses_are_not_dialled_in_any_notation() {
         let policy = external(&[]);
         for text in [
             "127.0.0.1",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_were_allowed_are_dialled() {
+    fn explicitly_allowed_networks_are_dialled() {
         let policy = external(&["127.0.0.0/8", "::1", "169.254.1.0/24"]);
         for text in ["127.0.0.1", "127.255.0.1", "::1", "169.254.1.7", "::ffff:127.0.0.1"] {
             assert!(policy.admits(text.parse().unwrap()), "{text}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_means_this_machine_is_not_dialled() {
+    async fn a_name_that_resolves_to_this_machine_is_not_dialled() {
         let refused = external(&[]).lookup("localhost").await;
         assert_eq!(refused, Err(AddressError::NotAllowed { name: "localhost".into() }));
         let found = external(&["127.0.0.0/8"]).lookup("localhost").await.unwrap();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_this_machine_is_its_own() {
+    fn addresses_of_this_machine_are_recognised_and_not_dialled() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         // A machine without a default route has no address to test.
         if socket.connect("192.0.2.1:9").is_ok() {

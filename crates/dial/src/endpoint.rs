@@ -28,14 +28,14 @@ pub type Stream = Box<dyn Io>;
 pub enum DialError {
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    #[error("connect to {name}")]
+    #[error("failed to connect to {name}")]
     Connect {
         name: String,
         #[source]
         source: io::Error,
     },
     /// The server's certificate is not trusted, or the server does not support TLS.
-    #[error("agree on TLS with {name}")]
+    #[error("TLS handshake with {name} failed")]
     Tls {
         name: String,
         #[source]
@@ -145,17 +145,17 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
 
     #[tokio::test]
-    async fn a_connection_goes_to_the_address_that_listens() {
+    async fn connect_reaches_a_listening_port_and_names_a_closed_one() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(connect("localhost", port, LIMIT).await.is_ok());
         drop(listener);
         let refused = connect("localhost", port, LIMIT).await.unwrap_err();
-        assert_eq!(refused.to_string(), format!("connect to localhost:{port}"));
+        assert_eq!(refused.to_string(), format!("failed to connect to localhost:{port}"));
     }
 
     #[test]
-    fn a_peer_is_named_as_people_write_it() {
+    fn endpoint_names_put_ipv6_addresses_in_brackets() {
         assert_eq!(Endpoint::plain("[::1]", 80).name(), "[::1]:80");
         assert_eq!(Endpoint::plain("::1", 80).name(), "[::1]:80");
         assert_eq!(Endpoint::plain("a.test", 8080).name(), "a.test:8080");

@@ -21,7 +21,7 @@ const ADDRESSES_MAX: usize = 8;
 
 /// Failure to resolve a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("look up {name}: {why}")]
+#[error("failed to resolve {name}: {why}")]
 pub struct LookupError {
     pub name: String,
     pub why: String,
@@ -36,7 +36,7 @@ pub async fn lookup(name: &str) -> Result<Vec<IpAddr>, LookupError> {
     let resolver = TokioResolver::builder_tokio().and_then(|builder| builder.build());
     let resolver = resolver.map_err(|error| none(error.to_string()))?;
     let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup_ip(name)).await;
-    let answer = answer.map_err(|_| none(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))?;
+    let answer = answer.map_err(|_| none(format!("no response within {} s", LOOKUP_TIMEOUT.as_secs())))?;
     let answer = answer.map_err(|error| none(error.to_string()))?;
     let found: Vec<IpAddr> = answer.iter().take(ADDRESSES_MAX).collect();
     if found.is_empty() { Err(none("it has no address".to_owned())) } else { Ok(found) }
@@ -75,7 +75,7 @@ mod tests {
         10.0.0.8 other gpu-1\nrubbish gpu-3\n# 10.0.0.9 gpu-4\n";
 
     #[test]
-    fn addresses_localhost_and_the_hosts_file_need_no_network() {
+    fn ip_addresses_localhost_and_hosts_file_entries_resolve_without_dns() {
         let table: [(&str, &[&str]); 10] = [
             ("192.0.2.1", &["192.0.2.1"]),
             ("2001:db8::1", &["2001:db8::1"]),

@@ -4,7 +4,7 @@ use crate::{Endpoint, TlsRoots, TlsRootsError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
-    #[error("read the server's address `{url}`: want http://HOST:PORT or https://HOST:PORT")]
+    #[error("invalid server URL `{url}`: expected http://HOST:PORT or https://HOST:PORT")]
     Address { url: String },
     #[error(transparent)]
     TlsRoots(#[from] TlsRootsError),
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_servers_are_read_as_people_write_them() {
+    fn server_urls_are_parsed_into_endpoint_authority_and_base_path() {
         let table = [
             ("http://host", "host:80", "host", ""),
             ("http://host:3000/", "host:3000", "host:3000", ""),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_of_a_server_is_refused() {
+    fn malformed_server_urls_are_rejected() {
         let wrong = [
             "host:3000",
             "ftp://host",

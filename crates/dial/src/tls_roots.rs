@@ -30,17 +30,17 @@ const PEM_PREFIX: &str = "-----BEGIN";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsRootsError {
-    #[error("find certificates to trust: there are none in {}", SYSTEM.join(", "))]
+    #[error("no trusted certificates found in {}", SYSTEM.join(", "))]
     NoSystemBundle,
-    #[error("read the certificates in `{}`", path.display())]
+    #[error("failed to read the certificates in `{}`", path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: pem::Error,
     },
-    #[error("read certificates to trust: there is none in {place}")]
+    #[error("no certificates found in {place}")]
     Empty { place: String },
-    #[error("set up TLS")]
+    #[error("failed to set up TLS")]
     Setup(#[from] Error),
 }
 
@@ -75,7 +75,7 @@ impl TlsRoots {
             let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(given.as_bytes()).collect();
             let path = PathBuf::from("PEM");
             let given = read.map_err(|source| TlsRootsError::Read { path, source })?;
-            return Self::build(&given, &given, "what is given");
+            return Self::build(&given, &given, "the given PEM text");
         }
         let path = Path::new(given);
         let unreadable = |source| TlsRootsError::Read { path: path.to_owned(), source };

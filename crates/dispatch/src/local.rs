@@ -99,7 +99,7 @@ impl LocalScheduler {
         names.filter_map(Result::transpose).collect()
     }
 
-    fn size(&self) -> ResourceAmount {
+    fn detect_capacity(&self) -> ResourceAmount {
         let size = self.settings.size.unwrap_or_else(size);
         ResourceAmount { gpus: self.settings.gpus.unwrap_or(size.gpus), ..size }
     }
@@ -112,10 +112,10 @@ impl LocalScheduler {
         let known = self.refresh_records()?;
         let alive = known.values().filter(|kept| kept.ended.is_none());
         let taken: Vec<u32> = alive.flat_map(|kept| &kept.gpus).copied().collect();
-        let free = (0..self.size().gpus).filter(|gpu| !taken.contains(gpu));
+        let free = (0..self.detect_capacity().gpus).filter(|gpu| !taken.contains(gpu));
         let free: Vec<u32> = free.take(usize::try_from(count).unwrap_or(usize::MAX)).collect();
         if free.len() < usize::try_from(count).unwrap_or(usize::MAX) {
-            return Err(io::Error::other("not so many GPUs are free"));
+            return Err(io::Error::other("not enough GPUs are free"));
         }
         Ok(free)
     }
@@ -126,7 +126,7 @@ impl LocalScheduler {
         // No other user of the host may read its contents.
         fs::create_dir_all(&self.settings.dir)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        fs::write(dir.join(NEEDS_FILE), needs(&order.needs, &gpus).to_string())?;
+        fs::write(dir.join(NEEDS_FILE), needs_json(&order.needs, &gpus).to_string())?;
         let named: Vec<String> = gpus.iter().map(u32::to_string).collect();
         let log =
             fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(dir.join("log"))?;
@@ -151,7 +151,7 @@ impl LocalScheduler {
             let _ = stdin.write_all(order.token.as_bytes());
         }
         // The executor writes the same; in either case the file exists before user code runs.
-        write_atomically(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": started(id) }))?;
+        write_atomically(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": process_start_time(id) }))?;
         // A thread waits for each executor: none stays behind as a zombie, and its resources are free at once. If the
         // thread cannot be started, the next snapshot detects the exit.
         let over = self.over.clone();
@@ -182,7 +182,7 @@ fn write_atomically(path: &Path, value: &Value) -> io::Result<()> {
     fs::rename(aside, path)
 }
 
-fn needs(needs: &ContainerNeeds, gpus: &[u32]) -> Value {
+fn needs_json(needs: &ContainerNeeds, gpus: &[u32]) -> Value {
     json!({ "cpus": needs.cpus, "memory": needs.memory, "gpus": needs.gpus, "devices": gpus })
 }
 
@@ -203,12 +203,12 @@ impl ExecutorRecord {
     }
 
     fn is_alive(&self) -> bool {
-        started(self.pid) == Some(self.started)
+        process_start_time(self.pid) == Some(self.started)
     }
 }
 
 /// Returns the start time of a living process; `None` for a zombie.
-fn started(pid: u32) -> Option<u64> {
+fn process_start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses and may contain anything.
     let (_, rest) = stat.rsplit_once(") ")?;
@@ -222,19 +222,20 @@ fn started(pid: u32) -> Option<u64> {
 /// Returns the processors and memory of this host that this process may use.
 pub fn size() -> ResourceAmount {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text)).unwrap_or(0);
+    let total =
+        fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_total_memory(&text)).unwrap_or(0);
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limit =
         limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()).min();
     ResourceAmount {
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory: limit.map_or(total, |limit| limit.min(total)),
-        gpus: gpus(Path::new("/dev")),
+        gpus: count_gpus(Path::new("/dev")),
     }
 }
 
 /// Counts the GPUs for which the kernel has a device: `nvidia0`, `nvidia1`, …
-fn gpus(devices: &Path) -> u32 {
+fn count_gpus(devices: &Path) -> u32 {
     let names = fs::read_dir(devices).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let is_gpu = |name: &std::ffi::OsString| {
         let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
@@ -243,13 +244,13 @@ fn gpus(devices: &Path) -> u32 {
     u32::try_from(names.filter(is_gpu).count()).unwrap_or(u32::MAX)
 }
 
-fn meminfo(text: &str) -> Option<u64> {
+fn parse_total_memory(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024)
 }
 
-fn unknown(source: io::Error) -> SchedulerError {
+fn scheduler_error(source: io::Error) -> SchedulerError {
     SchedulerError::Start { program: "windlass-agent", source }
 }
 
@@ -258,15 +259,15 @@ impl Scheduler for LocalScheduler {
 
     async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         let asked_at = self.now();
-        let known = self.refresh_records().map_err(unknown)?;
+        let known = self.refresh_records().map_err(scheduler_error)?;
         let job = |(attempt, kept): (&Attempt, &ExecutorRecord)| {
             let life = kept.ended.map_or(SchedulerJobState::Running, SchedulerJobState::Ended);
             SchedulerJob {
                 attempt: attempt.clone(),
                 id: kept.pid.to_string(),
-                life,
+                state: life,
                 priority: None,
-                said: None,
+                message: None,
             }
         };
         let jobs = known.iter().map(job).collect();
@@ -276,30 +277,30 @@ impl Scheduler for LocalScheduler {
             // A directory that cannot be removed now is retried with the next snapshot.
             let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
         }
-        Ok(SchedulerSnapshot { jobs, asked_at, is_whole: true })
+        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: true })
     }
 
     async fn room(&self, lower: &SchedulerSnapshot) -> Result<HostCapacity, SchedulerError> {
         let mut used = ResourceAmount::default();
-        let known = self.refresh_records().map_err(unknown)?;
-        let live = lower.jobs.iter().filter(|job| !job.life.is_over());
+        let known = self.refresh_records().map_err(scheduler_error)?;
+        let live = lower.jobs.iter().filter(|job| !job.state.is_ended());
         for kept in live.filter_map(|job| known.get(&job.attempt)) {
             used.cpus = used.cpus.saturating_add(kept.needs.cpus);
             used.memory = used.memory.saturating_add(kept.needs.memory);
             used.gpus = used.gpus.saturating_add(kept.needs.gpus);
         }
-        Ok(HostCapacity::new(self.size(), used))
+        Ok(HostCapacity::new(self.detect_capacity(), used))
     }
 
     async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
         match self.start(order) {
             Ok(id) => Ok(id.to_string()),
-            Err(error) => Err(SubmitError::Refused { why: format!("start the executor: {error}") }),
+            Err(error) => Err(SubmitError::Refused { why: format!("failed to start the executor: {error}") }),
         }
     }
 
     async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
-        let known = self.refresh_records().map_err(unknown)?;
+        let known = self.refresh_records().map_err(scheduler_error)?;
         let ours = known.values().find(|kept| kept.pid.to_string() == job && kept.is_alive());
         let Some(pid) = ours.and_then(|kept| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
             return Ok(());
@@ -331,14 +332,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_are_the_numbered_devices_alone() {
+    fn only_numbered_nvidia_devices_count_as_gpus() {
         let dir = windlass_testkit::temp_dir("devices").unwrap();
         let path = dir.path().to_owned();
         for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
             fs::write(path.join(name), "").unwrap();
         }
-        assert_eq!(gpus(&path), 2);
+        assert_eq!(count_gpus(&path), 2);
         dir.close().unwrap();
-        assert_eq!(gpus(&path), 0);
+        assert_eq!(count_gpus(&path), 0);
     }
 }

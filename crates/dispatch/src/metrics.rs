@@ -54,10 +54,10 @@ impl Metrics {
         };
         say("held", "gauge", "Containers that this dispatcher holds.", self.last.held as f64);
         say("waiting", "gauge", "Containers that wait in the queue.", self.last.waiting as f64);
-        say("taken_total", "counter", "Containers that were handed over.", self.taken as f64);
-        say("rounds_total", "counter", "Looks at queue and scheduler.", self.rounds as f64);
-        say("failed_rounds_total", "counter", "Looks that could not see one of them.", self.failures as f64);
-        say("round_seconds_total", "counter", "Time that rounds took.", self.seconds);
+        say("taken_total", "counter", "Containers that were submitted to the scheduler.", self.taken as f64);
+        say("rounds_total", "counter", "Polls of the queue and the scheduler.", self.rounds as f64);
+        say("failed_rounds_total", "counter", "Failed polls of queue or scheduler.", self.failures as f64);
+        say("round_seconds_total", "counter", "Total duration of polls.", self.seconds);
         text
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_add_up_and_a_failed_one_keeps_what_was_last_seen() {
+    fn metrics_sum_up_rounds_and_a_failed_round_keeps_the_last_gauges() {
         let mut metrics = Metrics::new(None);
         metrics.add(Some(RoundSummary { held: 3, taken: 2, waiting: 7 }), Duration::from_millis(500));
         metrics.add(None, Duration::from_millis(250));

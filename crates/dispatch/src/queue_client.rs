@@ -81,7 +81,7 @@ impl QueueClient {
             json!({ "lease": { "holder": *HOLDER_ID, "described": describe_process(), "seconds": seconds } });
         match self.client.put("dispatchers/current/lease", &lease).await {
             Ok(answer) if answer["held"] == false => {
-                Ok(Some(answer["holder"].as_str().unwrap_or("somewhere").to_owned()))
+                Ok(Some(answer["holder"].as_str().unwrap_or("an unknown process").to_owned()))
             }
             Ok(_) => Ok(None),
             Err(error) if error.status() == Some(404) => Ok(None),
@@ -127,7 +127,7 @@ impl QueueClient {
             containers
                 .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
         }
-        Ok(QueueSnapshot { containers, asked_at })
+        Ok(QueueSnapshot { containers, requested_at: asked_at })
     }
 
     async fn list(&self, path: &str) -> Result<Vec<ContainerView>, QueueError> {
@@ -154,8 +154,8 @@ impl QueueClient {
             priority: record["priority"].as_u64().unwrap_or(0),
             attempt: record["attempt"].as_u64().unwrap_or(0),
             created_at: Timestamp::parse(record["created_at"].as_str()?).ok()?,
-            is_mine: record["locked_by_uuid"] == self.token_uuid.as_str(),
-            needs: needs(record),
+            is_locked_here: record["locked_by_uuid"] == self.token_uuid.as_str(),
+            needs: parse_needs(record),
         })
     }
 
@@ -243,7 +243,7 @@ fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
 }
 
 /// Returns the requirements of a record.
-fn needs(record: &Value) -> ContainerNeeds {
+fn parse_needs(record: &Value) -> ContainerNeeds {
     let wants = &record["runtime_constraints"];
     let scheduling = &record["scheduling_parameters"];
     let number = |value: &Value| value.as_u64().unwrap_or(0);
@@ -257,10 +257,10 @@ fn needs(record: &Value) -> ContainerNeeds {
         cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&wants["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
-        gpu: parse_gpu_needs(wants, scheduling),
+        gpu_requirement: parse_gpu_needs(wants, scheduling),
         partitions: words("partitions"),
         features: words("features"),
         max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),
-        preemptible: scheduling["preemptible"].as_bool().unwrap_or(false),
+        is_preemptible: scheduling["preemptible"].as_bool().unwrap_or(false),
     }
 }

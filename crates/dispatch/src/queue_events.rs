@@ -18,7 +18,7 @@ use tokio_tungstenite::{
 };
 use windlass_api::queue_client::QueueHttpClient;
 use windlass_dial::DialError;
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a message after which the connection counts as broken; the server sends one every half a minute.
@@ -54,9 +54,9 @@ impl Drop for QueueEvents {
 enum ListenError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("speak with the server")]
+    #[error("the WebSocket connection to the server failed")]
     WebSocket(#[from] Box<tungstenite::Error>),
-    #[error("nothing is heard")]
+    #[error("no message from the server")]
     NoEvents,
 }
 
@@ -65,7 +65,7 @@ async fn listen(client: QueueHttpClient, heard: Arc<Notify>) {
     loop {
         let mut any = false;
         let Err(deaf) = receive_events(&client, &heard, &mut any).await;
-        tracing::debug!(error = %chain(&deaf), "queue event stream failed");
+        tracing::debug!(error = %format_chain(&deaf), "queue event stream failed");
         pause = if any { RETRY_DELAY_MIN } else { (pause * 2).min(RETRY_DELAY_MAX) };
         sleep(pause).await;
     }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_be_acted_on_is_news_and_what_we_did_ourselves_is_not() {
+    fn queue_events_are_relevant_only_if_the_dispatcher_must_act_on_them() {
         let row = |old: Value, new: Value| {
             json!({ "properties": { "old_attributes": old, "new_attributes": new } }).to_string()
         };

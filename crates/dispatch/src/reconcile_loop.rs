@@ -13,10 +13,10 @@ use windlass_model::{
     dispatch::{
         Attempt, ContainerView, QueueSnapshot, SchedulerJobState, SchedulerSnapshot,
         capacity::NodeClass,
-        reconcile::{ReconcileState, ReconcileStep, ReleaseReason, is_stray, reconcile},
+        reconcile::{ReconcileState, ReconcileStep, ReleaseReason, is_orphan, reconcile},
         select::{Capacity as _, ReportedReasons, RetryLimiter, Selection, select},
     },
-    error_chain::chain,
+    error_chain::format_chain,
     time::{Span, Timestamp},
 };
 
@@ -41,11 +41,11 @@ const FORCE_AFTER: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
-    #[error("look at the queue")]
+    #[error("failed to read the queue")]
     QueueSnapshot(#[from] QueueError),
-    #[error("look at the scheduler")]
+    #[error("failed to query the scheduler")]
     Scheduler(#[from] SchedulerError),
-    #[error("another dispatcher works with this token ({by}): this one waits until it is gone")]
+    #[error("another dispatcher uses this token ({by}): waiting until it stops")]
     Waits { by: String },
 }
 
@@ -129,7 +129,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         if self.leased.is_some()
             && let Err(error) = self.door.hold(0).await
         {
-            tracing::debug!(error = %chain(&error), "failed to release the lease");
+            tracing::debug!(error = %format_chain(&error), "failed to release the lease");
         }
     }
 
@@ -142,7 +142,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         self.announce().await;
         let lower = self.scheduler.look().await?;
         // Finished jobs that are still held are in the list of held containers; other finished ones are not needed.
-        let live = lower.jobs.iter().filter(|job| !job.life.is_over());
+        let live = lower.jobs.iter().filter(|job| !job.state.is_ended());
         let mut tracked: Vec<String> = live.map(|job| job.attempt.uuid.clone()).collect();
         tracked.sort();
         tracked.dedup();
@@ -151,7 +151,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         for step in reconcile(&queue, &lower, &mut self.memory) {
             self.apply_step(step, &lower).await;
         }
-        self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
+        self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.state.is_ended()));
         let taken = self.dispatch_queued(&queue, &lower).await?;
         self.report_waits(&queue, &lower).await;
         let held = queue.containers.iter().filter(|one| one.is_held()).count();
@@ -169,8 +169,8 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     async fn report_waits(&mut self, queue: &QueueSnapshot, lower: &SchedulerSnapshot) {
         let why = |container: &ContainerView| {
             let job =
-                lower.find(&container.attempt()).filter(|job| job.life == SchedulerJobState::Waiting)?;
-            Some(format!("waits in the scheduler: {}", job.said.as_deref()?))
+                lower.find(&container.attempt()).filter(|job| job.state == SchedulerJobState::Waiting)?;
+            Some(format!("waits in the scheduler: {}", job.message.as_deref()?))
         };
         let held = queue.containers.iter().filter(|one| one.is_held() && one.status == Status::Locked);
         let all: BTreeMap<Attempt, String> =
@@ -187,7 +187,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             match self.door.waits(&attempt, &why).await {
                 // A refusal means that it has started meanwhile, or belongs to another dispatcher.
                 Err(error) if !error.is_refusal() => {
-                    tracing::warn!(%attempt, error = %chain(&error), "failed to report wait reason");
+                    tracing::warn!(%attempt, error = %format_chain(&error), "failed to report wait reason");
                     return;
                 }
                 Ok(()) | Err(_) => drop(self.waits.insert(attempt, why)),
@@ -206,7 +206,9 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         };
         match told.await {
             Ok(()) => self.announced = Some(Instant::now()),
-            Err(error) => tracing::warn!(error = %chain(&error), "failed to announce capacity to the server"),
+            Err(error) => {
+                tracing::warn!(error = %format_chain(&error), "failed to announce capacity to the server")
+            }
         }
     }
 
@@ -219,18 +221,18 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
             }
             ReconcileStep::Cancel { attempt, why } => {
-                let (reason, text, event) = words(*why, said(attempt, lower));
+                let (reason, text, event) = describe_cleanup(*why, scheduler_message(attempt, lower));
                 let cancelled = self.door.cancel(attempt, reason, &text).await;
                 self.told(cancelled, attempt, event, &text).await
             }
             ReconcileStep::Unlock { attempt, why, released } => {
-                let (_, text, event) = words(*why, said(attempt, lower));
+                let (_, text, event) = describe_cleanup(*why, scheduler_message(attempt, lower));
                 let unlocked = self.door.unlock(attempt, *released).await;
                 self.told(unlocked, attempt, event, &text).await
             }
         };
         if let Err(error) = done {
-            tracing::warn!(?step, error = %chain(&error), "failed to apply step");
+            tracing::warn!(?step, error = %format_chain(&error), "failed to apply step");
         }
     }
 
@@ -269,7 +271,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     ) -> Result<(), RoundError> {
         let now = self.door.find(&attempt.uuid).await?;
         match lower.find(attempt) {
-            Some(seen) if is_stray(now.as_ref(), seen) => self.stop(attempt, job).await,
+            Some(seen) if is_orphan(now.as_ref(), seen) => self.stop(attempt, job).await,
             Some(_) | None => Ok(()),
         }
     }
@@ -283,13 +285,13 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     ) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
         let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
-        let kinds = room.kinds();
+        let kinds = room.node_classes();
         for choice in select(queue, &mut room, DISPATCHES_MAX, &mut self.said, &mut self.tries) {
             match choice {
                 Selection::Leave { uuid, why } => words.push(DispatchEvent::not_run(uuid, why)),
                 Selection::Take { uuid } => {
                     // A job that was started under an earlier lock and still runs is stopped first.
-                    let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.life.is_over());
+                    let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.state.is_ended());
                     if runs {
                         continue;
                     }
@@ -342,7 +344,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             }
             Err(error) => return Err(error.into()),
         };
-        self.tries.took(&uuid, self.now());
+        self.tries.record_attempt(&uuid, self.now());
         let mut environment = self.settings.environment.clone();
         environment.push(("WINDLASS_QUEUE_URL".to_owned(), self.door.url()));
         let order = SubmitRequest {
@@ -355,7 +357,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         let attempt = Some(lock.attempt.number);
         match self.scheduler.submit(&order).await {
             Ok(job) => {
-                let text = format!("handed over as {job}");
+                let text = format!("submitted as {job}");
                 Ok(Some(DispatchEvent { uuid, event: DISPATCHED, text, attempt }))
             }
             Err(SubmitError::Refused { why }) => {
@@ -365,11 +367,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                     true => self.tries.refused(container, &why, kinds, now),
                     false => why,
                 };
-                Ok(self.said.is_news(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
+                Ok(self.said.record(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
             }
             // It may run: the next snapshot finds it by its name, or the lock is released after a while.
             Err(SubmitError::Unclear(unclear)) => {
-                tracing::warn!(attempt = %lock.attempt, error = %chain(&unclear), "submission is unclear");
+                tracing::warn!(attempt = %lock.attempt, error = %format_chain(&unclear), "submission is unclear");
                 Ok(None)
             }
         }
@@ -391,27 +393,27 @@ impl DispatchEvent {
 }
 
 /// Returns the scheduler's message about the job of an attempt.
-fn said<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Option<&'a str> {
-    lower.find(attempt).and_then(|job| job.said.as_deref())
+fn scheduler_message<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Option<&'a str> {
+    lower.find(attempt).and_then(|job| job.message.as_deref())
 }
 
 /// Returns the reason for the container, the message for people, and the event for the log.
-fn words(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
+fn describe_cleanup(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
     match why {
         ReleaseReason::Crashed => {
             let (reason, text) = match said {
                 Some(said) if said.starts_with(NODE_LOST) => ("node_lost", "its node was lost"),
                 Some(said) if said.starts_with(OUT_OF_MEMORY) => {
-                    ("oom_killed", "it used more memory than it asked for")
+                    ("oom_killed", "it used more memory than it requested")
                 }
-                Some(said) if said.starts_with(TIMED_OUT) => ("max_run_time", "it ran longer than it may"),
-                Some(_) | None => ("crashed", "the job ended and left no result"),
+                Some(said) if said.starts_with(TIMED_OUT) => ("max_run_time", "it exceeded `max_run_time`"),
+                Some(_) | None => ("crashed", "the job ended without a result"),
             };
-            let said = said.map(|said| format!(": the scheduler says {said}")).unwrap_or_default();
+            let said = said.map(|said| format!(": the scheduler reported {said}")).unwrap_or_default();
             (reason, format!("{text}{said}"), Some("cleaned_up_crashed"))
         }
         ReleaseReason::Abandoned => {
-            ("abandoned", "nobody knows of a job for it".to_owned(), Some("cleaned_up_abandoned"))
+            ("abandoned", "the scheduler has no job for it".to_owned(), Some("cleaned_up_abandoned"))
         }
         ReleaseReason::PriorityZero => ("priority_zero", "its priority is 0".to_owned(), None),
     }
@@ -419,20 +421,20 @@ fn words(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Optio
 
 #[cfg(test)]
 mod tests {
-    use super::{ReleaseReason, words};
+    use super::{ReleaseReason, describe_cleanup};
 
     #[test]
-    fn a_lost_node_is_named_and_other_ends_say_what_the_scheduler_says() {
+    fn crash_message_names_a_lost_node_or_quotes_the_scheduler() {
         let told = |said| {
-            let (reason, text, _) = words(ReleaseReason::Crashed, said);
+            let (reason, text, _) = describe_cleanup(ReleaseReason::Crashed, said);
             (reason, text)
         };
-        let lost = "its node was lost: the scheduler says NODE_FAIL on n3";
+        let lost = "its node was lost: the scheduler reported NODE_FAIL on n3";
         assert_eq!(told(Some("NODE_FAIL on n3")), ("node_lost", lost.to_owned()));
         assert_eq!(told(Some("OUT_OF_MEMORY")).0, "oom_killed");
         assert_eq!(told(Some("TIMEOUT (TimeLimit)")).0, "max_run_time");
-        let failed = "the job ended and left no result: the scheduler says FAILED (NonZeroExitCode)";
+        let failed = "the job ended without a result: the scheduler reported FAILED (NonZeroExitCode)";
         assert_eq!(told(Some("FAILED (NonZeroExitCode)")), ("crashed", failed.to_owned()));
-        assert_eq!(told(None), ("crashed", "the job ended and left no result".to_owned()));
+        assert_eq!(told(None), ("crashed", "the job ended without a result".to_owned()));
     }
 }

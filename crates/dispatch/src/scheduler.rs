@@ -2,7 +2,7 @@
 
 use windlass_model::dispatch::{
     Attempt, ContainerNeeds, SchedulerSnapshot,
-    capacity::{ClusterNode, NodeClass, kinds},
+    capacity::{ClusterNode, NodeClass, node_classes},
     select::Capacity,
 };
 
@@ -28,27 +28,27 @@ pub struct SubmitRequest {
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The scheduler read the request and refused it.
-    #[error("scheduler refuses: {why}")]
+    #[error("the scheduler refused the job: {why}")]
     Refused { why: String },
     /// The scheduler may have accepted it: only a search for its name can show that.
-    #[error("hand a container over")]
+    #[error("failed to submit a container")]
     Unclear(#[source] SchedulerError),
 }
 
 /// The scheduler did not respond, or not meaningfully. Never equivalent to an empty result.
 #[derive(Debug, thiserror::Error)]
 pub enum SchedulerError {
-    #[error("start `{program}`")]
+    #[error("failed to start `{program}`")]
     Start {
         program: &'static str,
         #[source]
         source: std::io::Error,
     },
-    #[error("`{program}` did not answer within {} s", within.as_secs())]
+    #[error("`{program}` did not respond within {} s", within.as_secs())]
     Late { program: &'static str, within: std::time::Duration },
     #[error("`{program}` failed: {said}")]
     Failed { program: &'static str, said: String },
-    #[error("read what `{program}` said: `{line}`")]
+    #[error("unexpected output of `{program}`: `{line}`")]
     InvalidOutput { program: &'static str, line: String },
 }
 
@@ -100,6 +100,6 @@ pub trait Scheduler {
     where
         Self: Sync,
     {
-        async { self.nodes().await.map(|nodes| kinds(&nodes)) }
+        async { self.nodes().await.map(|nodes| node_classes(&nodes)) }
     }
 }

@@ -55,7 +55,7 @@ async fn renew<S: LeaseStore>(crank: &PipelineRuntime<S>, rows: &[Arc<TrackedLea
             return;
         }
         Ok(Err(error)) => error_chain(&error),
-        Err(_) => "no answer in time".to_owned(),
+        Err(_) => "no response in time".to_owned(),
     };
     // Retried at the next tick; the deadlines of the leases stay unchanged meanwhile.
     crank.meter.store_errors.add(1);

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hints_that_nobody_looked_at_yet_are_one() {
+    fn pending_hints_are_coalesced_into_one() {
         let hints = Hints::new();
         let runs = hints.subscribe("runs");
         assert!(runs.wait().now_or_never().is_none());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn only_hints_given_here_go_out_and_each_name_once() {
+    fn outgoing_hints_contain_each_name_once_and_no_local_hints() {
         let hints = Hints::new();
         let mut outgoing = hints.outgoing();
         hints.hint_local("jobs");

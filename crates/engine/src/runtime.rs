@@ -200,7 +200,7 @@ impl<S: LeaseStore> PipelineRuntime<S> {
         let said = match timeout(self.settings.lease_ttl, call).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error_chain(&error),
-            Err(_) => "no answer in time".to_owned(),
+            Err(_) => "no response in time".to_owned(),
         };
         self.meter.store_errors.add(1);
         tracing::warn!(pipeline = self.queue.pipeline, error = said, "failed to access lease store");

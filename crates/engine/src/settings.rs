@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_stays_within_a_fifth_and_replays_with_its_seed() {
+    fn jitter_stays_within_twenty_percent_and_is_reproducible_by_seed() {
         let mut jitter = Jitter::new(7, "runs");
         let delays: Vec<_> = (0..1000).map(|_| jitter.apply(Duration::from_secs(1))).collect();
         assert!(delays.iter().all(|d| (800..=1200).contains(&d.as_millis())));
@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn the_standard_settings_are_sound_and_shorter_leases_are_not() {
+    fn standard_settings_are_valid_and_a_shorter_lease_alone_is_not() {
         assert!(Settings::standard(0).is_valid());
         assert!(!Settings { lease_ttl: Duration::from_secs(10), ..Settings::standard(0) }.is_valid());
     }
 
     #[test]
-    fn shorter_leases_are_sound_with_a_shorter_margin() {
+    fn a_shorter_lease_is_valid_with_a_shorter_margin() {
         let standard = Settings::standard(0).with_lease(LEASE_TTL);
         assert_eq!((standard.lease_margin, standard.renew_after), (LEASE_MARGIN, RENEW_AFTER));
         assert!(Settings::standard(0).with_lease(LEASE_TTL_MIN).is_valid());

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_counts_the_last_minute_and_forgets_the_one_before() {
+    fn the_recent_count_covers_only_the_last_minute() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut recent = RecentCounts::new(start);

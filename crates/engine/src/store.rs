@@ -88,7 +88,7 @@ pub enum RelatedLockOutcome {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("{what} in the lease store")]
+    #[error("failed to {what} in the lease store")]
     Failed {
         what: &'static str,
         #[source]

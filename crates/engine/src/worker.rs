@@ -110,7 +110,7 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
                 match outcomes.iter().position(|(id, _)| *id == row.lease.id) {
                     Some(at) => crank.handle_outcome(row, outcomes.swap_remove(at).1, out).await,
                     None => {
-                        crank.log_failure(&row, "the batch said nothing about the row");
+                        crank.log_failure(&row, "the batch returned no outcome for the row");
                         crank.handle_failure(row, out).await;
                     }
                 }
@@ -121,7 +121,7 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
         Ok(Err(panic)) => panic_message(&*panic),
     };
     // One failure, logged once, with the first row.
-    crank.log_failure(&rows[0], &format!("{failed} (a batch of {})", rows.len()));
+    crank.log_failure(&rows[0], &format!("{failed} (batch of {} rows)", rows.len()));
     for row in rows {
         crank.handle_failure(row, out).await;
     }

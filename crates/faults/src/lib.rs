@@ -25,7 +25,7 @@ use std::pin::Pin;
 pub use self::{
     checks::AgentSite,
     rows::all_rows,
-    run::{RunOptions, TrialOutcome, play},
+    run::{RunOptions, TrialOutcome, run_trials},
     trial::{TimedStep, Trial},
 };
 

@@ -31,14 +31,14 @@ struct Args {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = args()?;
+    let args = parse_args()?;
     let rows = select_rows(&args)?;
     let mut out = std::io::stdout();
     if args.list {
         writeln!(out, "{}", report::render_list(&rows))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let seed = args.seed.map_or_else(drawn, Ok)?;
+    let seed = args.seed.map_or_else(random_seed, Ok)?;
     let dir = args
         .dir
         .clone()
@@ -48,13 +48,13 @@ fn main() -> Result<ExitCode> {
     let all = order.rows.len() as u64 * order.times;
     let _ = writeln!(std::io::stderr(), "{all} trials, {} at once, first seed {seed}", order.jobs);
     let done = AtomicUsize::new(0);
-    let outcomes = faults::play(&order, |outcome| {
+    let outcomes = faults::run_trials(&order, |outcome| {
         let number = done.fetch_add(1, Ordering::Relaxed) + 1;
         let _ = writeln!(std::io::stderr(), "[{number}/{all}] {}", report::render_trial(outcome));
     })?;
     // Fails unless the directory is empty, that is, nothing was kept.
     let _ = std::fs::remove_dir(&order.dir);
-    let lines = report::lines(&order.rows, &outcomes);
+    let lines = report::summarize_rows(&order.rows, &outcomes);
     if args.json {
         writeln!(out, "{:#}", report::render_json(&lines))?;
     } else if args.markdown {
@@ -67,7 +67,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// 32 bits, so that a user can type it.
-fn drawn() -> Result<u64> {
+fn random_seed() -> Result<u64> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes).context("draw a seed")?;
     Ok(u32::from_le_bytes(bytes).into())
@@ -91,7 +91,7 @@ fn select_rows(args: &Args) -> Result<Vec<FaultRow>> {
     Ok(all.into_iter().filter(wanted).collect())
 }
 
-fn args() -> Result<Args> {
+fn parse_args() -> Result<Args> {
     let mut args = Args { times: 1, jobs: JOBS, slack: 1, ..Args::default() };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {

@@ -56,7 +56,7 @@ impl RowSummary<'_> {
 }
 
 /// Groups the results by row, in the order of the rows.
-pub fn lines<'a>(rows: &'a [FaultRow], outcomes: &'a [TrialOutcome]) -> Vec<RowSummary<'a>> {
+pub fn summarize_rows<'a>(rows: &'a [FaultRow], outcomes: &'a [TrialOutcome]) -> Vec<RowSummary<'a>> {
     let of = |row: &FaultRow| outcomes.iter().filter(|outcome| outcome.row == row.id).collect();
     rows.iter().map(|row| RowSummary { row, outcomes: of(row) }).collect()
 }

@@ -26,9 +26,9 @@ pub struct AccessRecord {
     pub bytes_in: u64,
     pub bytes_out: u64,
     /// Replicas that were tried.
-    pub tries: u32,
+    pub attempts: u32,
     /// True if the response ended before it was complete.
-    pub cut: bool,
+    pub is_truncated: bool,
 }
 
 /// Receiver of records. Called at the end of each request, on the thread that served it, so it must not block.
@@ -53,8 +53,8 @@ impl AccessLog for TracingAccessLog {
             took_us = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX),
             bytes_in = record.bytes_in,
             bytes_out = record.bytes_out,
-            tries = record.tries,
-            cut = record.cut,
+            tries = record.attempts,
+            cut = record.is_truncated,
             "request completed"
         );
     }

@@ -46,11 +46,11 @@ pub trait Gatekeeper: Send + Sync + 'static {
 
     /// Returns whether a token is one of the server's, whatever it permits: such a token must not be passed to a
     /// service. `None` if the server could not be queried.
-    fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>>;
+    fn is_known<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>>;
 
     /// Completes when a token that permitted access to the project no longer does, with a delay of a few seconds at
     /// most.
-    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()>;
+    fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()>;
 }
 
 /// Access rights that a long-lived response depends on.
@@ -60,7 +60,7 @@ pub(crate) struct AccessGrant {
     project: String,
     /// Created at the first wait, because most responses complete earlier. Never locked: the mutex only makes a request
     /// that contains it `Sync`.
-    lost: Mutex<Option<BoxFuture<'static, ()>>>,
+    revocation: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
 impl AccessGrant {
@@ -69,19 +69,19 @@ impl AccessGrant {
             gatekeeper: Arc::clone(gatekeeper),
             token: token.to_owned(),
             project: project.to_owned(),
-            lost: Mutex::new(None),
+            revocation: Mutex::new(None),
         }
     }
 
     /// Returns whether the rights have been revoked; wakes the task when they are.
-    pub(crate) fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
-        let lost = self.lost.get_mut();
-        let lost = lost.get_or_insert_with(|| self.gatekeeper.lost(&self.token, &self.project));
+    pub(crate) fn is_revoked(&mut self, cx: &mut Context<'_>) -> bool {
+        let lost = self.revocation.get_mut();
+        let lost = lost.get_or_insert_with(|| self.gatekeeper.wait_until_revoked(&self.token, &self.project));
         lost.as_mut().poll(cx).is_ready()
     }
 
     pub(crate) fn is_watched(&mut self) -> bool {
-        self.lost.get_mut().is_some()
+        self.revocation.get_mut().is_some()
     }
 }
 
@@ -89,16 +89,16 @@ impl AccessGrant {
 #[derive(Clone, Copy, Debug)]
 pub struct TokenCacheConfig {
     /// Maximum time for which a revoked token keeps working.
-    pub allow: Duration,
-    pub deny: Duration,
+    pub allow_ttl: Duration,
+    pub deny_ttl: Duration,
     pub entries_max: usize,
 }
 
 /// Gatekeeper with a cache. Stores hashes of tokens only.
 pub struct CachingGatekeeper<G> {
     inner: G,
-    trust: TokenCacheConfig,
-    answers: RwLock<HashMap<[u8; 32], CachedVerdict>>,
+    config: TokenCacheConfig,
+    verdicts: RwLock<HashMap<[u8; 32], CachedVerdict>>,
 }
 
 struct CachedVerdict {
@@ -107,25 +107,25 @@ struct CachedVerdict {
 }
 
 impl<G> CachingGatekeeper<G> {
-    pub fn new(inner: G, trust: TokenCacheConfig) -> Self {
-        Self { inner, trust, answers: RwLock::new(HashMap::new()) }
+    pub fn new(inner: G, config: TokenCacheConfig) -> Self {
+        Self { inner, config, verdicts: RwLock::new(HashMap::new()) }
     }
 
     /// Clears the cache, after a revocation.
-    pub fn forget(&self) {
-        self.answers.write().clear();
+    pub fn clear(&self) {
+        self.verdicts.write().clear();
     }
 
     fn store(&self, key: [u8; 32], verdict: &Verdict, now: Instant) {
         let life = match verdict {
-            Verdict::Allow { .. } => self.trust.allow,
-            Verdict::Deny => self.trust.deny,
+            Verdict::Allow { .. } => self.config.allow_ttl,
+            Verdict::Deny => self.config.deny_ttl,
             Verdict::Unknown => return,
         };
-        let mut answers = self.answers.write();
-        if answers.len() >= self.trust.entries_max {
+        let mut answers = self.verdicts.write();
+        if answers.len() >= self.config.entries_max {
             answers.retain(|_, answer| answer.until > now);
-            if answers.len() >= self.trust.entries_max {
+            if answers.len() >= self.config.entries_max {
                 answers.clear();
             }
         }
@@ -140,7 +140,7 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
                 Sha256::new().chain_update(project).chain_update([0]).chain_update(token).finalize().into();
             // The lifetime starts before the query, so that a revocation during the query does not prolong it.
             let now = Instant::now();
-            if let Some(answer) = self.answers.read().get(&key)
+            if let Some(answer) = self.verdicts.read().get(&key)
                 && answer.until > now
             {
                 return answer.verdict.clone();
@@ -151,32 +151,32 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
         })
     }
 
-    fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+    fn is_known<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move {
             // Project names contain no such byte, so the two kinds of entries cannot collide.
             let key: [u8; 32] =
                 Sha256::new().chain_update(project).chain_update([1]).chain_update(token).finalize().into();
             let now = Instant::now();
-            if let Some(answer) = self.answers.read().get(&key)
+            if let Some(answer) = self.verdicts.read().get(&key)
                 && answer.until > now
             {
                 return Some(matches!(answer.verdict, Verdict::Allow { .. }));
             }
-            let is_known = self.inner.knows(token, project, peer).await?;
+            let is_known = self.inner.is_known(token, project, peer).await?;
             let verdict = if is_known { Verdict::Allow { identity: None } } else { Verdict::Deny };
             self.store(key, &verdict, now);
             Some(is_known)
         })
     }
 
-    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
-        self.inner.lost(token, project)
+    fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
+        self.inner.wait_until_revoked(token, project)
     }
 }
 
 /// Returns the token of a request, and whether it is in `Authorization`.
-pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(bearer);
+pub(crate) fn find_token(headers: &HeaderMap) -> Option<(&str, bool)> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(bearer_token);
     if let Some(token) = bearer {
         return std::str::from_utf8(token)
             .ok()
@@ -194,7 +194,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
         .filter(|(token, _)| token.len() <= TOKEN_MAX)
 }
 
-fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+fn bearer_token(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, token) = value.as_bytes().split_at_checked(7)?;
     // The queue's clients send `OAuth2`, which has the same length.
     let is_known = scheme.eq_ignore_ascii_case(b"bearer ") || scheme.eq_ignore_ascii_case(b"oauth2 ");
@@ -203,7 +203,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 
 /// Returns whether an `Authorization` header contains a token with a prefix of windlass.
 pub(crate) fn is_windlass_token(value: &HeaderValue) -> bool {
-    bearer(value).is_some_and(|token| TOKEN_PREFIXES.iter().any(|prefix| token.starts_with(prefix)))
+    bearer_token(value).is_some_and(|token| TOKEN_PREFIXES.iter().any(|prefix| token.starts_with(prefix)))
 }
 
 /// Returns the tokens in `Authorization` without a prefix of windlass. They may still be tokens of the server: an
@@ -211,7 +211,7 @@ pub(crate) fn is_windlass_token(value: &HeaderValue) -> bool {
 pub(crate) fn unrecognized_tokens(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
     let values = headers.get_all(header::AUTHORIZATION).iter().filter(|value| !is_windlass_token(value));
     values
-        .filter_map(bearer)
+        .filter_map(bearer_token)
         .map(|token| std::str::from_utf8(token).ok().filter(|token| token.len() <= TOKEN_MAX))
 }
 
@@ -236,7 +236,7 @@ mod tests {
             Box::pin(std::future::ready(verdict))
         }
 
-        fn knows<'a>(
+        fn is_known<'a>(
             &'a self,
             token: &'a str,
             _project: &'a str,
@@ -246,13 +246,13 @@ mod tests {
             Box::pin(std::future::ready((token != "away").then_some(token == "good")))
         }
 
-        fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+        fn wait_until_revoked(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
             Box::pin(std::future::pending())
         }
     }
 
     fn cached(allow: Duration, entries_max: usize) -> CachingGatekeeper<CountingGatekeeper> {
-        let trust = TokenCacheConfig { allow, deny: Duration::from_secs(60), entries_max };
+        let trust = TokenCacheConfig { allow_ttl: allow, deny_ttl: Duration::from_secs(60), entries_max };
         CachingGatekeeper::new(CountingGatekeeper(AtomicUsize::new(0)), trust)
     }
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_remembered_for_its_token_and_project_only() {
+    async fn an_auth_verdict_is_cached_per_token_and_project() {
         let gate = cached(Duration::from_secs(60), 10);
         for (token, project, times) in
             [("good", "a", 1), ("good", "a", 1), ("good", "b", 2), ("bad", "a", 3), ("bad", "a", 3)]
@@ -270,7 +270,7 @@ mod tests {
             assert_eq!(matches!(verdict, Verdict::Allow { .. }), token == "good");
             assert_eq!(asked(&gate), times);
         }
-        gate.forget();
+        gate.clear();
         gate.check("good", "a", HERE).await;
         assert_eq!(asked(&gate), 4);
         for (token, known, times) in [
@@ -279,14 +279,17 @@ mod tests {
             ("bad", Some(false), 6),
             ("bad", Some(false), 6),
         ] {
-            assert_eq!((gate.knows(token, "a", HERE).await, asked(&gate)), (known, times), "{token}");
+            assert_eq!((gate.is_known(token, "a", HERE).await, asked(&gate)), (known, times), "{token}");
         }
-        assert_eq!((gate.knows("away", "a", HERE).await, gate.knows("away", "a", HERE).await), (None, None));
+        assert_eq!(
+            (gate.is_known("away", "a", HERE).await, gate.is_known("away", "a", HERE).await),
+            (None, None)
+        );
         assert_eq!(asked(&gate), 8, "silence is not remembered");
     }
 
     #[tokio::test]
-    async fn an_answer_dies_at_its_bound_and_silence_is_not_remembered() {
+    async fn a_cached_auth_verdict_expires_and_an_unknown_verdict_is_not_cached() {
         let gate = cached(Duration::ZERO, 10);
         gate.check("good", "a", HERE).await;
         gate.check("good", "a", HERE).await;
@@ -297,20 +300,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_memory_is_bounded() {
+    async fn the_auth_cache_is_bounded() {
         let gate = cached(Duration::from_secs(60), 8);
         for n in 0..100 {
             gate.check(&n.to_string(), "a", HERE).await;
-            assert!(gate.answers.read().len() <= 8);
+            assert!(gate.verdicts.read().len() <= 8);
         }
     }
 
     #[test]
-    fn a_token_is_found_in_a_field_or_a_cookie() {
+    fn a_token_is_read_from_the_authorization_header_or_the_session_cookie() {
         let find = |name: &str, value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
-            token(&headers).map(|(token, field)| (token.to_owned(), field))
+            find_token(&headers).map(|(token, field)| (token.to_owned(), field))
         };
         assert_eq!(find("authorization", "Bearer x"), Some(("x".to_owned(), true)));
         assert_eq!(find("authorization", "bearer  x "), Some(("x".to_owned(), true)));

@@ -26,13 +26,13 @@ const REPLAY_MAX: usize = 64 * 1024;
 /// Reason why the body of a request ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestBodyError {
-    #[error("the body is larger than {max} bytes")]
+    #[error("the request body is larger than {max} bytes")]
     TooLarge { max: u64 },
-    #[error("the caller sent nothing for {} s in the middle of the body", .after.as_secs())]
+    #[error("no data received for {} s while reading the request body", .after.as_secs())]
     Stalled { after: Duration },
-    #[error("the body is not as long as it was announced")]
+    #[error("the length of the request body does not match `Content-Length`")]
     LengthMismatch,
-    #[error("read the body of the request")]
+    #[error("failed to read the request body")]
     Read(#[source] BoxError),
 }
 
@@ -50,21 +50,21 @@ enum BodySource {
 }
 
 pub struct RequestBody {
-    kind: BodySource,
+    source: BodySource,
     /// Exact length, if it was known before the first part.
     length: Option<u64>,
-    taken: u64,
-    bound: Option<u64>,
-    stall: Duration,
+    bytes_read: u64,
+    length_max: Option<u64>,
+    stall_timeout: Duration,
     /// Created at the first wait, because most bodies never wait.
-    alarm: Option<Pin<Box<Sleep>>>,
-    waiting: bool,
+    stall_timer: Option<Pin<Box<Sleep>>>,
+    is_waiting: bool,
     /// Parts already read, as long as all of them can be replayed.
-    kept: Option<Vec<Bytes>>,
-    kept_len: usize,
+    replay: Option<Vec<Bytes>>,
+    replay_len: usize,
     /// Number of buffered parts that were returned since the last rewind.
-    given: usize,
-    ended: bool,
+    replayed: usize,
+    is_ended: bool,
 }
 
 impl From<Incoming> for RequestBody {
@@ -84,25 +84,25 @@ impl From<Bytes> for RequestBody {
 }
 
 impl RequestBody {
-    fn new(kind: BodySource) -> Self {
-        let length = match &kind {
+    fn new(source: BodySource) -> Self {
+        let length = match &source {
             BodySource::Empty => Some(0),
             BodySource::Full(bytes) => Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             BodySource::Incoming(body) => SizeHint::exact(&body.size_hint()),
             BodySource::Boxed(body) => SizeHint::exact(&body.size_hint()),
         };
         Self {
-            kind,
+            source,
             length,
-            taken: 0,
-            bound: None,
-            stall: Duration::MAX,
-            alarm: None,
-            waiting: false,
-            kept: None,
-            kept_len: 0,
-            given: 0,
-            ended: false,
+            bytes_read: 0,
+            length_max: None,
+            stall_timeout: Duration::MAX,
+            stall_timer: None,
+            is_waiting: false,
+            replay: None,
+            replay_len: 0,
+            replayed: 0,
+            is_ended: false,
         }
     }
 
@@ -123,12 +123,12 @@ impl RequestBody {
     }
 
     pub(crate) fn set_limits(&mut self, bound: Option<u64>, stall: Duration) {
-        self.bound = bound;
-        self.stall = stall;
+        self.length_max = bound;
+        self.stall_timeout = stall;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        matches!(self.kind, BodySource::Empty)
+        matches!(self.source, BodySource::Empty)
     }
 
     /// Returns the exact length, if it is known in advance.
@@ -137,23 +137,23 @@ impl RequestBody {
     }
 
     pub(crate) const fn taken(&self) -> u64 {
-        self.taken
+        self.bytes_read
     }
 
     /// Starts to buffer the body for a replay, if it is short.
     pub(crate) fn enable_replay(&mut self) {
         if self.length().is_some_and(|length| length <= REPLAY_MAX as u64) {
-            self.kept = Some(Vec::new());
+            self.replay = Some(Vec::new());
         }
     }
 
     /// Restarts from the beginning. Returns false if that is not possible.
     pub(crate) fn rewind(&mut self) -> bool {
-        if self.taken == 0 && !self.ended {
+        if self.bytes_read == 0 && !self.is_ended {
             return true;
         }
-        if self.is_empty() || self.kept.is_some() {
-            self.given = 0;
+        if self.is_empty() || self.replay.is_some() {
+            self.replayed = 0;
             return true;
         }
         false
@@ -163,71 +163,71 @@ impl RequestBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
-        if let Some(kept) = &self.kept
-            && let Some(piece) = kept.get(self.given)
+        if let Some(kept) = &self.replay
+            && let Some(piece) = kept.get(self.replayed)
         {
-            self.given += 1;
+            self.replayed += 1;
             return Poll::Ready(Some(Ok(BodyPart::Data(piece.clone()))));
         }
-        if self.ended {
+        if self.is_ended {
             return Poll::Ready(None);
         }
-        let frame = match &mut self.kind {
+        let frame = match &mut self.source {
             BodySource::Empty => None,
             BodySource::Full(bytes) => bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))),
             BodySource::Incoming(body) => match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(frame) => {
                     frame.map(|frame| frame.map_err(|error| RequestBodyError::Read(error.into())))
                 }
-                Poll::Pending => return self.wait(cx),
+                Poll::Pending => return self.poll_stall(cx),
             },
             BodySource::Boxed(body) => match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(frame) => frame.map(|frame| frame.map_err(RequestBodyError::Read)),
-                Poll::Pending => return self.wait(cx),
+                Poll::Pending => return self.poll_stall(cx),
             },
         };
-        self.waiting = false;
+        self.is_waiting = false;
         let Some(frame) = frame else {
-            self.ended = true;
+            self.is_ended = true;
             return Poll::Ready(None);
         };
-        Poll::Ready(Some(frame.and_then(|frame| self.accept(frame))))
+        Poll::Ready(Some(frame.and_then(|frame| self.accept_frame(frame))))
     }
 
-    fn accept(&mut self, frame: hyper::body::Frame<Bytes>) -> Result<BodyPart, RequestBodyError> {
+    fn accept_frame(&mut self, frame: hyper::body::Frame<Bytes>) -> Result<BodyPart, RequestBodyError> {
         let data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => return Ok(BodyPart::Trailers(frame.into_trailers().unwrap_or_default())),
         };
-        self.taken = self.taken.saturating_add(data.len() as u64);
-        if let Some(max) = self.bound
-            && self.taken > max
+        self.bytes_read = self.bytes_read.saturating_add(data.len() as u64);
+        if let Some(max) = self.length_max
+            && self.bytes_read > max
         {
             return Err(RequestBodyError::TooLarge { max });
         }
-        if let Some(kept) = &mut self.kept {
-            self.kept_len += data.len();
-            if self.kept_len > REPLAY_MAX {
-                self.kept = None;
+        if let Some(kept) = &mut self.replay {
+            self.replay_len += data.len();
+            if self.replay_len > REPLAY_MAX {
+                self.replay = None;
             } else {
                 kept.push(data.clone());
-                self.given = kept.len();
+                self.replayed = kept.len();
             }
         }
         Ok(BodyPart::Data(data))
     }
 
     /// Waits for data, up to the stall timeout of the caller.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
-        let stall = self.stall;
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
+        let stall = self.stall_timeout;
         let Some(until) = Instant::now().checked_add(stall) else { return Poll::Pending };
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-        if !self.waiting {
-            self.waiting = true;
+        let alarm = self.stall_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        if !self.is_waiting {
+            self.is_waiting = true;
             alarm.as_mut().reset(until);
         }
         ready!(alarm.as_mut().poll(cx));
-        self.ended = true;
+        self.is_ended = true;
         Poll::Ready(Some(Err(RequestBodyError::Stalled { after: stall })))
     }
 }

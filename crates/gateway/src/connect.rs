@@ -31,7 +31,7 @@ impl Connector for DirectConnector {
                 ReplicaTarget::Unix { path } => Ok(Box::new(UnixStream::connect(path).await?) as Stream),
                 ReplicaTarget::Tunnel { name, .. } => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
-                    format!("there is no tunnel to `{name}` from here"),
+                    format!("tunnel to `{name}` is not supported"),
                 )),
             }
         })
@@ -46,6 +46,6 @@ pub(crate) async fn connect_with_timeout(
 ) -> io::Result<Stream> {
     match tokio::time::timeout(bound, connector.connect(target)).await {
         Ok(result) => result,
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not opened in time")),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "timed out opening the connection")),
     }
 }

@@ -16,12 +16,12 @@ pub struct Case {
     pub ours: &'static str,
     pub nginx: &'static str,
     /// Reason for the difference.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 /// Case with the same outcome in both.
 fn same_as_nginx(name: &'static str, bytes: impl Into<String>, ours: &'static str) -> Case {
-    Case { name, bytes: bytes.into(), ours, nginx: ours, why: "" }
+    Case { name, bytes: bytes.into(), ours, nginx: ours, reason: "" }
 }
 
 fn unlike_nginx(
@@ -31,7 +31,7 @@ fn unlike_nginx(
     nginx: &'static str,
     why: &'static str,
 ) -> Case {
-    Case { name, bytes: bytes.into(), ours, nginx, why }
+    Case { name, bytes: bytes.into(), ours, nginx, reason: why }
 }
 
 fn post(fields: &str, body: &str) -> String {
@@ -51,7 +51,7 @@ pub fn corpus() -> Vec<Case> {
             post("Content-Length: 6\r\nTransfer-Encoding: chunked", &chunked_smuggle),
             "200 | POST /first",
             "400 | ",
-            "we do as the standard allows: the length is dropped, the coding counts, and the connection ends",
+            "the standard allows it: the length is ignored, the encoding counts, and the connection is closed",
         ),
         unlike_nginx(
             "TE.CL",
@@ -70,28 +70,28 @@ pub fn corpus() -> Vec<Case> {
             post("Transfer-Encoding: identity, chunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         unlike_nginx(
             "TE unknown",
             post("Transfer-Encoding: xchunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         unlike_nginx(
             "TE with a tab",
             post("Transfer-Encoding:\tchunked", "0\r\n\r\n"),
             "200 200 | POST /first, GET /last",
             "501 | ",
-            "a tab is white space; nginx 1.22 knows only the blank",
+            "a tab is white space; nginx 1.22 accepts only a space",
         ),
         unlike_nginx(
             "TE vertical tab",
             post("Transfer-Encoding: \u{b}chunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         same_as_nginx(
             "TE space before colon",
@@ -103,7 +103,7 @@ pub fn corpus() -> Vec<Case> {
             post("Transfer-Encoding: \"chunked\"", &chunked_smuggle),
             "400 | ",
             "501 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         same_as_nginx(
             "TE in HTTP/1.0",
@@ -122,7 +122,7 @@ pub fn corpus() -> Vec<Case> {
             post("Content-Length: 2\r\nContent-Length: 2", "hi"),
             "200 200 | POST /first +body, GET /last",
             "400 | ",
-            "equal lengths mean one thing, and are sent on as one",
+            "equal lengths are unambiguous and are forwarded as one",
         ),
         same_as_nginx("CL list", post("Content-Length: 2, 2", "hi"), "400 | "),
         same_as_nginx("CL signed", post("Content-Length: +2", "hi"), "400 | "),
@@ -147,7 +147,7 @@ pub fn corpus() -> Vec<Case> {
             "nginx reads a bare LF as the end of a line",
         ),
         same_as_nginx(
-            "chunk longer than said",
+            "chunk longer than its size",
             post("Transfer-Encoding: chunked", "2\r\nhiX\r\n0\r\n\r\n"),
             "400 | ",
         ),
@@ -163,7 +163,7 @@ pub fn corpus() -> Vec<Case> {
             "GET /first HTTP/1.1\r\nHost: a@llm.test\r\n\r\n",
             "400 | ",
             "200 200 | GET /first @a@llm.test, GET /last",
-            "nginx takes any letter in a host",
+            "nginx accepts any character in a host",
         ),
         same_as_nginx("Host with a path", "GET /first HTTP/1.1\r\nHost: llm.test/x\r\n\r\n", "400 | "),
         same_as_nginx("folded field", get("X: a\r\n b"), "400 | "),
@@ -182,14 +182,14 @@ pub fn corpus() -> Vec<Case> {
             "GET http://llm.test/first HTTP/1.1\r\nHost: evil.test\r\n\r\n",
             "400 | ",
             "200 200 | GET /first, GET /last",
-            "nginx believes the target; we believe nobody who says two things",
+            "nginx uses the target; the proxy rejects contradictory hosts",
         ),
         unlike_nginx(
             "authority form",
             "CONNECT llm.test:80 HTTP/1.1\r\nHost: llm.test\r\n\r\n",
             "405 | ",
             "400 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         same_as_nginx("asterisk form", "OPTIONS * HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
         same_as_nginx("TRACE", "TRACE /first HTTP/1.1\r\nHost: llm.test\r\n\r\n", "405 | "),
@@ -212,7 +212,7 @@ pub fn corpus() -> Vec<Case> {
             get("Nonsense"),
             "400 | ",
             "200 200 | GET /first, GET /last",
-            "nginx drops lines that are no field",
+            "nginx drops lines that are not fields",
         ),
         same_as_nginx("empty name", get(": x"), "400 | "),
         unlike_nginx(
@@ -222,13 +222,13 @@ pub fn corpus() -> Vec<Case> {
             "200 200 | GET /first, GET /last",
             "nginx is lenient",
         ),
-        unlike_nginx("HTTP/0.9", "GET /first\r\n\r\n", "400 | ", " | GET /first", "nginx still speaks it"),
+        unlike_nginx("HTTP/0.9", "GET /first\r\n\r\n", "400 | ", " | GET /first", "nginx still supports it"),
         unlike_nginx(
             "HTTP/3.0",
             "GET /first HTTP/3.0\r\nHost: llm.test\r\n\r\n",
             "400 | ",
             "505 | ",
-            "another word for no",
+            "both reject it, with different statuses",
         ),
         same_as_nginx(
             "body on GET",
@@ -248,7 +248,7 @@ pub fn corpus() -> Vec<Case> {
             get("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"),
             "200 200 | GET /first, GET /last",
             "200 200 | GET /first http2-settings=AAMAAABkAAQAAP__, GET /last",
-            "nginx passes the settings on",
+            "nginx forwards the settings",
         ),
         unlike_nginx(
             "upgrade that is not answered",
@@ -258,7 +258,7 @@ pub fn corpus() -> Vec<Case> {
             )),
             "200 200 200 | GET /first upgrade=websocket, GET /second, GET /last",
             "200 200 200 | GET /first, GET /second, GET /last",
-            "nginx passes upgrades on only when told to",
+            "nginx forwards upgrades only if configured",
         ),
         unlike_nginx(
             "upgrade with a body",
@@ -268,7 +268,7 @@ pub fn corpus() -> Vec<Case> {
             ),
             "400 | ",
             "200 200 | POST /first +body, GET /last",
-            "nginx drops the wish and passes the body on",
+            "nginx drops the upgrade and forwards the body",
         ),
         same_as_nginx(
             "Connection names Content-Length",

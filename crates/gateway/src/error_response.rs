@@ -22,7 +22,7 @@ impl ErrorResponse {
         Self { status, text: text.into(), retry_after: None }
     }
 
-    pub(crate) fn later(status: StatusCode, text: impl Into<String>, after: Duration) -> Self {
+    pub(crate) fn with_retry_after(status: StatusCode, text: impl Into<String>, after: Duration) -> Self {
         Self { status, text: text.into(), retry_after: Some(after) }
     }
 

@@ -34,9 +34,9 @@ struct FailedAttempt {
     failure: ExchangeError,
     body: RequestBody,
     /// True if the replica may have received a part of the request.
-    sent: bool,
+    has_sent: bool,
     /// True on a reused connection: the replica probably closed it meanwhile.
-    reused: bool,
+    is_reused: bool,
 }
 
 /// State of the attempts at one request.
@@ -72,14 +72,14 @@ impl Proxy {
                 Ok(reached) => reached,
                 Err(say) => return Err((say.into_response(), tally)),
             };
-            if let Some(note) = &mut tally.note {
+            if let Some(note) = &mut tally.access {
                 note.record.replica = Some(Arc::clone(&outstanding.replica.id));
-                note.record.tries = tries.count;
+                note.record.attempts = tries.count;
             }
             let answer = self.attempt(&live, conn, reused, body, &errand, &mut headers).await;
             let failed = match answer {
                 Ok((conn, sending, answer)) => {
-                    outstanding.replica.well();
+                    outstanding.replica.mark_healthy();
                     return Ok(forward_response(errand, conn, sending, answer, outstanding, tally));
                 }
                 Err(failed) => *failed,
@@ -90,11 +90,11 @@ impl Proxy {
                 .check_retry(
                     &errand.parts.method,
                     &failed.failure,
-                    failed.sent,
-                    failed.reused,
+                    failed.has_sent,
+                    failed.is_reused,
                     &outstanding.replica,
                 )
-                .and_then(|()| body.rewind().then_some(()).ok_or_else(|| tell(&failed.failure)))
+                .and_then(|()| body.rewind().then_some(()).ok_or_else(|| failure_response(&failed.failure)))
             {
                 return Err((say.into_response(), tally));
             }
@@ -109,29 +109,29 @@ impl Proxy {
     ) -> Result<(OutstandingRequest, Box<UpstreamConnection>, bool), ErrorResponse> {
         loop {
             let Some(replica) = live.pick_replica(&tries.tried).cloned() else {
-                Box::pin(self.hold(live, tries)).await?;
+                Box::pin(self.wait_for_replica(live, tries)).await?;
                 continue;
             };
             // A concurrent request may have reserved it.
             let Some(outstanding) = replica.reserve(live.at_once()) else { continue };
             if !tries.fresh_only
-                && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take(cx))).await
+                && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take_idle(cx))).await
             {
                 tries.count += 1;
                 return Ok((outstanding, conn, true));
             }
             tries.count += 1;
             let connected =
-                connect::connect_with_timeout(self.bounds.connect, &*self.connector, &replica.target);
+                connect::connect_with_timeout(self.limits.connect_timeout, &*self.connector, &replica.target);
             // Boxed, like the wait above: what most requests do not need must not enlarge the future of each request.
             match Box::pin(connected).await {
                 Ok(stream) => return Ok((outstanding, Box::new(UpstreamConnection::new(stream)), false)),
                 Err(error) => {
                     replica.mark_failed();
                     tracing::debug!(service = %live.key, replica = %replica.id, %error, "failed to connect to replica");
-                    tries.last = Some(format!("open a connection: {}", error.kind()));
+                    tries.last = Some(format!("connection failed: {}", error.kind()));
                     tries.tried.push(replica);
-                    if tries.tried.len() >= self.bounds.tries_max as usize && live.service.hold_ms == 0 {
+                    if tries.tried.len() >= self.limits.attempts_max as usize && live.service.hold_ms == 0 {
                         return Err(tries.unreachable());
                     }
                 }
@@ -141,7 +141,11 @@ impl Proxy {
 
     /// Waits for a change if there is no replica, none is reachable, or all are busy; fails if the service does not
     /// hold requests.
-    async fn hold(&self, live: &mut Arc<ServiceState>, tries: &mut Attempts) -> Result<(), ErrorResponse> {
+    async fn wait_for_replica(
+        &self,
+        live: &mut Arc<ServiceState>,
+        tries: &mut Attempts,
+    ) -> Result<(), ErrorResponse> {
         let service = &live.service;
         if service.hold_ms == 0 {
             return Err(tries.unreachable());
@@ -150,14 +154,14 @@ impl Proxy {
         let deadline = *tries.deadline.get_or_insert_with(|| Instant::now() + bound);
         let later = |live: &ServiceState| {
             let text = if live.replicas.is_empty() {
-                "the service has no replica ready yet"
+                "the service has no ready replica yet"
             } else {
-                "no replica of the service is free"
+                "all replicas of the service are busy"
             };
-            ErrorResponse::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
+            ErrorResponse::with_retry_after(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
         };
         let (counted, began) = (Arc::clone(live), std::time::Instant::now());
-        if !counted.stats().hold(self.bounds.held_max, began) {
+        if !counted.stats().hold(self.limits.held_max, began) {
             return Err(later(live));
         }
         let _held = HeldGuard(counted, began);
@@ -165,7 +169,7 @@ impl Proxy {
         let freed = live.freed();
         // A request that waits for a free replica wakes nothing: the replicas exist and are busy.
         if live.replicas.is_empty() || service.at_once.is_none() {
-            self.wake.wake(&service.project, &service.run);
+            self.waker.wake(&service.project, &service.run);
         }
         // Read after the subscription, so that no change is missed.
         let key = Arc::clone(&live.key);
@@ -174,7 +178,7 @@ impl Proxy {
             // Enabled before the check, so that no notification is missed.
             room.as_mut().enable();
             let Some(now) = self.routes.service(&key) else {
-                return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the service is gone"));
+                return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the service no longer exists"));
             };
             *live = now;
             if live.pick_replica(&tries.tried).is_some() {
@@ -208,24 +212,29 @@ impl Proxy {
             None => Framing::Chunked,
         };
         let passage = ForwardedHeaders {
-            origin: errand.origin,
-            asked: &errand.asked,
+            client: errand.client,
+            head: &errand.head,
             path: errand.path(),
-            prefix: (!errand.mount.is_empty()).then_some(errand.mount),
+            prefix: (!errand.stripped_prefix.is_empty()).then_some(errand.stripped_prefix),
             framing,
-            ours: errand.ours,
+            strip_authorization: errand.strip_authorization,
             identity: errand.identity.as_ref(),
         };
         headers::write_request_head(conn.begin(), &errand.parts, &passage);
         let mut sending = RequestWriter::new(body, framing);
-        let upgrade = errand.asked.upgrade.is_some();
+        let upgrade = errand.head.upgrade.is_some();
         let patience = Duration::from_millis(live.service.answer_ms);
         let method = &errand.parts.method;
         match exchange(&mut conn, &mut sending, method, upgrade, headers, patience).await {
             Ok(answer) => Ok((conn, sending, answer)),
             Err(failure) => {
                 let sent = conn.has_sent();
-                Err(Box::new(FailedAttempt { failure, body: sending.into_body(), sent, reused }))
+                Err(Box::new(FailedAttempt {
+                    failure,
+                    body: sending.into_body(),
+                    has_sent: sent,
+                    is_reused: reused,
+                }))
             }
         }
     }
@@ -292,7 +301,7 @@ impl Attempts {
             | ExchangeError::Denied => false,
         };
         if !nobody_answered || (sent && !is_idempotent(method)) {
-            return Err(tell(failure));
+            return Err(failure_response(failure));
         }
         if reused && self.stale < STALE_MAX {
             // The same replica on a new connection: it only closed an old one.
@@ -303,14 +312,14 @@ impl Attempts {
         replica.mark_failed();
         self.last = Some(failure.to_string());
         self.tried.push(Arc::clone(replica));
-        if self.count >= STALE_MAX { Err(tell(failure)) } else { Ok(()) }
+        if self.count >= STALE_MAX { Err(failure_response(failure)) } else { Ok(()) }
     }
 
     fn unreachable(&self) -> ErrorResponse {
         match &self.last {
-            None => ErrorResponse::later(
+            None => ErrorResponse::with_retry_after(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "the service has no replica that is ready",
+                "the service has no ready replica",
                 Duration::from_secs(5),
             ),
             Some(last) => ErrorResponse::new(
@@ -326,7 +335,7 @@ fn is_idempotent(method: &Method) -> bool {
 }
 
 /// Converts a failure to a response for the caller.
-fn tell(failure: &ExchangeError) -> ErrorResponse {
+fn failure_response(failure: &ExchangeError) -> ErrorResponse {
     let status = match failure {
         ExchangeError::Request(RequestBodyError::TooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
         ExchangeError::Request(RequestBodyError::Stalled { .. }) => StatusCode::REQUEST_TIMEOUT,
@@ -369,11 +378,11 @@ fn forward_response(
         let protocol = headers.get(header::UPGRADE).cloned();
         headers::clean_response(&mut headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        if let Some(protocol) = protocol.or(errand.asked.upgrade) {
+        if let Some(protocol) = protocol.or(errand.head.upgrade) {
             headers.insert(header::UPGRADE, protocol);
         }
         if let Some(on_upgrade) = errand.on_upgrade {
-            upgrade::spawn_splice(on_upgrade, conn, outstanding, tally, errand.rights);
+            upgrade::spawn_splice(on_upgrade, conn, outstanding, tally, errand.grant);
         }
         let mut response = Response::new(ResponseBody::text(bytes::Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -383,14 +392,14 @@ fn forward_response(
     headers::clean_response(&mut headers);
     let flow = StreamedResponse {
         conn: Some(conn),
-        reading: answer.framing.into(),
-        sending: (!sending.is_done()).then_some(sending),
+        body_reader: answer.framing.into(),
+        request_writer: (!sending.is_done()).then_some(sending),
         keep_alive: answer.keep_alive,
-        rights: errand.rights,
+        grant: errand.grant,
         outstanding,
-        tally,
+        metrics: tally,
     };
-    let mut response = Response::new(ResponseBody::flow(flow));
+    let mut response = Response::new(ResponseBody::streamed(flow));
     *response.status_mut() = answer.status;
     *response.headers_mut() = headers;
     response

@@ -83,13 +83,13 @@ impl fmt::Debug for SshLogin {
 /// Invalid key in a login.
 #[derive(Debug, thiserror::Error)]
 pub enum SshLoginError {
-    #[error("log in to {host}: its private key cannot be used")]
+    #[error("cannot log in to {host}: invalid private key")]
     PrivateKey {
         host: String,
         #[source]
         source: KeyError,
     },
-    #[error("read the host key that {host} is pinned to")]
+    #[error("invalid pinned host key of {host}")]
     Pinned {
         host: String,
         #[source]

@@ -53,65 +53,69 @@ pub(crate) struct ParsedHead {
 
 pub(crate) fn parse_head(parts: &Parts) -> Result<ParsedHead, HeadRefusal> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
-        return Err(HeadRefusal(405, "CONNECT and TRACE are not served here"));
+        return Err(HeadRefusal(405, "CONNECT and TRACE are not supported"));
     }
     let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
     if !path.starts_with('/') {
-        return Err(HeadRefusal(400, "the target of the request must be a path"));
+        return Err(HeadRefusal(400, "the request target must be a path"));
     }
     if path.len() > PATH_MAX {
         return Err(HeadRefusal(414, "the path is longer than 16 KiB"));
     }
     if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
-        return Err(HeadRefusal(400, "the scheme of the target is neither http nor https"));
+        return Err(HeadRefusal(400, "the scheme of the request target must be http or https"));
     }
     check_framing(&parts.headers, parts.version)?;
-    Ok(ParsedHead { host: host(parts)?, upgrade: upgrade(parts)? })
+    Ok(ParsedHead { host: parse_host(parts)?, upgrade: parse_upgrade(parts)? })
 }
 
 fn check_framing(headers: &HeaderMap, version: Version) -> Result<(), HeadRefusal> {
-    let length = content_length(headers).map_err(|_| HeadRefusal(400, "Content-Length is not one number"))?;
+    let length = content_length(headers)
+        .map_err(|_| HeadRefusal(400, "invalid Content-Length: expected one number"))?;
     let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let Some(encoding) = encodings.next() else { return Ok(()) };
     if version != Version::HTTP_11 {
-        return Err(HeadRefusal(400, "only HTTP/1.1 has Transfer-Encoding"));
+        return Err(HeadRefusal(400, "Transfer-Encoding requires HTTP/1.1"));
     }
     if length.is_some() {
-        return Err(HeadRefusal(400, "Content-Length and Transfer-Encoding exclude each other"));
+        return Err(HeadRefusal(400, "Content-Length and Transfer-Encoding are mutually exclusive"));
     }
     if encodings.next().is_some() || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-        return Err(HeadRefusal(400, "the only Transfer-Encoding here is `chunked`"));
+        return Err(HeadRefusal(400, "unsupported Transfer-Encoding: expected `chunked`"));
     }
     Ok(())
 }
 
-fn host(parts: &Parts) -> Result<HeaderValue, HeadRefusal> {
+fn parse_host(parts: &Parts) -> Result<HeaderValue, HeadRefusal> {
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
-        return Err(HeadRefusal(400, "there is more than one Host"));
+        return Err(HeadRefusal(400, "more than one Host header"));
     }
     let authority = parts.uri.authority().map(|authority| authority.as_str());
     let host = match (authority, host) {
         (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()) => {
-            return Err(HeadRefusal(400, "Host and the target name different hosts"));
+            return Err(HeadRefusal(400, "the Host header does not match the request target"));
         }
         (_, Some(host)) => host.clone(),
-        (Some(authority), None) => {
-            HeaderValue::from_str(authority).map_err(|_| HeadRefusal(400, "the host has strange letters"))?
-        }
-        (None, None) => return Err(HeadRefusal(400, "Host is missing")),
+        (Some(authority), None) => HeaderValue::from_str(authority).map_err(|_| {
+            HeadRefusal(400, "invalid host: expected a name or an IP address, with an optional port")
+        })?,
+        (None, None) => return Err(HeadRefusal(400, "missing Host header")),
     };
     let fine = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':' | b'[' | b']');
     if host.is_empty() || host.len() > 261 || !host.as_bytes().iter().all(fine) {
-        return Err(HeadRefusal(400, "the host has strange letters"));
+        return Err(HeadRefusal(
+            400,
+            "invalid host: expected a name or an IP address, with an optional port",
+        ));
     }
     Ok(host)
 }
 
 /// Returns the requested upgrade. It is forwarded only in its simple form: a GET without a body, with one protocol.
 /// HTTP/2 is not offered, because it would hide all that follows from the proxy.
-fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
+fn parse_upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
     let mut wishes = parts.headers.get_all(header::UPGRADE).iter();
     let Some(wish) = wishes.next() else { return Ok(None) };
     let asked = parts.headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"upgrade"));
@@ -124,7 +128,7 @@ fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
     let body = parts.headers.contains_key(header::TRANSFER_ENCODING)
         || parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
     if wishes.next().is_some() || parts.method != Method::GET || body {
-        return Err(HeadRefusal(400, "an upgrade is a GET without a body, to one protocol"));
+        return Err(HeadRefusal(400, "an upgrade request must be a GET without a body, for one protocol"));
     }
     Ok(Some(wish.clone()))
 }
@@ -140,15 +144,15 @@ pub(crate) fn host_name(host: &HeaderValue) -> &str {
 
 /// Parameters for forwarding a request.
 pub(crate) struct ForwardedHeaders<'a> {
-    pub(crate) origin: &'a ClientConnection,
-    pub(crate) asked: &'a ParsedHead,
+    pub(crate) client: &'a ClientConnection,
+    pub(crate) head: &'a ParsedHead,
     /// Path and query that the replica receives.
     pub(crate) path: &'a str,
     /// Prefix that was removed from the path.
     pub(crate) prefix: Option<&'a str>,
     pub(crate) framing: Framing,
     /// True if the `Authorization` header was meant for windlass.
-    pub(crate) ours: bool,
+    pub(crate) strip_authorization: bool,
     /// Signed identity of the caller.
     pub(crate) identity: Option<&'a HeaderValue>,
 }
@@ -159,23 +163,24 @@ pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: 
     buffer.put_u8(b' ');
     buffer.put_slice(passage.path.as_bytes());
     buffer.put_slice(b" HTTP/1.1\r\n");
-    put_header(buffer, "host", passage.asked.host.as_bytes());
+    put_header(buffer, "host", passage.head.host.as_bytes());
     let named = parts.headers.get_all(header::CONNECTION);
     // The usual `Connection: keep-alive` names no header field.
     let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
     for (name, value) in &parts.headers {
         if is_managed_header(name)
             || (names_more && named.iter().any(|list| has_token(list, name.as_str().as_bytes())))
-            || (name == header::AUTHORIZATION && (passage.ours || auth::is_windlass_token(value)))
+            || (name == header::AUTHORIZATION
+                && (passage.strip_authorization || auth::is_windlass_token(value)))
         {
             continue;
         }
         put_header(buffer, name.as_str(), value.as_bytes());
     }
     write_cookies(buffer, &parts.headers);
-    put_header(buffer, "x-forwarded-for", passage.origin.forwarded_for.as_bytes());
-    put_header(buffer, "x-forwarded-proto", if passage.origin.https { b"https" } else { b"http" });
-    put_header(buffer, "x-forwarded-host", passage.asked.host.as_bytes());
+    put_header(buffer, "x-forwarded-for", passage.client.forwarded_for.as_bytes());
+    put_header(buffer, "x-forwarded-proto", if passage.client.https { b"https" } else { b"http" });
+    put_header(buffer, "x-forwarded-host", passage.head.host.as_bytes());
     if let Some(prefix) = passage.prefix {
         put_header(buffer, "x-forwarded-prefix", prefix.as_bytes());
     }
@@ -195,7 +200,7 @@ pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: 
 }
 
 fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
-    if let Some(upgrade) = &passage.asked.upgrade {
+    if let Some(upgrade) = &passage.head.upgrade {
         buffer.put_slice(b"connection: upgrade\r\n");
         put_header(buffer, "upgrade", upgrade.as_bytes());
     } else if parts.headers.get(header::TE).is_some_and(|te| has_token(te, b"trailers")) {
@@ -338,12 +343,12 @@ mod tests {
         let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
         let mut buffer = BytesMut::new();
         let passage = ForwardedHeaders {
-            origin: &origin,
-            asked: &asked,
+            client: &origin,
+            head: &asked,
             path: "/b?b=c",
             prefix: Some("/a"),
             framing: Framing::None,
-            ours,
+            strip_authorization: ours,
             identity: None,
         };
         write_request_head(&mut buffer, &parts, &passage);
@@ -354,7 +359,7 @@ mod tests {
                         x-forwarded-prefix: /a\n";
 
     #[test]
-    fn who_called_is_for_us_to_say() {
+    fn forwarded_and_identity_headers_from_clients_are_not_passed_on() {
         let text = passed(
             &[
                 ("host", "h:8"),
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_one_connection_end_here() {
+    fn hop_by_hop_request_headers_are_not_forwarded() {
         let text = passed(
             &[
                 ("host", "h:8"),
@@ -394,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_of_ours_goes_no_further() {
+    fn windlass_credentials_are_not_forwarded_to_replicas() {
         let fields = [
             ("host", "h:8"),
             ("authorization", "Bearer theirs"),
@@ -409,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_means_two_things_is_refused() {
+    fn an_ambiguous_request_head_is_rejected() {
         let refused = |method: &str, uri: &str, fields: &[(&str, &str)]| {
             parse_head(&parts(method, uri, fields)).err().map(|refusal| refusal.0)
         };
@@ -437,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_nothing_of_the_replicas_connection() {
+    fn hop_by_hop_headers_and_session_cookies_are_removed_from_responses() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, x-hop, content-length"),
@@ -508,7 +513,7 @@ mod tests {
 
         /// Checks that the forwarded head is one request to one host, for any head that a client may send.
         #[test]
-        fn fuzz_of_heads_of_requests(
+        fn fuzz_of_request_heads(
             fields in prop::collection::vec((prop::sample::select(NAMES), prop::sample::select(VALUES)), 0..12),
             method in prop::sample::select(&["GET", "POST", "CONNECT", "TRACE"][..]),
             uri in prop::sample::select(&["/", "/a?b=c", "*", "http://a.test/x", "ftp://a.test/", "//x/y", "/%00"][..]),
@@ -520,7 +525,7 @@ mod tests {
             let mut buffer = BytesMut::new();
             let (path, framing) = ("/b", Framing::None);
             let passage =
-                ForwardedHeaders { origin: &origin, asked: &asked, path, prefix: None, framing, ours: true, identity: None };
+                ForwardedHeaders { client: &origin, head: &asked, path, prefix: None, framing, strip_authorization: true, identity: None };
             write_request_head(&mut buffer, &parts, &passage);
             let head = String::from_utf8_lossy(&buffer).to_lowercase();
             prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);

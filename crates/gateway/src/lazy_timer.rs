@@ -39,15 +39,15 @@ impl LazyTimer {
 pub(crate) struct ConnectionTimer(Arc<Mutex<LazyTimer>>);
 
 struct TimerSleep {
-    alarm: Arc<Mutex<LazyTimer>>,
-    at: Instant,
+    timer: Arc<Mutex<LazyTimer>>,
+    deadline: Instant,
 }
 
 impl Future for TimerSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.alarm.lock().poll(self.at, cx)
+        self.timer.lock().poll(self.deadline, cx)
     }
 }
 
@@ -55,11 +55,11 @@ impl rt::Sleep for TimerSleep {}
 
 impl rt::Timer for ConnectionTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(TimerSleep { alarm: Arc::clone(&self.0), at: Instant::now() + duration })
+        Box::pin(TimerSleep { timer: Arc::clone(&self.0), deadline: Instant::now() + duration })
     }
 
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(TimerSleep { alarm: Arc::clone(&self.0), at: deadline.into() })
+        Box::pin(TimerSleep { timer: Arc::clone(&self.0), deadline: deadline.into() })
     }
 
     fn now(&self) -> std::time::Instant {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_rings_at_the_moment_that_was_asked_for_last() {
+    async fn lazy_timer_fires_at_the_most_recently_requested_time() {
         let (mut alarm, began) = (LazyTimer::default(), Instant::now());
         let after = |secs| began + Duration::from_secs(secs);
         let first = poll_fn(|cx| Poll::Ready(alarm.poll(after(10), cx))).await;

@@ -46,4 +46,6 @@ pub use replica::{DrainOutcome, Replica};
 pub use response_body::{ResponseBody, ResponseTruncated};
 pub use route_table::{Routes, ServiceState, StaleGeneration};
 pub use scale_from_zero::{NoWaker, ServiceWaker};
-pub use serve::{ListenerConfig, ListenerLimits, OwnHostname, RequestRouting, detect_http2, http2, serve};
+pub use serve::{
+    ListenerConfig, ListenerLimits, OwnHostname, RequestRouting, detect_http2, http2_builder, serve,
+};

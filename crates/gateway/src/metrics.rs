@@ -17,21 +17,21 @@ const SERVICES_MAX: usize = 1_000;
 type Series = (&'static str, &'static str, &'static str, fn(&ServiceState, &StatsSnapshot) -> u64);
 
 const SERIES: &[Series] = &[
-    ("in_flight", "gauge", "Requests not yet answered in full", |_, read| read.in_flight),
-    ("held", "gauge", "Requests that wait for a replica", |_, read| read.held),
-    ("replicas", "gauge", "Replicas that take requests", |live, _| live.replicas().len() as u64),
-    ("received_bytes_total", "counter", "Bytes of requests' bodies", |_, read| read.bytes_in),
-    ("sent_bytes_total", "counter", "Bytes of answers' bodies", |_, read| read.bytes_out),
+    ("in_flight", "gauge", "Requests in flight", |_, read| read.in_flight),
+    ("held", "gauge", "Requests waiting for a replica", |_, read| read.held),
+    ("replicas", "gauge", "Replicas that receive requests", |live, _| live.replicas().len() as u64),
+    ("received_bytes_total", "counter", "Bytes of request bodies received", |_, read| read.bytes_in),
+    ("sent_bytes_total", "counter", "Bytes of response bodies sent", |_, read| read.bytes_out),
 ];
 
-pub fn text(routes: &Routes) -> String {
+pub fn render(routes: &Routes) -> String {
     let mut services: Vec<Arc<ServiceState>> = routes.services();
-    services.sort_by(|a, b| key(a).cmp(&key(b)));
+    services.sort_by(|a, b| service_key(a).cmp(&service_key(b)));
     services.truncate(SERVICES_MAX);
     let read: Vec<(String, Arc<ServiceState>, StatsSnapshot)> = services
         .into_iter()
         .map(|live| {
-            let (project, run) = key(&live);
+            let (project, run) = service_key(&live);
             let read = live.stats().read();
             // Both consist of characters that need no escaping.
             (format!("project=\"{project}\",run=\"{run}\""), live, read)
@@ -52,20 +52,20 @@ pub fn text(routes: &Routes) -> String {
             let _ = writeln!(out, "windlass_service_{name}{{{labels}}} {}", value(live, read));
         }
     }
-    head(&mut out, "requests_total", "counter", "Requests answered, by the class of the status");
+    head(&mut out, "requests_total", "counter", "Requests answered, by status class");
     for (labels, _, read) in &read {
         for (class, count) in (1..).zip(read.classes) {
             let _ = writeln!(out, "windlass_service_requests_total{{{labels},class=\"{class}xx\"}} {count}");
         }
     }
-    head(&mut out, "request_seconds", "histogram", "Time to answer in full");
+    head(&mut out, "request_seconds", "histogram", "Time until the complete response was sent");
     for (labels, _, read) in &read {
         write_histogram(&mut out, labels, read);
     }
     out
 }
 
-fn key(live: &ServiceState) -> (&str, &str) {
+fn service_key(live: &ServiceState) -> (&str, &str) {
     (&live.service().project, &live.service().run)
 }
 
@@ -88,11 +88,11 @@ mod tests {
     use crate::route::{RouteSnapshot, Service};
 
     #[test]
-    fn each_service_has_its_series_and_a_whole_histogram() {
+    fn metrics_have_a_series_and_a_full_histogram_per_service() {
         let routes = Routes::default();
         let services = vec![Service::new("main", "b"), Service::new("main", "a")];
         routes.replace(RouteSnapshot { generation: 1, services }).unwrap();
-        let text = text(&routes);
+        let text = render(&routes);
         let first = text.find("windlass_service_replicas{project=\"main\",run=\"a\"} 0").unwrap();
         assert!(first < text.find("windlass_service_replicas{project=\"main\",run=\"b\"} 0").unwrap());
         let buckets = text.lines().filter(|line| line.contains("_bucket{project=\"main\",run=\"a\""));

@@ -89,31 +89,35 @@ where
 {
     let path = request.uri().path().strip_prefix(base).and_then(|path| path.strip_prefix('/'));
     let (project, call) =
-        path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown)?;
+        path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown_call)?;
     let (project, call) = (project.to_owned(), call.to_owned());
     let admitted = authenticate(proxy, origin, request.headers(), &project).await?;
     if call == "/models" && request.method() == Method::GET {
         return Ok(json_response(StatusCode::OK, &list(&proxy.routes, &project)));
     }
-    let Some(call) = MODEL_CALLS.into_iter().find(|known| **known == call) else { return Err(unknown()) };
+    let Some(call) = MODEL_CALLS.into_iter().find(|known| **known == call) else {
+        return Err(unknown_call());
+    };
     if request.method() != Method::POST {
-        let text = format!("`{call}` is called with POST");
+        let text = format!("`{call}` requires POST");
         return Err(ModelCallError(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", text));
     }
     let (mut parts, body) = request.into_parts();
     let body = read_body(body).await?;
     let live = service_for(&proxy.routes, &project, &body)?;
     let prefix = live.service.model.as_ref().map_or("", |model| model.prefix.trim_end_matches('/'));
-    let path: PathAndQuery = format!("{prefix}{call}").parse().map_err(|_| unknown())?;
+    let path: PathAndQuery = format!("{prefix}{call}").parse().map_err(|_| unknown_call())?;
     parts.uri = Uri::from(path);
     // The body was read as a whole, so its former framing no longer applies.
     parts.headers.remove(header::TRANSFER_ENCODING);
     parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    Ok(proxy.vouched(live, origin, admitted, Request::from_parts(parts, RequestBody::from(body))).await)
+    Ok(proxy
+        .serve_authenticated(live, origin, admitted, Request::from_parts(parts, RequestBody::from(body)))
+        .await)
 }
 
-fn unknown() -> ModelCallError {
-    let text = "the calls are GET models, POST chat/completions, completions and embeddings";
+fn unknown_call() -> ModelCallError {
+    let text = "unknown endpoint: expected GET models, or POST chat/completions, completions or embeddings";
     ModelCallError(StatusCode::NOT_FOUND, "invalid_request_error", text.to_owned())
 }
 
@@ -124,13 +128,18 @@ async fn authenticate(
     project: &str,
 ) -> Result<(Option<HeaderValue>, AccessGrant), ModelCallError> {
     let refused = |status, text: &str| Err(ModelCallError(status, "authentication_error", text.to_owned()));
-    let Some((token, _)) = auth::token(headers) else {
-        return refused(StatusCode::UNAUTHORIZED, "a token of a project member is needed as the API key");
+    let Some((token, _)) = auth::find_token(headers) else {
+        return refused(StatusCode::UNAUTHORIZED, "missing API key: use the token of a project member");
     };
     match proxy.gatekeeper.check(token, project, origin.peer.ip()).await {
         Verdict::Allow { identity } => Ok((identity, AccessGrant::new(&proxy.gatekeeper, token, project))),
-        Verdict::Deny => refused(StatusCode::FORBIDDEN, "the token is not that of a member of this project"),
-        Verdict::Unknown => refused(StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now"),
+        Verdict::Deny => {
+            refused(StatusCode::FORBIDDEN, "the token does not belong to a member of this project")
+        }
+        Verdict::Unknown => refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the token cannot be checked now: the server does not respond",
+        ),
     }
 }
 
@@ -142,11 +151,11 @@ where
     match Limited::new(body, BODY_MAX).collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-            let text = format!("the request is larger than {} MiB", BODY_MAX / 1024 / 1024);
+            let text = format!("the request body is larger than {} MiB", BODY_MAX / 1024 / 1024);
             Err(ModelCallError(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text))
         }
         Err(_) => {
-            let text = "the request could not be read to its end".to_owned();
+            let text = "failed to read the request body".to_owned();
             Err(ModelCallError(StatusCode::BAD_REQUEST, "invalid_request_error", text))
         }
     }
@@ -159,7 +168,7 @@ fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Servic
         model: String,
     }
     let call: ModelRequest = serde_json::from_slice(body).map_err(|error| {
-        let text = format!("the request must be JSON with a `model`: {error}");
+        let text = format!("the request must be JSON with a `model` field: {error}");
         ModelCallError(StatusCode::BAD_REQUEST, "invalid_request_error", text)
     })?;
     find_service(routes, project, &call.model).ok_or_else(|| {

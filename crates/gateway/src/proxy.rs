@@ -32,21 +32,21 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyLimits {
     /// Timeout for opening a connection to a replica.
-    pub connect: Duration,
+    pub connect_timeout: Duration,
     /// Maximum time without data in the middle of a request body.
-    pub body_stall: Duration,
+    pub body_stall_timeout: Duration,
     /// Maximum number of requests of one service that wait for a first replica.
     pub held_max: u64,
     /// Maximum number of replicas that one request is tried on.
-    pub tries_max: u32,
+    pub attempts_max: u32,
 }
 
 impl ProxyLimits {
     pub const USUAL: Self = Self {
-        connect: Duration::from_secs(5),
-        body_stall: Duration::from_secs(60),
+        connect_timeout: Duration::from_secs(5),
+        body_stall_timeout: Duration::from_secs(60),
         held_max: 1000,
-        tries_max: 3,
+        attempts_max: 3,
     };
 }
 
@@ -54,36 +54,36 @@ pub struct Proxy {
     pub routes: Arc<Routes>,
     pub connector: Arc<dyn Connector>,
     pub gatekeeper: Arc<dyn Gatekeeper>,
-    pub wake: Arc<dyn ServiceWaker>,
+    pub waker: Arc<dyn ServiceWaker>,
     pub log: Option<Arc<dyn AccessLog>>,
     /// Names with a certificate. Only plain requests to these are redirected to HTTPS; without this field, all are.
     pub certificates: Option<Arc<Certificates>>,
-    pub bounds: ProxyLimits,
+    pub limits: ProxyLimits,
 }
 
 /// Validated request that is being forwarded. It is boxed, because every future that passes it on would otherwise
 /// contain and copy it.
 pub(crate) struct ProxyRequest<'a> {
-    pub(crate) origin: &'a ClientConnection,
+    pub(crate) client: &'a ClientConnection,
     pub(crate) parts: Parts,
-    pub(crate) asked: ParsedHead,
+    pub(crate) head: ParsedHead,
     /// Prefix that is removed from the path before the replica receives it.
-    pub(crate) mount: &'a str,
+    pub(crate) stripped_prefix: &'a str,
     /// True if the token was checked before.
-    pub(crate) vouched: bool,
+    pub(crate) is_authenticated: bool,
     /// True if the `Authorization` header was meant for windlass.
-    pub(crate) ours: bool,
+    pub(crate) strip_authorization: bool,
     pub(crate) identity: Option<HeaderValue>,
     pub(crate) on_upgrade: Option<OnUpgrade>,
     /// Rights that the response depends on; absent if no token is required.
-    pub(crate) rights: Option<AccessGrant>,
+    pub(crate) grant: Option<AccessGrant>,
 }
 
 impl ProxyRequest<'_> {
     /// Returns the path and query that the replica receives.
     pub(crate) fn path(&self) -> &str {
         let path = self.parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        path.get(self.mount.len()..).unwrap_or("/")
+        path.get(self.stripped_prefix.len()..).unwrap_or("/")
     }
 }
 
@@ -98,13 +98,13 @@ impl Proxy {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal_response(refusal),
         };
-        let Some(live) = self.routes.host(headers::host_name(&errand.asked.host)) else {
-            return ErrorResponse::new(StatusCode::NOT_FOUND, "no service answers to this host")
+        let Some(live) = self.routes.host(headers::host_name(&errand.head.host)) else {
+            return ErrorResponse::new(StatusCode::NOT_FOUND, "no service has this host name")
                 .into_response();
         };
-        if live.service.https && !origin.https && self.has_certificate(headers::host_name(&errand.asked.host))
+        if live.service.https && !origin.https && self.has_certificate(headers::host_name(&errand.head.host))
         {
-            return redirect_to_https(headers::host_name(&errand.asked.host), errand.path());
+            return redirect_to_https(headers::host_name(&errand.head.host), errand.path());
         }
         self.serve(live, errand, body).await
     }
@@ -126,32 +126,32 @@ impl Proxy {
         };
         let path = errand.parts.uri.path().to_owned();
         let Some((key, rest)) = split_service_path(&path, base) else {
-            return ErrorResponse::new(StatusCode::NOT_FOUND, "no service is named in this path")
+            return ErrorResponse::new(StatusCode::NOT_FOUND, "the path does not name a service")
                 .into_response();
         };
         let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
         if rest.is_empty() {
             // Otherwise relative links of the page would point outside the service.
-            return redirect(&format!("{mount}/{}", query(&errand.parts)));
+            return redirect(&format!("{mount}/{}", query_suffix(&errand.parts)));
         }
         let Some(live) = self.routes.service(key) else {
             // A caller without access to the project gets the same response as for an existing service.
             let project = key.split('/').next().unwrap_or_default();
             return match self.check_token(project, &mut errand).await {
                 Ok(()) => {
-                    ErrorResponse::new(StatusCode::NOT_FOUND, "there is no such service").into_response()
+                    ErrorResponse::new(StatusCode::NOT_FOUND, "the service does not exist").into_response()
                 }
                 Err(say) => say.into_response(),
             };
         };
         if live.service.strip_prefix {
-            errand.mount = mount;
+            errand.stripped_prefix = mount;
         }
         self.serve(live, errand, body).await
     }
 
     /// Serves a request for a known service, by a caller whose token was checked already.
-    pub(crate) async fn vouched<B: Into<RequestBody>>(
+    pub(crate) async fn serve_authenticated<B: Into<RequestBody>>(
         &self,
         live: Arc<ServiceState>,
         origin: &ClientConnection,
@@ -160,9 +160,9 @@ impl Proxy {
     ) -> Response<ResponseBody> {
         match parse_request(origin, request) {
             Ok((mut errand, body)) => {
-                errand.rights = Some(rights);
-                errand.vouched = true;
-                errand.ours = true;
+                errand.grant = Some(rights);
+                errand.is_authenticated = true;
+                errand.strip_authorization = true;
                 errand.identity = identity;
                 self.serve(live, errand, body).await
             }
@@ -176,9 +176,9 @@ impl Proxy {
         mut errand: Box<ProxyRequest<'_>>,
         mut body: RequestBody,
     ) -> Response<ResponseBody> {
-        let mut tally = RequestMetrics::begin(&live);
+        let mut tally = RequestMetrics::start(&live);
         if let Some(log) = &self.log {
-            tally.note = Some(Box::new(access_entry(log, &live, &errand, tally.began())));
+            tally.access = Some(Box::new(access_entry(log, &live, &errand, tally.began())));
         }
         let caller =
             live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
@@ -218,24 +218,24 @@ impl Proxy {
             return Ok(Some(response));
         }
         let path = errand.path().split('?').next().unwrap_or("/");
-        let peer = errand.origin.peer.ip();
-        if let Err(wait) = live.limits.take(path, &errand.parts.headers, peer, tally.began()) {
-            let text = "too many requests: the service limits their rate";
-            return Err(ErrorResponse::later(StatusCode::TOO_MANY_REQUESTS, text, wait));
+        let peer = errand.client.peer.ip();
+        if let Err(wait) = live.limits.acquire(path, &errand.parts.headers, peer, tally.began()) {
+            let text = "too many requests: rate limit of the service exceeded";
+            return Err(ErrorResponse::with_retry_after(StatusCode::TOO_MANY_REQUESTS, text, wait));
         }
-        if service.auth && !errand.vouched {
+        if service.auth && !errand.is_authenticated {
             self.check_token(&service.project, errand).await?;
-        } else if !errand.vouched {
-            errand.ours = self.carries_windlass_token(live, errand).await;
+        } else if !errand.is_authenticated {
+            errand.strip_authorization = self.carries_windlass_token(live, errand).await;
         }
         let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
         if let (Some(max), Some(length)) = (service.body_max, length)
             && length > max
         {
-            let text = format!("the body has {length} bytes; the service takes at most {max}");
+            let text = format!("the request body has {length} bytes; the service accepts at most {max}");
             return Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text));
         }
-        body.set_limits(service.body_max, self.bounds.body_stall);
+        body.set_limits(service.body_max, self.limits.body_stall_timeout);
         Ok(None)
     }
 
@@ -244,7 +244,7 @@ impl Proxy {
     async fn carries_windlass_token(&self, live: &ServiceState, errand: &ProxyRequest<'_>) -> bool {
         for token in auth::unrecognized_tokens(&errand.parts.headers) {
             let Some(token) = token else { continue };
-            let known = self.gatekeeper.knows(token, &live.service.project, errand.origin.peer.ip()).await;
+            let known = self.gatekeeper.is_known(token, &live.service.project, errand.client.peer.ip()).await;
             // If unknown, assume that it does.
             if known != Some(false) {
                 return true;
@@ -254,25 +254,30 @@ impl Proxy {
     }
 
     async fn check_token(&self, project: &str, errand: &mut ProxyRequest<'_>) -> Result<(), ErrorResponse> {
-        let Some((token, field)) = auth::token(&errand.parts.headers) else {
-            let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
+        let Some((token, field)) = auth::find_token(&errand.parts.headers) else {
+            let text =
+                "this service requires the token of a project member: send `Authorization: Bearer TOKEN`";
             return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, text));
         };
-        match self.gatekeeper.check(token, project, errand.origin.peer.ip()).await {
+        match self.gatekeeper.check(token, project, errand.client.peer.ip()).await {
             Verdict::Allow { identity } => {
                 let rights = AccessGrant::new(&self.gatekeeper, token, project);
-                errand.rights = Some(rights);
-                errand.ours = field;
+                errand.grant = Some(rights);
+                errand.strip_authorization = field;
                 errand.identity = identity;
                 Ok(())
             }
             Verdict::Deny => {
-                let text = "the token is not that of a member of this project";
+                let text = "the token does not belong to a member of this project";
                 Err(ErrorResponse::new(StatusCode::FORBIDDEN, text))
             }
             Verdict::Unknown => {
-                let text = "the token cannot be checked now, because the server does not answer";
-                Err(ErrorResponse::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5)))
+                let text = "the token cannot be checked now: the server does not respond";
+                Err(ErrorResponse::with_retry_after(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    text,
+                    Duration::from_secs(5),
+                ))
             }
         }
     }
@@ -287,15 +292,15 @@ fn parse_request<'a, B: Into<RequestBody>>(
     let asked = headers::parse_head(&parts)?;
     let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
     let errand = ProxyRequest {
-        origin,
+        client: origin,
         parts,
-        asked,
-        mount: "",
-        vouched: false,
-        ours: false,
+        head: asked,
+        stripped_prefix: "",
+        is_authenticated: false,
+        strip_authorization: false,
         identity: None,
         on_upgrade,
-        rights: None,
+        grant: None,
     };
     Ok((Box::new(errand), body.into()))
 }
@@ -319,7 +324,7 @@ fn split_service_path<'a>(path: &'a str, base: &str) -> Option<(&'a str, &'a str
     path.split_at_checked(project.len() + 1 + run.len())
 }
 
-fn query(parts: &Parts) -> String {
+fn query_suffix(parts: &Parts) -> String {
     parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default()
 }
 
@@ -345,7 +350,7 @@ fn access_entry(
     let record = AccessRecord {
         service: Arc::clone(&live.key),
         replica: None,
-        peer: errand.origin.peer.ip(),
+        peer: errand.client.peer.ip(),
         method: errand.parts.method.clone(),
         uri: errand.parts.uri.clone(),
         version: errand.parts.version,
@@ -354,8 +359,8 @@ fn access_entry(
         took: Duration::ZERO,
         bytes_in: 0,
         bytes_out: 0,
-        tries: 0,
-        cut: false,
+        attempts: 0,
+        is_truncated: false,
     };
     AccessEntry { log: Arc::clone(log), record }
 }
@@ -365,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_project_and_run() {
+    fn a_service_path_splits_into_project_run_and_remainder() {
         let base = "/proxy/services";
         assert_eq!(split_service_path("/proxy/services/p/r/x/y", base), Some(("p/r", "/x/y")));
         assert_eq!(split_service_path("/proxy/services/p/r/", base), Some(("p/r", "/")));

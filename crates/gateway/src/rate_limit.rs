@@ -56,7 +56,7 @@ impl RateLimits {
     }
 
     /// Consumes one request from the budget, or returns the time to wait for one.
-    pub(crate) fn take(
+    pub(crate) fn acquire(
         &self,
         path: &str,
         headers: &HeaderMap,
@@ -66,7 +66,7 @@ impl RateLimits {
         if self.rules.is_empty() {
             return Ok(());
         }
-        let path = plain(path);
+        let path = normalize_path(path);
         let Some(rule) = self.rules.iter().find(|rule| path.starts_with(&rule.limit.prefix)) else {
             return Ok(());
         };
@@ -81,12 +81,12 @@ impl RateLimits {
             },
         };
         let now = u64::try_from(now.saturating_duration_since(self.started).as_nanos()).unwrap_or(u64::MAX);
-        rule.take(key, now)
+        rule.acquire(key, now)
     }
 }
 
 impl LimitRule {
-    fn take(&self, key: BucketKey, now: u64) -> Result<(), Duration> {
+    fn acquire(&self, key: BucketKey, now: u64) -> Result<(), Duration> {
         let mut buckets = self.buckets.lock();
         if buckets.len() >= KEYS_MAX && !buckets.contains_key(&key) {
             buckets.retain(|_, empty_at| *empty_at > now);
@@ -106,7 +106,7 @@ impl LimitRule {
 
 /// Normalises a path as a replica will interpret it: `/%61pi`, `//api` and `/x/../api` are all `/api`. Otherwise a
 /// different spelling could bypass a limit.
-fn plain(path: &str) -> std::borrow::Cow<'_, str> {
+fn normalize_path(path: &str) -> std::borrow::Cow<'_, str> {
     if !path.contains('%') && !path.contains("//") && !path.contains("/.") {
         return path.into();
     }
@@ -162,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_holds_and_the_burst_comes_on_top() {
+    fn rate_limit_allows_the_burst_on_top_of_the_rate() {
         let start = Instant::now();
         let limits = RateLimits::new(&[limit("/", 2.0, 3)], start);
-        let take = |ms: u64| limits.take("/x", &HeaderMap::new(), PEER, start + Duration::from_millis(ms));
+        let take = |ms: u64| limits.acquire("/x", &HeaderMap::new(), PEER, start + Duration::from_millis(ms));
         for _ in 0..4 {
             assert_eq!(take(0), Ok(()));
         }
@@ -176,33 +176,33 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_and_other_paths_are_free() {
+    fn the_longest_prefix_sets_the_rate_limit_and_other_paths_are_unlimited() {
         let start = Instant::now();
         let limits = RateLimits::new(&[limit("/a", 1.0, 9), limit("/a/b", 1.0, 0)], start);
-        let take = |path: &str| limits.take(path, &HeaderMap::new(), PEER, start).is_ok();
+        let take = |path: &str| limits.acquire(path, &HeaderMap::new(), PEER, start).is_ok();
         assert!(take("/a/b") && !take("/a/b/c") && take("/a/x"));
         assert!((0..100).all(|_| take("/free")));
     }
 
     #[test]
-    fn spelling_a_path_otherwise_does_not_help() {
+    fn equivalent_spellings_of_a_path_share_its_rate_limit() {
         for path in ["/api/x", "//api", "/%61pi", "/x/../api", "/./api/", "/%2e/%2F/api"] {
             let start = Instant::now();
             let limits = RateLimits::new(&[limit("/api", 1.0, 0)], start);
-            assert!(limits.take("/api", &HeaderMap::new(), PEER, start).is_ok());
-            assert!(limits.take(path, &HeaderMap::new(), PEER, start).is_err(), "{path}");
+            assert!(limits.acquire("/api", &HeaderMap::new(), PEER, start).is_ok());
+            assert!(limits.acquire(path, &HeaderMap::new(), PEER, start).is_err(), "{path}");
         }
     }
 
     #[test]
-    fn a_header_is_a_key_and_its_absence_is_not_a_way_out() {
+    fn rate_limit_by_header_also_limits_requests_without_the_header() {
         let start = Instant::now();
         let key = LimitKey::Header { header: "x-user".to_owned() };
         let limits = RateLimits::new(&[RouteLimit { prefix: "/".into(), key, rps: 1.0, burst: 0 }], start);
         let take = |user: Option<&str>| {
             let mut headers = HeaderMap::new();
             user.map(|user| headers.insert("x-user", user.parse().unwrap()));
-            limits.take("/", &headers, PEER, start).is_ok()
+            limits.acquire("/", &headers, PEER, start).is_ok()
         };
         assert!(take(Some("a")) && !take(Some("a")) && take(Some("b")));
         assert!(take(None) && !take(None));

@@ -30,21 +30,21 @@ const EJECT_MS_MAX: u64 = 30_000;
 pub struct Replica {
     pub(crate) id: Arc<str>,
     pub(crate) target: ReplicaTarget,
-    began: Instant,
+    created_at: Instant,
     outstanding: AtomicUsize,
     #[expect(
         clippy::vec_box,
         reason = "they come in boxes and leave in them: to take them out would copy them"
     )]
     idle: Mutex<Vec<Box<UpstreamConnection>>>,
-    leaving: AtomicBool,
+    is_draining: AtomicBool,
     down: AtomicBool,
     failures: AtomicU32,
     /// Milliseconds since `began`.
     ejected_until: AtomicU64,
-    answered: Notify,
+    all_answered: Notify,
     /// Shared by all replicas of the service.
-    freed: Arc<Notify>,
+    capacity_freed: Arc<Notify>,
 }
 
 /// Result of a drain.
@@ -64,19 +64,19 @@ impl std::fmt::Debug for Replica {
 
 impl Replica {
     /// `freed` is notified when the replica has capacity again.
-    pub(crate) fn new(replica: &route::ReplicaRoute, freed: Arc<Notify>) -> Self {
+    pub(crate) fn new(replica: &route::ReplicaRoute, capacity_freed: Arc<Notify>) -> Self {
         Self {
-            freed,
+            capacity_freed,
             id: replica.id.as_str().into(),
             target: replica.target.clone(),
-            began: Instant::now(),
+            created_at: Instant::now(),
             outstanding: AtomicUsize::new(0),
             idle: Mutex::new(Vec::new()),
-            leaving: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             down: AtomicBool::new(false),
             failures: AtomicU32::new(0),
             ejected_until: AtomicU64::new(0),
-            answered: Notify::new(),
+            all_answered: Notify::new(),
         }
     }
 
@@ -93,7 +93,7 @@ impl Replica {
     pub fn set_down(&self, down: bool) {
         self.down.store(down, Relaxed);
         if !down {
-            self.well();
+            self.mark_healthy();
         }
     }
 
@@ -102,7 +102,7 @@ impl Replica {
     }
 
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.created_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn is_ejected(&self) -> bool {
@@ -117,7 +117,7 @@ impl Replica {
         self.idle.lock().clear();
     }
 
-    pub(crate) fn well(&self) {
+    pub(crate) fn mark_healthy(&self) {
         if self.failures.load(Relaxed) > 0 {
             self.failures.store(0, Relaxed);
         }
@@ -131,7 +131,7 @@ impl Replica {
     }
 
     /// Returns an idle connection that is still usable.
-    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Box<UpstreamConnection>> {
+    pub(crate) fn take_idle(&self, cx: &mut Context<'_>) -> Option<Box<UpstreamConnection>> {
         let mut idle = self.idle.lock();
         while let Some(mut conn) = idle.pop() {
             if conn.idle_since.elapsed() < IDLE_TIMEOUT && conn.is_reusable(cx) {
@@ -141,8 +141,8 @@ impl Replica {
         None
     }
 
-    pub(crate) fn put(&self, mut conn: Box<UpstreamConnection>) {
-        if self.leaving.load(Relaxed) {
+    pub(crate) fn put_idle(&self, mut conn: Box<UpstreamConnection>) {
+        if self.is_draining.load(Relaxed) {
             return;
         }
         conn.idle_since = Instant::now();
@@ -153,23 +153,23 @@ impl Replica {
     }
 
     /// Closes connections that are too old, and those that the replica has closed.
-    pub(crate) fn sweep(&self) {
+    pub(crate) fn close_stale(&self) {
         let mut cx = Context::from_waker(Waker::noop());
         self.idle
             .lock()
             .retain_mut(|conn| conn.idle_since.elapsed() < IDLE_TIMEOUT && conn.is_reusable(&mut cx));
     }
 
-    pub(crate) fn leave(&self) {
-        self.leaving.store(true, Relaxed);
+    pub(crate) fn begin_drain(&self) {
+        self.is_draining.store(true, Relaxed);
         self.idle.lock().clear();
     }
 
     /// Waits until all requests are answered, up to `bound`.
-    pub async fn drained(&self, bound: Duration) -> DrainOutcome {
+    pub async fn drain(&self, bound: Duration) -> DrainOutcome {
         let clean = async {
             loop {
-                let answered = self.answered.notified();
+                let answered = self.all_answered.notified();
                 if self.outstanding() == 0 {
                     return;
                 }
@@ -194,12 +194,12 @@ impl Drop for OutstandingRequest {
     fn drop(&mut self) {
         let replica = &self.replica;
         let before = replica.outstanding.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
-        if before == 1 && replica.leaving.load(Relaxed) {
-            replica.answered.notify_waiters();
+        if before == 1 && replica.is_draining.load(Relaxed) {
+            replica.all_answered.notify_waiters();
         }
         if before >= self.max {
             // Wakes the request that has waited longest.
-            replica.freed.notify_one();
+            replica.capacity_freed.notify_one();
         }
     }
 }

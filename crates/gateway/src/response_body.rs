@@ -25,7 +25,7 @@ use crate::{
 
 /// Reason why a response ended early.
 #[derive(Debug, thiserror::Error)]
-#[error("pass on the answer of a replica")]
+#[error("failed to forward the response of a replica")]
 pub struct ResponseTruncated(#[source] ExchangeError);
 
 /// Body of a response.
@@ -42,7 +42,7 @@ impl ResponseBody {
         Self(ResponseBodyKind::Text(text))
     }
 
-    pub(crate) fn flow(flow: StreamedResponse) -> Self {
+    pub(crate) fn streamed(flow: StreamedResponse) -> Self {
         Self(ResponseBodyKind::Flow(Box::new(flow)))
     }
 }
@@ -51,56 +51,56 @@ impl ResponseBody {
 pub(crate) struct StreamedResponse {
     /// Released at the end, for the next request.
     pub(crate) conn: Option<Box<UpstreamConnection>>,
-    pub(crate) reading: BodyReader,
+    pub(crate) body_reader: BodyReader,
     /// Unsent rest of the request: a replica may respond before it has received everything.
-    pub(crate) sending: Option<RequestWriter>,
+    pub(crate) request_writer: Option<RequestWriter>,
     pub(crate) keep_alive: bool,
     /// Rights that the caller must keep.
-    pub(crate) rights: Option<AccessGrant>,
+    pub(crate) grant: Option<AccessGrant>,
     pub(crate) outstanding: OutstandingRequest,
-    pub(crate) tally: RequestMetrics,
+    pub(crate) metrics: RequestMetrics,
 }
 
 impl StreamedResponse {
     fn is_finished(&self) -> bool {
-        matches!(self.reading, BodyReader::End | BodyReader::Sized(0))
+        matches!(self.body_reader, BodyReader::End | BodyReader::Sized(0))
     }
 
     /// Ends the response, because the caller's rights were revoked.
     fn end_revoked(&mut self) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         self.keep_alive = false;
         self.conn = None;
-        self.rights = None;
+        self.grant = None;
         Poll::Ready(Some(Err(ResponseTruncated(ExchangeError::Denied))))
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
-        if let Some(sending) = &mut self.sending {
+        if let Some(sending) = &mut self.request_writer {
             let sent = conn.poll_send(sending, cx);
-            self.tally.bytes_in = sending.taken();
+            self.metrics.bytes_in = sending.taken();
             match sent {
-                Poll::Ready(Ok(())) => self.sending = None,
+                Poll::Ready(Ok(())) => self.request_writer = None,
                 // A replica that has responded may stop reading.
                 Poll::Ready(Err(_)) => {
                     self.keep_alive = false;
-                    self.sending = None;
+                    self.request_writer = None;
                 }
                 Poll::Pending => {}
             }
         }
         // After a revocation nothing more is forwarded, even if it has been received already.
-        if self.rights.as_mut().is_some_and(|rights| rights.is_watched() && rights.is_lost(cx)) {
+        if self.grant.as_mut().is_some_and(|rights| rights.is_watched() && rights.is_revoked(cx)) {
             return self.end_revoked();
         }
-        let body = conn.poll_body(&mut self.reading, cx);
-        if body.is_pending() && self.rights.as_mut().is_some_and(|rights| rights.is_lost(cx)) {
+        let body = conn.poll_body(&mut self.body_reader, cx);
+        if body.is_pending() && self.grant.as_mut().is_some_and(|rights| rights.is_revoked(cx)) {
             return self.end_revoked();
         }
         match ready!(body) {
             None => Poll::Ready(None),
             Some(Ok(BodyPart::Data(data))) => {
-                self.tally.bytes_out += data.len() as u64;
+                self.metrics.bytes_out += data.len() as u64;
                 Poll::Ready(Some(Ok(Frame::data(data))))
             }
             Some(Ok(BodyPart::Trailers(mut trailers))) => {
@@ -123,15 +123,15 @@ impl StreamedResponse {
 impl Drop for StreamedResponse {
     fn drop(&mut self) {
         let over = self.is_finished();
-        self.tally.cut = !over;
-        let sent = self.sending.as_ref().is_none_or(RequestWriter::is_done);
+        self.metrics.is_truncated = !over;
+        let sent = self.request_writer.as_ref().is_none_or(RequestWriter::is_done);
         if let Some(conn) = self.conn.take()
             && over
             && sent
             && self.keep_alive
             && conn.is_clean()
         {
-            self.outstanding.replica.put(conn);
+            self.outstanding.replica.put_idle(conn);
         }
     }
 }
@@ -161,7 +161,7 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             ResponseBodyKind::Text(text) => SizeHint::with_exact(text.len() as u64),
-            ResponseBodyKind::Flow(flow) => match &flow.reading {
+            ResponseBodyKind::Flow(flow) => match &flow.body_reader {
                 BodyReader::Sized(left) => SizeHint::with_exact(*left),
                 BodyReader::End => SizeHint::with_exact(0),
                 BodyReader::Chunked(_) | BodyReader::Close => SizeHint::default(),
@@ -172,13 +172,13 @@ impl Body for ResponseBody {
 
 /// Metrics of one request. Recorded on drop, however the request ended.
 pub(crate) struct RequestMetrics {
-    live: Arc<ServiceState>,
+    service: Arc<ServiceState>,
     began: Instant,
     pub(crate) status: StatusCode,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    pub(crate) cut: bool,
-    pub(crate) note: Option<Box<AccessEntry>>,
+    pub(crate) is_truncated: bool,
+    pub(crate) access: Option<Box<AccessEntry>>,
 }
 
 /// Additional data for the access log.
@@ -188,18 +188,18 @@ pub(crate) struct AccessEntry {
 }
 
 impl RequestMetrics {
-    pub(crate) fn begin(live: &Arc<ServiceState>) -> Self {
+    pub(crate) fn start(live: &Arc<ServiceState>) -> Self {
         let began = Instant::now();
         live.stats().record_arrival(began);
         Self {
-            live: Arc::clone(live),
+            service: Arc::clone(live),
             began,
             // Applies if the caller disconnects before there is a response.
             status: CLIENT_CLOSED,
             bytes_in: 0,
             bytes_out: 0,
-            cut: false,
-            note: None,
+            is_truncated: false,
+            access: None,
         }
     }
 
@@ -217,15 +217,15 @@ pub(crate) const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
 impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let took = self.began.elapsed();
-        self.live.stats().leave(self.status, (self.began, took), self.bytes_in, self.bytes_out);
-        if let Some(note) = self.note.take() {
+        self.service.stats().leave(self.status, (self.began, took), self.bytes_in, self.bytes_out);
+        if let Some(note) = self.access.take() {
             let AccessEntry { log, record } = *note;
             log.record(AccessRecord {
                 status: self.status,
                 took,
                 bytes_in: self.bytes_in,
                 bytes_out: self.bytes_out,
-                cut: self.cut,
+                is_truncated: self.is_truncated,
                 ..record
             });
         }

@@ -19,21 +19,21 @@ const FILE_MAX: u64 = 256 * 1024 * 1024;
 /// Failure to store or load routes.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteFileError {
-    #[error("write the routes to `{}`", .path.display())]
+    #[error("failed to write the routes to `{}`", .path.display())]
     Write {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("read the routes from `{}`", .path.display())]
+    #[error("failed to read the routes from `{}`", .path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("the routes in `{}` are damaged: {what}", .path.display())]
+    #[error("the routes file `{}` is corrupt: {what}", .path.display())]
     Damaged { path: PathBuf, what: &'static str },
-    #[error("understand the routes in `{}`", .path.display())]
+    #[error("failed to parse the routes in `{}`", .path.display())]
     Content {
         path: PathBuf,
         #[source]
@@ -65,23 +65,23 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RouteFileErro
     let damaged = |what| RouteFileError::Damaged { path: path.to_owned(), what };
     let read = |source| RouteFileError::Read { path: path.to_owned(), source };
     let bytes = match fs::metadata(path) {
-        Ok(found) if found.len() > FILE_MAX => return Err(damaged("it is too large")),
+        Ok(found) if found.len() > FILE_MAX => return Err(damaged("too large")),
         Ok(_) => fs::read(path).map_err(read)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(read(error)),
     };
     let end =
-        bytes.iter().take(128).position(|b| *b == b'\n').ok_or_else(|| damaged("it has no first line"))?;
+        bytes.iter().take(128).position(|b| *b == b'\n').ok_or_else(|| damaged("missing header line"))?;
     let (line, body) = bytes.split_at(end);
     let body = body.get(1..).unwrap_or_default();
-    let line = std::str::from_utf8(line).map_err(|_| damaged("its first line is no text"))?;
+    let line = std::str::from_utf8(line).map_err(|_| damaged("the header line is not text"))?;
     let mut words =
-        line.strip_prefix(MAGIC).ok_or_else(|| damaged("it is of another kind"))?.split_whitespace();
+        line.strip_prefix(MAGIC).ok_or_else(|| damaged("unknown file format"))?.split_whitespace();
     if words.next().and_then(|word| word.parse().ok()) != Some(body.len()) {
-        return Err(damaged("it has not the length it should have"));
+        return Err(damaged("unexpected length"));
     }
     if words.next().and_then(|word| u32::from_str_radix(word, 16).ok()) != Some(crc32fast::hash(body)) {
-        return Err(damaged("its checksum is wrong"));
+        return Err(damaged("checksum mismatch"));
     }
     serde_json::from_slice(body)
         .map(Some)

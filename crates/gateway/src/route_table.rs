@@ -130,7 +130,7 @@ struct RouteGeneration {
 
 /// Refusal of a snapshot that is not newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("generation {offered} of the routes is not newer than {current}")]
+#[error("route generation {offered} is not newer than {current}")]
 pub struct StaleGeneration {
     pub current: u64,
     pub offered: u64,
@@ -182,7 +182,7 @@ impl Routes {
         *slot = Arc::new(table);
         drop(slot);
         for replica in &leaving {
-            replica.leave();
+            replica.begin_drain();
         }
         self.generation.send_replace(generation);
         Ok(leaving)
@@ -239,7 +239,7 @@ impl Routes {
     pub fn sweep(&self) {
         for live in self.table().services.values() {
             for replica in &live.replicas {
-                replica.sweep();
+                replica.close_stale();
             }
         }
     }

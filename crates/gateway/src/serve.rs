@@ -83,13 +83,13 @@ impl OwnHostname {
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerLimits {
     /// For a complete head, and for the next request on an idle connection.
-    pub head: Duration,
+    pub head_timeout: Duration,
     /// For a TLS handshake.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// For a client that reads nothing of its response.
-    pub write: Duration,
+    pub write_timeout: Duration,
     /// For requests in flight when the listener stops.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
     pub connections_max: usize,
 }
 
@@ -98,10 +98,10 @@ impl ListenerLimits {
     pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
     pub const USUAL: Self = Self {
-        head: Duration::from_secs(25),
-        handshake: Duration::from_secs(10),
-        write: Duration::from_secs(60),
-        drain: Duration::from_secs(30),
+        head_timeout: Duration::from_secs(25),
+        handshake_timeout: Duration::from_secs(10),
+        write_timeout: Duration::from_secs(60),
+        drain_timeout: Duration::from_secs(30),
         connections_max: 20_000,
     };
 }
@@ -110,7 +110,7 @@ impl ListenerLimits {
 #[derive(Clone)]
 pub struct ListenerConfig {
     pub proxy: Arc<Proxy>,
-    pub door: RequestRouting,
+    pub routing: RequestRouting,
     /// Responses to challenges of certificate authorities, served on plain connections.
     pub challenges: Option<Arc<Challenges>>,
     /// `None`: plain HTTP.
@@ -185,7 +185,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
     drop(listener);
     closing.begin();
     tasks.close();
-    if tokio::time::timeout(listening.patience.drain, tasks.wait()).await.is_err() {
+    if tokio::time::timeout(listening.patience.drain_timeout, tasks.wait()).await.is_err() {
         tracing::warn!(connections = tasks.len(), "listener stopped with requests in flight");
     }
 }
@@ -201,12 +201,12 @@ impl ListenerConfig {
     ) -> Result<(), ConnectionError> {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
-            let http2 = tokio::time::timeout(self.patience.head, detect_http2(&stream)).await??;
+            let http2 = tokio::time::timeout(self.patience.head_timeout, detect_http2(&stream)).await??;
             let origin = ClientConnection::new(peer, false);
             return self.serve_http(stream, origin, http2, closing).await;
         };
         let accept = TlsAcceptor::from(Arc::clone(tls)).accept(stream);
-        let stream = tokio::time::timeout(self.patience.handshake, accept).await??;
+        let stream = tokio::time::timeout(self.patience.handshake_timeout, accept).await??;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         self.serve_http(stream, ClientConnection::new(peer, true), http2, closing).await
     }
@@ -218,7 +218,7 @@ impl ListenerConfig {
         http2: bool,
         closing: &ShutdownSignal,
     ) -> Result<(), ConnectionError> {
-        let stream = TokioIo::new(WriteTimeout::new(stream, self.patience.write));
+        let stream = TokioIo::new(WriteTimeout::new(stream, self.patience.write_timeout));
         let origin = Arc::new(origin);
         let this = Arc::clone(&self);
         let service = service_fn(move |request: Request<Incoming>| {
@@ -226,7 +226,8 @@ impl ListenerConfig {
             async move { Ok::<_, Infallible>(this.route_request(&origin, request).await) }
         });
         if http2 {
-            let mut connection = pin!(self::http2(self.patience.head).serve_connection(stream, service));
+            let mut connection =
+                pin!(self::http2_builder(self.patience.head_timeout).serve_connection(stream, service));
             if let Some(result) = closing.run_until(connection.as_mut()).await {
                 return Ok(result?);
             }
@@ -245,7 +246,7 @@ impl ListenerConfig {
         let mut builder = conn::http1::Builder::new();
         builder
             .timer(ConnectionTimer::default())
-            .header_read_timeout(self.patience.head)
+            .header_read_timeout(self.patience.head_timeout)
             // Most responses are small: one copy costs less than a vectored write.
             .writev(false)
             .max_headers(HEADERS_MAX)
@@ -272,7 +273,7 @@ impl ListenerConfig {
         {
             return Response::new(ResponseBody::text(proof.into()));
         }
-        let own = match &self.door {
+        let own = match &self.routing {
             RequestRouting::Gateway(own) => own.match_request(&request),
             RequestRouting::Hosts | RequestRouting::ByPath { .. } => None,
         };
@@ -283,7 +284,7 @@ impl ListenerConfig {
             }
             return Box::pin(models::handle(&self.proxy, origin, MODELS_PATH, request)).await;
         }
-        match &self.door {
+        match &self.routing {
             RequestRouting::Hosts | RequestRouting::Gateway(_) => {
                 self.proxy.serve_by_host(origin, request).await
             }
@@ -298,7 +299,7 @@ impl ListenerConfig {
 }
 
 /// HTTP/2 server settings with limits per connection. A silent peer is pinged after `patience`.
-pub fn http2(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
+pub fn http2_builder(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
     let mut builder = conn::http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())

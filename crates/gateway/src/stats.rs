@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_counts_whole_seconds_and_forgets_what_is_older() {
+    fn a_window_counts_completed_seconds_and_drops_older_ones() {
         let start = Instant::now();
         let stats = ServiceStats::new(start);
         let at = |s: u64| start + Duration::from_secs(s);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_frame_is_not_taken_for_a_new_one() {
+    fn a_reused_frame_does_not_keep_its_old_count() {
         let start = Instant::now();
         let stats = ServiceStats::new(start);
         stats.record_arrival(start);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_left_is_in_its_class_and_bucket() {
+    fn a_finished_request_is_counted_by_status_class_and_latency_bucket() {
         let began = Instant::now();
         let stats = ServiceStats::new(began);
         stats.record_arrival(began);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_lies_in_its_bucket() {
+    fn a_quantile_is_interpolated_within_its_bucket() {
         let mut buckets = [0; BUCKETS_US.len() + 1];
         assert_eq!(quantile_us(&buckets, 0.5), None);
         (buckets[0], buckets[1]) = (50, 50);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_wait_than_may() {
+    fn requests_above_the_limit_of_held_requests_are_not_held() {
         let now = Instant::now();
         let stats = ServiceStats::new(now);
         assert!(stats.hold(2, now) && stats.hold(2, now) && !stats.hold(2, now));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn time_on_the_way_counts_what_is_over_and_what_is_not() {
+    fn busy_time_counts_finished_and_unfinished_requests() {
         let start = Instant::now();
         let stats = ServiceStats::new(start);
         let at = |ms: u64| start + Duration::from_millis(ms);

@@ -14,27 +14,27 @@ use rustls::{
 /// Refusal of a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("read the certificate of `{name}`")]
+    #[error("failed to read the certificate of `{name}`")]
     Certificate {
         name: String,
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    #[error("there is no certificate for `{name}` in what was given")]
+    #[error("the certificate chain of `{name}` is empty")]
     Empty { name: String },
-    #[error("read the private key of `{name}`")]
+    #[error("failed to read the private key of `{name}`")]
     Key {
         name: String,
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    #[error("use the certificate of `{name}` with its key")]
+    #[error("cannot use the certificate of `{name}` with its private key")]
     Mismatch {
         name: String,
         #[source]
         source: rustls::Error,
     },
-    #[error("set up TLS")]
+    #[error("failed to set up TLS")]
     Setup(#[source] rustls::Error),
 }
 
@@ -107,7 +107,7 @@ impl ResolvesServerCert for Certificates {
 }
 
 /// Server configuration with TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
-pub fn config(certificates: Arc<Certificates>) -> Result<Arc<ServerConfig>, TlsError> {
+pub fn server_config(certificates: Arc<Certificates>) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)
         .map_err(TlsError::Setup)?

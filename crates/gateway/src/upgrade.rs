@@ -26,31 +26,31 @@ pub(crate) fn spawn_splice(
         // Metrics and the replica's request count are closed with the tunnel, not with the head of the response.
         let (_outstanding, mut tally) = (outstanding, tally);
         let Ok(caller) = caller.await else {
-            tally.cut = true;
+            tally.is_truncated = true;
             return;
         };
         let mut caller = TokioIo::new(caller);
         let (mut replica, first) = conn.into_stream();
         tally.bytes_out = first.len() as u64;
         if caller.write_all(&first).await.is_err() {
-            tally.cut = true;
+            tally.is_truncated = true;
             return;
         }
         drop(first);
         let lost = poll_fn(|cx| {
-            let is_lost = rights.as_mut().is_some_and(|rights| rights.is_lost(cx));
+            let is_lost = rights.as_mut().is_some_and(|rights| rights.is_revoked(cx));
             if is_lost { Poll::Ready(()) } else { Poll::Pending }
         });
         tokio::select! {
             biased;
-            () = lost => tally.cut = true,
+            () = lost => tally.is_truncated = true,
             copied = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES) => {
                 match copied {
                     Ok((up, down)) => {
                         tally.bytes_in = up;
                         tally.bytes_out += down;
                     }
-                    Err(_) => tally.cut = true,
+                    Err(_) => tally.is_truncated = true,
                 }
             }
         }

@@ -17,24 +17,24 @@ use crate::{connect::Io, lazy_timer::LazyTimer};
 /// The stream. Its timer is created at the first write that has to wait, because most connections never need one.
 pub(crate) struct WriteTimeout<S> {
     inner: S,
-    bound: Duration,
-    alarm: LazyTimer,
+    timeout: Duration,
+    timer: LazyTimer,
     /// Deadline of a pending write.
-    until: Option<Instant>,
+    deadline: Option<Instant>,
 }
 
 impl<S> WriteTimeout<S> {
-    pub(crate) fn new(inner: S, bound: Duration) -> Self {
-        Self { inner, bound, alarm: LazyTimer::default(), until: None }
+    pub(crate) fn new(inner: S, timeout: Duration) -> Self {
+        Self { inner, timeout, timer: LazyTimer::default(), deadline: None }
     }
 
     fn check_timeout<T>(&mut self, result: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if result.is_ready() {
-            self.until = None;
+            self.deadline = None;
             return result;
         }
-        let until = *self.until.get_or_insert_with(|| Instant::now() + self.bound);
-        match self.alarm.poll(until, cx) {
+        let until = *self.deadline.get_or_insert_with(|| Instant::now() + self.timeout);
+        match self.timer.poll(until, cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
         }

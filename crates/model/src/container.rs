@@ -59,7 +59,7 @@ impl StateMachine for ContainerLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "container";
-    const ABOUT: &'static str = "One piece of work in the queue that dispatchers pull from.";
+    const ABOUT: &'static str = "One unit of work in the queue that dispatchers pull from.";
     const START: &'static [Status] = &[Status::Queued];
     const STOP: &'static [Event] = &[Event::Cancel];
 

@@ -41,9 +41,9 @@ pub struct DeadlineProgress {
     /// cp(t): seconds of completed work.
     pub done: f64,
     /// Market of its current nodes; `None` if it has none, or just lost them.
-    pub holding: Option<Market>,
+    pub current_market: Option<Market>,
     /// True if all nodes that the task needs are available on the spot market now. Fewer counts as none.
-    pub spot: bool,
+    pub has_spot_capacity: bool,
 }
 
 /// Rule that chose a market, for the event and the report.
@@ -66,15 +66,17 @@ pub enum MarketRule {
 }
 
 impl MarketRule {
-    pub const fn said(self) -> &'static str {
+    pub const fn message(self) -> &'static str {
         match self {
-            Self::CatchUp => "behind its line: on-demand nodes",
-            Self::TakeSpot => "spot capacity is there",
-            Self::StaySpot => "on spot until it is lost",
-            Self::StayOnDemand => "on-demand until it is ahead of its line and spot capacity is there",
-            Self::MoveToSpot => "ahead of its line, and spot capacity is there",
-            Self::SafetyNet => "only on-demand nodes meet the deadline from here",
-            Self::Wait => "ahead of its line: waits for spot capacity",
+            Self::CatchUp => "behind schedule: using on-demand nodes",
+            Self::TakeSpot => "spot capacity is available",
+            Self::StaySpot => "on spot nodes until they are lost",
+            Self::StayOnDemand => {
+                "on-demand nodes until it is ahead of schedule and spot capacity is available"
+            }
+            Self::MoveToSpot => "ahead of schedule, and spot capacity is available",
+            Self::SafetyNet => "only on-demand nodes can still meet the deadline",
+            Self::Wait => "ahead of schedule: waiting for spot capacity",
         }
     }
 }
@@ -85,18 +87,18 @@ pub fn choose_market(terms: DeadlineTerms, at: DeadlineProgress) -> (Option<Mark
     let line = |t: f64| t * work / within;
     let (time_left, work_left) = (within - at.elapsed, work - at.done);
     let has_slack = time_left >= work_left + 2.0 * changeover;
-    match at.holding {
+    match at.current_market {
         Some(Market::Spot) => (Some(Market::Spot), MarketRule::StaySpot),
         Some(Market::OnDemand) => {
             let ahead = at.done >= line(at.elapsed + 2.0 * changeover);
-            if at.spot && ahead && has_slack {
+            if at.has_spot_capacity && ahead && has_slack {
                 (Some(Market::Spot), MarketRule::MoveToSpot)
             } else {
                 (Some(Market::OnDemand), MarketRule::StayOnDemand)
             }
         }
         None if !has_slack => (Some(Market::OnDemand), MarketRule::SafetyNet),
-        None if at.spot => (Some(Market::Spot), MarketRule::TakeSpot),
+        None if at.has_spot_capacity => (Some(Market::Spot), MarketRule::TakeSpot),
         None if at.done < line(at.elapsed) => (Some(Market::OnDemand), MarketRule::CatchUp),
         None => (None, MarketRule::Wait),
     }

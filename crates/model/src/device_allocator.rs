@@ -18,9 +18,9 @@ pub enum DeviceCount {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
-    #[error("allocate {wanted} devices: {free} of {total} are free")]
+    #[error("cannot allocate {wanted} devices: {free} of {total} are free")]
     NotEnough { wanted: usize, free: usize, total: usize },
-    #[error("allocate {wanted} devices: the owner already holds {holds}")]
+    #[error("cannot allocate {wanted} devices: the owner already holds {holds}")]
     HoldsOtherCount { wanted: usize, holds: usize },
 }
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// Returns an error and its causes in one line. A cause that the previous message already ends with is not repeated.
-pub fn chain(error: &dyn Error) -> String {
+pub fn format_chain(error: &dyn Error) -> String {
     let mut said = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -29,11 +29,11 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_said_once() {
+    fn error_chain_prints_every_cause_once() {
         let read = Failure::Read(std::fmt::Error);
         let cause = std::fmt::Error.to_string();
-        assert_eq!(chain(&read), format!("read the file: {cause}"));
+        assert_eq!(format_chain(&read), format!("read the file: {cause}"));
         let start = Failure::Start(Box::new(read));
-        assert_eq!(chain(&start), format!("start: read the file: {cause}"));
+        assert_eq!(format_chain(&start), format!("start: read the file: {cause}"));
     }
 }

@@ -141,7 +141,7 @@ recorded! {
 
 /// A change that the state machine does not permit. The caller writes only this event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{machine} in status `{status}` refuses `{event}`")]
+#[error("{machine} with status `{status}` refuses `{event}`")]
 pub struct TransitionError {
     pub machine: &'static str,
     pub status: &'static str,

@@ -154,7 +154,7 @@ pub enum Shortfall {
 
 impl Shortfall {
     /// Returns whether waiting alone may resolve it; the others need a change of the request or of the capacity.
-    pub const fn passes(&self) -> bool {
+    pub const fn is_temporary(&self) -> bool {
         match self {
             Self::Busy { .. }
             | Self::Reserved { .. }
@@ -202,7 +202,7 @@ impl Shortfall {
 
     /// Returns whether time never resolves it: the existing instances do not match the request. The others may pass, or
     /// another host, offer or volume may appear.
-    pub const fn is_for_good(&self) -> bool {
+    pub const fn is_permanent(&self) -> bool {
         match self {
             Self::CpuArch { .. }
             | Self::Cpus { .. }
@@ -298,20 +298,20 @@ impl Shortfall {
     /// Returns what would make it fit; a clause, no full stop.
     pub fn cure(&self) -> String {
         match self {
-            Self::CpuArch { has: Some(has), .. } => format!("ask for `cpu: {}`", arch(*has)),
-            Self::CpuArch { has: None, .. } => "leave the architecture out of `cpu`".into(),
+            Self::CpuArch { has: Some(has), .. } => format!("set `cpu: {}`", format_arch(*has)),
+            Self::CpuArch { has: None, .. } => "remove the architecture from `cpu`".into(),
             Self::Cpus { wanted, has } => format_lower("cpu", wanted.min, *has, |n| n.to_string()),
             Self::Memory { wanted, has } => format_lower("memory", wanted.min, *has, format_gb),
             Self::Disk { wanted, has } => format_lower("disk", wanted.min, *has, format_gb),
-            Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or ask for `gpu: 0`".into(),
+            Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or set `gpu: 0`".into(),
             Self::GpuCount { wanted, has } => {
                 format_lower("the GPU count", wanted.min, *has, |n| n.to_string())
             }
-            Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", has.as_str()),
-            Self::GpuName { has, .. } if has.is_empty() => "leave the GPU names out".into(),
+            Self::GpuVendor { has, .. } => format!("set `gpu: {}`", has.as_str()),
+            Self::GpuName { has, .. } if has.is_empty() => "remove the GPU names".into(),
             Self::GpuName { has, .. } => format!("add `{has}` to the GPU names"),
             Self::GpuMemory { has, .. } | Self::GpuTotalMemory { has, .. } if *has == 0.0 => {
-                "ask for the GPU by its name".into()
+                "request the GPU by name".into()
             }
             Self::GpuMemory { wanted, has } => format_lower("GPU memory", wanted.min, *has, format_gb),
             Self::GpuTotalMemory { wanted, has } => {
@@ -320,31 +320,31 @@ impl Shortfall {
             Self::ComputeCapability { has: Some((major, minor)), .. } => {
                 format!("lower `compute_capability` to {major}.{minor}")
             }
-            Self::ComputeCapability { has: None, .. } => "leave `compute_capability` out".into(),
-            Self::NotListed { what, has, .. } if has.is_empty() => format!("leave the {what} list out"),
+            Self::ComputeCapability { has: None, .. } => "remove `compute_capability`".into(),
+            Self::NotListed { what, has, .. } if has.is_empty() => format!("remove the {what} list"),
             Self::NotListed { what, has, .. } => {
-                format!("add `{has}` to the {what} list, or leave the list out")
+                format!("add `{has}` to the {what} list, or remove the list")
             }
             Self::Price { costs, .. } => format!("raise `max_price` to {}", costs.as_dollars()),
             Self::Spot { .. } => "set `spot_policy: auto`".into(),
-            Self::Reservation { has: None, .. } => "leave `reservation` out".into(),
+            Self::Reservation { has: None, .. } => "remove `reservation`".into(),
             Self::Reservation { has: Some(has), .. } => format!("set `reservation: {has}`"),
-            Self::Volume { .. } => "use a volume in the same place".into(),
+            Self::Volume { .. } => "use a volume in the same location".into(),
             Self::NotNamed => "add it to `instances`".into(),
             Self::NoContainers { .. } => {
                 "install Docker or Podman on it, or set `image: none` to run as a plain process".into()
             }
-            Self::EngineUnavailable { .. } => "start the container engine on it again".into(),
-            Self::NoProcesses => "set `image` to the name of one".into(),
+            Self::EngineUnavailable { .. } => "restart the container engine on it".into(),
+            Self::NoProcesses => "set `image` to a container image".into(),
             Self::NoDefaultImage => {
                 "set `image`, or a default image (`windlass server --default-image`)".into()
             }
-            Self::ProcessesRefused => "set `image` to the name of one, or use another fleet".into(),
-            Self::ProcessesUnknown => "wait until the server has brought its own version there".into(),
+            Self::ProcessesRefused => "set `image` to a container image, or use another fleet".into(),
+            Self::ProcessesUnknown => "wait until the server has updated the agent there".into(),
             Self::NotConfined { .. } => {
-                "set `image` to the name of one, run the agent as root, or allow user namespaces there".into()
+                "set `image` to a container image, run the agent as root, or allow user namespaces there".into()
             }
-            Self::Avoided { .. } => "it is tried again when there is nothing else".into(),
+            Self::Avoided { .. } => "it is used again if nothing else fits".into(),
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
             Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
@@ -359,13 +359,13 @@ impl Shortfall {
                 "raise `nodes.max` of the fleet, or wait until an instance ends".into()
             }
             Self::FleetFull { frees: false, .. } => {
-                "raise `nodes.max` of the fleet, or end one of its instances: it keeps them all".into()
+                "raise `nodes.max` of the fleet, or delete one of its instances: none is terminated automatically".into()
             }
             Self::TooFewNodes { wanted, could, .. } if could >= wanted => {
                 "wait until jobs on the others end".into()
             }
             Self::TooFewNodes { could, .. } => {
-                format!("ask for at most {could} nodes, or add instances to the fleet")
+                format!("set `nodes` to at most {could}, or add instances to the fleet")
             }
             Self::FleetNotChosen => "wait for job 0 of replica 0".into(),
             Self::NoFleets => "create a fleet".into(),
@@ -376,7 +376,7 @@ impl Shortfall {
     }
 }
 
-fn arch(arch: CpuArch) -> &'static str {
+fn format_arch(arch: CpuArch) -> &'static str {
     match arch {
         CpuArch::X86 => "x86",
         CpuArch::Arm => "arm",
@@ -396,11 +396,11 @@ fn format_lower<T: PartialOrd + Copy>(
     if min.is_some_and(|min| has < min) {
         format!("lower {what} to {}", show(has))
     } else {
-        format!("raise the upper end of {what} to {}", show(has))
+        format!("raise the upper limit of {what} to {}", show(has))
     }
 }
 
-fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> String {
+fn format_range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> String {
     match (range.min, range.max) {
         (Some(min), Some(max)) if min == max => format!("exactly {}", show(min)),
         (Some(min), Some(max)) => format!("{} to {}", show(min), show(max)),
@@ -413,7 +413,11 @@ fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> 
 /// Formats a count, such as `exactly 1 GPU` or `2 to 4 GPUs`.
 fn format_count(wanted: &Range<u32>, noun: &str) -> String {
     let last = wanted.max.or(wanted.min);
-    format!("{} {noun}{}", range(wanted, |n: u32| n.to_string()), if last == Some(1) { "" } else { "s" })
+    format!(
+        "{} {noun}{}",
+        format_range(wanted, |n: u32| n.to_string()),
+        if last == Some(1) { "" } else { "s" }
+    )
 }
 
 /// Prints a clause with numbers, lower case and without a full stop: "needs at least 8 CPUs, has 2".
@@ -421,35 +425,50 @@ impl Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CpuArch { wanted, has } => {
-                write!(f, "needs {} CPUs, has {}", arch(*wanted), has.map_or("unknown ones", arch))
+                write!(
+                    f,
+                    "needs {} CPUs, has {}",
+                    format_arch(*wanted),
+                    has.map_or("an unknown architecture", format_arch)
+                )
             }
             Self::Cpus { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "CPU")),
             Self::Memory { wanted, has } => {
-                write!(f, "needs {} of memory, has {}", range(wanted, format_gb), format_gb(*has))
+                write!(f, "needs {} of memory, has {}", format_range(wanted, format_gb), format_gb(*has))
             }
             Self::Disk { wanted, has } => {
-                write!(f, "needs {} of disk, has {}", range(wanted, format_gb), format_gb(*has))
+                write!(f, "needs {} of disk, has {}", format_range(wanted, format_gb), format_gb(*has))
             }
             Self::GpuCount { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "GPU")),
             Self::GpuVendor { wanted, has } => {
                 write!(f, "needs {} GPUs, has {}", wanted.as_str(), has.as_str())
             }
             Self::GpuName { wanted, has } => {
-                let has = if has.is_empty() { "an unknown one" } else { has };
+                let has = if has.is_empty() { "an unknown model" } else { has };
                 write!(f, "needs GPU {}, has {has}", wanted.join(" or "))
             }
             Self::GpuMemory { wanted, has } if *has == 0.0 => {
                 write!(
                     f,
-                    "needs {} of memory per GPU, and the GPU's memory is not known",
-                    range(wanted, format_gb)
+                    "needs {} of memory per GPU, but the memory of the GPU is unknown",
+                    format_range(wanted, format_gb)
                 )
             }
             Self::GpuMemory { wanted, has } => {
-                write!(f, "needs {} of memory per GPU, has {}", range(wanted, format_gb), format_gb(*has))
+                write!(
+                    f,
+                    "needs {} of memory per GPU, has {}",
+                    format_range(wanted, format_gb),
+                    format_gb(*has)
+                )
             }
             Self::GpuTotalMemory { wanted, has } => {
-                write!(f, "needs {} of GPU memory in all, has {}", range(wanted, format_gb), format_gb(*has))
+                write!(
+                    f,
+                    "needs {} of GPU memory in total, has {}",
+                    format_range(wanted, format_gb),
+                    format_gb(*has)
+                )
             }
             Self::ComputeCapability { at_least: (major, minor), has } => {
                 write!(f, "needs compute capability {major}.{minor}, has ")?;
@@ -476,37 +495,39 @@ impl Display for Shortfall {
                 write!(f, "needs image {image}, and only plain processes run there")
             }
             Self::EngineUnavailable { image, why } => {
-                write!(f, "needs image {image}, and the container engine there is away: {why}")
+                write!(f, "needs image {image}, but the container engine there is not available: {why}")
             }
-            Self::NoProcesses => f.write_str("has `image: none`, and only containers run there"),
-            Self::NoDefaultImage => f.write_str("names no image, and only containers run there"),
-            Self::ProcessesRefused => f.write_str("is a plain process, and the machine refuses those"),
-            Self::ProcessesUnknown => {
-                f.write_str("is a plain process, and the agent there has not said how it confines those")
+            Self::NoProcesses => f.write_str("has `image: none`, but only containers run there"),
+            Self::NoDefaultImage => f.write_str("has no image, but only containers run there"),
+            Self::ProcessesRefused => {
+                f.write_str("is a plain process, but the instance refuses plain processes")
             }
+            Self::ProcessesUnknown => f.write_str(
+                "is a plain process, but the agent there has not reported yet how it confines them",
+            ),
             Self::NotConfined { why } => {
                 write!(f, "is a plain process, and cannot be confined there: {why}")
             }
             Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
-            Self::ReuseOnly => f.write_str("would be a new instance, and only existing ones may be used"),
+            Self::ReuseOnly => f.write_str("would be a new instance, but only existing ones may be used"),
             Self::Unavailable { availability } => write!(f, "is {}", availability.as_str()),
             Self::Busy { wanted, free, total: 1 } if *wanted == 1 && *free == 0 => f.write_str("is busy"),
             Self::Busy { wanted, free, total } => {
                 write!(f, "needs {wanted} of {total} blocks, {free} free")
             }
-            Self::Reserved { by } => write!(f, "is kept free for the older job {by}"),
+            Self::Reserved { by } => write!(f, "is reserved for the older job {by}"),
             Self::Unreachable => f.write_str("is unreachable"),
             Self::Unhealthy => f.write_str("is unhealthy"),
             Self::NotReady => f.write_str("is still being provisioned"),
             Self::Draining => f.write_str("takes no new jobs"),
             Self::FleetFull { max, wanted, .. } => {
-                write!(f, "the fleet has room for {max} instances and {wanted} more would exceed that")
+                write!(f, "the fleet is limited to {max} instances, and {wanted} more would exceed that")
             }
             Self::TooFewNodes { wanted, fit, could } => write!(
                 f,
-                "needs {wanted} whole instances in one place, {fit} are free and {could} could ever be"
+                "needs {wanted} whole instances in one location: {fit} free now, at most {could} possible"
             ),
             Self::FleetNotChosen => f.write_str("waits until job 0 of replica 0 has chosen the fleet"),
             Self::NoFleets => f.write_str("no fleet exists that this run may use"),
@@ -533,7 +554,7 @@ impl Serialize for Shortfall {
         fields.serialize_field("kind", self.kind())?;
         fields.serialize_field("message", &self.to_string())?;
         fields.serialize_field("cure", &self.cure())?;
-        fields.serialize_field("passes", &self.passes())?;
+        fields.serialize_field("passes", &self.is_temporary())?;
         fields.end()
     }
 }
@@ -550,8 +571,8 @@ pub struct Refusal {
 
 impl Refusal {
     /// Returns whether waiting alone may resolve it.
-    pub fn passes(&self) -> bool {
-        self.shortfalls.iter().all(Shortfall::passes)
+    pub fn is_temporary(&self) -> bool {
+        self.shortfalls.iter().all(Shortfall::is_temporary)
     }
 }
 

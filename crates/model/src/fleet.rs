@@ -40,7 +40,7 @@ impl StateMachine for FleetLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "fleet";
-    const ABOUT: &'static str = "A set of instances kept between a minimum and a maximum.";
+    const ABOUT: &'static str = "A set of instances with a minimum and a maximum size.";
     const START: &'static [Status] = &[Status::Active, Status::Submitted];
     const STOP: &'static [Event] = &[Event::DeleteAsked];
 

@@ -70,7 +70,7 @@ impl StateMachine for GatewayLifecycle {
     type Event = Event;
     const NAME: &'static str = "gateway";
     const ABOUT: &'static str =
-        "Takes requests for services. A deleted row keeps its status and leaves all lists.";
+        "Receives requests for services. A deleted row keeps its status and is no longer listed.";
     const START: &'static [Status] = &[Status::Submitted];
     const STOP: &'static [Event] = &[Event::DeleteAsked];
 

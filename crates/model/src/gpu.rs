@@ -119,7 +119,7 @@ fn parse_name(text: &str) -> ParsedName {
             reading.part = Some(token.to_owned());
         } else if let Some(form) = FormFactor::parse(token) {
             reading.form = Some(form);
-        } else if let Some(gigabytes) = memory(token) {
+        } else if let Some(gigabytes) = parse_memory_gb(token) {
             reading.memory_gb = Some(gigabytes);
         } else if token == "max" && tokens.peek() == Some(&"q") {
             tokens.next();
@@ -172,7 +172,7 @@ pub fn compute_capability(text: &str) -> Option<(u32, u32)> {
 }
 
 /// Parses a memory size such as `80gb` or `144g`.
-fn memory(token: &str) -> Option<u32> {
+fn parse_memory_gb(token: &str) -> Option<u32> {
     let digits = token.strip_suffix("gb").or_else(|| token.strip_suffix('g'))?;
     digits.parse().ok().filter(|gigabytes| *gigabytes >= 2)
 }
@@ -203,7 +203,7 @@ pub fn identify_device(name: &str, memory_mib: Option<u64>) -> Device {
         return Device {
             name: name.trim().to_owned(),
             vendor,
-            memory_mib: memory_mib.map(|mib| nominal(mib, &USUAL_GB)),
+            memory_mib: memory_mib.map(|mib| nominal_memory(mib, &USUAL_GB)),
             compute_capability: None,
         };
     };
@@ -212,7 +212,7 @@ pub fn identify_device(name: &str, memory_mib: Option<u64>) -> Device {
         known = format!("{known}-{}", form.as_str());
     }
     let sold = match (memory_mib, reading.memory_gb, model.memory_gb) {
-        (Some(mib), _, sizes) => Some(nominal(mib, sizes)),
+        (Some(mib), _, sizes) => Some(nominal_memory(mib, sizes)),
         (None, Some(gigabytes), sizes) if sizes.contains(&gigabytes) => {
             Some(u64::from(gigabytes) * MIB_PER_GB)
         }
@@ -233,7 +233,7 @@ fn profile_mib(profile: &str) -> Option<u64> {
 }
 
 /// Returns the nominal memory of a device whose driver reports `mib`: the nearest size within the tolerance, or `mib`.
-fn nominal(mib: u64, sizes: &[u32]) -> u64 {
+fn nominal_memory(mib: u64, sizes: &[u32]) -> u64 {
     let sold = |gigabytes: &u32| u64::from(*gigabytes) * MIB_PER_GB;
     let nearest = sizes.iter().map(sold).min_by_key(|sold| sold.abs_diff(mib));
     nearest.filter(|sold| sold.abs_diff(mib) * 100 <= sold * TOLERANCE_PERCENT).unwrap_or(mib)
@@ -259,13 +259,13 @@ pub fn matches_request(wanted: &str, name: &str, memory_mib: u64) -> bool {
     // A part of a GPU does not match the whole GPU.
     let part_fits = wanted.part == has.part;
     let memory_fits = wanted.memory_gb.is_none_or(|gigabytes| {
-        has.part.is_some() || memory_mib == 0 || is_about(memory_mib, u64::from(gigabytes) * MIB_PER_GB)
+        has.part.is_some() || memory_mib == 0 || matches_memory(memory_mib, u64::from(gigabytes) * MIB_PER_GB)
     });
     same_base && form_fits && part_fits && memory_fits
 }
 
 /// Returns whether the memory matches the requested nominal size within half the tolerance.
-fn is_about(mib: u64, wanted: u64) -> bool {
+fn matches_memory(mib: u64, wanted: u64) -> bool {
     mib.abs_diff(wanted) * 100 <= wanted * TOLERANCE_PERCENT / 2
 }
 

@@ -82,7 +82,7 @@ impl StateMachine for InstanceLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "instance";
-    const ABOUT: &'static str = "One host of a fleet.";
+    const ABOUT: &'static str = "One instance of a fleet.";
     const START: &'static [Status] = &[Status::Pending, Status::Provisioning];
     const STOP: &'static [Event] = &[Event::StopAsked];
 

@@ -149,7 +149,7 @@ impl StateMachine for JobLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "job";
-    const ABOUT: &'static str = "One submission of one job, from the queue to its last word.";
+    const ABOUT: &'static str = "One submission of one job, from the queue to its end.";
     const START: &'static [Status] = &[Status::Submitted];
     const STOP: &'static [Event] = &[Event::StopAsked];
 
@@ -341,39 +341,39 @@ impl Ending {
 
     /// Returns an ending without capacity, because no fleet matched at all.
     pub fn no_fleets(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with(TerminationDetail::NoFleets)
+        Self::no_capacity(said).with_detail(TerminationDetail::NoFleets)
     }
 
     /// Returns an ending without capacity that waiting cannot resolve: no instance fits, and none can be created.
     pub fn never_fits(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with(TerminationDetail::NeverFits)
+        Self::no_capacity(said).with_detail(TerminationDetail::NeverFits)
     }
 
     /// Returns the ending of a program that was killed for its memory use. Clients know it as
     /// `container_exited_with_error`.
     pub const fn oom_killed() -> Self {
-        Self::exited(137).with(TerminationDetail::OomKilled)
+        Self::exited(137).with_detail(TerminationDetail::OomKilled)
     }
 
     pub const fn no_disk() -> Self {
-        Self::new(TerminationReason::ExecutorError).with(TerminationDetail::NoDisk)
+        Self::new(TerminationReason::ExecutorError).with_detail(TerminationDetail::NoDisk)
     }
 
     /// Returns the ending of a job that used more disk than it requested. Clients know it as `executor_error`.
     pub const fn disk_limit_exceeded() -> Self {
-        Self::new(TerminationReason::ExecutorError).with(TerminationDetail::DiskLimitExceeded)
+        Self::new(TerminationReason::ExecutorError).with_detail(TerminationDetail::DiskLimitExceeded)
     }
 
     pub const fn host_reboot() -> Self {
-        Self::new(TerminationReason::InstanceUnreachable).with(TerminationDetail::HostReboot)
+        Self::new(TerminationReason::InstanceUnreachable).with_detail(TerminationDetail::HostReboot)
     }
 
     pub const fn host_runtime_restart() -> Self {
-        Self::exited(137).with(TerminationDetail::HostRuntimeRestart)
+        Self::exited(137).with_detail(TerminationDetail::HostRuntimeRestart)
     }
 
     #[must_use]
-    pub const fn with(mut self, detail: TerminationDetail) -> Self {
+    pub const fn with_detail(mut self, detail: TerminationDetail) -> Self {
         self.detail = Some(detail);
         self
     }

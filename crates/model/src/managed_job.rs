@@ -403,7 +403,7 @@ impl RecoveryEpisode {
     }
 
     /// Returns what the end of the episode, RUNNING again, adds to `recovery_count`.
-    pub const fn counts(self) -> u32 {
+    pub const fn recovery_increment(self) -> u32 {
         self.credit as u32
     }
 

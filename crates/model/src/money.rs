@@ -12,7 +12,7 @@ impl Price {
     pub const ZERO: Self = Self(0);
 
     /// Converts dollars. Negative values and NaN become zero; too large values become the maximum.
-    pub fn dollars(amount: f64) -> Self {
+    pub fn from_dollars(amount: f64) -> Self {
         Self((amount * 1e6).round() as u64)
     }
 
@@ -36,6 +36,6 @@ impl Serialize for Price {
 
 impl<'de> Deserialize<'de> for Price {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        f64::deserialize(deserializer).map(Self::dollars)
+        f64::deserialize(deserializer).map(Self::from_dollars)
     }
 }

@@ -57,7 +57,13 @@ pub struct FailureStreak {
 
 impl FailureStreak {
     /// Adds a submission that ended. `ran` is how long its program ran, if it did.
-    pub fn add(&mut self, policy: Option<&Policy>, ended: Timestamp, had_instance: bool, ran: Option<Span>) {
+    pub fn record_failure(
+        &mut self,
+        policy: Option<&Policy>,
+        ended: Timestamp,
+        had_instance: bool,
+        ran: Option<Span>,
+    ) {
         let steady = policy.map_or(STREAK_RESET_AFTER, |policy| policy.duration.min(STREAK_RESET_AFTER));
         if ran.is_some_and(|ran| ran >= steady) {
             *self = Self::default();
@@ -106,7 +112,7 @@ impl Policy {
 pub struct FailureHistory {
     pub reason: job::TerminationReason,
     /// Submissions in this execution of the run, including the ended one.
-    pub tries: u32,
+    pub attempts: u32,
     /// Time at which the run was submitted; for a scheduled run, the slot that fired.
     pub run_began: Timestamp,
     /// First failure of the streak: the end of the first submission that had an instance, of those that failed in a
@@ -158,12 +164,12 @@ impl fmt::Display for RetryRefusal {
             Self::DurationExceeded { elapsed, duration } => {
                 write!(
                     f,
-                    "retry duration of {} s is over ({} s passed)",
+                    "retry duration of {} s exceeded ({} s elapsed)",
                     duration.as_secs(),
                     elapsed.as_secs()
                 )
             }
-            Self::AttemptsExceeded { max_total } => write!(f, "all {max_total} submissions are spent"),
+            Self::AttemptsExceeded { max_total } => write!(f, "all {max_total} submissions are used up"),
         }
     }
 }
@@ -191,7 +197,7 @@ pub fn decide(policy: Option<&Policy>, job: FailureHistory, now: Timestamp) -> R
     if elapsed >= policy.duration {
         return RetryDecision::No(RetryRefusal::DurationExceeded { elapsed, duration: policy.duration });
     }
-    if job.tries >= policy.max_total {
+    if job.attempts >= policy.max_total {
         return RetryDecision::No(RetryRefusal::AttemptsExceeded { max_total: policy.max_total });
     }
     RetryDecision::Yes { event, elapsed }

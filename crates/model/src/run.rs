@@ -92,7 +92,7 @@ impl StateMachine for RunLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "run";
-    const ABOUT: &'static str = "A run, followed through its jobs.";
+    const ABOUT: &'static str = "A run, whose status follows from its jobs.";
     const START: &'static [Status] = &[Status::Submitted, Status::Pending];
     const STOP: &'static [Event] = &[Event::StopAsked];
 
@@ -225,18 +225,18 @@ impl TerminationReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     reason: TerminationReason,
-    said: String,
+    message: String,
 }
 
 impl Ending {
     pub fn new(reason: TerminationReason, said: impl Into<String>) -> Self {
-        Self { reason, said: said.into() }
+        Self { reason, message: said.into() }
     }
     pub const fn reason(&self) -> TerminationReason {
         self.reason
     }
     pub fn said(&self) -> &str {
-        &self.said
+        &self.message
     }
     pub const fn final_status(&self) -> FinalStatus {
         self.reason.final_status()

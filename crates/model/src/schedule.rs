@@ -10,17 +10,17 @@ use crate::time::Timestamp;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CronParseError {
-    #[error("cron `{pattern}` has {found} fields; it needs 5: minute hour day month weekday")]
+    #[error("invalid cron `{pattern}`: expected 5 fields (minute hour day month weekday), found {found}")]
     Fields { pattern: String, found: usize },
-    #[error("parse cron `{pattern}`")]
+    #[error("invalid cron `{pattern}`")]
     Pattern {
         pattern: String,
         #[source]
         source: CronError,
     },
-    #[error("cron `{pattern}` never comes")]
+    #[error("cron `{pattern}` never matches")]
     Never { pattern: String },
-    #[error("schedule names no cron")]
+    #[error("`schedule` has no `cron` pattern")]
     Empty,
 }
 

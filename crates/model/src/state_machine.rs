@@ -17,7 +17,7 @@ pub enum Step<S> {
 
 impl<S: Copy> Step<S> {
     /// Returns the status afterwards, unless the event was refused.
-    pub fn after(self, before: S) -> Option<S> {
+    pub fn status_after(self, before: S) -> Option<S> {
         match self {
             Self::To(status) => Some(status),
             Self::Stay => Some(before),
@@ -163,8 +163,8 @@ pub trait StateMachine {
 pub fn render_table<M: StateMachine>() -> String {
     let start: Vec<_> = M::START.iter().map(|s| s.as_str()).collect();
     let mut text = format!("{}\n{}\n\n", M::NAME, M::ABOUT);
-    text.push_str("Rendered from the code by a test; edit the code.\n");
-    push_line(&mut text, format_args!("A row begins as: {}.", start.join(", ")));
+    text.push_str("Generated from the code by a test; do not edit.\n");
+    push_line(&mut text, format_args!("Initial status: {}.", start.join(", ")));
     for &status in M::Status::ALL {
         text.push('\n');
         let mark = if status.is_final() { " (final)" } else { "" };

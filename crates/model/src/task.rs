@@ -55,7 +55,8 @@ impl StateMachine for ShimTaskLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "task";
-    const ABOUT: &'static str = "What a shim keeps of one submission, from its acceptance to its removal.";
+    const ABOUT: &'static str =
+        "The record that a shim keeps of one submission, from its acceptance to its removal.";
     const START: &'static [Status] = &[Status::Pending];
     const STOP: &'static [Event] = &[Event::TerminateAsked];
 

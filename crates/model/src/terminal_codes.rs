@@ -37,17 +37,17 @@ impl CodeStripper {
         let recent = &before[before.len().saturating_sub(CODE_MAX)..];
         let mut stripper = Self::default();
         if let Some(escape) = recent.iter().rposition(|byte| *byte == ESC) {
-            recent[escape..].iter().for_each(|byte| _ = stripper.shows(*byte));
+            recent[escape..].iter().for_each(|byte| _ = stripper.is_visible(*byte));
         }
         stripper
     }
 
     /// Keeps the visible part of `bytes`.
     pub fn strip(&mut self, bytes: &mut Vec<u8>) {
-        bytes.retain(|byte| self.shows(*byte));
+        bytes.retain(|byte| self.is_visible(*byte));
     }
 
-    fn shows(&mut self, byte: u8) -> bool {
+    fn is_visible(&mut self, byte: u8) -> bool {
         if byte == ESC {
             *self = Self { state: EscapeState::Escape, length: 1 };
             return false;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_go_and_text_stays() {
+    fn terminal_codes_are_stripped_and_text_is_kept() {
         check("plain\r\n\ttext\n", "plain\r\n\ttext\n");
         check("\x1b[31mred\x1b[0m", "red");
         check("\x1b[38;5;196mdeep\x1b[m red", "deep red");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_code_costs_no_more_than_itself() {
+    fn a_malformed_terminal_code_does_not_swallow_the_text_after_it() {
         check("\x1b[31\nnext", "\nnext");
         check("\x1b[3\u{fc}x", "\u{fc}x");
         check("\x1b]never ended\nnext line\n", "\nnext line\n");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_without_end_is_given_up() {
+    fn an_unterminated_terminal_code_ends_at_the_length_limit() {
         let mut raw = b"\x1b]".to_vec();
         raw.resize(CODE_MAX + 3, b'x');
         assert_eq!(stripped(&raw), b"xxx");
@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         /// However the bytes are split, and even if each piece starts only from the bytes before it.
         #[test]
-        fn pieces_strip_as_the_whole(
+        fn stripping_in_pieces_equals_stripping_the_whole(
             raw in proptest::collection::vec(prop::sample::select(b"\x1b\x1b[]P()0;mAB\x07\\\n\xc3\xbcx ".to_vec()), 0..200),
             cuts in proptest::collection::vec(0usize..200, 0..8),
         ) {

@@ -41,7 +41,7 @@ impl StateMachine for VolumeLifecycle {
     type Event = Event;
     const NAME: &'static str = "volume";
     const ABOUT: &'static str =
-        "Storage that outlives jobs. A deleted row keeps its status and leaves all lists.";
+        "Storage that outlives jobs. A deleted row keeps its status and is no longer listed.";
     const START: &'static [Status] = &[Status::Submitted];
     const STOP: &'static [Event] = &[Event::DeleteAsked];
 

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn challenges_are_read() {
+    fn authentication_challenges_are_parsed() {
         let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| Challenge::Bearer {
             realm: realm.to_owned(),
             service: service.map(str::to_owned),

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_lead_where_they_say() {
+    fn redirect_locations_are_resolved_against_the_request_url() {
         let from = Url::parse("https://r.test:5000/v2/a/blobs/x?q=1").unwrap();
         let table = [
             ("https://cdn.test/x?sig=1", "https cdn.test /x?sig=1"),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn registries_of_this_machine_are_known_by_their_address() {
+    fn loopback_registries_are_recognised_by_their_address() {
         assert!(is_loopback("localhost") && is_loopback("localhost:5000") && is_loopback("127.0.0.1:5000"));
         assert!(!is_loopback("ghcr.io") && !is_loopback("10.0.0.1:5000"));
     }

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_is_read_with_all_that_may_be_absent() {
+    fn image_config_is_parsed_with_absent_and_null_fields() {
         let full = br#"{"os": "linux", "architecture": "arm", "variant": "v7", "rootfs": {"diff_ids": ["sha256:1"]},
             "config": {"User": "app", "Env": ["A=1"], "Entrypoint": ["/run"], "Cmd": ["serve"], "WorkingDir": "/srv",
                 "Labels": {"x": "y"}, "StopSignal": "SIGINT"}}"#;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn attestations_in_an_index_are_no_platforms() {
+    fn attestations_in_an_index_do_not_count_as_platforms() {
         let index: Document = serde_json::from_str(
             r#"{"mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [
                 {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:1",
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_that_is_not_named_is_any() {
+    fn an_unspecified_variant_matches_any_variant() {
         let arm = |variant: Option<&str>| Platform {
             variant: variant.map(str::to_owned),
             ..Platform::linux("arm")

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_docker_reads_them() {
+    fn image_names_are_parsed_as_docker_parses_them() {
         check("debian", "docker.io", "library/debian", "latest");
         check("debian:12", "docker.io", "library/debian", "12");
         check("docker.io/debian", "docker.io", "library/debian", "latest");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused_with_its_reason() {
+    fn an_invalid_image_name_is_rejected_and_quoted_in_the_error() {
         for name in [
             "",
             "/",

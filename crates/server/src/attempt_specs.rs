@@ -57,7 +57,7 @@ pub(crate) async fn allowed_infra(
     } else {
         Vec::new()
     };
-    Ok(ServerContext { no_spot: rented.is_empty(), backends: rented, fleets, ..ServerContext::default() })
+    Ok(ServerContext { has_no_spot: rented.is_empty(), backends: rented, fleets, ..ServerContext::default() })
 }
 
 /// One attempt of one task.
@@ -73,7 +73,7 @@ pub(crate) struct Attempt {
 pub(crate) enum AttemptSpecError {
     #[error(transparent)]
     Task(#[from] windlass_model::skypilot::Error),
-    #[error("write the specification of a run")]
+    #[error("failed to encode the run specification")]
     Document(#[from] serde_json::Error),
     #[error(transparent)]
     Run(#[from] crate::error::Error),
@@ -87,7 +87,7 @@ impl AttemptSpecBuilder<'_> {
     pub(crate) fn spec(&self, attempt: &Attempt) -> Result<ResolvedRunSpec, AttemptSpecError> {
         let Attempt { task, number, candidate, market } = *attempt;
         let spot = market.map(|market| market == Market::Spot);
-        let made = AttemptRunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
+        let made = AttemptRunSpec::for_attempt(self.plan, task, candidate, spot, &self.identity, &self.site)?;
         let mut configuration = serde_json::to_value(&made.configuration)?;
         if configuration["priority"].is_null() {
             configuration["priority"] = run_priority(self.priority);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rented_places_are_avoided_and_sought_by_name() {
+    fn only_cloud_locations_are_avoided_or_preferred() {
         let placing = PlacementPreferences {
             avoid: vec![at("aws/us-east-1/us-east-1a"), at("remote/host-1"), at("gcp/europe")],
             prefer: Some(at("aws/us-west-2")),

@@ -127,7 +127,7 @@ impl Caller {
 }
 
 fn out_of_scope() -> Error {
-    Error::Denied { msg: "Access denied: the token was made for less (see its scope)".into() }
+    Error::Denied { msg: "Access denied: the scope of the token does not permit this".into() }
 }
 
 /// Parses the scope column. An unknown value permits no operation of the API.
@@ -193,9 +193,9 @@ impl ProjectScope {
         if O::ACCESS.admits(self.caller_role(), object) {
             return Ok(());
         }
-        let whose = if owner.is_some() { "belongs to another user" } else { "was made by the server" };
+        let whose = if owner.is_some() { "belongs to another user" } else { "was created by the server" };
         Err(Error::denied_with(format!(
-            "{what} {whose}; its creator, managers and admins of the project and global admins may do this"
+            "{what} {whose}; only its creator, managers and admins of the project, and global admins may do this"
         )))
     }
 
@@ -209,13 +209,13 @@ impl ProjectScope {
 }
 
 /// Parses `Bearer TOKEN` and finds its user.
-pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
+pub async fn authenticate(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let denied = Error::Denied { msg: "Invalid token".into() };
     let Some(text) = authorization.and_then(bearer) else { return Err(denied) };
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
-        unauthenticated_connections::mark_known();
+        unauthenticated_connections::mark_authenticated();
         return Ok(caller);
     }
     let generation = cache.generation();
@@ -233,7 +233,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(CACHE_TTL, |left| left.min(CACHE_TTL));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
-    unauthenticated_connections::mark_known();
+    unauthenticated_connections::mark_authenticated();
     Ok(caller)
 }
 
@@ -246,7 +246,7 @@ pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Res
     found
         .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
         .map(|(id, _)| id)
-        .inspect(|_| unauthenticated_connections::mark_known())
+        .inspect(|_| unauthenticated_connections::mark_authenticated())
         .ok_or_else(denied)
 }
 
@@ -382,7 +382,7 @@ mod tests {
     use super::{AccessCache, Token, TtlCache, bearer};
 
     #[test]
-    fn tokens_are_long_recognisable_and_never_the_same() {
+    fn generated_tokens_are_long_prefixed_and_unique() {
         let (a, b) = (Token::draw().unwrap(), Token::draw().unwrap());
         assert!(a.text().starts_with("wl_") && a.text().len() == super::GENERATED_TOKEN_LEN);
         assert_ne!(a.text(), b.text());
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_found_out_is_forgotten_after_a_second() {
+    async fn cached_entries_expire_after_their_ttl() {
         let map = TtlCache::default();
         map.put(1, "a", Duration::from_secs(1), || true);
         assert_eq!(map.get(&1), Some("a"));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_read_before_a_change_is_not_remembered_after_it() {
+    async fn a_value_read_before_a_change_is_not_cached_after_it() {
         let cache = AccessCache::default();
         let before = cache.generation();
         cache.forget();

@@ -47,41 +47,41 @@ const QUEUE_TOKEN_TTL: Span = Span::days(14);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    #[error("understand the host `{host}`: want an IP address or `localhost`")]
+    #[error("invalid `--host` value `{host}`: expected an IP address or `localhost`")]
     Host { host: String },
-    #[error("understand the runtime `{word}` of this machine: want `any`, `docker` or `process`")]
+    #[error("invalid `--local-runtime` value `{word}`: expected `any`, `docker` or `process`")]
     Runtime { word: String },
-    #[error("understand the plain processes `{word}` of this machine: want `confined`, `own` or `refused`")]
+    #[error("invalid `--local-processes` value `{word}`: expected `confined`, `own` or `refused`")]
     Processes { word: String },
-    #[error("understand the database url")]
+    #[error("invalid `--database-url` value")]
     Database(#[from] DbError),
     #[error("invalid `{name}` value `{text}`: expected {expected}")]
     Limit { name: &'static str, text: String, expected: &'static str },
-    #[error("understand after which silence jobs are lost, `{text}`: want a time like `2m`, 5 s at least")]
+    #[error("invalid `--lost-after` value `{text}`: expected a duration of at least 5 s, such as `2m`")]
     LostAfter { text: String },
-    #[error("invalid retry delay `{text}`: expected a time from `1s` to `1h`")]
+    #[error("invalid `--retry-delay` value `{text}`: expected a duration from `1s` to `1h`")]
     RetryDelay { text: String },
-    #[error("invalid lock timeout `{text}`: expected a time from `5s` to `30s`")]
+    #[error("invalid `--lock-timeout` value `{text}`: expected a duration from `5s` to `30s`")]
     LockTimeout { text: String },
-    #[error("understand TLS: a certificate and its key go together, and with a port (`--tls-port`)")]
+    #[error("`--tls-cert` and `--tls-key` must be set together, and require `--tls-port`")]
     Tls,
     #[error(transparent)]
     HostNetworks(#[from] NetworkError),
     #[error(transparent)]
     LogStore(#[from] LogLocationError),
-    #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
+    #[error("no home directory found: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
     NoHome,
-    #[error("read `{}`", path.display())]
+    #[error("failed to read `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("use the file `{}` for the token of `admin`: it holds none", path.display())]
+    #[error("the token file `{}` of user `admin` is empty", path.display())]
     NoToken { path: PathBuf },
-    #[error("understand `{}`: {problem}", path.display())]
+    #[error("cannot parse `{}`: {problem}", path.display())]
     Content { path: PathBuf, problem: Diagnosis },
-    #[error("understand `{key}` in `{}`: {want}", path.display())]
+    #[error("invalid `{key}` in `{}`: {want}", path.display())]
     Key { path: PathBuf, key: String, want: String },
 }
 
@@ -154,30 +154,32 @@ impl SettingsSource {
         let entries = match tree.value {
             Value::Null => return Ok(Self::default()),
             Value::Map(entries) => entries,
-            Value::Scalar(_) | Value::Seq(_) => return Err(wrong("", "want keys and values")),
+            Value::Scalar(_) | Value::Seq(_) => return Err(wrong("", "expected keys and values")),
         };
         let mut given = Self::default();
         for entry in entries {
             let Value::Scalar(word) = entry.value.value else {
-                return Err(wrong(&entry.key, "want one value"));
+                return Err(wrong(&entry.key, "expected a single value"));
             };
             match entry.key.as_str() {
                 "host" => given.host = Some(word.text),
                 "port" => {
-                    given.port = Some(word.text.parse().map_err(|_| wrong("port", "want a port number"))?);
+                    given.port =
+                        Some(word.text.parse().map_err(|_| wrong("port", "expected a port number"))?);
                 }
                 "database_url" => given.database_url = Some(word.text),
                 "admin_token" => given.admin_token = Some(word.text),
                 "admin_token_file" => given.admin_token_file = Some(word.text.into()),
                 "token_expiry" => given.token_expiry = Some(word.text),
                 "mask_secrets" => {
-                    given.mask_secrets =
-                        Some(word.text.parse().map_err(|_| wrong("mask_secrets", "want true or false"))?);
+                    given.mask_secrets = Some(
+                        word.text.parse().map_err(|_| wrong("mask_secrets", "expected `true` or `false`"))?,
+                    );
                 }
                 "key_file" => given.key_file = Some(word.text.into()),
                 "no_local" => {
                     given.no_local =
-                        Some(word.text.parse().map_err(|_| wrong("no_local", "want true or false"))?);
+                        Some(word.text.parse().map_err(|_| wrong("no_local", "expected `true` or `false`"))?);
                 }
                 "agent" => given.agent = Some(word.text.into()),
                 "local_runtime" => given.local_runtime = Some(word.text),
@@ -193,21 +195,22 @@ impl SettingsSource {
                 "lock_timeout" => given.lock_timeout = Some(word.text),
                 "jobs_launching_max" => {
                     let number =
-                        word.text.parse().map_err(|_| wrong("jobs_launching_max", "want a number"))?;
+                        word.text.parse().map_err(|_| wrong("jobs_launching_max", "expected a number"))?;
                     given.jobs_launching_max = Some(number);
                 }
                 "jobs_alive_max" => {
-                    let number = word.text.parse().map_err(|_| wrong("jobs_alive_max", "want a number"))?;
+                    let number =
+                        word.text.parse().map_err(|_| wrong("jobs_alive_max", "expected a number"))?;
                     given.jobs_alive_max = Some(number);
                 }
                 "tls_port" => {
-                    let port = word.text.parse().map_err(|_| wrong("tls_port", "want a port number"))?;
+                    let port = word.text.parse().map_err(|_| wrong("tls_port", "expected a port number"))?;
                     given.tls_port = Some(port);
                 }
                 "tls_cert" => given.tls_cert = Some(word.text.into()),
                 "tls_key" => given.tls_key = Some(word.text.into()),
                 "queue_for_everyone" => {
-                    let wrong = |_| wrong("queue_for_everyone", "want true or false");
+                    let wrong = |_| wrong("queue_for_everyone", "expected `true` or `false`");
                     given.queue_for_everyone = Some(word.text.parse().map_err(wrong)?);
                 }
                 "queue_token_life" => given.queue_token_life = Some(word.text),
@@ -216,7 +219,7 @@ impl SettingsSource {
                     Some(limit) => *limit = Some(word.text),
                     None => {
                         let want = format!(
-                            "no such setting; known: {KNOWN_KEYS}, {}",
+                            "unknown setting; known settings: {KNOWN_KEYS}, {}",
                             limits::SETTING_NAMES.join(", ")
                         );
                         return Err(wrong(other, &want));
@@ -374,7 +377,8 @@ impl Settings {
             Some(word) => ProcessMode::parse(&word).ok_or(SettingsError::Processes { word })?,
             None => ProcessMode::default(),
         };
-        let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::DEFAULT_RETENTION))?;
+        let keep_logs =
+            limits::parse_retention("keep_logs", given.keep_logs, Some(retention::DEFAULT_RETENTION))?;
         let lost_after = match given.lost_after.as_deref() {
             None => UNREACHABLE_GRACE,
             Some(text) => {
@@ -383,7 +387,9 @@ impl Settings {
         };
         let retry_delay = match given.retry_delay.as_deref() {
             None => retry::DELAY_FIRST,
-            Some(text) => delay(text).ok_or_else(|| SettingsError::RetryDelay { text: text.to_owned() })?,
+            Some(text) => {
+                parse_retry_delay(text).ok_or_else(|| SettingsError::RetryDelay { text: text.to_owned() })?
+            }
         };
         let lock_timeout = match given.lock_timeout.as_deref() {
             None => LEASE_TTL,
@@ -391,7 +397,7 @@ impl Settings {
                 .ok_or_else(|| SettingsError::LockTimeout { text: text.to_owned() })?,
         };
         let queue_token_life =
-            limits::keep("queue_token_life", given.queue_token_life, Some(QUEUE_TOKEN_TTL))?;
+            limits::parse_retention("queue_token_life", given.queue_token_life, Some(QUEUE_TOKEN_TTL))?;
         let usual = host_limits();
         let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
             (None, None, None) => None,
@@ -423,7 +429,7 @@ impl Settings {
             data_dir,
             database_url,
             admin_token: admin_token.filter(|token| !token.is_empty()),
-            token_expiry: limits::keep("token_expiry", given.token_expiry, None)?,
+            token_expiry: limits::parse_retention("token_expiry", given.token_expiry, None)?,
             mask_secrets: given.mask_secrets.unwrap_or(true),
             local: !given.no_local.unwrap_or(false),
             agent_binary: given.agent,
@@ -474,7 +480,7 @@ fn parse_lost_after(text: &str) -> Option<Span> {
 }
 
 /// Parses for example `15s`. Without a delay a run that fails at once would be retried in a busy loop.
-fn delay(text: &str) -> Option<Span> {
+fn parse_retry_delay(text: &str) -> Option<Span> {
     parse_duration(text).ok().filter(|secs| (1..=3600).contains(secs)).map(Span::secs)
 }
 
@@ -502,7 +508,7 @@ mod tests {
         let named = || SettingsSource { admin_token_file: Some(file.clone()), ..SettingsSource::default() };
         assert!(read(named()).is_err(), "it is not there");
         std::fs::write(&file, " \n").unwrap();
-        assert!(read(named()).unwrap_err().to_string().contains("holds none"));
+        assert!(read(named()).unwrap_err().to_string().contains("is empty"));
         std::fs::write(&file, "of-a-file\n").unwrap();
         assert_eq!(read(named()).unwrap().as_deref(), Some("of-a-file"));
         std::fs::create_dir(home.path().join("server")).unwrap();
@@ -512,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_source_wins_over_a_later_one() {
+    fn an_earlier_settings_source_overrides_a_later_one() {
         let flags = SettingsSource { port: Some(1), ..SettingsSource::default() };
         let file = SettingsSource { port: Some(2), host: Some("::1".into()), ..SettingsSource::default() };
         let settings = Settings::new(flags.or(file), Some(Path::new("/h"))).unwrap();
@@ -521,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_fills_in_what_was_not_given_and_unknown_keys_are_named() {
+    fn settings_file_supplies_missing_values_and_unknown_keys_are_named() {
         let dir = windlass_testkit::temp_dir("config").unwrap();
         let file = dir.path().join("config.yml");
         std::fs::write(&file, "port: 8080\nhost: 0.0.0.0\n").unwrap();
@@ -587,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_shown_by_debug() {
+    fn debug_output_of_settings_hides_the_token() {
         let given = SettingsSource { admin_token: Some("canary".into()), ..SettingsSource::default() };
         let settings = Settings::new(given, Some(Path::new("/h"))).unwrap();
         assert!(!format!("{settings:?}").contains("canary"));

@@ -28,31 +28,31 @@ const HEADER_BYTES: usize = 1 + KEY_ID_BYTES + NONCE_BYTES + KEY_BYTES + TAG_BYT
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("use the key file `{}`", path.display())]
+    #[error("failed to access the key file `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("read line {line} of the key file `{}`: want `ID KEY` in hexadecimal", path.display())]
+    #[error("invalid line {line} of the key file `{}`: expected `ID KEY` in hexadecimal", path.display())]
     Line { path: PathBuf, line: usize },
-    #[error("use the key file `{}`: others may read it, want mode 0600", path.display())]
+    #[error("the key file `{}` is readable by other users: expected mode 0600", path.display())]
     Mode { path: PathBuf },
     #[error(
-        "use the key file in `{}`: others may write to that folder, and so put another file in its place; \
-         `chmod go-w` it, or name another file with `--key-file`",
+        "the directory `{}` of the key file is writable by other users, who could replace the file; run \
+         `chmod go-w` on it, or set another file with `--key-file`",
         folder.display()
     )]
     UnsafeFolder { folder: PathBuf },
-    #[error("use the key file `{}`: it holds no key", path.display())]
+    #[error("the key file `{}` contains no key", path.display())]
     Empty { path: PathBuf },
-    #[error("draw random bytes")]
+    #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
-    #[error("find key {id}, with which secrets are sealed: it is not in the key file (`--key-file`)")]
+    #[error("secrets are encrypted with key {id}, which is not in the key file (`--key-file`)")]
     UnknownKey { id: String },
-    #[error("open an envelope: it is damaged or belongs to something else")]
+    #[error("failed to decrypt a value: it is damaged or belongs to another record")]
     Damaged,
-    #[error("seal an envelope")]
+    #[error("failed to encrypt a value")]
     Seal,
 }
 
@@ -82,7 +82,7 @@ impl Keyring {
             if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
                 create_private_dirs(folder).map_err(failed)?;
             }
-            write_key_file(path, &line()?).map_err(failed)?;
+            write_key_file(path, &new_key_line()?).map_err(failed)?;
         }
         let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
         if mode & 0o077 != 0 {
@@ -100,7 +100,7 @@ impl Keyring {
     /// Creates a keyring with one new key and no file, for a server that ends with its process.
     pub fn ephemeral() -> Result<Self, KeyError> {
         let path = PathBuf::new();
-        let keys = parse_keys(&path, &line()?)?;
+        let keys = parse_keys(&path, &new_key_line()?)?;
         Ok(Self { path, keys: RwLock::new(keys) })
     }
 
@@ -108,7 +108,7 @@ impl Keyring {
     pub fn turn(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
-        let text = std::fs::read_to_string(&self.path).map_err(failed)? + &line()?;
+        let text = std::fs::read_to_string(&self.path).map_err(failed)? + &new_key_line()?;
         write_key_file(&self.path, &text).map_err(failed)?;
         *keys = parse_keys(&self.path, &text)?;
         Ok(())
@@ -240,7 +240,7 @@ impl AssociatedData<'_> {
     }
 }
 
-fn line() -> Result<String, KeyError> {
+fn new_key_line() -> Result<String, KeyError> {
     let mut bytes = [0_u8; KEY_ID_BYTES + KEY_BYTES];
     getrandom::fill(&mut bytes)?;
     Ok(format!("{} {}\n", hex::encode(&bytes[..KEY_ID_BYTES]), hex::encode(&bytes[KEY_ID_BYTES..])))
@@ -315,7 +315,7 @@ mod tests {
         AssociatedData { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
 
     #[test]
-    fn an_envelope_opens_only_as_what_it_belongs_to() {
+    fn a_sealed_value_opens_only_with_its_associated_data() {
         let (ring, _home) = ring();
         let sealed = ring.seal(&HOME, b"value").unwrap();
         assert_eq!(ring.open_sealed(&HOME, &sealed).unwrap(), b"value");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn every_bit_flip_and_truncation_is_detected() {
         let (ring, _home) = ring();
         let sealed = ring.seal(&HOME, b"value").unwrap();
         for at in 0..sealed.len() {
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn turning_the_ring_keeps_old_values_readable_and_retiring_ends_that() {
+    fn key_rotation_keeps_old_values_readable_until_old_keys_are_retired() {
         let (ring, home) = ring();
         let old = ring.seal(&HOME, b"value").unwrap();
         ring.turn().unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_were_there_keep_their_mode_and_open_ones_are_refused() {
+    fn existing_folders_keep_their_mode_and_world_writable_ones_are_refused() {
         let home = temp_dir("folders").unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let theirs = home.path().join("etc");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_value_never_looks_the_same_twice() {
+    fn sealing_a_value_twice_gives_different_ciphertexts() {
         let (ring, _home) = ring();
         assert_ne!(ring.seal(&HOME, b"value").unwrap(), ring.seal(&HOME, b"value").unwrap());
     }

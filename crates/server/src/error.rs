@@ -8,7 +8,7 @@ use crate::{
     db::DbError,
     encryption::KeyError,
     job_payload::node_key::NodeKeyError,
-    limits::{STREAMS_MAX, UPLOADS_MAX, setting},
+    limits::{STREAMS_MAX, UPLOADS_MAX, limit_hint},
     logs::LogError,
     ssh_keys::KeyPairError,
 };
@@ -21,7 +21,7 @@ pub enum Error {
     #[error("{msg}")]
     Refused { code: ApiErrorCode, msg: String },
     /// The request does not match its schema: 422.
-    #[error("the request does not follow its schema")]
+    #[error("the request does not match its schema")]
     Invalid(Vec<ValidationError>),
     /// No token at all: 401.
     #[error("Not authenticated")]
@@ -36,20 +36,23 @@ pub enum Error {
     #[error("{msg}")]
     Conflict { msg: &'static str },
     /// The body is longer than allowed: 413.
-    #[error("the body is larger than {limit} bytes; {}", setting(name))]
+    #[error("the body is larger than {limit} bytes; {}", limit_hint(name))]
     TooLarge { limit: usize, name: &'static str },
     /// The user has reached the storage limit: 413.
     #[error(
-        "one user may store {limit} bytes of uploads, and this is more; what no run names is deleted after a while \
-         (`keep_uploads`); {}",
-        setting(UPLOADS_MAX)
+        "the uploads of a user may not exceed {limit} bytes; uploads that no run uses are deleted after a \
+         while (`keep_uploads`); {}",
+        limit_hint(UPLOADS_MAX)
     )]
     UploadLimit { limit: u64 },
     /// The user has reached the limit of open streams: 429.
-    #[error("one user may have {limit} streams and logs open at once; close some; {}", setting(STREAMS_MAX))]
+    #[error(
+        "a user may have at most {limit} streams and logs open at once; close some; {}",
+        limit_hint(STREAMS_MAX)
+    )]
     StreamLimit { limit: usize },
     /// The client took too long to send its body: 408.
-    #[error("the request took too long to arrive")]
+    #[error("timed out while receiving the request")]
     Slow,
     /// The caller exceeded its rate limit: 429.
     #[error("Too many requests; try again in a moment")]
@@ -57,21 +60,21 @@ pub enum Error {
     /// The server has reached its limit: 503.
     #[error("{msg}")]
     Busy { msg: &'static str },
-    #[error("use the database")]
+    #[error("database error")]
     Db(#[from] DbError),
-    #[error("use the keys")]
+    #[error("encryption key error")]
     Key(#[from] KeyError),
-    #[error("read or write a stored document")]
+    #[error("failed to read or write a stored document")]
     Document(#[from] serde_json::Error),
-    #[error("draw random bytes")]
+    #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
-    #[error("use the logs")]
+    #[error("log store error")]
     Logs(#[from] LogError),
-    #[error("read an SSH key")]
+    #[error("failed to read an SSH key")]
     SshKey(#[from] ssh_key::Error),
-    #[error("make an SSH key")]
+    #[error("failed to create an SSH key")]
     KeyPair(#[from] KeyPairError),
-    #[error("make a key for the nodes of a replica")]
+    #[error("failed to create a key for the nodes of a replica")]
     NodeKey(#[from] NodeKeyError),
 }
 

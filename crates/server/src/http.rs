@@ -21,7 +21,7 @@ use windlass_api::{
     Access, Body as Kind, Method, Operation, RenderedJson,
     error::{BadRequest, ErrorBody as Detail, ErrorDetail, ValidationError},
 };
-use windlass_model::{error_chain::chain, id::GatewayId};
+use windlass_model::{error_chain::format_chain, id::GatewayId};
 
 use crate::{
     agents::PortStream,
@@ -127,7 +127,7 @@ impl ApiRoutes {
             async move {
                 let key = arrived.idempotency_key()?;
                 let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
-                let mut scope = within::<O>(&app, caller, &arrived.path).await?;
+                let mut scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
                 scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, scope, request).await
@@ -189,7 +189,7 @@ impl ApiRoutes {
             let handler = handler.clone();
             async move {
                 let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
-                let scope = within::<O>(&app, caller, &arrived.path).await?;
+                let scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, scope, request, upload).await
             }
@@ -212,7 +212,7 @@ impl ApiRoutes {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
                 let caller = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
-                let within = within::<O>(&app, caller, &path).await?;
+                let within = resolve_scope::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
@@ -220,9 +220,9 @@ impl ApiRoutes {
                 let watched = app.clone();
                 let allowed = move || {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
-                    async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
+                    async move { reauthorize::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
                 };
-                Ok(sse::answer(app, beats, place, rights, allowed))
+                Ok(sse::respond(app, beats, place, rights, allowed))
             }
         })
     }
@@ -245,7 +245,7 @@ impl ApiRoutes {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let path = arrived.path.clone();
                 let asker = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
-                let within = within::<O>(&app, asker, &path).await?;
+                let within = resolve_scope::<O>(&app, asker, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let caller = port_stream::require_upgrade(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
@@ -256,11 +256,11 @@ impl ApiRoutes {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
                     let (check, request) = (check.clone(), request.clone());
                     async move {
-                        let scope = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                        let scope = reauthorize::<O>(&app, authorization.as_deref(), &path).await?;
                         check(app, scope, request).await
                     }
                 };
-                Ok(port_stream::answer(app, caller, port, place, rights, allowed))
+                Ok(port_stream::respond(app, caller, port, place, rights, allowed))
             }
         })
     }
@@ -336,7 +336,7 @@ async fn reject_multiple_hosts(request: Request, next: Next) -> Response {
     if request.headers().get_all(header::HOST).iter().nth(1).is_none() {
         return next.run(request).await;
     }
-    let mut response = error_body(StatusCode::BAD_REQUEST, "A request names one host, not several");
+    let mut response = error_body(StatusCode::BAD_REQUEST, "The request has more than one `Host` header");
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -349,7 +349,8 @@ async fn authenticate<O: Operation>(
     peer: Option<IpAddr>,
     authorization: Option<&str>,
 ) -> Result<Caller> {
-    let caller = throttle_failed_auth(app, peer, authorization, auth::caller(app, authorization)).await?;
+    let caller =
+        throttle_failed_auth(app, peer, authorization, auth::authenticate(app, authorization)).await?;
     caller.require_operation(O::ID)?;
     app.paces().operation(O::ID, caller.user.id.0)?;
     Ok(caller)
@@ -388,16 +389,16 @@ fn rights_basis(scope: &ProjectScope) -> RightsBasis {
 }
 
 /// Checks that an admitted caller still has the rights.
-async fn scope<O: Operation>(
+async fn reauthorize<O: Operation>(
     app: &App,
     authorization: Option<&str>,
     path: &[String],
 ) -> Result<ProjectScope> {
-    let caller = auth::caller(app, authorization).await?;
-    within::<O>(app, caller, path).await
+    let caller = auth::authenticate(app, authorization).await?;
+    resolve_scope::<O>(app, caller, path).await
 }
 
-async fn within<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Result<ProjectScope> {
+async fn resolve_scope<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Result<ProjectScope> {
     let (project, rest) = path.split_first().ok_or(Error::Unknown { msg: "Not Found" })?;
     if path.iter().any(|part| part.contains('\0')) {
         return Err(Error::Unknown { msg: "Not Found" });
@@ -428,13 +429,15 @@ impl IncomingRequest {
     fn idempotency_key(&self) -> Result<Option<String>> {
         let Some(key) = self.request.headers().get("idempotency-key") else { return Ok(None) };
         let key = key.to_str().ok().filter(|key| (1..=200).contains(&key.len()));
-        key.map(|key| Some(key.to_owned())).ok_or_else(|| Error::refused("invalid Idempotency-Key"))
+        key.map(|key| Some(key.to_owned())).ok_or_else(|| {
+            Error::refused("invalid `Idempotency-Key` header: expected 1 to 200 printable characters")
+        })
     }
 
     fn last_event_id(&self) -> Result<Option<u64>> {
         let Some(id) = self.request.headers().get("last-event-id") else { return Ok(None) };
         let id = id.to_str().ok().and_then(|id| id.parse().ok());
-        id.map(Some).ok_or_else(|| Error::refused("invalid Last-Event-ID"))
+        id.map(Some).ok_or_else(|| Error::refused("invalid `Last-Event-ID` header: expected a number"))
     }
 
     async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {
@@ -467,15 +470,15 @@ pub(crate) async fn collect(body: Body, limit: usize, within: Duration) -> Resul
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             Err(Error::TooLarge { limit, name: limits::REQUEST_MAX })
         }
-        Ok(Err(_)) => Err(broken("the body did not arrive whole")),
+        Ok(Err(_)) => Err(invalid_body("the request body is incomplete")),
     }
 }
 
 async fn read_upload(request: Request, limit: usize) -> Result<Upload> {
-    let unreadable = |_| broken("expected multipart/form-data with a part `file`");
+    let unreadable = |_| invalid_body("expected multipart/form-data with a part `file`");
     let mut parts = Multipart::from_request(request, &())
         .await
-        .map_err(|_| broken("expected multipart/form-data with a part `file`"))?;
+        .map_err(|_| invalid_body("expected multipart/form-data with a part `file`"))?;
     while let Some(mut part) = parts.next_field().await.map_err(unreadable)? {
         if part.name() != Some("file") {
             continue;
@@ -497,11 +500,11 @@ fn too_large_or_broken(error: &axum::extract::multipart::MultipartError, limit: 
     if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
         Error::TooLarge { limit, name: limits::UPLOAD_MAX }
     } else {
-        broken("the file did not arrive whole")
+        invalid_body("the uploaded file is incomplete")
     }
 }
 
-fn broken(msg: &str) -> Error {
+fn invalid_body(msg: &str) -> Error {
     Error::Invalid(vec![violation(&["body"], msg.to_owned(), "value_error")])
 }
 
@@ -515,7 +518,7 @@ fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
 }
 
 /// No stored or queried text contains NUL, and Postgres rejects it.
-const NUL: &str = "text must not hold NUL";
+const NUL: &str = "text must not contain NUL";
 
 /// Returns whether a JSON text contains the escape for NUL: after an odd number of backslashes.
 pub(crate) fn has_nul(body: &[u8]) -> bool {
@@ -527,15 +530,15 @@ pub(crate) fn has_nul(body: &[u8]) -> bool {
 /// Decodes a body. Unknown fields are ignored, so that newer clients work.
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     if has_nul(body) {
-        return Err(broken(NUL));
+        return Err(invalid_body(NUL));
     }
     if depth::is_too_deep(body) {
-        return Err(broken(depth::TOO_DEEP));
+        return Err(invalid_body(depth::TOO_DEEP));
     }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let mut loc = vec!["body".to_owned()];
-        loc.extend(error.path().iter().filter_map(segment));
+        loc.extend(error.path().iter().filter_map(segment_name));
         let msg = error.inner().to_string();
         // The missing field is part of the location, as in every other violation.
         if let Some(rest) = msg.strip_prefix("missing field `")
@@ -557,7 +560,7 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     }
 }
 
-fn segment(segment: &serde_path_to_error::Segment) -> Option<String> {
+fn segment_name(segment: &serde_path_to_error::Segment) -> Option<String> {
     use serde_path_to_error::Segment;
     match segment {
         Segment::Seq { index } => Some(index.to_string()),
@@ -616,9 +619,9 @@ fn database_error(cause: &DbError) -> (StatusCode, &'static str) {
     if matches!(cause, DbError::Full { .. }) {
         (StatusCode::INSUFFICIENT_STORAGE, "The database's disk is full")
     } else if matches!(cause, DbError::ReadOnly { .. }) {
-        (StatusCode::SERVICE_UNAVAILABLE, "The database takes no writes now")
+        (StatusCode::SERVICE_UNAVAILABLE, "The database does not accept writes")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "The database cannot be reached now")
+        (StatusCode::SERVICE_UNAVAILABLE, "The database is unavailable")
     }
 }
 
@@ -632,7 +635,7 @@ fn retry_later(status: StatusCode, msg: &str) -> Response {
 /// Builds the response for an error. Internal errors are logged only here; the client receives only the request's id.
 fn error_response(error: &Error, id: &str) -> Response {
     let internal = |status: StatusCode| {
-        let chain = chain(error);
+        let chain = format_chain(error);
         tracing::error!(request = %id, error = %chain, "failed to answer request");
         error_body(status, &format!("Internal server error (request {id})"))
     };
@@ -657,7 +660,7 @@ fn error_response(error: &Error, id: &str) -> Response {
         }
         Error::Slow => error_body(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
-            tracing::warn!(request = %id, error = %chain(error), "failed to answer request");
+            tracing::warn!(request = %id, error = %format_chain(error), "failed to answer request");
             let (status, what) = database_error(cause);
             retry_later(status, &format!("{what}; try again (request {id})"))
         }
@@ -677,7 +680,7 @@ mod tests {
     use super::has_nul;
 
     #[test]
-    fn nul_is_found_however_it_is_escaped_and_nowhere_else() {
+    fn escaped_nul_is_detected_without_false_positives() {
         assert!(has_nul(br#"{"a":"\u0000"}"#));
         assert!(has_nul(br#"{"a":"x\\\u0000"}"#));
         assert!(!has_nul(br#"{"a":"\\u0000"}"#), "a backslash and five letters");

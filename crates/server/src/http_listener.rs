@@ -70,14 +70,14 @@ impl ConnectionLimits {
     pub(crate) fn new(most: Option<usize>) -> Self {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         // Each listener reserves one permit before it accepts.
-        let most = most.unwrap_or_else(|| bearable(files)).max(4);
+        let most = most.unwrap_or_else(|| default_connections_max(files)).max(4);
         let newcomers = Arc::new(UnauthenticatedConnections::new(most));
         Self { most, places: Arc::new(Semaphore::new(most)), newcomers }
     }
 }
 
 /// Half of the limit of open files; `None` means no limit.
-fn bearable(files: Option<u64>) -> usize {
+fn default_connections_max(files: Option<u64>) -> usize {
     let half = files.map_or(usize::MAX, |files| usize::try_from(files / 2).unwrap_or(usize::MAX));
     half.min(CONNECTIONS_MAX)
 }
@@ -254,7 +254,8 @@ async fn serve_connection<S>(
     let stream = TokioIo::new(stream);
     let _counted = ConnectionCountGuard::new(&app);
     let served = if http2 {
-        let mut connection = pin!(windlass_gateway::http2(patience).serve_connection(stream, service));
+        let mut connection =
+            pin!(windlass_gateway::http2_builder(patience).serve_connection(stream, service));
         tokio::select! {
             served = connection.as_mut() => served,
             () = app.closed() => {
@@ -292,11 +293,18 @@ fn is_transient(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::bearable;
+    use super::default_connections_max;
 
     #[test]
-    fn half_of_the_open_files_are_for_callers() {
-        assert_eq!((bearable(Some(1024)), bearable(Some(1)), bearable(None)), (512, 0, 20_000));
-        assert_eq!(bearable(Some(1_048_576)), 20_000);
+    fn connection_limit_is_half_of_the_open_file_limit() {
+        assert_eq!(
+            (
+                default_connections_max(Some(1024)),
+                default_connections_max(Some(1)),
+                default_connections_max(None)
+            ),
+            (512, 0, 20_000)
+        );
+        assert_eq!(default_connections_max(Some(1_048_576)), 20_000);
     }
 }

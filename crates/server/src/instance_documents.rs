@@ -70,7 +70,7 @@ const PROCESSES: &str = "processes";
 const ENGINE_AWAY: &str = "engine_away";
 
 /// Stored reason why the container engine of a host does not answer.
-pub(crate) fn engine_away(instance_type: Option<&Value>) -> Option<&str> {
+pub(crate) fn engine_problem(instance_type: Option<&Value>) -> Option<&str> {
     instance_type?[ENGINE_AWAY].as_str()
 }
 
@@ -112,11 +112,11 @@ pub(crate) fn merge_host_report(
 }
 
 /// Column `instance_type`, from an offer.
-pub(crate) fn type_of_offer(offer: &Offer) -> Value {
-    host_instance_type(&offer.instance_type, &has(&offer.host), offer.host.spot)
+pub(crate) fn offer_instance_type(offer: &Offer) -> Value {
+    host_instance_type(&offer.instance_type, &hardware(&offer.host), offer.host.spot)
 }
 
-fn has(host: &HostSpec) -> HardwareInfo {
+fn hardware(host: &HostSpec) -> HardwareInfo {
     let arch = host.arch.map(|arch| match arch {
         CpuArch::X86 => "x86".to_owned(),
         CpuArch::Arm => "arm".to_owned(),
@@ -135,7 +135,7 @@ fn has(host: &HostSpec) -> HardwareInfo {
 }
 
 /// Hardware of a host as its agent reports it; for instances that the backend did not inspect.
-pub(crate) fn has_of(info: &HostInfo) -> HardwareInfo {
+pub(crate) fn reported_hardware(info: &HostInfo) -> HardwareInfo {
     HardwareInfo {
         cpus: info.cpus,
         arch: None,
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_says_of_plain_processes_is_kept_until_it_says_otherwise() {
+    fn process_support_is_kept_until_the_host_reports_a_change() {
         let told = ProcessesInfo {
             mode: ProcessMode::Confined,
             confined_by: Some(ConfinementMethod::Users),
@@ -202,16 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_away_is_the_agents_word_on_ssh_hosts_and_the_backends_here() {
+    fn engine_state_comes_from_the_agent_on_ssh_hosts_and_from_the_backend_locally() {
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
         merge_host_report(&mut kind, None, Some(&news(None, Some("no answer"))), false);
-        assert_eq!(engine_away(Some(&kind)), Some("no answer"));
+        assert_eq!(engine_problem(Some(&kind)), Some("no answer"));
         let (stored, mut back) = (kind, fresh());
         merge_host_report(&mut back, Some(&stored), Some(&news(None, None)), false);
-        assert_eq!(engine_away(Some(&back)), None);
+        assert_eq!(engine_problem(Some(&back)), None);
         let mut here = stored.clone();
         merge_host_report(&mut here, Some(&stored), Some(&news(None, None)), true);
-        assert_eq!(engine_away(Some(&here)), Some("no answer"));
+        assert_eq!(engine_problem(Some(&here)), Some("no answer"));
     }
 }

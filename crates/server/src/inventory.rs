@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::Deserialize;
 use windlass_api::agent::shim::ProcessesInfo;
-use windlass_backend::processes_of;
+use windlass_backend::processes_from;
 use windlass_model::{
     fleet,
     id::{FleetId, InstanceId, SubmissionId},
@@ -49,7 +49,7 @@ struct InstanceType {
 impl InstanceType {
     fn runtimes(&self) -> Option<Runtimes> {
         let told = self.processes.as_ref();
-        let processes = processes_of(told, told.map(|told| told.mode).unwrap_or_default());
+        let processes = processes_from(told, told.map(|told| told.mode).unwrap_or_default());
         let runtimes = match told {
             // The agent reported, and the backend did not inspect the host: whether it runs images is known only when a
             // job is submitted.
@@ -127,12 +127,12 @@ fn is_ending(fleet: &db::fleets::Fleet) -> bool {
 }
 
 fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> FleetSnapshot {
-    let shape = parsed_fleet_spec::of(fleet);
+    let shape = parsed_fleet_spec::for_fleet(fleet);
     FleetSnapshot {
         id: fleet.id,
         name: fleet.name.clone(),
-        cluster: shape.is_cluster(),
-        creates: shape.creates() && fleet.status == fleet::Status::Active,
+        is_cluster: shape.is_cluster(),
+        can_create: shape.creates() && fleet.status == fleet::Status::Active,
         nodes_min: shape.nodes().map_or(0, |nodes| nodes.min),
         nodes_max: shape.nodes().and_then(|nodes| nodes.max),
         instance_nums,
@@ -155,8 +155,8 @@ fn to_instance(
         hostname: row.hostname.clone(),
         offer: allowed.on(offer(row)?),
         readiness: readiness(row),
-        held,
-        stays: row.idle_seconds_max.is_none(),
+        holds: held,
+        is_kept: row.idle_seconds_max.is_none(),
     })
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         region: row.region.clone().unwrap_or_default(),
         zones: row.availability_zone.clone().into_iter().collect(),
         instance_type,
-        price: Price::dollars(row.price.unwrap_or_default()),
+        price: Price::from_dollars(row.price.unwrap_or_default()),
         availability: Availability::Idle,
         reservation: OfferAttempts::of(row).and_then(|tries| tries.current()?.reservation.clone()),
         host,
@@ -242,7 +242,7 @@ fn host(resources: Resources, runtimes: Option<Runtimes>) -> HostSpec {
 
 fn gpu(gpu: GpuDocument) -> Gpu {
     let vendor = gpu.vendor.as_deref().and_then(GpuVendor::parse);
-    Gpu::known(vendor, &gpu.name, gpu.memory_mib, gpu.compute_capability)
+    Gpu::from_name(vendor, &gpu.name, gpu.memory_mib, gpu.compute_capability)
 }
 
 /// Number of GPUs of a job with so many blocks.
@@ -253,7 +253,7 @@ pub(crate) fn gpu_count(
 ) -> Result<u32, PassError> {
     let offer = offer(row)?;
     let blocks = u32::try_from(blocks).unwrap_or_default();
-    Ok(granted_gpus(&blocks::share(&offer.host, blocks, offer.total_blocks), wanted))
+    Ok(granted_gpus(&blocks::host_share(&offer.host, blocks, offer.total_blocks), wanted))
 }
 
 #[cfg(test)]
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_a_fleet_that_is_being_deleted() {
+    fn a_fleet_being_deleted_is_not_used_for_placement() {
         let fleets = vec![
             row(1, fleet::Status::Active, None),
             row(2, fleet::Status::Active, Some(Timestamp(1))),

@@ -73,34 +73,34 @@ const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("make the data directory `{}`", path.display())]
+    #[error("failed to create the data directory `{}`", path.display())]
     DataDir {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(
-        "use the data directory `{}`: everybody may write to it; `chmod o-w` it, or name another one with \
+        "the data directory `{}` is writable by all users; run `chmod o-w` on it, or set another one with \
          `--data-dir`",
         path.display()
     )]
     UnsafeDataDir { path: PathBuf },
-    #[error("open the keys")]
+    #[error("failed to load the encryption keys")]
     Keys(#[from] KeyError),
-    #[error("open the database")]
+    #[error("failed to open the database")]
     Db(#[from] DbError),
-    #[error("set up the log store")]
+    #[error("failed to set up the log store")]
     Logs(#[from] LogLocationError),
     #[cfg(feature = "testing")]
-    #[error("set up the mock cloud")]
+    #[error("failed to set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),
-    #[error("draw random bytes")]
+    #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
-    #[error("set up the first user and project")]
+    #[error("failed to set up the first user and project")]
     Boot(#[from] error::Error),
-    #[error("set up TLS")]
+    #[error("failed to set up TLS")]
     Tls(#[from] tls::TlsSetupError),
-    #[error("listen on {address}")]
+    #[error("failed to listen on {address}")]
     Listen {
         address: SocketAddr,
         #[source]

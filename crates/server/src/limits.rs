@@ -41,8 +41,8 @@ const SIZE_CEILING: usize = 1 << 30;
 const COUNT_CEILING: usize = 1_000_000;
 
 /// The last clause of a refusal: names the setting and the option that raise the limit.
-pub fn setting(name: &str) -> String {
-    format!("the server's setting `{name}` (`--{}`) allows more", name.replace('_', "-"))
+pub fn limit_hint(name: &str) -> String {
+    format!("raise the server's setting `{name}` (`--{}`) to allow more", name.replace('_', "-"))
 }
 
 /// Limits as one source (file, environment or command line) sets them; `None` where it does not.
@@ -161,8 +161,8 @@ impl Limits {
         let size = |name, text: Option<String>, usual: usize| match text {
             None => Ok(usual),
             Some(text) => {
-                let size = bytes(&text).and_then(|bytes| usize::try_from(bytes).ok());
-                let expected = "a size like `64MB`, 1GB at most";
+                let size = parse_bytes(&text).and_then(|bytes| usize::try_from(bytes).ok());
+                let expected = "a size of at most 1GB, such as `64MB`";
                 let size = size.filter(|size| (1..=SIZE_CEILING).contains(size));
                 size.ok_or(SettingsError::Limit { name, text, expected })
             }
@@ -186,9 +186,9 @@ impl Limits {
             fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
             secret_chars: number(SECRET_MAX, given.secret_max, usual.secret_chars)?,
             keep: RetentionPeriods {
-                events: keep(KEEP_EVENTS, given.keep_events, usual.keep.events)?,
-                runs: keep(KEEP_RUNS, given.keep_runs, usual.keep.runs)?,
-                uploads: keep(KEEP_UPLOADS, given.keep_uploads, usual.keep.uploads)?,
+                events: parse_retention(KEEP_EVENTS, given.keep_events, usual.keep.events)?,
+                runs: parse_retention(KEEP_RUNS, given.keep_runs, usual.keep.runs)?,
+                uploads: parse_retention(KEEP_UPLOADS, given.keep_uploads, usual.keep.uploads)?,
             },
         })
     }
@@ -204,13 +204,13 @@ fn parse_optional_size(
     if matches!(text.as_str(), "off" | "0") {
         return Ok(None);
     }
-    let expected = "a size like `50MB`, or `off` for no limit";
-    let bytes = bytes(&text).filter(|bytes| *bytes > 0);
+    let expected = "a size such as `50MB`, or `off` for no limit";
+    let bytes = parse_bytes(&text).filter(|bytes| *bytes > 0);
     bytes.map(Some).ok_or(SettingsError::Limit { name, text, expected })
 }
 
 /// Parses a retention period such as `30d`; `off` and `0` mean without limit.
-pub(crate) fn keep(
+pub(crate) fn parse_retention(
     name: &'static str,
     text: Option<String>,
     usual: Option<Span>,
@@ -220,12 +220,12 @@ pub(crate) fn keep(
         return Ok(None);
     }
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u16>().ok());
-    let expected = "days like `30d`, or `off` to keep for ever";
+    let expected = "a number of days such as `30d`, or `off` for no limit";
     days.map(|days| Some(Span::days(days.into()))).ok_or(SettingsError::Limit { name, text, expected })
 }
 
 /// Parses a size such as `65536`, `64KB`, `64MB` or `1GB`. Units are powers of 1024.
-fn bytes(text: &str) -> Option<u64> {
+fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_uppercase();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit_is_named_with_its_setting() {
+    fn an_invalid_limit_is_refused_with_the_setting_name() {
         for (name, text) in [
             (UPLOAD_MAX, "2GB"),
             (UPLOAD_MAX, "much"),
@@ -286,6 +286,6 @@ mod tests {
             assert!(said.contains(name) && said.contains(text), "{said}");
         }
         assert_eq!(LimitSettings::default().named("prot"), None);
-        assert!(setting(UPLOAD_MAX).contains("`upload_max` (`--upload-max`)"));
+        assert!(limit_hint(UPLOAD_MAX).contains("`upload_max` (`--upload-max`)"));
     }
 }

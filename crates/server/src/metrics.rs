@@ -33,20 +33,22 @@ type PipelineSeries = (&'static str, &'static str, &'static str, fn(&Snapshot) -
 
 const PIPELINE_SERIES: &[PipelineSeries] = &[
     ("queued", "gauge", "Rows claimed and waiting for a worker", |s| s.queued as f64),
-    ("in_work", "gauge", "Rows in work", |s| s.in_work as f64),
-    ("oldest_seconds", "gauge", "How long the oldest row has been held", |s| {
+    ("in_work", "gauge", "Rows in progress", |s| s.in_work as f64),
+    ("oldest_seconds", "gauge", "Age of the oldest claim", |s| {
         s.oldest_age.unwrap_or_default().as_secs_f64()
     }),
-    ("applied_last_minute", "gauge", "Passes that ended well during the last minute", |s| {
+    ("applied_last_minute", "gauge", "Passes applied during the last minute", |s| {
         s.applied_last_minute as f64
     }),
     ("claimed", "counter", "Rows claimed", |s| s.totals.claimed as f64),
-    ("applied", "counter", "Passes that ended well", |s| s.totals.applied as f64),
-    ("stale", "counter", "Passes whose row was held by somebody else in the end", |s| s.totals.stale as f64),
-    ("reset", "counter", "Rows put back because a related row was busy", |s| s.totals.reset as f64),
-    ("lost", "counter", "Leases that ended under a row", |s| s.totals.lost as f64),
+    ("applied", "counter", "Passes applied", |s| s.totals.applied as f64),
+    ("stale", "counter", "Passes whose row was no longer held when they wrote", |s| s.totals.stale as f64),
+    ("reset", "counter", "Rows released because a related row was busy", |s| s.totals.reset as f64),
+    ("lost", "counter", "Leases that expired while their row was queued or in progress", |s| {
+        s.totals.lost as f64
+    }),
     ("errors", "counter", "Passes that failed", |s| s.totals.errors as f64),
-    ("store_errors", "counter", "Calls to the database that failed", |s| s.totals.store_errors as f64),
+    ("store_errors", "counter", "Failed database calls", |s| s.totals.store_errors as f64),
 ];
 
 #[derive(Debug)]
@@ -60,7 +62,7 @@ pub struct Metrics {
     pipelines: OnceLock<Monitor>,
 }
 
-fn seconds() -> Histogram {
+fn latency_histogram() -> Histogram {
     Histogram::new([0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0])
 }
 
@@ -68,13 +70,14 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("windlass");
         let answers = Family::<ResponseLabels, Counter>::default();
-        let seconds = Family::<OperationLabels, Histogram, fn() -> Histogram>::new_with_constructor(seconds);
+        let seconds =
+            Family::<OperationLabels, Histogram, fn() -> Histogram>::new_with_constructor(latency_histogram);
         let connections = Gauge::default();
         registry.register("http_requests", "Requests answered", answers.clone());
-        registry.register("http_request_seconds", "Time to answer", seconds.clone());
+        registry.register("http_request_seconds", "Time to answer a request", seconds.clone());
         registry.register("http_connections", "Open connections", connections.clone());
         let deleted = Family::<DeletedLabels, Counter>::default();
-        registry.register("deleted", "Old events, runs and uploads that were deleted", deleted.clone());
+        registry.register("deleted", "Expired events, runs and uploads that were deleted", deleted.clone());
         Self { registry, answers, seconds, connections, deleted, pipelines: OnceLock::new() }
     }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use windlass_backend::Backends;
 use windlass_model::plan::{
     blocks,
-    offers::{Offer, fit},
+    offers::{Offer, smallest_fit},
 };
 
 use crate::parsed_fleet_spec::ParsedFleetSpec;
@@ -51,7 +51,7 @@ impl OfferSnapshot {
         let limits = shape.own_limits();
         let wanted = self.offers.iter().filter(|offer| offer.availability.is_worth_trying());
         let mut offers: Vec<Offer> = wanted
-            .filter(|offer| fit(offer, &limits).is_ok())
+            .filter(|offer| smallest_fit(offer, &limits).is_ok())
             .filter_map(|offer| {
                 let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
                 let total_blocks = blocks::split_count(shape.blocks(), offer.host.cpus, gpus).ok()?;

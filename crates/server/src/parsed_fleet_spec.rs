@@ -46,7 +46,7 @@ impl ParsedFleetSpec {
             Ok(Configuration::Fleet(config)) => Some(config),
             Ok(_) | Err(_) => None,
         };
-        let unknown = || InstanceNeeds { spot_by_default: true, ..InstanceNeeds::default() };
+        let unknown = || InstanceNeeds { is_spot_default: true, ..InstanceNeeds::default() };
         let limits = configuration.as_deref().map_or_else(unknown, limits);
         Self {
             is_ssh: !document["ssh_config"].is_null(),
@@ -81,7 +81,7 @@ impl ParsedFleetSpec {
 
     /// Requirements on instances that the fleet creates for itself: on demand, unless configured otherwise.
     pub fn own_limits(&self) -> InstanceNeeds {
-        let spot = if self.limits.spot_by_default { Some(false) } else { self.limits.spot };
+        let spot = if self.limits.is_spot_default { Some(false) } else { self.limits.spot };
         InstanceNeeds { spot, ..self.limits.clone() }
     }
 
@@ -133,13 +133,13 @@ fn limits(config: &Config) -> InstanceNeeds {
     let machines = &config.provisioning;
     InstanceNeeds {
         resources: config.resources.clone(),
-        max_price: machines.max_price.map(|price| Price::dollars(price.0)),
+        max_price: machines.max_price.map(|price| Price::from_dollars(price.0)),
         spot: match machines.spot_policy {
             Some(SpotPolicy::Spot) => Some(true),
             Some(SpotPolicy::OnDemand) => Some(false),
             Some(SpotPolicy::Auto) | None => None,
         },
-        spot_by_default: machines.spot_policy.is_none(),
+        is_spot_default: machines.spot_policy.is_none(),
         backends: machines
             .backends
             .clone()
@@ -155,8 +155,8 @@ fn limits(config: &Config) -> InstanceNeeds {
         volumes: Vec::new(),
         instances: None,
         image: None,
-        whole: false,
-        avoid: Vec::new(),
+        needs_whole_instance: false,
+        avoid_locations: Vec::new(),
         avoid_instances: Vec::new(),
     }
 }
@@ -168,7 +168,7 @@ type SpecCache = BTreeMap<FleetId, (String, Arc<ParsedFleetSpec>)>;
 const CACHED_SPECS_MAX: usize = 4_096;
 
 /// Cached specification of a fleet: it is read with every placement and hardly ever changes.
-pub fn of(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
+pub fn for_fleet(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
     for_spec(fleet.id, &fleet.spec)
 }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shorter_idle_time_counts_and_for_ever_is_the_longest() {
+    fn the_shorter_idle_duration_applies_and_off_is_the_longest() {
         let of = |idle: Value| shape(serde_json::json!({"type": "fleet", "nodes": 1, "idle_duration": idle}));
         assert_eq!(of(Value::Null).idle(), Some(FLEET_IDLE_DEFAULT));
         assert_eq!(of("off".into()).idle(), None);
@@ -210,13 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fleet_asks_of_new_instances_is_read() {
+    fn fleet_spec_is_parsed_into_instance_limits() {
         let shape = shape(serde_json::json!({"type": "fleet", "nodes": "1..4", "blocks": "auto",
             "backends": ["aws"], "regions": ["eu"], "max_price": 2.5, "spot_policy": "spot",
             "availability_zones": ["eu-1"], "instance_types": ["large"], "reservation": "ours",
             "resources": {"gpu": "H100"}, "tags": {"team": "a", "cost": "b"}}));
         assert_eq!(shape.limits().backends.as_deref(), Some(&["aws".to_owned()][..]));
-        assert_eq!((shape.limits().spot, shape.limits().max_price), (Some(true), Some(Price::dollars(2.5))));
+        assert_eq!(
+            (shape.limits().spot, shape.limits().max_price),
+            (Some(true), Some(Price::from_dollars(2.5)))
+        );
         let limits = shape.limits();
         assert_eq!(limits.regions.as_deref(), Some(&["eu".to_owned()][..]));
         assert_eq!(limits.zones.as_deref(), Some(&["eu-1".to_owned()][..]));
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_that_cannot_be_read_keeps_its_hosts_and_makes_nothing() {
+    fn an_unreadable_fleet_spec_creates_no_instances() {
         let odd = ParsedFleetSpec::parse(
             r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#,
         );

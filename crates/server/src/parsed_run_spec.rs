@@ -38,15 +38,15 @@ use crate::db::runs::Run;
 /// Reasons why a specification cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunSpecError {
-    #[error("read a stored document")]
+    #[error("failed to read a stored document")]
     Document(#[source] serde_json::Error),
-    #[error("read the run's specification: {}", summary(.0))]
+    #[error("invalid run specification: {}", summary(.0))]
     Specification(Vec<Diagnosis>),
     #[error("a {kind} is not a run")]
     NotARun { kind: &'static str },
     #[error(transparent)]
     Derive(#[from] job_spec_builder::Error),
-    #[error("read the run's schedule: {0}")]
+    #[error("invalid schedule of the run: {0}")]
     Cron(CronParseError),
     #[error("the run has no job {job} in replica {replica}")]
     NoSuchJob { replica: u32, job: u32 },
@@ -199,11 +199,11 @@ impl ParsedRunSpec {
             let at_once = service.max_concurrency.and_then(|max| u32::try_from(max.get()).ok());
             let scaling = scaling.map(|scaling| ScalingPolicy {
                 metric: scaling.metric,
-                at_once,
+                max_concurrency: at_once,
                 target: scaling.target.0,
                 window: scaling.window.map_or(replicas::DEFAULT_WINDOW, |window| Span::secs(window.0)),
-                up_after: Span::secs(scaling.scale_up_delay.0),
-                down_after: Span::secs(scaling.scale_down_delay.0),
+                scale_up_delay: Span::secs(scaling.scale_up_delay.0),
+                scale_down_delay: Span::secs(scaling.scale_down_delay.0),
             });
             groups.push(ReplicaGroupSpec { name, min: replicas.min, max: replicas.max, scaling });
         }
@@ -217,8 +217,8 @@ impl ParsedRunSpec {
         service.deployment.as_ref().map_or_else(RolloutPolicy::default, |asked| RolloutPolicy {
             surge: number(asked.surge.get()),
             unavailable: number(asked.unavailable.get()),
-            ready_within: Span::secs(asked.ready_within.0),
-            rolls_back: asked.rollback,
+            ready_timeout: Span::secs(asked.ready_within.0),
+            should_roll_back: asked.rollback,
         })
     }
 
@@ -248,20 +248,24 @@ impl ParsedRunSpec {
         let backends = machines.backends.as_ref();
         InstanceNeeds {
             resources: Some(asked.resources.clone()),
-            max_price: asked.max_price.map(Price::dollars),
+            max_price: asked.max_price.map(Price::from_dollars),
             spot: asked.spot,
-            spot_by_default: machines.spot_policy.is_none() && asked.spot == Some(false),
+            is_spot_default: machines.spot_policy.is_none() && asked.spot == Some(false),
             backends: backends.map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
             regions: machines.regions.clone(),
             zones: machines.availability_zones.clone(),
             instance_types: machines.instance_types.clone(),
             reservation: asked.reservation.clone(),
             volumes: Vec::new(),
-            instances: self.properties.instances.as_ref().map(|list| list.0.iter().map(named).collect()),
-            avoid: Vec::new(),
+            instances: self
+                .properties
+                .instances
+                .as_ref()
+                .map(|list| list.0.iter().map(instance_name).collect()),
+            avoid_locations: Vec::new(),
             avoid_instances: Vec::new(),
-            whole: asked.multinode == Some(true),
-            image: ImageChoice::of(spec),
+            needs_whole_instance: asked.multinode == Some(true),
+            image: ImageChoice::from_spec(spec),
         }
     }
 
@@ -355,7 +359,7 @@ fn retry_policy(retry: &RetrySetting) -> Option<Policy> {
     }
 }
 
-fn named(selector: &InstanceSelector) -> InstanceFilter {
+fn instance_name(selector: &InstanceSelector) -> InstanceFilter {
     match selector {
         InstanceSelector::Name { name } => InstanceFilter::Name(name.clone()),
         InstanceSelector::Hostname { hostname } => InstanceFilter::Hostname(hostname.clone()),

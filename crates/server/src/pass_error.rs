@@ -13,7 +13,7 @@ pub enum PassError {
     /// The state machine does not permit this transition: the plan and the row disagree.
     #[error(transparent)]
     TransitionError(#[from] TransitionError),
-    #[error("read a stored document")]
+    #[error("failed to read a stored document")]
     Document {
         #[source]
         source: serde_json::Error,
@@ -24,9 +24,9 @@ pub enum PassError {
     Key(#[from] KeyError),
     #[error(transparent)]
     NodeKey(#[from] NodeKeyError),
-    #[error("tell a host about a job: the job has no instance")]
+    #[error("the job has no instance")]
     NoInstance,
-    #[error("end a job that is {status}: it does not move")]
+    #[error("cannot end a job with status {status}")]
     NoTransition { status: &'static str },
 }
 

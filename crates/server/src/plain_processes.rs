@@ -31,7 +31,7 @@ impl ProcessRights {
             return offer;
         }
         let mut offer = offer;
-        offer.host.runtimes = offer.host.runtimes.map(Runtimes::never_own);
+        offer.host.runtimes = offer.host.runtimes.map(Runtimes::without_own_user);
         offer
     }
 }

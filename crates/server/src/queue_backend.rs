@@ -41,11 +41,11 @@ impl QueueBackend {
 }
 
 fn unavailable(error: &DbError) -> BackendError {
-    BackendError::Unavailable { what: "ask for dispatchers", said: error.to_string() }
+    BackendError::Unavailable { what: "failed to list the dispatchers", said: error.to_string() }
 }
 
 fn offer(dispatcher: &DispatcherView, nodes: &NodeGroup) -> Offer {
-    let gpu = Gpu::known(None, &nodes.gpu_type, 0, None);
+    let gpu = Gpu::from_name(None, &nodes.gpu_type, 0, None);
     let mut kind = format!("{}cpu-{}gb", nodes.cpus, nodes.memory_mib / MIB_PER_GB);
     if nodes.gpus > 0 {
         let name = if gpu.name.is_empty() { "gpu" } else { &gpu.name };
@@ -90,12 +90,12 @@ impl Backend for QueueBackend {
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         async move {
             let InstanceSource::Offer(offer) = &order.want else {
-                let said = "it has no hosts of one's own".to_owned();
-                return Err(BackendError::Refused { what: "take a place in the queue", said });
+                let said = "a queue has no SSH hosts".to_owned();
+                return Err(BackendError::Refused { what: "cannot create an instance in the queue", said });
             };
             let present = self.present().await.map_err(|error| unavailable(&error))?;
             if !present.iter().any(|one| one.name == offer.region) {
-                let said = format!("dispatcher `{}` is not heard", offer.region);
+                let said = format!("dispatcher `{}` is offline", offer.region);
                 return Err(BackendError::NoCapacity { said });
             }
             Ok(BackendInstance {

@@ -110,7 +110,7 @@ impl RateLimiter {
     fn missing(&self, key: BucketKey, pace: Rate) -> (f64, Instant) {
         let now = Instant::now();
         let known = self.missing.lock().get(&key).copied();
-        (known.map_or(0.0, |(missing, then)| left(missing, now - then, pace)), now)
+        (known.map_or(0.0, |(missing, then)| remaining_deficit(missing, now - then, pace)), now)
     }
 
     fn take(&self, key: BucketKey, pace: Rate) -> Result<()> {
@@ -127,7 +127,7 @@ impl RateLimiter {
     }
 }
 
-fn left(missing: f64, since: Duration, pace: Rate) -> f64 {
+fn remaining_deficit(missing: f64, since: Duration, pace: Rate) -> f64 {
     (missing - since.as_secs_f64() * f64::from(pace.per_second)).max(0.0)
 }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_bucket_empties_at_once_and_fills_with_time() {
+    async fn a_bucket_allows_a_burst_and_refills_over_time() {
         let buckets = buckets();
         let (mira, noor) = (Uuid::from_u128(1), Uuid::from_u128(2));
         for _ in 0..3 {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn addresses_of_one_network_try_together() {
+    async fn ipv6_addresses_of_one_network_share_a_login_limit() {
         let buckets = buckets();
         for last in 0..3_u16 {
             let from = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 0, 0, 0, last));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_callers_take_no_more_room() {
+    async fn the_number_of_buckets_is_bounded() {
         let buckets = buckets();
         for n in 0..2 * BUCKETS_MAX {
             buckets.operation("apply_run", Uuid::from_u128(n as u128)).unwrap();

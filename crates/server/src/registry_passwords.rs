@@ -73,17 +73,17 @@ pub(crate) async fn seal_document(
         return match found.filter(|found| found.project == project && found.user == user) {
             Some(_) => Ok(false),
             None => Err(Error::refused(
-                "`registry_auth.password` is the sealed password of another user or project; \
-                 write the password, or a secret as `${{ secrets.NAME }}`",
+                "`registry_auth.password` is the sealed password of another user or project; set the \
+                 password, or reference a secret with `${{ secrets.NAME }}`",
             )),
         };
     }
-    *password = format!("{PREFIX}{}", sealed(app, project, user, password).await?);
+    *password = format!("{PREFIX}{}", seal_password(app, project, user, password).await?);
     Ok(true)
 }
 
 /// Returns the id of a sealed password, reusing the row if the user stored the same password before.
-async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
+async fn seal_password(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
     for held in rows::list_by_user(app.db(), project, user).await? {
         if app.keys().open_sealed(&password_aad(held.id), &held.sealed)? == password.as_bytes() {
             return Ok(held.id);

@@ -4,9 +4,9 @@ use ssh_key::{LineEnding, PrivateKey, private::Ed25519Keypair};
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyPairError {
-    #[error("draw random bytes for an SSH key")]
+    #[error("failed to generate random bytes for an SSH key")]
     Random(#[from] getrandom::Error),
-    #[error("write an SSH key")]
+    #[error("failed to encode an SSH key")]
     Write(#[from] ssh_key::Error),
 }
 

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ground_stands_on_its_own_token_project_and_membership_alone() {
+    fn stream_rights_depend_only_on_their_own_token_project_and_membership() {
         let user = UserId(uuid::Uuid::from_u128(7));
         let ground = RightsBasis {
             user,

@@ -15,7 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 use tokio_rustls::TlsAcceptor;
-use windlass_model::error_chain::chain as described;
+use windlass_model::error_chain::format_chain as described;
 
 /// Address and certificate of the TLS listener.
 #[derive(Clone, Debug)]
@@ -27,21 +27,21 @@ pub struct TlsSettings {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
-    #[error("read or write `{}`", path.display())]
+    #[error("failed to read or write `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("understand `{}`", path.display())]
+    #[error("failed to parse `{}`", path.display())]
     Pem {
         path: PathBuf,
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    #[error("use the certificate with its key")]
+    #[error("cannot use the certificate with its key")]
     Use(#[from] rustls::Error),
-    #[error("make a certificate")]
+    #[error("failed to create a certificate")]
     Make,
 }
 
@@ -113,12 +113,12 @@ fn ensure_self_signed(wanted: &TlsSettings, data_dir: &Path) -> Result<(PathBuf,
         windlass_gateway::acme::self_signed(&names).map_err(|_| TlsSetupError::Make)?;
     crate::encryption::create_private_dirs(&folder)
         .map_err(|source| TlsSetupError::File { path: folder, source })?;
-    write_file(&key, 0o600, &pem("PRIVATE KEY", &private))?;
-    write_file(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
+    write_file(&key, 0o600, &encode_pem("PRIVATE KEY", &private))?;
+    write_file(&chain, 0o644, &encode_pem("CERTIFICATE", &certificate))?;
     Ok((chain, key))
 }
 
-fn pem(label: &str, bytes: &[u8]) -> String {
+fn encode_pem(label: &str, bytes: &[u8]) -> String {
     let text = STANDARD.encode(bytes);
     let lines: Vec<&str> = (0..text.len()).step_by(64).map(|at| &text[at..text.len().min(at + 64)]).collect();
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))

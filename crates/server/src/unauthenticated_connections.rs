@@ -25,7 +25,7 @@ tokio::task_local! {
 }
 
 /// Marks the connection of the current request as authenticated.
-pub(crate) fn mark_known() {
+pub(crate) fn mark_authenticated() {
     // Work outside of a request has no connection.
     let _ = CURRENT_CONNECTION.try_with(|connection| connection.mark_known());
 }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_stranger_of_an_address_makes_room_and_others_stay() {
+    fn only_the_oldest_unauthenticated_connection_of_an_address_is_evicted() {
         let newcomers = Arc::new(UnauthenticatedConnections::new(8));
         let other = newcomers.connected(from("10.0.0.2"));
         let all: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.1"))).collect();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_places_are_taken_the_address_with_most_of_them_makes_room() {
+    fn eviction_hits_the_address_with_the_most_connections() {
         let newcomers = Arc::new(UnauthenticatedConnections::new(100));
         let one = newcomers.connected(from("10.0.0.1"));
         let many: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.2"))).collect();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_known_or_being_answered_is_not_closed() {
+    fn authenticated_and_active_connections_are_not_evicted() {
         let newcomers = Arc::new(UnauthenticatedConnections::new(4));
         let known = newcomers.connected(from("10.0.0.1"));
         {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_version_six_has_one_share() {
+    fn an_ipv6_network_shares_one_connection_limit() {
         let newcomers = Arc::new(UnauthenticatedConnections::new(4));
         let first = newcomers.connected(from("2001:db8:0:7::1"));
         let far = newcomers.connected(from("2001:db8:0:8::1"));

@@ -211,7 +211,10 @@ impl World {
             return Ok(Cloud::machine(vm));
         }
         let InstanceSource::Offer(offer) = &order.want else {
-            return Err(BackendError::Refused { what: "create a machine", said: "it is no offer".into() });
+            return Err(BackendError::Refused {
+                what: "create a machine",
+                said: "it is not an offer".into(),
+            });
         };
         let spot = offer.host.spot;
         if self.should_fail(rates.no_capacity, "no capacity") {
@@ -313,7 +316,7 @@ impl World {
         self.advance_cloud(now);
         let Some(disk) = self.cloud.disks.get_mut(id) else { return Ok(()) };
         if !disk.attached.is_empty() {
-            self.cloud.outrages.push(format!("{id} is to be deleted while it is attached"));
+            self.cloud.outrages.push(format!("deletion of {id} requested while it is attached"));
             return Err(BackendError::Refused { what: "delete a disk", said: "it is attached".into() });
         }
         disk.removed = true;
@@ -329,20 +332,21 @@ impl World {
         self.advance_cloud(now);
         let refused = |said: &str| BackendError::Refused { what: "attach a disk", said: said.to_owned() };
         if !self.cloud.has_machine(&machine.id) {
-            return Err(refused("there is no such machine"));
+            return Err(refused("the machine does not exist"));
         }
         let rates = self.cloud.rates;
         let Some(disk) = self.cloud.disks.get(id).filter(|disk| !disk.removed) else {
-            return Err(refused("there is no such disk"));
+            return Err(refused("the disk does not exist"));
         };
         if let Some(other) = disk.attached.keys().find(|other| **other != machine.id) {
-            let what = format!("{id} is to be attached to {} while it is attached to {other}", machine.id);
+            let what =
+                format!("attachment of {id} to {} requested while it is attached to {other}", machine.id);
             self.cloud.outrages.push(what);
             return Err(refused("it is attached to another machine"));
         }
         if !disk.attached.contains_key(&machine.id) {
             if self.should_fail(rates.attach_refused, "attach refused") {
-                return Err(refused("it does not like the machine"));
+                return Err(refused("it is not compatible with the machine"));
             }
             let ready_at = if self.should_fail(rates.attach_hangs, "attach hangs") {
                 NEVER
@@ -404,7 +408,7 @@ impl SimBackend {
         what: &'static str,
         effect: impl FnOnce(&mut World, i64) -> Result<T, BackendError> + Send + 'static,
     ) -> BackendFuture<'a, T> {
-        let silence = move || BackendError::Unavailable { what, said: "no answer".into() };
+        let silence = move || BackendError::Unavailable { what, said: "no response".into() };
         Box::pin(async move {
             self.freeze.wait().await;
             let (there, back, lost, unanswered) = {
@@ -415,8 +419,8 @@ impl SimBackend {
                 (
                     there,
                     back,
-                    w.should_fail(rates.lost, "cloud deaf"),
-                    w.should_fail(rates.unanswered, "cloud mute"),
+                    w.should_fail(rates.lost, "lost cloud request"),
+                    w.should_fail(rates.unanswered, "lost cloud response"),
                 )
             };
             if lost {
@@ -444,7 +448,7 @@ impl SimBackend {
     }
 }
 
-fn offer(instance_type: &str, price: f64, spot: bool) -> Offer {
+fn sim_offer(instance_type: &str, price: f64, spot: bool) -> Offer {
     let gpu =
         Gpu { vendor: GpuVendor::Nvidia, name: "A100".into(), memory_mib: 81_920, compute_capability: None };
     Offer {
@@ -452,7 +456,7 @@ fn offer(instance_type: &str, price: f64, spot: bool) -> Offer {
         region: REGION.into(),
         zones: Vec::new(),
         instance_type: instance_type.into(),
-        price: Price::dollars(price),
+        price: Price::from_dollars(price),
         availability: Availability::Available,
         reservation: None,
         host: Hardware {
@@ -475,7 +479,7 @@ impl Backend for SimBackend {
 
     fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         self.call("list offers", |_, _| {
-            Ok(vec![offer("sim.spot", 1.0, true), offer("sim.large", 2.0, false)])
+            Ok(vec![sim_offer("sim.spot", 1.0, true), sim_offer("sim.large", 2.0, false)])
         })
     }
 
@@ -510,12 +514,12 @@ impl Backend for SimBackend {
 impl VolumeBackend for SimBackend {
     fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume> {
         let order = order.clone();
-        self.call("make a disk", move |world, now| Ok(world.create_disk(&order, now)))
+        self.call("create a disk", move |world, now| Ok(world.create_disk(&order, now)))
     }
 
     fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         let (order, id) = (order.clone(), id.to_owned());
-        self.call("look at a disk", move |world, now| Ok(world.disk_state(&order, &id, now)))
+        self.call("inspect a disk", move |world, now| Ok(world.disk_state(&order, &id, now)))
     }
 
     fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
@@ -542,7 +546,7 @@ impl VolumeBackend for SimBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, AttachmentState> {
         let (id, machine) = (id.to_owned(), machine.clone());
-        self.call("look at a disk", move |world, now| Ok(world.attached(&id, &machine, now)))
+        self.call("inspect a disk", move |world, now| Ok(world.attached(&id, &machine, now)))
     }
 }
 
@@ -607,8 +611,8 @@ impl Backend for SimRemoteBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, InstanceState> {
         let (order, machine) = (order.clone(), machine.clone());
-        self.0.call("look at a host", move |world, _| match world.is_partitioned(order.instance) {
-            true => Err(BackendError::Unavailable { what: "look at a host", said: "no route".into() }),
+        self.0.call("inspect a host", move |world, _| match world.is_partitioned(order.instance) {
+            true => Err(BackendError::Unavailable { what: "inspect a host", said: "no route".into() }),
             false => Ok(InstanceState::Running(machine)),
         })
     }

@@ -233,7 +233,7 @@ impl SimHost {
         if self.tasks.contains_key(&call.submission) {
             return Ok(());
         }
-        let earlier = earlier(&self.tries, &task.name, call.submission);
+        let earlier = count_earlier(&self.tries, &task.name, call.submission);
         self.tasks.insert(
             call.submission,
             SimTask {
@@ -297,7 +297,7 @@ impl SimHost {
             task.job_at = Some(now);
             task.log_rate = script.log_rate;
             if let Some(work) = &script.work {
-                task.earlier = earlier(&tries, work, call.submission);
+                task.earlier = count_earlier(&tries, work, call.submission);
             }
             task.exit = if task.earlier < script.fails { script.exit } else { 0 };
             task.overruns = script.max_us.is_some_and(|max| max < script.run_us);
@@ -482,7 +482,7 @@ impl SimHost {
 }
 
 /// Records a submission of a job, and returns how many of them reached any host before.
-fn earlier(tries: &SubmissionsByJob, job: &str, submission: SubmissionId) -> usize {
+fn count_earlier(tries: &SubmissionsByJob, job: &str, submission: SubmissionId) -> usize {
     let mut tries = tries.lock();
     let of_job = tries.entry(job.to_owned()).or_default();
     of_job.insert(submission);

@@ -149,7 +149,7 @@ pub struct Violation {
     pub what: String,
 }
 
-fn broken(id: &'static str, what: impl Into<String>) -> Violation {
+fn violation(id: &'static str, what: impl Into<String>) -> Violation {
     Violation { id, what: what.into() }
 }
 
@@ -178,15 +178,15 @@ pub fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for run in &h.runs {
         if !run.status.parse::<run::Status>().is_ok_and(|s| s.is_final()) {
-            found.push(broken("R2", format!("run {} is still {}", run.id, run.status)));
+            found.push(violation("R2", format!("run {} is still {}", run.id, run.status)));
         }
     }
     for id in &h.containers {
-        found.push(broken("G6", format!("container of {id} is left over")));
+        found.push(violation("G6", format!("container of {id} still exists")));
     }
     for i in &h.instances {
         if i.busy_blocks != 0 {
-            found.push(broken("R8", format!("instance {} keeps {} busy blocks", i.id, i.busy_blocks)));
+            found.push(violation("R8", format!("instance {} still has {} busy blocks", i.id, i.busy_blocks)));
         }
     }
     found.extend(machines::check_after_faults(h));
@@ -223,8 +223,10 @@ fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
         if e.entity == "managed-job" && e.to.as_deref() == Some(FailedController.as_str()) {
             continue;
         }
-        found
-            .push(broken("R3", format!("{} {} left its final status for {:?}", e.entity, e.entity_id, e.to)));
+        found.push(violation(
+            "R3",
+            format!("{} {} left its final status for {:?}", e.entity, e.entity_id, e.to),
+        ));
     }
     found
 }
@@ -237,7 +239,7 @@ fn r4_only_the_terminating_pipeline_ends_a_job(events: &[Event]) -> Vec<Violatio
             "run" => e.actor != "Run",
             _ => false,
         })
-        .map(|e| broken("R4", format!("{} {} was ended by {}", e.entity, e.entity_id, e.actor)))
+        .map(|e| violation("R4", format!("{} {} was ended by {}", e.entity, e.entity_id, e.actor)))
         .collect()
 }
 
@@ -251,9 +253,12 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
         // Fleets and volumes of a test exist before the first event.
         let began_unseen = known.is_none() && (e.entity == "fleet" || e.entity == "volume");
         if known.as_deref() != from && !began_unseen {
-            found.push(broken(
+            found.push(violation(
                 "R5",
-                format!("{} {}: an event leaves {from:?}, but it was {known:?}", e.entity, e.entity_id),
+                format!(
+                    "{} {}: an event leaves status {from:?}, but the status was {known:?}",
+                    e.entity, e.entity_id
+                ),
             ));
         }
         let Some(from) = from else { continue };
@@ -267,7 +272,8 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
             _ => true,
         };
         if !legal {
-            found.push(broken("R5", format!("{} {}: {from} → {to} is no edge", e.entity, e.entity_id)));
+            found
+                .push(violation("R5", format!("{} {}: {from} → {to} is not an edge", e.entity, e.entity_id)));
         }
     }
     found
@@ -289,7 +295,7 @@ fn l1_epochs_of_a_row_never_go_back(events: &[Event]) -> Vec<Violation> {
         let Some(epoch) = e.epoch else { continue };
         let seen = newest.entry(e.entity_id).or_insert(epoch);
         if epoch < *seen {
-            found.push(broken(
+            found.push(violation(
                 "L1",
                 format!("{} {}: {:?} written under epoch {epoch} after {seen}", e.entity, e.entity_id, e.to),
             ));
@@ -308,10 +314,10 @@ fn r6_one_active_submission_without_gaps(jobs: &[JobRow]) -> Vec<Violation> {
     for (key, mut rows) in by_job {
         rows.sort_by_key(|j| j.submission_num);
         if rows.iter().filter(|j| !j.finished).count() > 1 {
-            found.push(broken("R6", format!("job {key:?} has two active submissions")));
+            found.push(violation("R6", format!("job {key:?} has two active submissions")));
         }
         if rows.iter().enumerate().any(|(n, j)| j.submission_num != n as i64) {
-            found.push(broken("R6", format!("submissions of job {key:?} are not 0, 1, 2, …")));
+            found.push(violation("R6", format!("submissions of job {key:?} are not numbered 0, 1, 2, …")));
         }
     }
     found
@@ -323,7 +329,7 @@ fn r7_one_container_per_submission(journal: &[HostEntry]) -> Vec<Violation> {
         .iter()
         .filter(|e| e.kind == HostEffect::ContainerStarted)
         .filter(|e| !started.insert(e.submission))
-        .map(|e| broken("R7", format!("submission {} started a second container", e.submission)))
+        .map(|e| violation("R7", format!("submission {} started a second container", e.submission)))
         .collect()
 }
 
@@ -339,13 +345,14 @@ fn r8_busy_blocks_are_the_sum_of_jobs(h: &History) -> Vec<Violation> {
         .filter_map(|i| {
             let sum = busy.get(&i.id).copied().unwrap_or_default();
             if sum != i.busy_blocks {
-                return Some(broken(
+                return Some(violation(
                     "R8",
-                    format!("instance {}: busy {} but jobs hold {sum}", i.id, i.busy_blocks),
+                    format!("instance {}: {} blocks are busy, but jobs hold {sum}", i.id, i.busy_blocks),
                 ));
             }
-            (sum > i.total_blocks)
-                .then(|| broken("R8", format!("instance {} holds {sum} of {} blocks", i.id, i.total_blocks)))
+            (sum > i.total_blocks).then(|| {
+                violation("R8", format!("instance {} holds {sum} of {} blocks", i.id, i.total_blocks))
+            })
         })
         .collect()
 }
@@ -355,7 +362,7 @@ fn r12_no_submission_after_an_acknowledged_stop(h: &History) -> Vec<Violation> {
     h.jobs
         .iter()
         .filter(|j| stopped.get(&j.run_id).is_some_and(|at| j.submitted_at > *at))
-        .map(|j| broken("R12", format!("run {} got submission {} after its stop", j.run_id, j.id)))
+        .map(|j| violation("R12", format!("run {} got submission {} after its stop", j.run_id, j.id)))
         .collect()
 }
 
@@ -374,16 +381,16 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
             HostEffect::ContainerStarted => {
                 open.insert(entry.submission, entry.at);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
-                    found.push(broken(
+                    found.push(violation(
                         "R22",
-                        format!("container of {} started after its end", entry.submission),
+                        format!("container of {} started after the submission was final", entry.submission),
                     ));
                 }
             }
             HostEffect::ContainerExited => {
                 open.remove(&entry.submission);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
-                    found.push(broken(
+                    found.push(violation(
                         "R22",
                         format!("{} was final before its container ended", entry.submission),
                     ));
@@ -398,7 +405,7 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     found.extend(
         open.keys()
             .filter(|id| finals.contains_key(&id.0))
-            .map(|id| broken("R22", format!("{id} is final but its container runs"))),
+            .map(|id| violation("R22", format!("{id} is final, but its container is running"))),
     );
     found
 }
@@ -409,7 +416,7 @@ fn l2_no_effect_of_an_older_holder(journal: &[HostEntry]) -> Vec<Violation> {
     for e in journal.iter().filter(|e| e.kind != HostEffect::RefusedEpoch) {
         let seen = newest.entry((e.host, e.submission)).or_insert(e.epoch);
         if e.epoch < *seen {
-            found.push(broken(
+            found.push(violation(
                 "L2",
                 format!("{:?} of {} under epoch {} after {seen}", e.kind, e.submission, e.epoch),
             ));
@@ -426,14 +433,17 @@ fn g1_a_gpu_has_one_owner(journal: &[HostEntry]) -> Vec<Violation> {
         match &e.kind {
             HostEffect::GpuAcquired(gpu) => {
                 if let Some(other) = owner.insert((e.host, gpu.clone()), e.submission) {
-                    found.push(broken("G1", format!("{gpu} went to {} while {other} had it", e.submission)));
+                    found.push(violation(
+                        "G1",
+                        format!("{gpu} was acquired by {} while {other} held it", e.submission),
+                    ));
                 }
             }
             HostEffect::GpuReleased(gpu) => {
                 if owner.remove(&(e.host, gpu.clone())) != Some(e.submission) {
-                    found.push(broken(
+                    found.push(violation(
                         "G1",
-                        format!("{} released {gpu}, which was not its own", e.submission),
+                        format!("{} released {gpu}, which it did not hold", e.submission),
                     ));
                 }
             }

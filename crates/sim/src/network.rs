@@ -174,8 +174,9 @@ impl SimNetwork {
                 let most = if slow { 8_000 } else { 40 };
                 let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most));
                 let lost = w.should_fail(rates.lost, "lost request") || w.is_partitioned(instance);
-                let unanswered = w.should_fail(rates.unanswered, "lost answer");
-                let doubled = w.should_fail(rates.doubled, "doubled call").then(|| w.rng.millis(50, 30_000));
+                let unanswered = w.should_fail(rates.unanswered, "lost response");
+                let doubled =
+                    w.should_fail(rates.doubled, "duplicated call").then(|| w.rng.millis(50, 30_000));
                 (there, back, lost, unanswered, doubled)
             };
             if lost {
@@ -216,7 +217,7 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &HostCall<T>) -
 }
 
 /// Reads the behaviour of the simulated commands from the job's environment.
-fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> JobScript {
+fn parse_script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> JobScript {
     let given = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok());
     let number = |key: &str| given(key).unwrap_or_default();
     JobScript {
@@ -263,7 +264,7 @@ impl AgentApi for SimNetwork {
 
     fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         let spec = &job.submit.job_spec;
-        let script = script(&spec.env, spec.job_num, spec.max_duration);
+        let script = parse_script(&spec.env, spec.job_num, spec.max_duration);
         let start = move |host: &mut SimHost, now| host.start_job(call, &script, now).map(|()| None);
         self.call(call.instance, Arc::new(start))
     }

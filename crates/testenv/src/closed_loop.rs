@@ -58,7 +58,7 @@ pub async fn run_load(
                 }
                 let bytes = make(n, repeat);
                 stream.write_all(bytes.as_deref().unwrap_or(&load.request)).await?;
-                answer(&mut stream, &mut buffer).await?;
+                read_response(&mut stream, &mut buffer).await?;
                 taken.push(asked.elapsed());
             }
             anyhow::Ok(taken)
@@ -81,7 +81,7 @@ pub async fn run_load(
 }
 
 /// Reads one response with a content length; any status but 200 is an error with the body.
-pub async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<()> {
+pub async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<()> {
     buffer.clear();
     let (head, length) = loop {
         let read = stream.read_buf(buffer).await?;

@@ -16,7 +16,7 @@ use windlass_api::queue_client::{QueueHttpClient, percent_encode};
 use windlass_sim::invariants::containers::is_final;
 use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
 
-use crate::server::{Server, ServerOptions, TOKEN, binary};
+use crate::server::{Server, ServerOptions, TOKEN, binary_path};
 
 /// A server with HTTP and HTTPS, in a separate directory.
 pub struct QueueEnv {
@@ -51,7 +51,7 @@ impl QueueEnv {
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
         let options = ServerOptions {
-            binary: &binary("windlass").unwrap(),
+            binary: &binary_path("windlass").unwrap(),
             data: &data,
             database: None,
             core: None,
@@ -143,7 +143,7 @@ impl QueueEnv {
     }
 
     fn start_dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
-        let mut command = Command::new(binary("windlass").unwrap());
+        let mut command = Command::new(binary_path("windlass").unwrap());
         let server = if self.encrypted {
             command.env("WINDLASS_CERT", self.certificate());
             format!("https://{}", self.https)
@@ -159,7 +159,7 @@ impl QueueEnv {
             command.arg("--allow-process");
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.arg("--token-file").arg(token).arg("--agent").arg(binary("windlass-agent").unwrap());
+        command.arg("--token-file").arg(token).arg("--agent").arg(binary_path("windlass-agent").unwrap());
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
         let log =
             std::fs::File::options().create(true).append(true).open(self.dir.join("dispatch.log")).unwrap();
@@ -279,7 +279,7 @@ impl QueueEnv {
 }
 
 /// Processes whose command line contains all of these strings.
-pub fn processes_with(words: &[&[u8]]) -> Vec<i32> {
+pub fn processes_matching(words: &[&[u8]]) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -297,7 +297,7 @@ impl Drop for QueueEnv {
         self.kill_dispatchers();
         drop(self.server.take());
         // Executors that still run belong to this test, because they are in its directories.
-        for pid in processes_with(&[self.dir.as_os_str().as_encoded_bytes()]) {
+        for pid in processes_matching(&[self.dir.as_os_str().as_encoded_bytes()]) {
             // Some have ended by now; their errors are not printed.
             let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
         }

@@ -10,12 +10,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    server::{ApiResponse, Server, ServerOptions, ask, binary, submission},
+    server::{ApiResponse, Server, ServerOptions, binary_path, call_api, submission},
     test_hosts::{self, HostOptions, HostRuntime},
 };
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
@@ -74,8 +74,8 @@ impl Replicas {
             hosts: None,
             postgres,
             database: url,
-            windlass: binary("windlass")?,
-            agent: binary("windlass-agent")?,
+            windlass: binary_path("windlass")?,
+            agent: binary_path("windlass-agent")?,
             env,
             home: temp_dir(plan.name)?,
         };
@@ -220,7 +220,7 @@ impl Replicas {
 
     /// Calls one of the servers and returns any response.
     pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<ApiResponse> {
-        ask(self.server(number)?.address(), path, body).await
+        call_api(self.server(number)?.address(), path, body).await
     }
 
     /// Calls one of the servers; the call must succeed.

@@ -22,7 +22,7 @@ pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the path of a binary of the same build as this program.
-pub fn binary(name: &str) -> Result<PathBuf> {
+pub fn binary_path(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     // Programs are in the same directory, tests one directory deeper.
     let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
@@ -107,7 +107,7 @@ impl Server {
     async fn is_answering(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
         let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
-        asked.is_ok() && closed_loop::answer(&mut stream, &mut Vec::new()).await.is_ok()
+        asked.is_ok() && closed_loop::read_response(&mut stream, &mut Vec::new()).await.is_ok()
     }
 
     /// Repeats a request for a while; `make` may change it each time.
@@ -189,7 +189,9 @@ impl Client {
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
         self.stream.write_all(&closed_loop::build_post(path, TOKEN, &body.to_string())).await?;
         // Any status but 200 is an error with the response.
-        closed_loop::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
+        closed_loop::read_response(&mut self.stream, &mut self.buffer)
+            .await
+            .with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
     }
@@ -213,7 +215,7 @@ impl ApiResponse {
 }
 
 /// Sends one call over a separate connection and returns any response. A missing response is an error.
-pub async fn ask(address: &str, path: &str, body: &Value) -> Result<ApiResponse> {
+pub async fn call_api(address: &str, path: &str, body: &Value) -> Result<ApiResponse> {
     call_api_idempotent(address, path, body, None).await
 }
 

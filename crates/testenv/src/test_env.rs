@@ -14,7 +14,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use crate::server::{Client, Server, ServerOptions, TOKEN, binary, submission};
+use crate::server::{Client, Server, ServerOptions, TOKEN, binary_path, submission};
 use windlass_testkit::{
     TempDir,
     lab::{Lab, LabHost},
@@ -94,7 +94,7 @@ impl TestEnv {
         // The build directory of the tests may be inaccessible to other users.
         let copy = |name: &str| {
             let copy = stage.home.join(name);
-            std::fs::copy(binary(name).unwrap(), &copy).unwrap();
+            std::fs::copy(binary_path(name).unwrap(), &copy).unwrap();
             copy
         };
         let (windlass, agent) = (copy("windlass"), copy("windlass-agent"));
@@ -124,7 +124,7 @@ impl TestEnv {
     /// Uses a directory that is kept; the server is not started yet.
     pub fn at(home: PathBuf, machines: HostMode) -> Self {
         std::fs::create_dir_all(home.join("server")).unwrap();
-        let (windlass, agent) = (binary("windlass").unwrap(), stripped_agent());
+        let (windlass, agent) = (binary_path("windlass").unwrap(), stripped_agent());
         Self {
             home,
             temp: None,
@@ -191,7 +191,7 @@ impl TestEnv {
 
     /// Returns the command without running it.
     pub fn command(&self, dir: &Path, args: &[&str]) -> Command {
-        let mut command = Command::new(binary("windlass").unwrap());
+        let mut command = Command::new(binary_path("windlass").unwrap());
         command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
         command.env("WINDLASS_URL", self.url()).env("WINDLASS_TOKEN", TOKEN);
         command.env("WINDLASS_HOME", self.home.join("person")).env("HOME", &self.home);
@@ -201,7 +201,7 @@ impl TestEnv {
     /// Starts or restarts the server.
     pub async fn start(&mut self) {
         let engine = match self.machines {
-            HostMode::Containers => self.engine.clone().unwrap_or_else(engine),
+            HostMode::Containers => self.engine.clone().unwrap_or_else(engine_socket),
             // This socket does not exist, so that jobs are processes on any machine.
             HostMode::Processes | HostMode::None => self.home.join("no-engine.sock"),
         };
@@ -409,7 +409,7 @@ impl TestEnv {
     /// Gives the server a different build of the agent from its next start on: the same with an appended byte.
     pub fn use_another_agent(&mut self) {
         let copy = self.home.join("windlass-agent");
-        let mut bytes = std::fs::read(binary("windlass-agent").unwrap()).unwrap();
+        let mut bytes = std::fs::read(binary_path("windlass-agent").unwrap()).unwrap();
         bytes.push(0);
         std::fs::write(&copy, bytes).unwrap();
         std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -466,7 +466,7 @@ pub fn preempt_machine(books: &Path, machine: &str) -> std::io::Result<()> {
 }
 
 /// Socket of the container engine of the tests.
-pub fn engine() -> PathBuf {
+pub fn engine_socket() -> PathBuf {
     let socket = std::env::var_os("WINDLASS_TEST_DOCKER");
     PathBuf::from(
         socket.expect("WINDLASS_TEST_DOCKER names no container engine; `cargo xtask test` starts one"),
@@ -491,24 +491,24 @@ pub fn load_busybox_image(engine: &Path) {
 }
 
 /// A task with only a name and commands.
-pub fn task(name: &str, commands: &[&str]) -> Value {
+pub fn task_config(name: &str, commands: &[&str]) -> Value {
     json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": commands})
 }
 
 /// The newest submission of a run's first job.
-pub fn submission_of(run: &Value) -> &Value {
+pub fn newest_submission(run: &Value) -> &Value {
     run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap()
 }
 
 /// A task that needs only a part of a lab host.
 pub fn small_task_config(name: &str, commands: &[&str]) -> Value {
-    let mut job = task(name, commands);
+    let mut job = task_config(name, commands);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
     job
 }
 
 /// Number of the lab host that runs the newest submission of a job.
-pub fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
+pub fn host_of_job(lab: &Lab, run: &Value, job: usize) -> usize {
     let submission = run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap();
     let address = submission["job_provisioning_data"]["hostname"].as_str().unwrap();
     let found = lab.hosts().iter().position(|host| host.addr().to_string() == address);
@@ -521,7 +521,7 @@ pub fn stripped_agent() -> PathBuf {
     // Threads of one process must not write it concurrently.
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let make = || {
-        let whole = binary("windlass-agent").unwrap();
+        let whole = binary_path("windlass-agent").unwrap();
         let stamp = std::fs::metadata(&whole).unwrap();
         let slim = whole.with_file_name(format!("windlass-agent.slim-{}-{}", stamp.mtime(), stamp.size()));
         if !slim.exists() {

@@ -54,7 +54,7 @@ impl From<Output> for CommandOutput {
 
 /// Runs a command to its end.
 #[track_caller]
-pub fn ran(command: &mut Command) -> CommandOutput {
+pub fn run_command(command: &mut Command) -> CommandOutput {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}")).into()
 }
 
@@ -89,20 +89,20 @@ impl<'a, G: SnapshotEnv> CliSnapshot<'a, G> {
     }
 
     /// Masks another text, also in previous output.
-    pub fn mask(&mut self, text: &str, mask: &'static str) {
+    pub fn mask_patterns(&mut self, text: &str, mask: &'static str) {
         self.masks.push((text.to_owned(), mask));
     }
 
     /// Runs a command and records its output.
     pub fn run(&mut self, args: &[&str]) -> CommandOutput {
-        let done = ran(&mut self.ground.command(args));
+        let done = run_command(&mut self.ground.command(args));
         self.add(args, &done);
         done
     }
 
     /// Records a command that was already run, for example with a different environment.
     pub fn add(&mut self, args: &[&str], done: &CommandOutput) {
-        let shown: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
+        let shown: Vec<String> = args.iter().map(|arg| quote_arg(arg)).collect();
         let line = format!("$ {} {}", G::PROGRAM, shown.join(" "));
         let _ = writeln!(self.text, "{}", mask_for_env::<G>(line.trim_end()));
         let _ =
@@ -145,7 +145,7 @@ impl<G: SnapshotEnv> Drop for CliSnapshot<'_, G> {
     }
 }
 
-fn quoted(arg: &str) -> String {
+fn quote_arg(arg: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=@,+%".contains(letter);
     if !arg.is_empty() && arg.chars().all(plain) { arg.to_owned() } else { format!("'{arg}'") }
 }
@@ -170,9 +170,9 @@ fn mask_for_env<G: SnapshotEnv>(text: &str) -> String {
 }
 
 fn mask(text: &str, own: &[Pattern]) -> String {
-    static KNOWN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| compiled(&PATTERNS));
+    static KNOWN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| compile_patterns(&PATTERNS));
     let mut out = text.to_owned();
-    let own_patterns = compiled(own);
+    let own_patterns = compile_patterns(own);
     for (pattern, mask) in KNOWN.iter().chain(&own_patterns) {
         out = pattern.replace_all(&out, *mask).into_owned();
     }
@@ -181,7 +181,7 @@ fn mask(text: &str, own: &[Pattern]) -> String {
     if is_narrowed { out.split_inclusive('\n').map(collapse_spaces).collect() } else { out }
 }
 
-fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
+fn compile_patterns(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
     let compile = |(pattern, mask): &Pattern| (Regex::new(pattern).expect("a pattern of the tests"), *mask);
     patterns.iter().map(compile).collect()
 }
@@ -201,7 +201,7 @@ fn collapse_spaces(line: &str) -> String {
 }
 
 #[test]
-fn what_differs_each_time_is_masked() {
+fn ids_ages_times_and_ports_are_masked_in_snapshots() {
     let text = "a  0b1d5b2e-8a36-4d0c-9a1c-1f2e3d4c5b6a  now\nb   12 min ago  2026-11-20T09:00:00.5Z\n";
     assert_eq!(mask(text, &[]), "a  [ID]  [AGE]\nb  [AGE]  [TIME]\n");
     assert_eq!(

@@ -20,7 +20,7 @@ const ATTEMPTS_MAX: usize = 10_000;
 /// Returns a port that no other process uses until this process ends: the kernel assigns higher ports, and other
 /// processes with this function skip it. In contrast, the port of a closed listener on port 0 may be assigned to the
 /// next connection of any process.
-pub fn free() -> u16 {
+pub fn reserve_free_port() -> u16 {
     let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let end =
         given.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(FIRST_EPHEMERAL_PORT);
@@ -44,8 +44,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_given_once_and_is_none_of_those_that_the_kernel_gives() {
-        let mut all: Vec<u16> = (0..200).map(|_| free()).collect();
+    fn free_ports_are_unique_and_below_the_ephemeral_range() {
+        let mut all: Vec<u16> = (0..200).map(|_| reserve_free_port()).collect();
         assert!(all.iter().all(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()));
         all.sort_unstable();
         all.dedup();

@@ -50,7 +50,7 @@ impl Postgres {
 
     /// Starts a cluster that also listens on a loopback port, as for clients on other machines.
     pub async fn start_on_port(name: &str) -> Result<Self> {
-        let port = crate::ports::free();
+        let port = crate::ports::reserve_free_port();
         Self::start_as(name, &["listen_addresses=127.0.0.1"], Vec::new(), port).await
     }
 

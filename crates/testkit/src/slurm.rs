@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     TempDir,
-    wait::{eventually, eventually_ok, listens},
+    wait::{eventually, eventually_ok, is_listening},
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -110,7 +110,7 @@ impl SlurmCluster {
         command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
         command.arg(format!("unix:{}", socket.display()));
         self.rest = Some(command.spawn().expect("start slurmrestd: is its package installed?"));
-        eventually_ok("slurmrestd listens", || if listens(&socket) { Ok(()) } else { Err(self.logs()) });
+        eventually_ok("slurmrestd listens", || if is_listening(&socket) { Ok(()) } else { Err(self.logs()) });
         socket
     }
 
@@ -195,14 +195,14 @@ impl SlurmCluster {
         command.arg(format!("--seed-file={}", file("seed")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.munged = Some(command.spawn().expect("start munged: is the package `munge` installed?"));
-        eventually("munged listens", || listens(&at.join("munge.sock")));
+        eventually("munged listens", || is_listening(&at.join("munge.sock")));
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     fn configure(&self, sizes: &[NodeSize]) {
         let dir = self.dir().display();
         let host = hostname();
-        let ports: Vec<u16> = (0..=sizes.len()).map(|_| crate::ports::free()).collect();
+        let ports: Vec<u16> = (0..=sizes.len()).map(|_| crate::ports::reserve_free_port()).collect();
         let mut text = format!(
             "ClusterName=t{port}\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\n\
              AuthType=auth/munge\nAuthInfo=socket={dir}/munge/munge.sock\nCredType=cred/munge\n\

@@ -10,12 +10,12 @@ use std::{
 };
 
 /// Long enough that only a bug reaches it.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether a program accepts connections at `socket`. The file alone proves nothing: it exists a moment before.
 #[must_use]
-pub fn listens(socket: &Path) -> bool {
+pub fn is_listening(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_until_the_state_is_there() {
+    fn eventually_polls_until_the_condition_holds() {
         let mut looks = 0;
         eventually("three looks", || {
             looks += 1;
@@ -99,14 +99,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn virtual_time_is_enough() {
+    async fn eventually_works_with_virtual_time() {
         let began = tokio::time::Instant::now();
         let late = async || (began.elapsed() > Duration::from_secs(50)).then_some("here");
         assert_eq!(eventually_async("fifty seconds", late).await, "here");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_never_comes_is_an_error_with_the_last_answer() {
+    async fn a_wait_that_times_out_reports_the_last_result() {
         let waited = tokio::spawn(eventually_ok_async::<(), _>("the end", async || Err("still 7"))).await;
         let panic = waited.unwrap_err().into_panic();
         let message = panic.downcast_ref::<String>().unwrap();

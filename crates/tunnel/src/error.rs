@@ -6,38 +6,38 @@ use crate::HostKey;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TunnelError {
-    #[error("look up the address of {host}: {said}")]
+    #[error("failed to resolve {host}: {said}")]
     Lookup { host: String, said: String },
     /// The server may not dial it: it is an address of the server's own machine, or one that only that machine can
     /// reach.
     #[error("{host} cannot be reached: its address is not allowed for hosts")]
     NotAllowed { host: String },
-    #[error("connect to {host}")]
+    #[error("failed to connect to {host}")]
     Connect {
         host: String,
         #[source]
         source: Arc<std::io::Error>,
     },
-    #[error("{what} on {host}: no answer within {} s", limit.as_secs())]
+    #[error("{host}: failed to {what}: no response within {} s", limit.as_secs())]
     Timeout { host: String, what: &'static str, limit: Duration },
     /// The host key differs from the pinned one. No connection is made until a person has checked it.
-    #[error("the host key of {host} changed: expected {expected}, it shows {shown}")]
+    #[error("the host key of {host} changed: expected {expected}, found {shown}")]
     HostKeyChanged { host: String, expected: Box<HostKey>, shown: Box<HostKey> },
-    #[error("log in to {host} as {user}: none of the {offered} keys is accepted")]
+    #[error("failed to log in to {host} as {user}: none of the {offered} keys was accepted")]
     Denied { host: String, user: String, offered: usize },
-    #[error("{what} on {host}")]
+    #[error("{host}: failed to {what}")]
     Protocol {
         host: String,
         what: &'static str,
         #[source]
         source: Arc<russh::Error>,
     },
-    #[error("run `{command}` on {host}: it ended with {status}: {said}")]
+    #[error("failed to run `{command}` on {host}: it ended with {status}: {said}")]
     Command { host: String, command: String, status: String, said: String },
-    #[error("upload to {host}: the copy there has SHA-256 {there}, not {here}")]
+    #[error("failed to upload to {host}: expected SHA-256 {here}, found {there}")]
     ChecksumMismatch { host: String, here: String, there: String },
     /// The last attempt failed and the next one is not due yet.
-    #[error("{last}; the next try is in {} s", wait.as_secs())]
+    #[error("{last}; next attempt in {} s", wait.as_secs())]
     BackingOff { last: Arc<TunnelError>, wait: Duration },
 }
 

@@ -6,9 +6,9 @@ use russh::keys::{HashAlg, PrivateKey, PublicKey, PublicKeyOrCertificate, decode
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("read the private key")]
+    #[error("failed to read the private key")]
     Private(#[source] russh::keys::Error),
-    #[error("read the host key")]
+    #[error("failed to read the host key")]
     Host(#[source] russh::keys::ssh_key::Error),
 }
 

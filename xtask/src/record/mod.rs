@@ -89,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let plain = tidied(process::run_for_stdout(&mut tape.tmux(&["capture-pane", "-p"]))?);
     let coloured = tidied(process::run_for_stdout(&mut tape.tmux(&["capture-pane", "-p", "-e"]))?);
     let put = |path: &str, text: String| {
-        std::fs::write(workspace.root.join(path), text).with_context(|| format!("write `{path}`"))
+        std::fs::write(workspace.root.join(path), text).with_context(|| format!("failed to write `{path}`"))
     };
     let lines: Vec<&str> = plain.trim_end().lines().map(str::trim_end).collect();
     put("docs/first-minutes.txt", lines.join("\n") + "\n")?;
@@ -120,7 +120,7 @@ impl TmuxSession {
                 return Ok(());
             }
             if Instant::now() > until {
-                bail!("the prompt did not come back:\n{}", screen.trim_end());
+                bail!("the shell prompt did not appear in time:\n{}", screen.trim_end());
             }
             thread::sleep(POLL_INTERVAL);
         }

@@ -55,12 +55,12 @@ pub(super) fn render_svg(screen: &str, columns: usize) -> String {
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {width:.0} {height:.0}\">\n<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{BACKGROUND_COLOUR}\"/>\n\
-         <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
+         <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\">\n<style>text{{white-space:pre}}</style>\n"
     );
     let mut pen = TextStyle::default();
     let mut y = MARGIN + HEIGHT * 0.75;
     for line in lines {
-        let spans = spans(line, &mut pen);
+        let spans = parse_spans(line, &mut pen);
         if !spans.is_empty() {
             let _ = writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{spans}</text>");
         }
@@ -70,7 +70,7 @@ pub(super) fn render_svg(screen: &str, columns: usize) -> String {
     out
 }
 
-fn spans(line: &str, pen: &mut TextStyle) -> String {
+fn parse_spans(line: &str, pen: &mut TextStyle) -> String {
     let mut out = String::new();
     let mut parts = line.split("\u{1b}[");
     let mut put = |text: &str, pen: TextStyle| {
@@ -93,9 +93,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_become_spans_and_letters_cannot_break_the_picture() {
+    fn colours_become_spans_and_text_is_escaped() {
         let mut pen = TextStyle::default();
-        let drawn = spans("a<b \u{1b}[1;32mok\u{1b}[0m!", &mut pen);
+        let drawn = parse_spans("a<b \u{1b}[1;32mok\u{1b}[0m!", &mut pen);
         assert_eq!(
             drawn,
             "<tspan fill=\"#d8dee9\">a&lt;b </tspan><tspan fill=\"#98c379\" font-weight=\"bold\">ok</tspan>\
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_colour_goes_on_over_the_end_of_a_line() {
+    fn a_colour_continues_on_the_next_line() {
         let drawn = render_svg("\u{1b}[31mone\ntwo", 10);
         assert_eq!(drawn.matches("fill=\"#e06c75\"").count(), 2, "{drawn}");
     }

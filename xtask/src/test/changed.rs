@@ -24,7 +24,7 @@ pub(super) struct ChangeBase {
 pub(super) fn changed_packages(workspace: &Workspace, since: &ChangeBase) -> Result<BTreeSet<String>> {
     let base = match &since.revision {
         Some(revision) => revision.clone(),
-        None => base(workspace),
+        None => find_base(workspace),
     };
     let mut files: BTreeSet<String> =
         git(workspace, &["diff", "--name-only", &base])?.lines().map(str::to_owned).collect();
@@ -32,7 +32,7 @@ pub(super) fn changed_packages(workspace: &Workspace, since: &ChangeBase) -> Res
     Ok(affected_packages(&workspace.members()?, &files))
 }
 
-fn base(workspace: &Workspace) -> String {
+fn find_base(workspace: &Workspace) -> String {
     let merge_base = |other: &str| {
         let found = git(workspace, &["merge-base", "HEAD", other]).ok()?;
         Some(found.trim().to_owned()).filter(|found| !found.is_empty())
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_brings_those_that_depend_on_it_at_any_distance() {
+    fn a_changed_crate_selects_its_transitive_dependents() {
         check(&["crates/agent/src/main.rs"], &["windlass-agent"]);
         check(&["crates/server/src/lib.rs"], &["windlass-cli", "windlass-server"]);
         check(
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_workspace_touch_every_crate_and_documents_only_the_rules() {
+    fn workspace_settings_select_every_crate_and_documents_only_xtask() {
         check(
             &["Cargo.lock"],
             &[

@@ -82,7 +82,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
 
 fn set_up(context: &mut TestContext) -> Result<LevelOutcome> {
     setup::ensure_for_tests(context.workspace)?;
-    Ok(LevelOutcome::passed("programs that the tests need are installed"))
+    Ok(LevelOutcome::passed("requirements installed"))
 }
 
 fn format(context: &mut TestContext) -> Result<LevelOutcome> {
@@ -91,13 +91,13 @@ fn format(context: &mut TestContext) -> Result<LevelOutcome> {
 }
 
 fn tidy(context: &mut TestContext) -> Result<LevelOutcome> {
-    Ok(LevelOutcome::from_result(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
+    Ok(LevelOutcome::from_result(tidy::run(context.workspace), "no problems", "cargo xtask tidy"))
 }
 
 /// Runs clippy on everything as built for tests, and on the two binaries as shipped: without the code that only tests
 /// need.
 fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
-    let packages = packages(context)?;
+    let packages = package_flags(context)?;
     let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
         "--all-targets",
         "--",
@@ -108,17 +108,17 @@ fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
     let linted = linted.and_then(|()| process::run(context.workspace.cargo().args(shipped)));
     Ok(LevelOutcome::from_result(
         linted,
-        "no warning",
+        "no warnings",
         "cargo clippy --workspace --all-targets -- -D warnings",
     ))
 }
 
 /// `--workspace`, or the packages that `--changed` selected.
-fn packages(context: &TestContext) -> Result<Vec<String>> {
+fn package_flags(context: &TestContext) -> Result<Vec<String>> {
     let Some(since) = &context.options.changed else { return Ok(vec!["--workspace".to_owned()]) };
     let packages = changed::changed_packages(context.workspace, since)?;
     if packages.is_empty() {
-        bail!("nothing changed: there is nothing to test");
+        bail!("no crate changed: nothing to test");
     }
     Ok(packages.into_iter().flat_map(|name| ["-p".to_owned(), name]).collect())
 }
@@ -145,7 +145,7 @@ fn profile(scope: Scope) -> &'static str {
 fn nextest(context: &TestContext) -> Result<Command> {
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope)]);
-    command.args(packages(context)?);
+    command.args(package_flags(context)?);
     // A failed test reports its observation and location; twenty frames of the runtime would hide that.
     command.env("RUST_BACKTRACE", "0");
     Ok(command)
@@ -157,12 +157,12 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     command.args(&context.options.only);
     if context.options.scope != Scope::Fast {
         command
-            .env(engine::SOCKET_VARIABLE, engine(context)?)
+            .env(engine::SOCKET_VARIABLE, shared_engine(context)?)
             .envs(venv::ensure_for_tests(context.workspace)?);
     }
     if context.options.scope == Scope::Nightly {
         let seed = sim::todays_first_seed().to_string();
-        output::print_message(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
+        output::print_message(&format!("property tests: set PROPTEST_RNG_SEED={seed} to repeat the cases"));
         command.env("PROPTEST_RNG_SEED", seed);
     }
     // Nextest stores its reports below the workspace, independent of cargo's target directory.
@@ -193,9 +193,9 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
 }
 
 /// Returns the engine that all levels of a run share.
-fn engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
+fn shared_engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
     if context.engine.is_none() {
-        context.engine = Some(Engine::start().context("start a container engine for the tests")?);
+        context.engine = Some(Engine::start().context("failed to start a container engine for the tests")?);
     }
     context.engine.as_ref().map(|engine| engine.socket.clone()).context("no container engine")
 }
@@ -208,7 +208,7 @@ fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
     };
     let day = sim::todays_first_seed();
     output::print_message(&format!(
-        "seeds of this day: {new} from {day}, and {queue_new} of the container queue"
+        "new seeds of today: {new} from {day}, and {queue_new} of the container queue"
     ));
     let plays =
         [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
@@ -231,14 +231,14 @@ fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
 }
 
 fn faults(context: &mut TestContext) -> Result<LevelOutcome> {
-    let engine = engine(context)?;
+    let engine = shared_engine(context)?;
     let played = match context.options.scope {
         Scope::Fast | Scope::Full => faults::run_each_once(context.workspace, &engine),
         Scope::Nightly => faults::run_five_times(context.workspace, &engine),
     };
     Ok(LevelOutcome::from_result(
         played,
-        "no violation",
+        "no violations",
         "cargo xtask faults   (each violation above names its row and seed)",
     ))
 }
@@ -250,7 +250,7 @@ fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
     };
     Ok(LevelOutcome::from_result(
         sent,
-        "none was answered wrongly",
+        "no unexpected responses",
         "cargo xtask fuzz api   (the failure above names its seed)",
     ))
 }
@@ -262,11 +262,11 @@ fn binaries(context: &mut TestContext) -> Result<LevelOutcome> {
         elf::check_static(&workspace.built("debug", name)?)?;
     }
     let files = workspace.files()?;
-    let examples = tidy::examples(&files);
+    let examples = tidy::check_examples(&files);
     if examples.is_empty() {
-        bail!("`examples/` holds no configuration");
+        bail!("`examples/` contains no configuration");
     }
     let mut check = Command::new(workspace.built("debug", "windlass")?);
     process::run(check.current_dir(&workspace.root).arg("check").args(&examples))?;
-    Ok(LevelOutcome::passed(format!("both are static; {} examples are valid", examples.len())))
+    Ok(LevelOutcome::passed(format!("both binaries are static; {} examples are valid", examples.len())))
 }

@@ -42,7 +42,7 @@ struct TestContext<'a> {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
-    let options = options(args)?;
+    let options = parse_options(args)?;
     let list = levels::select_levels(&options);
     let mut context = TestContext { workspace, options, engine: None };
     let whole = CoreMeter::start();
@@ -56,7 +56,7 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
         let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
         rows.push(row);
         if is_fatal {
-            output::print_message("the other levels need this one: they were not run");
+            output::print_message("skipped the remaining levels: they depend on this one");
             break;
         }
     }
@@ -64,12 +64,12 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     output::print_heading("summary");
     output::print_message(&report::summary(&rows));
     if context.options.timings {
-        output::print_heading("where the time went");
+        output::print_heading("timings");
         output::print_message(&report::timings(&rows, context.options.threads));
     }
     let failed = rows.iter().filter(|row| row.outcome.failure.is_some()).count();
     if failed > 0 {
-        output::print_heading("to repeat what failed");
+        output::print_heading("commands that repeat the failures");
         output::print_message(&report::rerun_lines(&rows));
     }
     ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
@@ -77,9 +77,9 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     Ok(())
 }
 
-fn options(mut args: Args) -> Result<TestOptions> {
+fn parse_options(mut args: Args) -> Result<TestOptions> {
     let (fast, nightly) = (args.take_flag("--fast"), args.take_flag("--nightly"));
-    ensure!(!(fast && nightly), "`--fast` and `--nightly` exclude each other");
+    ensure!(!(fast && nightly), "`--fast` and `--nightly` cannot be used together");
     let scope = match (fast, nightly) {
         (true, _) => Scope::Fast,
         (_, true) => Scope::Nightly,
@@ -99,7 +99,7 @@ fn options(mut args: Args) -> Result<TestOptions> {
         (Some(threads), _) | (None, Some(threads)) => threads,
         (None, None) => cores * 2,
     };
-    ensure!(threads > 0, "`-j` needs a number above 0");
+    ensure!(threads > 0, "invalid `-j` value: expected a number above 0");
     args.finish()?;
     Ok(TestOptions { scope, changed, only, timings, threads })
 }
@@ -109,11 +109,11 @@ mod tests {
     use super::*;
 
     fn read(line: &str) -> Result<TestOptions> {
-        options(Args::new(line.split_whitespace().map(str::to_owned)))
+        parse_options(Args::new(line.split_whitespace().map(str::to_owned)))
     }
 
     #[test]
-    fn without_options_everything_runs_that_continuous_integration_runs() {
+    fn without_options_the_full_scope_runs() {
         let options = read("").unwrap();
         assert_eq!(options.scope, Scope::Full);
         assert!(options.changed.is_none() && options.only.is_empty() && !options.timings);
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn options_that_make_no_sense_are_refused() {
+    fn invalid_or_contradictory_options_are_rejected() {
         assert!(read("--fast --nightly").is_err());
         assert!(read("-j 0").is_err());
         assert!(read("--slow").is_err());
     }
 
     #[test]
-    fn each_scope_has_its_levels() {
+    fn each_scope_selects_its_levels() {
         let names = |line: &str| -> Vec<&str> {
             levels::select_levels(&read(line).unwrap()).iter().map(|level| level.name).collect()
         };

@@ -51,7 +51,7 @@ pub(super) fn timings(rows: &[LevelRow], threads: usize) -> String {
         let slots = running.as_secs_f64() * threads as f64;
         let _ = writeln!(
             text,
-            "\n{} tests took {} one after the other; {threads} workers had nothing to run for {:.0} % of their time.\n",
+            "\n{} tests took {} in total; {threads} workers were idle for {:.0} % of the time.\n",
             tests.len(),
             format_duration(Duration::from_secs_f64(busy)),
             (1.0 - busy / slots).max(0.0) * 100.0
@@ -120,8 +120,8 @@ tests        FAILED   1 min 01 s  1 of 2 tests failed";
     fn timings_show_idle_cores_idle_workers_and_the_slowest_tests_first() {
         let text = timings(&rows(), 2);
         assert!(text.contains("| tests | 1 min 01 s | 25 % |"), "{text}");
-        assert!(text.contains("2 tests took 1 min 00 s one after the other"), "{text}");
-        assert!(text.contains("2 workers had nothing to run for 50 %"), "{text}");
+        assert!(text.contains("2 tests took 1 min 00 s in total"), "{text}");
+        assert!(text.contains("2 workers were idle for 50 %"), "{text}");
         let (slow, quick) = (text.find("`slow`").unwrap(), text.find("`quick`").unwrap());
         assert!(slow < quick, "{text}");
     }

@@ -31,44 +31,46 @@ struct AdvisoryList {
 }
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
-    let list = parse(&workspace.read(LIST_FILE)?)?;
-    let locked = locked(&workspace.read("Cargo.lock")?);
-    ensure!(!locked.is_empty(), "find the packages in Cargo.lock");
+    let list = parse_list(&workspace.read(LIST_FILE)?)?;
+    let locked = locked_versions(&workspace.read("Cargo.lock")?);
+    ensure!(!locked.is_empty(), "Cargo.lock has no packages");
     let mut problems = find_problems(&list, &locked)?;
-    let ignored = ignored(&workspace.read("deny.toml")?)?;
+    let ignored = ignored_ids(&workspace.read("deny.toml")?)?;
     let accepted: BTreeSet<String> =
         list.advisories.iter().filter(|one| !one.accepted.is_empty()).map(|one| one.id.clone()).collect();
     if ignored != accepted {
-        problems.push(format!("`deny.toml` ignores {ignored:?}, and `{LIST_FILE}` accepts {accepted:?}"));
+        problems.push(format!("`deny.toml` ignores {ignored:?}, but `{LIST_FILE}` accepts {accepted:?}"));
     }
     Ok(problems)
 }
 
 /// Checks the list, and the database if it is reachable. `cargo deny check` adds duplicates and sources. It takes long
 /// to build, so it stays optional.
-pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
+pub(crate) fn run_cargo_deny(workspace: &Workspace) -> Result<()> {
     let problems = check(workspace)?;
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
-    let list = parse(&workspace.read(LIST_FILE)?)?;
+    let list = parse_list(&workspace.read(LIST_FILE)?)?;
     let (count, through) = (list.advisories.len(), &list.through);
-    output::print_message(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
-    let age = today() - parse_days(&list.reviewed).context("read the date of the review")?;
+    output::print_message(&format!("ok      checked Cargo.lock against {count} advisories, up to {through}"));
+    let age = today() - parse_days(&list.reviewed).context("invalid `reviewed` date")?;
     if age > DAYS_MAX {
         output::print_message(&format!(
-            "warning `{LIST_FILE}` was reviewed {age} days ago; read what is new and set `reviewed`"
+            "warning `{LIST_FILE}` was last reviewed {age} days ago: review new advisories and update `reviewed`"
         ));
     }
     if process::run_for_stdout(workspace.cargo().args(["deny", "--version"])).is_err() {
         output::print_message(
-            "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was asked",
+            "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was checked",
         );
         return Ok(());
     }
     process::run(workspace.cargo().args(["deny", "check", "bans", "licenses", "sources"]))?;
     match process::run_for_stdout(workspace.cargo().args(["deny", "check", "advisories"])) {
-        Ok(_) => output::print_message("ok      Cargo.lock against the database"),
+        Ok(_) => output::print_message("ok      checked Cargo.lock against the database"),
         Err(error) if format!("{error:#}").contains(FETCH_FAILED) => {
-            output::print_message("warning the database cannot be reached: only the list was asked");
+            output::print_message(
+                "warning the advisory database cannot be reached: only the list was checked",
+            );
         }
         Err(error) => return Err(error),
     }
@@ -78,13 +80,13 @@ pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
 fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Problems> {
     let mut problems = Vec::new();
     if parse_days(&list.reviewed).is_none() || list.through.is_empty() {
-        problems.push(format!("`{LIST_FILE}` does not say when it was reviewed, and up to which advisory"));
+        problems.push(format!("`{LIST_FILE}` has no valid `reviewed` date, or no `through`"));
     }
     let mut seen = BTreeSet::new();
     for advisory in &list.advisories {
         let Advisory { id, package, affected, about, accepted } = advisory;
         if !seen.insert(id) || !id.starts_with("RUSTSEC-") || affected.is_empty() || about.is_empty() {
-            problems.push(format!("the entry `{id}` of `{package}` is not whole, or listed twice"));
+            problems.push(format!("the entry `{id}` of `{package}` is incomplete or listed twice"));
         }
         let ours = locked.iter().filter(|(name, _)| name == package);
         let mut hit = Vec::new();
@@ -98,12 +100,12 @@ fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Pro
         if !hit.is_empty() && accepted.is_empty() {
             let versions = hit.join(", ");
             problems.push(format!(
-                "`{package}` {versions}: {id}, {about}; update it, or say why it is `accepted`"
+                "`{package}` {versions}: {id}, {about}; update it, or give the reason in `accepted`"
             ));
         }
         if hit.is_empty() && !accepted.is_empty() {
             problems.push(format!(
-                "{id} is accepted, and no `{package}` is affected any more: take `accepted` out"
+                "{id} is accepted, but no `{package}` is affected any more: remove `accepted`"
             ));
         }
     }
@@ -111,7 +113,7 @@ fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Pro
 }
 
 /// Parses the subset of TOML that the list uses.
-fn parse(text: &str) -> Result<AdvisoryList> {
+fn parse_list(text: &str) -> Result<AdvisoryList> {
     let mut list = AdvisoryList::default();
     for (at, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -122,7 +124,7 @@ fn parse(text: &str) -> Result<AdvisoryList> {
             list.advisories.push(Advisory::default());
             continue;
         }
-        let wrong = || format!("understand `{LIST_FILE}:{}`: {line}", at + 1);
+        let wrong = || format!("cannot parse `{LIST_FILE}:{}`: {line}", at + 1);
         let (key, value) = line.split_once(" = ").with_context(wrong)?;
         let texts: Vec<String> = value.split('"').skip(1).step_by(2).map(str::to_owned).collect();
         let one = || texts.first().cloned().filter(|_| texts.len() == 1).with_context(wrong);
@@ -141,7 +143,7 @@ fn parse(text: &str) -> Result<AdvisoryList> {
 }
 
 /// Returns names and versions of locked packages.
-fn locked(lock: &str) -> Vec<(String, String)> {
+fn locked_versions(lock: &str) -> Vec<(String, String)> {
     let field = |block: &str, name: &str| {
         let line = block.lines().find_map(|line| line.strip_prefix(&format!("{name} = \"")))?;
         line.strip_suffix('"').map(str::to_owned)
@@ -151,8 +153,8 @@ fn locked(lock: &str) -> Vec<(String, String)> {
 }
 
 /// Returns the IDs that cargo-deny ignores: those in `ignore = [` of the section `[advisories]`.
-fn ignored(deny: &str) -> Result<BTreeSet<String>> {
-    let section = deny.split("[advisories]").nth(1).context("find [advisories] in deny.toml")?;
+fn ignored_ids(deny: &str) -> Result<BTreeSet<String>> {
+    let section = deny.split("[advisories]").nth(1).context("deny.toml has no section [advisories]")?;
     let section = section.split("\n[").next().unwrap_or_default();
     let list =
         section.split("ignore = [").nth(1).and_then(|rest| rest.split("\n]").next()).unwrap_or_default();
@@ -167,7 +169,7 @@ fn is_in_range(range: &str, version: &str) -> Result<bool> {
         let is_in = match (from, to) {
             (Some(least), None) => has.compare(&Version::parse(least)?) != Ordering::Less,
             (None, Some(end)) => has.compare(&Version::parse(end)?) == Ordering::Less,
-            _ => bail!("understand the range `{range}`: want `>=A, <B`, `<B` or `*`"),
+            _ => bail!("invalid range `{range}`: expected `>=A, <B`, `<B` or `*`"),
         };
         if !is_in {
             return Ok(false);
@@ -185,7 +187,7 @@ struct Version {
 
 impl Version {
     fn parse(text: &str) -> Result<Self> {
-        let wrong = || format!("understand the version `{text}`");
+        let wrong = || format!("invalid version `{text}`");
         let text = text.split('+').next().unwrap_or_default();
         let (numbers, before) = text.split_once('-').unwrap_or((text, ""));
         let numbers: Vec<u64> =
@@ -243,13 +245,13 @@ mod tests {
         id = \"RUSTSEC-2020-0001\"\ncrate = \"a\"\naffected = [\">=1.0.0, <1.2.0\", \"<0.3.0\"]\nabout = \"x\"\n";
 
     fn problems(more: &str, version: &str) -> Problems {
-        let list = parse(&format!("{TEXT}{more}")).unwrap();
+        let list = parse_list(&format!("{TEXT}{more}")).unwrap();
         find_problems(&list, &[("a".to_owned(), version.to_owned()), ("b".to_owned(), "1.1.0".to_owned())])
             .unwrap()
     }
 
     #[test]
-    fn a_version_that_is_affected_needs_a_reason_and_a_reason_needs_one() {
+    fn affected_versions_need_a_reason_and_unaffected_ones_must_have_none() {
         for fine in ["1.2.0", "0.3.0", "2.0.0", "0.9.9"] {
             assert_eq!(problems("", fine), Problems::new(), "{fine}");
         }
@@ -258,7 +260,7 @@ mod tests {
             assert!(found.len() == 1 && found[0].contains("RUSTSEC-2020-0001"), "{bad}: {found:?}");
             assert_eq!(problems("accepted = \"we never call it\"\n", bad), Problems::new());
         }
-        assert!(problems("accepted = \"we never call it\"\n", "1.2.0")[0].contains("take `accepted` out"));
+        assert!(problems("accepted = \"we never call it\"\n", "1.2.0")[0].contains("remove `accepted`"));
     }
 
     #[test]
@@ -276,12 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_not_whole_are_refused() {
-        assert!(parse("reviewed = 2026-11-17\n").is_err());
-        assert!(parse("[[advisory]]\nodd = \"x\"\n").is_err());
+    fn incomplete_advisory_lists_are_rejected() {
+        assert!(parse_list("reviewed = 2026-11-17\n").is_err());
+        assert!(parse_list("[[advisory]]\nodd = \"x\"\n").is_err());
         assert!(
             problems("[[advisory]]\nid = \"RUSTSEC-2020-0001\"\ncrate = \"a\"\n", "9.0.0")[0]
-                .contains("not whole")
+                .contains("incomplete")
         );
         assert_eq!(
             (parse_days("1970-01-01"), parse_days("2000-03-01"), parse_days("2026-11-17")),
@@ -291,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cargo_deny_ignores_is_read_from_its_section() {
+    fn ignored_advisories_are_read_from_the_advisories_section_of_cargo_deny() {
         let deny = "[advisories]\nyanked = \"deny\"\nignore = [\n  { id = \"RUSTSEC-2023-0071\", reason = \"see the list [here]\" },\n]\n\n[bans]\n";
-        assert_eq!(ignored(deny).unwrap(), BTreeSet::from(["RUSTSEC-2023-0071".to_owned()]));
-        assert!(ignored("[advisories]\n[bans]\n").unwrap().is_empty());
+        assert_eq!(ignored_ids(deny).unwrap(), BTreeSet::from(["RUSTSEC-2023-0071".to_owned()]));
+        assert!(ignored_ids("[advisories]\n[bans]\n").unwrap().is_empty());
     }
 }

@@ -14,10 +14,10 @@ const XTASK: &str = "xtask";
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let allowed = documented_edges(&workspace.read("ARCHITECTURE.md")?)?;
-    Ok(compare(&allowed, &actual(&workspace.members()?)))
+    Ok(compare(&allowed, &actual_edges(&workspace.members()?)))
 }
 
-fn actual(members: &BTreeMap<String, Member>) -> CrateEdges {
+fn actual_edges(members: &BTreeMap<String, Member>) -> CrateEdges {
     let short = |name: &String| name.strip_prefix("windlass-").unwrap_or(name).to_owned();
     let others = members.iter().filter(|(name, _)| *name != XTASK);
     others.map(|(name, member)| (short(name), member.uses.iter().map(short).collect())).collect()
@@ -32,11 +32,11 @@ fn documented_edges(markdown: &str) -> Result<CrateEdges> {
             break;
         }
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        ensure!(cells.len() == 3, "the crate table wants three cells: `{line}`");
+        ensure!(cells.len() == 3, "a row of the crate table must have three cells: `{line}`");
         let name = cells[0].trim_matches('`');
         rows.insert(name.to_owned(), cells[2].to_owned());
     }
-    ensure!(!rows.is_empty(), "find the crate table, headed `may use, of ours`, in ARCHITECTURE.md");
+    ensure!(!rows.is_empty(), "ARCHITECTURE.md has no crate table with the column `may use, of ours`");
     let names: BTreeSet<String> = rows.keys().cloned().collect();
     rows.iter().map(|(name, cell)| Ok((name.clone(), parse_uses(name, cell, &names)?))).collect()
 }
@@ -57,7 +57,10 @@ fn parse_uses(name: &str, cell: &str, names: &BTreeSet<String>) -> Result<BTreeS
         return Ok(all.cloned().collect());
     }
     let one = |other: &str| {
-        names.get(other).cloned().with_context(|| format!("`{name}` uses `{other}`, which the table lacks"))
+        names
+            .get(other)
+            .cloned()
+            .with_context(|| format!("`{name}` uses `{other}`, which is not in the table"))
     };
     cell.split(',').map(str::trim).map(one).collect()
 }
@@ -67,10 +70,12 @@ fn compare(allowed: &CrateEdges, actual: &CrateEdges) -> Problems {
     for name in allowed.keys().chain(actual.keys()).collect::<BTreeSet<_>>() {
         match (allowed.get(name), actual.get(name)) {
             (Some(may), Some(does)) => {
-                problems.extend(does.difference(may).map(|used| format!("`{name}` may not use `{used}`")));
+                problems.extend(does.difference(may).map(|used| format!("`{name}` must not use `{used}`")));
             }
-            (None, _) => problems.push(format!("crate `{name}` is missing in ARCHITECTURE.md's table")),
-            (_, None) => problems.push(format!("ARCHITECTURE.md's table names `{name}`, which is no crate")),
+            (None, _) => problems.push(format!("crate `{name}` is missing in the table of ARCHITECTURE.md")),
+            (_, None) => {
+                problems.push(format!("the table of ARCHITECTURE.md names `{name}`, which is not a crate"))
+            }
         }
     }
     problems
@@ -97,7 +102,7 @@ more";
     }
 
     #[test]
-    fn the_table_is_read_with_its_words_for_many() {
+    fn dependency_table_is_parsed_including_all_and_all_but() {
         let edges = documented_edges(TABLE).unwrap();
         assert_eq!(edges["model"], set(&[]));
         assert_eq!(edges["agent"], set(&["model", "api"]));
@@ -106,7 +111,7 @@ more";
     }
 
     #[test]
-    fn an_edge_outside_the_table_is_a_problem_and_so_is_an_unknown_crate() {
+    fn undocumented_edges_and_unknown_crates_are_problems() {
         let allowed = documented_edges(TABLE).unwrap();
         let mut actual = allowed.clone();
         assert!(compare(&allowed, &actual).is_empty());
@@ -118,7 +123,7 @@ more";
     }
 
     #[test]
-    fn a_table_that_names_a_stranger_is_refused() {
+    fn a_dependency_table_with_an_unknown_crate_is_rejected() {
         assert!(documented_edges("| crate | x | may use, of ours |\n|-|-|-|\n| `a` | x | b |").is_err());
         assert!(documented_edges("no table").is_err());
     }

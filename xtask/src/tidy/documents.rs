@@ -38,10 +38,11 @@ pub(super) fn check_readme_commands(workspace: &Workspace) -> Result<Problems> {
     let ci: Vec<&str> = script.lines().map(str::trim).filter(|line| line.starts_with("cargo ")).collect();
     let mut problems = Vec::new();
     if readme != COMMANDS {
-        problems.push(format!("README.md's first block of commands is {readme:?}, not {COMMANDS:?}"));
+        problems
+            .push(format!("the first block of commands in README.md is {readme:?}; expected {COMMANDS:?}"));
     }
     if ci != ["cargo xtask test"] {
-        problems.push(format!(".ci/run calls {ci:?}, not the README's `cargo xtask test` alone"));
+        problems.push(format!(".ci/run calls {ci:?}; expected only `cargo xtask test`"));
     }
     Ok(problems)
 }
@@ -56,10 +57,41 @@ fn fenced_commands(markdown: &str) -> Vec<&str> {
         .collect()
 }
 
+/// Checks that each row of the README's status table names an existing test; "not yet" needs none.
+pub(super) fn check_status_table(workspace: &Workspace) -> Result<Problems> {
+    let text = workspace.read("README.md")?;
+    let rows = status_rows(&text);
+    let mut problems = Vec::new();
+    if rows.is_empty() {
+        problems.push("README.md has no status table".to_owned());
+    }
+    let mut missing: Vec<&str> = rows.iter().filter_map(|(_, test)| *test).collect();
+    for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
+        let source = workspace.read(path)?;
+        missing.retain(|test| !source.contains(&format!("fn {test}(")));
+    }
+    problems.extend(
+        missing.iter().map(|test| format!("README.md's status names `{test}`, which does not exist")),
+    );
+    let unproved = rows.iter().filter(|(row, test)| test.is_none() && !row.ends_with("| not yet |"));
+    problems.extend(unproved.map(|(row, _)| format!("README.md's status names no test for {row}")));
+    Ok(problems)
+}
+
+/// Returns the rows of the status table, each with the test that it names.
+fn status_rows(markdown: &str) -> Vec<(&str, Option<&str>)> {
+    let section = markdown.split("\n## ").find(|section| section.starts_with("Status\n")).unwrap_or_default();
+    let table = section.lines().filter(|line| line.starts_with("| ")).skip(2);
+    table
+        .map(|row| (row, row.split_once("<!-- test: ").and_then(|(_, rest)| rest.split(' ').next())))
+        .collect()
+}
+
 pub(super) fn check_work_paths(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()? {
-        let bytes = std::fs::read(workspace.root.join(&path)).with_context(|| format!("read `{path}`"))?;
+        let bytes =
+            std::fs::read(workspace.root.join(&path)).with_context(|| format!("failed to read `{path}`"))?;
         // Binary files, such as images, are skipped.
         let Ok(text) = String::from_utf8(bytes) else { continue };
         let found = text.lines().enumerate().filter_map(|(at, line)| Some((at, find_mention(&path, line)?)));
@@ -81,11 +113,11 @@ fn find_mention(path: &str, line: &str) -> Option<&'static str> {
     places
         .copied()
         .find(|place| absolute(place))
-        .or_else(|| FOREIGN_DOCUMENTS.iter().copied().find(|w| stranger(line, w)))
+        .or_else(|| FOREIGN_DOCUMENTS.iter().copied().find(|w| find_foreign_document(line, w)))
 }
 
 /// Returns whether a line contains a path component as a whole: `artifacts/` does not contain the one that ends alike.
-fn stranger(line: &str, word: &str) -> bool {
+fn find_foreign_document(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| !line[..at].ends_with(char::is_alphanumeric))
 }
 
@@ -94,9 +126,10 @@ pub(super) fn check_links(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".md")) {
         let text = workspace.read(path)?;
-        let folder = workspace.root.join(path).parent().context("find the folder of a document")?.to_owned();
+        let folder =
+            workspace.root.join(path).parent().context("a document has no parent directory")?.to_owned();
         let dead = local_links(&text).into_iter().filter(|link| !folder.join(link).exists());
-        problems.extend(dead.map(|link| format!("`{path}` links to `{link}`, which is not there")));
+        problems.extend(dead.map(|link| format!("`{path}` links to `{link}`, which does not exist")));
     }
     Ok(problems)
 }
@@ -111,7 +144,7 @@ fn local_links(markdown: &str) -> Vec<&str> {
 pub(super) fn check_dependencies(workspace: &Workspace) -> Result<Problems> {
     let record = workspace.read(DEPENDENCIES)?;
     let metadata = workspace.metadata(&["--no-deps"])?;
-    let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo's metadata has no packages")?;
     let lists = packages.iter().filter_map(|package| package["dependencies"].as_array());
     let foreign = lists.flatten().filter(|dependency| dependency["path"].is_null());
     let names: BTreeSet<&str> = foreign.filter_map(|dependency| dependency["name"].as_str()).collect();
@@ -125,7 +158,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_found_and_their_look_alikes_are_not() {
+    fn rows_of_the_status_table_are_read_with_their_tests() {
+        let text = "# a\n\n## Status\n\n| part | state |\n| --- | --- |\n| x | works <!-- test: it_works --> |\n| y | not yet |\n\n## b\n| z | |\n";
+        let rows = status_rows(text);
+        assert_eq!(
+            rows,
+            [("| x | works <!-- test: it_works --> |", Some("it_works")), ("| y | not yet |", None)]
+        );
+    }
+
+    #[test]
+    fn work_paths_are_found_and_similar_text_is_not() {
         assert!(find_mention("README.md", &format!("cd {}x", WORK_PATHS[0])).is_some());
         assert!(find_mention("a.rs", &format!("\"{}x\"", WORK_PATHS[1])).is_some());
         assert!(find_mention("README.md", &format!("cd {}x", WORK_PATHS[2])).is_some());
@@ -135,20 +178,20 @@ mod tests {
     }
 
     #[test]
-    fn documents_from_elsewhere_are_found() {
+    fn mentions_of_documents_outside_the_repository_are_found() {
         assert!(find_mention("a.rs", &format!("// see {}", FOREIGN_DOCUMENTS[0])).is_some());
         assert!(find_mention("a.rs", &format!("// {}invariants", FOREIGN_DOCUMENTS[3])).is_some());
         assert!(find_mention("a.rs", &format!("arti{}", FOREIGN_DOCUMENTS[3])).is_none());
     }
 
     #[test]
-    fn local_links_are_told_from_addresses_and_anchors() {
+    fn local_links_are_distinguished_from_urls_and_anchors() {
         let text = "[a](b.md#c), [d](https://example.org/x) and [e](#f), [g](h/i.md)";
         assert_eq!(local_links(text), ["b.md", "h/i.md"]);
     }
 
     #[test]
-    fn the_first_block_of_a_document_gives_its_commands() {
+    fn commands_are_read_from_the_first_code_block() {
         let text = "# x\n\n```sh\ncargo a   # what it does\n\ncargo b\n```\n\n```sh\ncargo c\n```\n";
         assert_eq!(fenced_commands(text), ["cargo a", "cargo b"]);
     }

@@ -12,13 +12,15 @@ use crate::workspace::Workspace;
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let allowed = allowed(&workspace.read("deny.toml")?)?;
     let metadata = workspace.metadata(&["--filter-platform", "host-tuple"])?;
-    let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo's metadata has no packages")?;
     let mut problems = Vec::new();
     for package in packages {
         let name = package["name"].as_str().unwrap_or_default();
         match package["license"].as_str() {
-            None => problems.push(format!("`{name}` names no licence")),
-            Some(text) if !permits(text, &allowed) => problems.push(format!("`{name}` is under `{text}`")),
+            None => problems.push(format!("`{name}` does not state its licence")),
+            Some(text) if !permits(text, &allowed) => {
+                problems.push(format!("`{name}` has the licence `{text}`, which is not allowed"))
+            }
             Some(_) => {}
         }
     }
@@ -27,9 +29,9 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
 
 /// Returns the names between `allow = [` and `]` in the section `[licenses]`.
 fn allowed(deny: &str) -> Result<BTreeSet<String>> {
-    let section = deny.split("[licenses]").nth(1).context("find [licenses] in deny.toml")?;
+    let section = deny.split("[licenses]").nth(1).context("deny.toml has no section [licenses]")?;
     let list = section.split("allow = [").nth(1).and_then(|rest| rest.split(']').next());
-    let list = list.context("find the list `allow` in deny.toml")?;
+    let list = list.context("deny.toml has no list `allow`")?;
     Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_are_judged_by_their_logic() {
+    fn licence_expressions_are_evaluated_with_their_operators() {
         let allowed = allowed("[licenses]\nallow = [\n  \"MIT\",\n  \"Apache-2.0\",\n]\n").unwrap();
         for good in [
             "MIT",

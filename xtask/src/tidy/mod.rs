@@ -22,24 +22,25 @@ type Problems = Vec<String>;
 type Check = fn(&Workspace) -> Result<Problems>;
 
 const CHECKS: &[(&str, Check)] = &[
-    ("dependency edges stay within the table of ARCHITECTURE.md", crate_edges::check),
-    ("modules have telling names", sources::check_names),
+    ("dependencies between crates follow the table of ARCHITECTURE.md", crate_edges::check),
+    ("modules have descriptive names", sources::check_names),
     ("types and comments use plain words", words::check),
-    ("source files fit in a head", sources::check_lengths),
-    ("SQL lives in db/", sources::check_sql_location),
-    ("db/ calls nobody over the network", sources::check_db_imports),
-    ("tests are on and have telling names", sources::check_tests_enabled),
-    ("pipelines say what they claim, own and wait for", pipelines::check),
-    ("decisions have their headings", documents::check_decisions),
+    ("source files are not too long", sources::check_lengths),
+    ("SQL is only in db/", sources::check_sql_location),
+    ("db/ does not use the network or the layers above it", sources::check_db_imports),
+    ("tests are enabled and have descriptive names", sources::check_tests_enabled),
+    ("pipelines document what they claim, own and wait for", pipelines::check),
+    ("decision records have all headings", documents::check_decisions),
     ("README and .ci/run name the same commands", documents::check_readme_commands),
-    ("no file speaks of the place it was written in", documents::check_work_paths),
-    ("links between documents lead somewhere", documents::check_links),
-    ("every dependency has its reason", documents::check_dependencies),
+    ("the status table names tests that exist", documents::check_status_table),
+    ("no file mentions the environment it was written in", documents::check_work_paths),
+    ("links between documents are valid", documents::check_links),
+    ("every dependency has a documented reason", documents::check_dependencies),
     ("every licence is permissive", licences::check),
-    ("no known weakness is linked in without a reason", advisories::check),
-    ("every attack is listed with the tests that try it", security::check_attacks),
-    ("unsafe code is where it is listed", security::check_unsafe_code),
-    ("programs are started without a shell in between", security::check_shells),
+    ("no dependency has a known vulnerability without a reason", advisories::check),
+    ("every attack is listed with its tests", security::check_attacks),
+    ("unsafe code is only in the listed crates", security::check_unsafe_code),
+    ("programs are started without a shell", security::check_shells),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -57,7 +58,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 /// Configurations under `examples/`.
-pub(crate) fn examples(files: &[String]) -> Vec<&str> {
+pub(crate) fn check_examples(files: &[String]) -> Vec<&str> {
     let is_yaml = |path: &&str| path.ends_with(".yml") || path.ends_with(".yaml");
     files.iter().map(String::as_str).filter(|path| path.starts_with("examples/")).filter(is_yaml).collect()
 }
@@ -74,12 +75,12 @@ mod tests {
     }
 
     #[test]
-    fn dependency_edges_stay_within_the_table_of_the_architecture() {
+    fn crate_dependencies_are_listed_in_architecture_md() {
         holds(crate_edges::check);
     }
 
     #[test]
-    fn modules_have_telling_names() {
+    fn modules_have_descriptive_names() {
         holds(sources::check_names);
     }
 
@@ -89,37 +90,37 @@ mod tests {
     }
 
     #[test]
-    fn source_files_fit_in_a_head() {
+    fn source_files_stay_within_the_line_limit() {
         holds(sources::check_lengths);
     }
 
     #[test]
-    fn sql_lives_in_db() {
+    fn sql_is_confined_to_the_db_module() {
         holds(sources::check_sql_location);
     }
 
     #[test]
-    fn l15_db_calls_nobody_over_the_network() {
+    fn l15_db_module_makes_no_network_calls() {
         holds(sources::check_db_imports);
     }
 
     #[test]
-    fn tests_are_on_and_have_telling_names() {
+    fn tests_are_enabled_and_have_descriptive_names() {
         holds(sources::check_tests_enabled);
     }
 
     #[test]
-    fn every_attack_is_listed_with_the_tests_that_try_it() {
+    fn every_attack_is_listed_with_its_tests() {
         holds(security::check_attacks);
     }
 
     #[test]
-    fn unsafe_code_is_where_it_is_listed() {
+    fn unsafe_code_is_only_in_listed_crates() {
         holds(security::check_unsafe_code);
     }
 
     #[test]
-    fn programs_are_started_without_a_shell_in_between() {
+    fn programs_are_started_without_a_shell() {
         holds(security::check_shells);
     }
 
@@ -127,7 +128,7 @@ mod tests {
     fn every_example_is_valid() {
         let workspace = Workspace::find().unwrap();
         let files = workspace.files().unwrap();
-        let examples = examples(&files);
+        let examples = check_examples(&files);
         assert!(examples.contains(&"examples/hello.yml"), "the demo starts with it");
         for path in examples {
             let text = workspace.read(path).unwrap();
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_of_a_configuration_has_a_page_whose_example_shows_it() {
+    fn every_configuration_error_has_a_page_with_a_matching_example() {
         let workspace = Workspace::find().unwrap();
         let mut wrong = Vec::new();
         for code in windlass_model::config::error::Code::ALL {
@@ -158,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn pipelines_say_what_they_claim_own_and_wait_for() {
+    fn pipelines_document_what_they_claim_own_and_wait_for() {
         holds(pipelines::check);
     }
 
     #[test]
-    fn decisions_have_their_headings() {
+    fn decision_records_have_the_required_headings() {
         holds(documents::check_decisions);
     }
 
@@ -173,17 +174,22 @@ mod tests {
     }
 
     #[test]
-    fn no_file_speaks_of_the_place_it_was_written_in() {
+    fn no_file_mentions_paths_or_documents_outside_the_repository() {
         holds(documents::check_work_paths);
     }
 
     #[test]
-    fn links_between_documents_lead_somewhere() {
+    fn the_status_table_names_tests_that_exist() {
+        holds(documents::check_status_table);
+    }
+
+    #[test]
+    fn links_between_documents_are_not_broken() {
         holds(documents::check_links);
     }
 
     #[test]
-    fn every_dependency_has_its_reason() {
+    fn every_dependency_has_a_documented_reason() {
         holds(documents::check_dependencies);
     }
 
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn no_known_weakness_is_linked_in_without_a_reason() {
+    fn no_known_vulnerability_is_linked_in_without_a_documented_reason() {
         holds(advisories::check);
     }
 

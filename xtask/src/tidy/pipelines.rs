@@ -21,17 +21,17 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
         let source = workspace.read(&path)?;
         heads.push((path, source));
     }
-    Ok(problems(&heads))
+    Ok(find_problems(&heads))
 }
 
-fn problems(heads: &[(String, String)]) -> Problems {
+fn find_problems(heads: &[(String, String)]) -> Problems {
     let mut problems = Vec::new();
     let mut owners: BTreeMap<String, Vec<(&str, bool)>> = BTreeMap::new();
     for (path, source) in heads {
-        for word in HEAD_FIELDS.iter().filter(|word| entry(source, word).is_none()) {
-            problems.push(format!("`{path}`: its head has no line `{word}`"));
+        for word in HEAD_FIELDS.iter().filter(|word| head_entry(source, word).is_none()) {
+            problems.push(format!("`{path}`: the module comment has no line `{word}`"));
         }
-        for (column, qualified) in parse_columns(&entry(source, "Owns").unwrap_or_default()) {
+        for (column, qualified) in parse_columns(&head_entry(source, "Owns").unwrap_or_default()) {
             owners.entry(column).or_default().push((path, qualified));
         }
     }
@@ -45,7 +45,7 @@ fn problems(heads: &[(String, String)]) -> Problems {
 }
 
 /// Returns the text after `//! WORD`, with the indented lines that continue it.
-fn entry(source: &str, word: &str) -> Option<String> {
+fn head_entry(source: &str, word: &str) -> Option<String> {
     let mut head = source.lines().map_while(|line| line.strip_prefix("//!"));
     let starts = |line: &&str| line.strip_prefix(' ').and_then(|rest| rest.strip_prefix(word)).is_some();
     let first = head.by_ref().find(starts)?;
@@ -92,11 +92,11 @@ mod tests {
 
     fn found(heads: &[(&str, String)]) -> Problems {
         let heads: Vec<_> = heads.iter().map(|(path, text)| ((*path).to_owned(), text.clone())).collect();
-        problems(&heads)
+        find_problems(&heads)
     }
 
     #[test]
-    fn a_complete_head_is_fine_and_a_missing_line_is_named() {
+    fn a_pipeline_header_with_a_missing_line_is_a_problem() {
         assert!(
             found(&[("a.rs", head("jobs.status (Running), jobs.seen_at,\n//!          jobs.note."))])
                 .is_empty()
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn columns_on_continued_lines_count() {
-        let text = entry(&head("jobs.a,\n//!          jobs.b (Pulling, Running)."), "Owns").unwrap();
+    fn columns_on_continuation_lines_are_parsed() {
+        let text = head_entry(&head("jobs.a,\n//!          jobs.b (Pulling, Running)."), "Owns").unwrap();
         assert_eq!(parse_columns(&text), [("jobs.a".to_owned(), false), ("jobs.b".to_owned(), true)]);
     }
 }

@@ -28,7 +28,7 @@ struct AttackRow<'a> {
     missing: &'a str,
 }
 
-fn row(line: &str) -> Option<AttackRow<'_>> {
+fn parse_row(line: &str) -> Option<AttackRow<'_>> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
     let [number, _, state, tests, missing] = cells[..] else { return None };
     let tests = tests.split('`').skip(1).step_by(2).collect();
@@ -46,7 +46,7 @@ pub(super) fn check_attacks(workspace: &Workspace) -> Result<Problems> {
     let tests = words
         .filter(|word| word.contains('_') && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
     let lost = tests.filter(|name| !known.contains(*name));
-    problems.extend(lost.map(|name| format!("`{DOCUMENT}` names `{name}`, which is no test")));
+    problems.extend(lost.map(|name| format!("`{DOCUMENT}` names `{name}`, which is not a test")));
     Ok(problems)
 }
 
@@ -58,24 +58,26 @@ fn function_names(source: &str) -> impl Iterator<Item = &str> {
 fn find_problems(text: &str, known: &BTreeSet<String>) -> Problems {
     let mut problems = Vec::new();
     let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
-    for row in text.lines().filter_map(row) {
+    for row in text.lines().filter_map(parse_row) {
         *seen.entry(row.number).or_default() += 1;
         let at = format!("attack {}", row.number);
         match row.state {
-            "proven" if row.tests.is_empty() => problems.push(format!("{at} is proven by no test")),
-            "partly" if row.tests.is_empty() => problems.push(format!("{at} is partly proven by no test")),
+            "proven" if row.tests.is_empty() => problems.push(format!("{at} is `proven` but names no test")),
+            "partly" if row.tests.is_empty() => {
+                problems.push(format!("{at} is `partly` proven but names no test"))
+            }
             "partly" | "later" if row.missing.is_empty() => {
-                problems.push(format!("{at} does not say what is missing"))
+                problems.push(format!("{at} does not state what is missing"))
             }
             "proven" | "partly" | "later" => {}
-            other => problems.push(format!("{at} has the state `{other}`")),
+            other => problems.push(format!("{at} has the unknown state `{other}`")),
         }
         let commands = |name: &&&str| name.starts_with("cargo xtask ");
         let lost = row.tests.iter().filter(|name| !known.contains(**name) && !commands(name));
-        problems.extend(lost.map(|name| format!("{at} names `{name}`, which is no test")));
+        problems.extend(lost.map(|name| format!("{at} names `{name}`, which is not a test")));
     }
     let wrong = (1..=ATTACKS).filter(|number| seen.get(number) != Some(&1));
-    problems.extend(wrong.map(|number| format!("attack {number} is not listed once")));
+    problems.extend(wrong.map(|number| format!("attack {number} is not listed exactly once")));
     problems
 }
 
@@ -86,7 +88,7 @@ pub(super) fn check_unsafe_code(workspace: &Workspace) -> Result<Problems> {
         let text = workspace.read(path)?;
         let listed = UNSAFE_CRATES.iter().any(|place| path.starts_with(place));
         if !listed && !text.replace(' ', "").contains("[lints]\nworkspace=true") {
-            problems.push(format!("`{path}` has not the workspace's lints"));
+            problems.push(format!("`{path}` does not use the workspace's lints"));
         }
     }
     if !workspace.read("Cargo.toml")?.contains("unsafe_code = \"forbid\"") {
@@ -123,26 +125,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attack_that_is_lost_or_proven_by_nothing_is_found() {
+    fn missing_duplicate_and_untested_attacks_are_problems() {
         let whole: String = (1..=ATTACKS).map(|n| format!("| {n} | x | proven | `a_test` | |\n")).collect();
         let known = BTreeSet::from(["a_test".to_owned()]);
         assert!(find_problems(&whole, &known).is_empty());
         assert_eq!(find_problems(&whole, &BTreeSet::new()).len(), ATTACKS as usize);
         let first = whole.replace("| 1 | x | proven | `a_test` | |", "| 1 | x | proven | | |");
-        assert_eq!(find_problems(&first, &known), ["attack 1 is proven by no test"]);
+        assert_eq!(find_problems(&first, &known), ["attack 1 is `proven` but names no test"]);
         let second = whole.replace("| 2 | x | proven |", "| 2 | x | partly |");
-        assert_eq!(find_problems(&second, &known), ["attack 2 does not say what is missing"]);
+        assert_eq!(find_problems(&second, &known), ["attack 2 does not state what is missing"]);
         let twice = whole.replace("| 4 | ", "| 3 | ");
         assert_eq!(
             find_problems(&twice, &known),
-            ["attack 3 is not listed once", "attack 4 is not listed once"]
+            ["attack 3 is not listed exactly once", "attack 4 is not listed exactly once"]
         );
         let commands = whole.replace("`a_test`", "`cargo xtask fuzz api`");
         assert!(find_problems(&commands, &known).is_empty());
     }
 
     #[test]
-    fn shells_are_seen_where_they_are_started() {
+    fn shell_invocations_are_detected() {
         assert!(starts_a_shell("    Command::new(\"/bin/sh\").arg(\"-c\")"));
         assert!(starts_a_shell("std::process::Command::new(\"bash\")"));
         assert!(!starts_a_shell("    Command::new(\"git\")"));

@@ -37,15 +37,15 @@ fn rust_files(workspace: &Workspace) -> Result<Vec<String>> {
 
 pub(super) fn check_names(workspace: &Workspace) -> Result<Problems> {
     let files = rust_files(workspace)?;
-    Ok(files.iter().filter_map(|path| vague(path)).collect())
+    Ok(files.iter().filter_map(|path| is_vague(path)).collect())
 }
 
-fn vague(path: &str) -> Option<String> {
+fn is_vague(path: &str) -> Option<String> {
     let mut parts = Path::new(path).with_extension("");
     loop {
         let name = parts.file_name()?.to_str()?;
         if VAGUE_NAMES.contains(&name) {
-            return Some(format!("`{path}`: `{name}` says nothing; name it after what it holds"));
+            return Some(format!("`{path}`: `{name}` is too vague; name it after its contents"));
         }
         parts = parts.parent()?.to_owned();
     }
@@ -56,7 +56,7 @@ pub(super) fn check_lengths(workspace: &Workspace) -> Result<Problems> {
     for path in rust_files(workspace)?.iter().filter(|path| path.contains("/src/")) {
         let lines = workspace.read(path)?.lines().count();
         if lines > LINES_MAX {
-            problems.push(format!("`{path}` has {lines} lines; {LINES_MAX} is the most"));
+            problems.push(format!("`{path}` has {lines} lines; the limit is {LINES_MAX}"));
         }
     }
     Ok(problems)
@@ -90,7 +90,7 @@ pub(super) fn check_db_imports(workspace: &Workspace) -> Result<Problems> {
     for path in rust_files(workspace)?.iter().filter(|path| path.starts_with(DB)) {
         let source = workspace.read(path)?;
         let found = FOREIGN_TO_DB.iter().filter(|name| source.contains(**name));
-        problems.extend(found.map(|name| format!("`{path}` may not use `{name}`")));
+        problems.extend(found.map(|name| format!("`{path}` must not use `{name}`")));
     }
     Ok(problems)
 }
@@ -101,7 +101,7 @@ pub(super) fn check_tests_enabled(workspace: &Workspace) -> Result<Problems> {
         let source = workspace.read(&path)?;
         for (at, line) in source.lines().enumerate() {
             let found = NOT_IN_TESTS.iter().filter(|text| line.contains(**text));
-            problems.extend(found.map(|text| format!("`{path}:{}`: no test has `{text}`", at + 1)));
+            problems.extend(found.map(|text| format!("`{path}:{}`: `{text}` is not allowed", at + 1)));
         }
     }
     Ok(problems)
@@ -112,14 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vague_name_is_found_as_file_and_as_folder() {
-        assert!(vague("crates/server/src/utils.rs").is_some());
-        assert!(vague("crates/server/src/common/time.rs").is_some());
-        assert!(vague("crates/server/src/db/unit.rs").is_none());
+    fn vague_file_and_folder_names_are_found() {
+        assert!(is_vague("crates/server/src/utils.rs").is_some());
+        assert!(is_vague("crates/server/src/common/time.rs").is_some());
+        assert!(is_vague("crates/server/src/db/unit.rs").is_none());
     }
 
     #[test]
-    fn statements_are_seen_in_literals_and_at_the_start_of_a_line() {
+    fn sql_statements_are_detected_in_literals_and_at_line_starts() {
         assert!(has_sql("    db.query(\"SELECT id FROM runs\")"));
         assert!(has_sql("        INSERT INTO runs (id) VALUES ($1)"));
         assert!(!has_sql("    /// UPDATE is a word in a sentence."));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_db_and_those_who_check_may_hold_sql() {
+    fn only_the_db_module_and_test_code_may_contain_sql() {
         assert!(is_sql_allowed("crates/server/src/db/jobs.rs"));
         assert!(is_sql_allowed("crates/server-tests/tests/it/runs.rs"));
         assert!(is_sql_allowed("crates/sim/src/invariants.rs"));

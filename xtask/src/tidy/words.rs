@@ -86,6 +86,7 @@ const NAMES: &[&str] = &[
     "Stretch",
     "Sung",
     "Surroundings",
+    "Taken",
     "Tally",
     "Told",
     "Traveller",
@@ -153,16 +154,12 @@ fn problems(texts: &[Text]) -> Problems {
         let place = format!("{}:{}", text.path, text.line);
         if text.kind == Kind::Name {
             if NAMES.contains(&text.text.as_str()) {
-                problems.push(format!("{place}: `{}` does not name the thing", text.text));
+                problems.push(format!("{place}: `{}` does not describe the thing", text.text));
             }
             continue;
         }
-        // Messages and errors are checked once they are rewritten.
-        let is_checked = !matches!(text.kind, Kind::Message | Kind::Error);
-        for (phrase, instead) in
-            PHRASES.iter().filter(|(phrase, _)| is_checked && contains(&text.text, phrase))
-        {
-            problems.push(format!("{place}: \"{phrase}\" in a {}: write {instead}", text.kind));
+        for (phrase, instead) in PHRASES.iter().filter(|(phrase, _)| contains(&text.text, phrase)) {
+            problems.push(format!("{place}: \"{phrase}\" in a {}; instead: {instead}", text.kind));
         }
         let continues = before.is_some_and(|before| {
             before.kind == text.kind && before.path == text.path && before.line + 1 == text.line
@@ -194,23 +191,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_phrases_and_openings_are_found() {
+    fn discouraged_names_phrases_and_openings_are_found() {
         let source = "
             /// What somebody wants.
             struct Asked;
             /// A request, which
             /// somebodies may repeat.
             struct Request;
-            fn f() { tracing::info!(\"nobody answers\"); }
+            fn f() { tracing::info!(\"nobody answers\"); bail!(\"somebody is there\"); }
         ";
         let found = problems(&texts::of_source("a.rs", source).unwrap());
         assert_eq!(
             found,
             [
-                "a.rs:2: \"somebody\" in a doc: write name the actor: the user, the caller, another process",
+                "a.rs:2: \"somebody\" in a doc; instead: name the actor: the user, the caller, another process",
                 "a.rs:2: a doc comment that begins with \"What\": begin with a noun or a verb",
-                "a.rs:3: `Asked` does not name the thing",
-                "a.rs:7: \"nobody\" in a log: write name the actor, or use the passive",
+                "a.rs:3: `Asked` does not describe the thing",
+                "a.rs:7: \"nobody\" in a log; instead: name the actor, or use the passive",
+                "a.rs:7: \"somebody\" in a message; instead: name the actor: the user, the caller, another process",
             ]
         );
     }

@@ -32,7 +32,7 @@ const ALLOW: i32 = 1;
 /// The 32-bit words of an address, each with the offset of its field.
 type AddressWords = Vec<(i16, i32)>;
 
-fn words(bytes: &[u8], first: i16) -> AddressWords {
+fn address_words(bytes: &[u8], first: i16) -> AddressWords {
     let parts = bytes.chunks_exact(4).map(|part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
     (0..).step_by(4).map(|at: i16| first + at).zip(parts).collect()
 }
@@ -42,11 +42,11 @@ fn blocked_addresses(hook: Hook) -> Vec<AddressWords> {
         Hook::Connect6 | Hook::SendTo6 => {
             let mapped = IPV4.map(|address| std::net::Ipv4Addr::from(address).to_ipv6_mapped());
             { IPV6.into_iter().chain(mapped) }
-                .map(|address| words(&address.octets(), port_rewrite::IP6))
+                .map(|address| address_words(&address.octets(), port_rewrite::IP6))
                 .collect()
         }
         Hook::Connect4 | Hook::SendTo4 | Hook::Bind4 | Hook::Bind6 => {
-            IPV4.iter().map(|address| words(address, port_rewrite::IP4)).collect()
+            IPV4.iter().map(|address| address_words(address, port_rewrite::IP4)).collect()
         }
     }
 }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_jump_of_a_program_ends_inside_of_it() {
+    fn every_bpf_jump_lands_inside_the_program() {
         for hook in HOOKS {
             let bytes = program(hook);
             let count = i64::try_from(bytes.len() / 8).unwrap();

@@ -138,15 +138,15 @@ impl Group {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         if let Some(v1) = self.v1_of("cpuacct") {
-            usage.cpu_us = number(&v1.join("cpuacct.usage")).map(|ns| ns / 1000);
+            usage.cpu_us = read_number(&v1.join("cpuacct.usage")).map(|ns| ns / 1000);
         } else if let Some(v2) = &self.v2 {
-            usage.cpu_us = field(&v2.join("cpu.stat"), "usage_usec");
+            usage.cpu_us = read_field(&v2.join("cpu.stat"), "usage_usec");
         }
         let (memory, inactive) = if let Some(v1) = self.v1_of("memory") {
-            let inactive = field(&v1.join("memory.stat"), "total_inactive_file");
-            (number(&v1.join("memory.usage_in_bytes")), inactive)
+            let inactive = read_field(&v1.join("memory.stat"), "total_inactive_file");
+            (read_number(&v1.join("memory.usage_in_bytes")), inactive)
         } else if let Some(v2) = &self.v2 {
-            (number(&v2.join("memory.current")), field(&v2.join("memory.stat"), "inactive_file"))
+            (read_number(&v2.join("memory.current")), read_field(&v2.join("memory.stat"), "inactive_file"))
         } else {
             (None, None)
         };
@@ -158,27 +158,27 @@ impl Group {
     /// Returns the peak memory usage of the group. `None` if the kernel does not report it.
     pub fn memory_peak(&self) -> Option<u64> {
         match (self.v1_of("memory"), &self.v2) {
-            (Some(v1), _) => number(&v1.join("memory.max_usage_in_bytes")),
-            (None, Some(v2)) => number(&v2.join("memory.peak")),
+            (Some(v1), _) => read_number(&v1.join("memory.max_usage_in_bytes")),
+            (None, Some(v2)) => read_number(&v2.join("memory.peak")),
             (None, None) => None,
         }
     }
 
     /// Returns the number of processes of the group that the kernel killed for lack of memory.
     pub fn oom_kills(&self) -> u64 {
-        let v1 = self.v1_of("memory").and_then(|v1| field(&v1.join("memory.oom_control"), "oom_kill"));
-        let v2 = || self.v2.as_ref().and_then(|v2| field(&v2.join("memory.events"), "oom_kill"));
+        let v1 = self.v1_of("memory").and_then(|v1| read_field(&v1.join("memory.oom_control"), "oom_kill"));
+        let v2 = || self.v2.as_ref().and_then(|v2| read_field(&v2.join("memory.events"), "oom_kill"));
         v1.or_else(v2).unwrap_or(0)
     }
 }
 
 /// Reads a file that contains one number; `None` also for `max`.
-fn number(path: &Path) -> Option<u64> {
+fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Reads the number after `name` in a file of `name number` lines.
-fn field(path: &Path, name: &str) -> Option<u64> {
+fn read_field(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -196,7 +196,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_mixed_machine_has_its_controllers_on_version_1() {
+    fn a_hybrid_cgroup_host_has_its_controllers_on_v1() {
         let found = Hierarchies::read(MIXED);
         assert_eq!(found.v1_of("cpu"), found.v1_of("cpuacct"));
         assert_eq!(found.v1_of("memory").unwrap().at, Path::new("/sys/fs/cgroup/memory"));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_container_the_mount_is_the_groups_own_part() {
+    fn cgroup_paths_inside_a_container_are_relative_to_the_mount_root() {
         let mountinfo = "32 30 0:28 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         let group = Group::from_proc_lines(&Hierarchies::read(mountinfo), "4:memory:/docker/abc/job\n");
         assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/job"));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_and_kills_are_read_from_either_version() {
+    fn usage_and_oom_kills_are_read_from_cgroup_v1_and_v2() {
         let dir = windlass_testkit::temp_dir("cgroup").unwrap();
         let dir = dir.path();
         for (name, text) in [

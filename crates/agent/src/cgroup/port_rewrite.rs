@@ -101,7 +101,7 @@ pub(super) fn port_word(port: u16) -> i32 {
     i32::from(u16::from_ne_bytes(port.to_be_bytes()))
 }
 
-fn steps(hook: Hook, ports: &PortMap) -> Vec<BpfStep> {
+fn rewrite_steps(hook: Hook, ports: &PortMap) -> Vec<BpfStep> {
     let mut steps = Vec::new();
     match hook {
         Hook::Bind4 | Hook::Bind6 | Hook::SendTo4 | Hook::SendTo6 => {}
@@ -132,7 +132,7 @@ fn steps(hook: Hook, ports: &PortMap) -> Vec<BpfStep> {
 }
 
 fn program(hook: Hook, ports: &PortMap) -> Vec<u8> {
-    let steps = steps(hook, ports);
+    let steps = rewrite_steps(hook, ports);
     let count = i16::try_from(steps.len()).unwrap_or(i16::MAX);
     let mut bytes = Vec::new();
     for (at, step) in (0..).zip(&steps) {
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_jump_of_a_program_ends_inside_of_it() {
+    fn every_bpf_jump_lands_inside_the_program() {
         let ports = PortMap::from([(8000, 40001), (9000, 40002), (65535, 1)]);
         for hook in HOOKS {
             let bytes = program(hook, &ports);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_compared_in_network_order() {
+    fn ports_are_compared_in_network_byte_order() {
         assert_eq!(port_word(8000).to_ne_bytes()[..2], [0x1f, 0x40]);
     }
 }

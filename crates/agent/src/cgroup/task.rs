@@ -220,7 +220,7 @@ impl TaskGroup {
     fn contains(&self, pid: i32) -> bool {
         let Ok(lines) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
         let paths = lines.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-        paths.into_iter().any(|path| is_below(path, &self.below))
+        paths.into_iter().any(|path| is_in_group(path, &self.below))
     }
 
     fn freeze(&self, frozen: bool) {
@@ -252,7 +252,7 @@ impl TaskGroup {
 }
 
 /// Returns whether `path` is the group `below` or inside it, at any position in the hierarchy.
-fn is_below(path: &str, below: &Path) -> bool {
+fn is_in_group(path: &str, below: &Path) -> bool {
     let below = below.to_string_lossy();
     path.match_indices(below.as_ref()).any(|(at, found)| {
         let rest = &path[at + found.len()..];
@@ -345,8 +345,8 @@ fn set_limit(
     }
     match &group.v2 {
         Some(v2) if v2.join(v2_file).exists() => write_file(&v2.join(v2_file), value),
-        Some(_) => Err(format!("this host has no {controller} controller for us")),
-        None => Err("no control group could be made".to_owned()),
+        Some(_) => Err(format!("the {controller} controller is not available on this host")),
+        None => Err("failed to create a control group".to_owned()),
     }
 }
 
@@ -362,26 +362,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_group_or_what_is_inside_counts_as_a_member() {
+    fn only_the_cgroup_itself_and_its_descendants_count_as_members() {
         let below = Path::new("/windlass/h/7");
-        assert!(is_below("/windlass/h/7", below));
-        assert!(is_below("/user.slice/windlass/h/7/job", below));
-        assert!(!is_below("/windlass/h/77", below));
-        assert!(!is_below("/windlass/h", below));
-        assert!(!is_below("/", below));
+        assert!(is_in_group("/windlass/h/7", below));
+        assert!(is_in_group("/user.slice/windlass/h/7/job", below));
+        assert!(!is_in_group("/windlass/h/77", below));
+        assert!(!is_in_group("/windlass/h", below));
+        assert!(!is_in_group("/", below));
     }
 
     #[test]
-    fn a_limit_without_a_controller_is_told_and_not_passed_over() {
+    fn limits_without_a_cgroup_controller_are_reported_as_not_enforced() {
         let limits = TaskLimits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
         let said = apply_limits(&Group::default(), &limits);
         assert_eq!(said.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
-        assert_eq!(said[0].to_string(), "the cpu limit is not enforced: no control group could be made");
+        assert_eq!(said[0].to_string(), "the cpu limit is not enforced: failed to create a control group");
         assert!(apply_limits(&Group::default(), &TaskLimits::default()).is_empty());
     }
 
     #[test]
-    fn limits_are_written_as_either_version_has_them() {
+    fn limits_are_written_in_the_format_of_each_cgroup_version() {
         let dir = windlass_testkit::temp_dir("limits").unwrap();
         let dir = dir.path();
         for name in [

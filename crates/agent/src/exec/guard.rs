@@ -31,7 +31,7 @@ use crate::{
     },
     isolation::restrict::hide_memory,
     runner::init::{
-        InitRequest, ReapOutcome, become_reaper, code, kill_descendants, read_stop_signals, reap,
+        InitRequest, ReapOutcome, become_reaper, exit_code, kill_descendants, read_stop_signals, reap,
         reset_signals,
     },
 };
@@ -78,7 +78,7 @@ pub struct Args {
 }
 
 /// Control groups of attempts on this host.
-pub(super) fn groups() -> io::Result<TaskGroups> {
+pub(super) fn attempt_groups() -> io::Result<TaskGroups> {
     Ok(TaskGroups::new(CGROUP_HOME, Hierarchies::mounted()?))
 }
 
@@ -104,12 +104,12 @@ enum GuardOutcome {
 fn run(args: &Args) -> io::Result<u8> {
     let environment = read_environment(args)?;
     let signals = become_reaper()?;
-    let group = groups()?.find(&args.group);
+    let group = attempt_groups()?.find(&args.group);
     let isolation = match (args.plain, args.user, &args.apart) {
         (false, ..) => None,
         (true, Some(uid), Some(apart)) => {
             let made = Isolation::for_user(uid, &args.dir.join(ROOT_DIR), apart, &args.hide);
-            Some(made.map_err(|error| cannot_isolate(&error))?)
+            Some(made.map_err(|error| isolation_error(&error))?)
         }
         (true, ..) => Some(Isolation::plain()),
     };
@@ -118,7 +118,7 @@ fn run(args: &Args) -> io::Result<u8> {
     group.kill();
     kill_descendants(&InitRequest::default(), &signals);
     match end {
-        GuardOutcome::ProgramExited(status) => Ok(code(status)),
+        GuardOutcome::ProgramExited(status) => Ok(exit_code(status)),
         GuardOutcome::ExecutorGone => {
             clean_up(args, &environment, &group);
             Ok(0)
@@ -149,8 +149,8 @@ fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
     let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT_DIR) });
 }
 
-fn cannot_isolate(error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("give it a user of its own: {error}"))
+fn isolation_error(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("failed to isolate the program: {error}"))
 }
 
 #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]

@@ -21,7 +21,7 @@ use windlass_model::queue::REFUSED_REASON;
 
 use super::AttemptError;
 use crate::shim::{
-    docker::{ContainerConfinement, NETWORK, confinement, create_command, shield},
+    docker::{ContainerConfinement, NETWORK, container_confinement, create_command, shield},
     mounts,
     policy::Policy,
 };
@@ -95,7 +95,7 @@ pub(super) async fn choose_engine(
         return if allow_process { Ok((None, None)) } else { Err(refused_error(process_refusal(image))) };
     }
     if image.starts_with('-') {
-        return Err(refused_error(format!("image `{image}` begins with `-`, as no name of an image does")));
+        return Err(refused_error(format!("invalid image name `{image}`: must not start with `-`")));
     }
     let candidates: &[Engine] = match runtime {
         Runtime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
@@ -117,43 +117,43 @@ pub(super) async fn choose_engine(
     }
     if runtime == Runtime::Auto {
         let why = format!(
-            "image `{image}` cannot be used: neither Docker nor Podman nor Apptainer answers on this machine"
+            "cannot run image `{image}`: none of Docker, Podman and Apptainer is available on this host"
         );
         return Err(AttemptError::CannotRun { reason: "image", why });
     }
-    let why = format!("{runtime:?} does not answer on this machine");
+    let why = format!("{runtime:?} is not available on this host");
     Err(AttemptError::Host(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
 }
 
 fn process_refusal(image: &str) -> String {
     format!(
-        "container_image `{image}` would run as a plain process, which the dispatcher does not allow; \
-         name an image that an engine can run, or have its operator start it with `--allow-process`"
+        "`container_image` `{image}` would run as a plain process, which the dispatcher does not allow: \
+         use an image of a container engine, or start the dispatcher with `--allow-process`"
     )
 }
 
 /// Checks that the policy of this host allows a plain process, independent of the executor's flags.
-pub(super) fn allow_process(policy: &Path) -> Result<(), AttemptError> {
+pub(super) fn check_process_allowed(policy: &Path) -> Result<(), AttemptError> {
     let policy = load_policy(policy)?;
     let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
-        ProcessMode::Refused => "takes none",
+        ProcessMode::Refused => "forbids it",
         ProcessMode::Confined if !rustix::process::geteuid().is_root() => {
-            "takes those that are confined, and the executor is not root"
+            "requires confinement, but the executor is not root"
         }
         ProcessMode::Confined | ProcessMode::Own => return Ok(()),
     };
     let file = policy.file().display();
-    Err(refused_error(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
+    Err(refused_error(format!("cannot run a plain process: the host's policy {why} (`processes` in {file})")))
 }
 
 fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
     Policy::load(policy).map_err(|error| {
-        AttemptError::Host(std::io::Error::other(windlass_model::error_chain::chain(&error)))
+        AttemptError::Host(std::io::Error::other(windlass_model::error_chain::format_chain(&error)))
     })
 }
 
 /// Returns the confinement of a container under the policy of this host, or an error if the policy forbids it.
-pub(super) fn confine(
+pub(super) fn confine_container(
     policy: &Path,
     engine: Engine,
     image: &str,
@@ -186,7 +186,7 @@ pub(super) fn confine(
     let seen = mounts::ResolvedPaths { mounts: Vec::new(), devices };
     let verdict = policy.decide(&spec, &seen);
     if verdict.problems.is_empty() {
-        Ok(confinement(&policy.limits(&spec), false, network))
+        Ok(container_confinement(&policy.limits(&spec), false, network))
     } else {
         Err(refused_error(policy.render(&verdict.problems)))
     }
@@ -199,18 +199,18 @@ fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, At
     if image.starts_with('/') {
         return if are_registries_limited {
             Err(refused_error(format!(
-                "image `{image}` is a file, and the policy of this host names registries"
+                "image `{image}` is a file, but the policy of this host restricts images to `registries`"
             )))
         } else if fs::metadata(image).is_ok_and(|found| found.is_file()) {
             Ok(image)
         } else {
-            Err(refused_error(format!("image `{image}` is no file of this machine")))
+            Err(refused_error(format!("image `{image}` is not a file on this host")))
         };
     }
     match SCHEMES.iter().find_map(|scheme| image.strip_prefix(scheme)) {
         Some(name) => Ok(name),
         None if image.contains("://") => {
-            Err(refused_error(format!("image `{image}`: only {} lead to images", SCHEMES.join(", "))))
+            Err(refused_error(format!("unsupported image `{image}`: expected one of {}", SCHEMES.join(", "))))
         }
         None => Ok(image),
     }
@@ -231,7 +231,7 @@ pub(super) fn host_for_bridge(host: &str, gateway: Option<IpAddr>) -> String {
 async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let output = command.output().await.map_err(|error| format!("start `{program}`: {error}"))?;
+    let output = command.output().await.map_err(|error| format!("failed to start `{program}`: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
@@ -270,12 +270,12 @@ impl Engine {
             found = run_engine(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
         }
         let found = found.map_err(|said| {
-            AttemptError::Host(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
+            AttemptError::Host(std::io::Error::other(format!("failed to create network {NETWORK}: {said}")))
         })?;
         let mut parts = found.split_whitespace();
         let id = parts.next().unwrap_or_default();
         if is_podman {
-            super::print_message("Podman has no firewall rules of ours: the cloud's metadata may be reached");
+            super::print_message("with Podman, containers can reach the cloud's metadata address");
         } else {
             shield(id).await;
         }
@@ -294,9 +294,9 @@ impl Engine {
         }
         run_engine(program, &["pull", "--quiet", image]).await.map(drop).map_err(|said| {
             if is_image_missing(&said) {
-                AttemptError::CannotRun { reason: "image", why: format!("fetch the image `{image}`: {said}") }
+                AttemptError::CannotRun { reason: "image", why: format!("failed to pull `{image}`: {said}") }
             } else {
-                AttemptError::Host(std::io::Error::other(format!("fetch the image `{image}`: {said}")))
+                AttemptError::Host(std::io::Error::other(format!("failed to pull `{image}`: {said}")))
             }
         })
     }
@@ -304,7 +304,7 @@ impl Engine {
     /// Returns the command that runs the container, and the one that removes it.
     pub(super) fn words(self, order: &ContainerSpec<'_>) -> (Vec<String>, Vec<String>) {
         match self {
-            Self::Docker(program) => (docker(program, order), removal_command(program, order.name)),
+            Self::Docker(program) => (docker_command(program, order), removal_command(program, order.name)),
             Self::Apptainer(program) => (apptainer_command(program, order), Vec::new()),
         }
     }
@@ -347,7 +347,7 @@ impl EngineReport {
     /// Returns the final update of a container that has no exit status.
     pub(super) fn refusal(&self) -> Option<Value> {
         let (reason, why) = self.lost.as_ref()?;
-        let status = json!({ "reason": reason, "error": format!("run the container: {why}") });
+        let status = json!({ "reason": reason, "error": format!("failed to run the container: {why}") });
         Some(json!({ "state": "Cancelled", "runtime_status": status }))
     }
 }
@@ -364,7 +364,7 @@ fn removal_command(program: &str, name: &str) -> Vec<String> {
     [program, "rm", "--force", "--volumes", name].map(str::to_owned).to_vec()
 }
 
-fn docker(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
+fn docker_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     let mut words =
         [program, "run", "--name", order.name, "--init", "--pull", "never"].map(str::to_owned).to_vec();
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_is_told_everything_and_no_value_of_the_environment() {
+    fn docker_arguments_are_complete_and_contain_no_environment_values() {
         let command = ["sh", "-c", "echo 'a b'"].map(str::to_owned);
         let (words, after) = Engine::Docker("podman").words(&order(&command));
         assert_eq!(
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn apptainer_takes_images_of_registries_and_files() {
+    fn apptainer_runs_images_from_registries_and_from_files() {
         let command = ["true".to_owned()];
         let (words, after) = Engine::Apptainer("apptainer").words(&order(&command));
         let root = if rustix::process::geteuid().is_root() { " --no-privs" } else { "" };
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_would_be_an_option_is_refused() {
+    async fn image_names_that_look_like_options_are_refused() {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
             for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
                 let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
@@ -520,12 +520,12 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_of_the_host_counts_for_containers_of_the_queue() {
+    fn the_host_policy_applies_to_queue_containers() {
         let dir = windlass_testkit::temp_dir("policy").unwrap();
         let file = dir.path().join("policy.yml");
         let write = |text: &str| fs::write(&file, text).unwrap();
         let docker = Engine::Docker("docker");
-        let ask = |engine, image: &str, network| confine(&file, engine, image, network, &[], None);
+        let ask = |engine, image: &str, network| confine_container(&file, engine, image, network, &[], None);
         write("pids: 77\ncapabilities: [CHOWN]\nhost_network: false\nregistries: [ghcr.io/team]\n");
         let kept_in = ask(docker, "ghcr.io/team/x", Network::Bridge).unwrap();
         assert_eq!((kept_in.pids_limit, kept_in.network), (Some(77), NETWORK));
@@ -546,19 +546,19 @@ mod tests {
             assert!(word == REFUSED_REASON && why.contains(image), "{why}");
         }
         for target in ["/proc/x", "/a:b", "/a/../b"] {
-            let asked = confine(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
+            let asked = confine_container(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
             let (word, why) = reason(asked.unwrap_err());
             assert!(word == REFUSED_REASON && why.contains("mount at"), "{why}");
         }
         assert_eq!(ask(docker, "x", Network::Host).unwrap().network, "host");
-        allow_process(&file).unwrap();
+        check_process_allowed(&file).unwrap();
         write("processes: refused\n");
-        let (word, why) = reason(allow_process(&file).unwrap_err());
+        let (word, why) = reason(check_process_allowed(&file).unwrap_err());
         assert!(word == REFUSED_REASON && why.contains("`processes` in"), "{why}");
     }
 
     #[test]
-    fn a_server_on_the_loopback_is_found_by_the_bridges_gateway() {
+    fn a_server_on_loopback_is_reached_through_the_bridge_gateway() {
         let gateway = Some("10.1.2.1".parse().unwrap());
         for (host, want) in [
             ("127.0.0.1:3000", "10.1.2.1:3000"),
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_does_not_exist_is_told_from_an_engine_that_does_not_work() {
+    fn a_missing_image_is_distinguished_from_a_failing_engine() {
         for said in
             ["Error response from daemon: manifest unknown", "pull access denied for x", "not found: y"]
         {

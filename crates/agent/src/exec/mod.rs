@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use windlass_api::queue_client::{QueueError, QueueHttpClient};
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
@@ -95,17 +95,17 @@ pub struct Args {
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     /// Another attempt is current.
-    #[error("the attempt is not ours any more: {0}")]
+    #[error("the attempt is no longer current: {0}")]
     Fenced(#[source] QueueError),
     /// This host cannot run anything at present.
-    #[error("prepare the container")]
+    #[error("failed to prepare the container")]
     Host(#[source] std::io::Error),
     /// This container cannot be run.
     #[error("{why}")]
     CannotRun { reason: &'static str, why: String },
-    #[error("told to stop before anything ran")]
+    #[error("stopped before the program was started")]
     Told,
-    #[error("reach the queue")]
+    #[error("failed to reach the queue")]
     Queue(#[source] QueueError),
 }
 
@@ -113,7 +113,7 @@ pub fn main(args: &Args) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            print_message(&format!("start: {error}"));
+            print_message(&format!("failed to start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -138,14 +138,14 @@ async fn run(args: &Args) -> ExitCode {
     let token = match read_token() {
         Ok(token) => token,
         Err(error) => {
-            print_message(&format!("read the token from standard input: {error}"));
+            print_message(&format!("failed to read the token from standard input: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let client = match QueueHttpClient::with_certificate(&args.url, &token, args.server_cert.as_deref()) {
         Ok(client) => client,
         Err(error) => {
-            print_message(&chain(&error));
+            print_message(&format_chain(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -153,26 +153,29 @@ async fn run(args: &Args) -> ExitCode {
     let record = match queue.read().await {
         Ok(record) => record,
         Err(error) => {
-            print_message(&format!("read the container: {error}"));
+            print_message(&format!("failed to read the container: {error}"));
             return if error.is_refusal() { ExitCode::from(EXIT_NOT_OWNER) } else { ExitCode::FAILURE };
         }
     };
     if record["state"] != "Locked" || record["attempt"].as_u64() != Some(queue.attempt) {
-        print_message(&format!("the container is {} in attempt {}", record["state"], record["attempt"]));
+        print_message(&format!(
+            "cannot run this attempt: the container is {} in attempt {}",
+            record["state"], record["attempt"]
+        ));
         return ExitCode::from(EXIT_NOT_OWNER);
     }
     // After the checks: an executor of another attempt must not touch the files of the current one.
     match WorkDir::take(&queue.name(), args.dir.as_deref()) {
-        Ok(Some(home)) => attempt(&queue, &record, &home, args).await,
+        Ok(Some(home)) => run_and_report(&queue, &record, &home, args).await,
         Ok(None) => {
-            print_message("this attempt runs here already");
+            print_message("this attempt is already running on this host");
             ExitCode::from(EXIT_NOT_OWNER)
         }
         Err(error) => return_to_queue(&queue, &error).await,
     }
 }
 
-async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &Args) -> ExitCode {
+async fn run_and_report(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &Args) -> ExitCode {
     match run_attempt(queue, record, home, args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(AttemptError::Fenced(error)) => {
@@ -181,7 +184,7 @@ async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &A
         }
         Err(AttemptError::Host(error)) => return_to_queue(queue, &error).await,
         Err(AttemptError::Told) => {
-            print_message("told to stop before anything ran");
+            print_message("stopped before the program was started");
             let done = queue.put(&json!({ "state": "Queued" }), "give-back").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
@@ -199,8 +202,8 @@ async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &A
 
 /// Returns the container to the queue with the error, for another executor to try: no code of the user ran.
 async fn return_to_queue(queue: &AttemptClient, error: &std::io::Error) -> ExitCode {
-    print_message(&format!("prepare: {error}"));
-    let status = json!({ "error": format!("prepare the container: {error}") });
+    print_message(&format!("failed to prepare the container: {error}"));
+    let status = json!({ "error": format!("failed to prepare the container: {error}") });
     let _ = queue.put(&json!({ "state": "Queued", "runtime_status": status }), "give-back").await;
     ExitCode::FAILURE
 }
@@ -292,10 +295,10 @@ async fn save_output(
     name: &str,
 ) -> Result<String, Option<String>> {
     let Some(from) = record["output_path"].as_str().filter(|path| !path.is_empty()) else { return Err(None) };
-    let from = work.reclaim_path(from).map_err(|error| Some(format!("its output was not kept: {error}")))?;
+    let from = work.reclaim_path(from).map_err(|error| Some(format!("the output was not saved: {error}")))?;
     let Some(outputs) = outputs else {
         let lost = output::has_entries(&from).then(|| {
-            "what it left in `output_path` was not kept: the dispatcher has no `--outputs`".to_owned()
+            "the files in `output_path` were discarded: the dispatcher has no `--outputs`".to_owned()
         });
         return Err(lost);
     };
@@ -304,14 +307,14 @@ async fn save_output(
     let kept = tokio::task::spawn_blocking(move || output::move_dir(&from, &target)).await;
     match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
         Ok(()) => Ok(to.display().to_string()),
-        Err(error) => Err(Some(format!("its output could not be kept in {}: {error}", to.display()))),
+        Err(error) => Err(Some(format!("failed to save the output in {}: {error}", to.display()))),
     }
 }
 
 /// Ends an attempt that the queue records as running, but whose program could not be started.
 async fn start_failed(work: &Program, error: &std::io::Error) -> Result<(), AttemptError> {
     work.clean_up().await;
-    Err(AttemptError::CannotRun { reason: "start_failed", why: format!("start the program: {error}") })
+    Err(AttemptError::CannotRun { reason: "start_failed", why: format!("cannot start the program: {error}") })
 }
 
 async fn prepare(
@@ -426,7 +429,7 @@ impl AttemptClient {
             {
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_refusal() => return Err(AttemptError::Fenced(error)),
-                Err(error) => print_message(&format!("write {what}: {error}")),
+                Err(error) => print_message(&format!("failed to report `{what}` to the queue: {error}")),
             }
             sleep(pause).await;
             pause = (pause * 2).min(RETRY_DELAY_MAX);

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_below_is_kept_and_links_stay_links() {
+    fn moving_or_copying_a_directory_keeps_nested_files_and_symlinks() {
         let scratch = temp_dir("output").unwrap();
         for (name, move_it) in
             [("moved", move_dir as fn(&Path, &Path) -> io::Result<()>), ("copied", copy_dir)]
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_try_replaces_what_the_first_left_and_nothing_is_an_empty_output() {
+    fn a_repeated_move_replaces_the_output_and_a_missing_source_gives_an_empty_output() {
         let scratch = temp_dir("output").unwrap();
         let (from, to) = (scratch.path().join("from"), scratch.path().join("kept/c.1"));
         made(&from);

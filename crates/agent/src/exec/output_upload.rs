@@ -155,7 +155,7 @@ impl Shared {
     fn dropped_message(&self) -> Option<String> {
         let told = self.streams.iter().filter_map(|(name, (_, progress))| {
             let Progress { kept, dropped, .. } = *progress.lock();
-            (dropped > 0).then(|| format!("{name}: {dropped} bytes after the first {kept} were not kept"))
+            (dropped > 0).then(|| format!("{name}: {dropped} bytes after the first {kept} were discarded"))
         });
         let told: Vec<String> = told.collect();
         (!told.is_empty()).then(|| told.join("; "))
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_does_not_fit_is_counted_and_what_comes_after_it_leaves_no_hole() {
+    async fn output_over_the_limit_is_counted_and_later_writes_leave_no_gap() {
         let dir = temp_dir("report").unwrap();
         // No server listens there: everything stays in the file.
         let client = QueueHttpClient::new("http://127.0.0.1:1", "t").unwrap();
@@ -209,7 +209,7 @@ mod tests {
         report.append("stdout", b"d");
         report.append("stderr", b"fits");
         let told = report.shared.dropped_message();
-        assert_eq!(told.as_deref(), Some("stdout: 4 bytes after the first 10 were not kept"));
+        assert_eq!(told.as_deref(), Some("stdout: 4 bytes after the first 10 were discarded"));
         assert_eq!(std::fs::read(dir.path().join("stdout.spool")).unwrap(), b"0123456789");
         assert_eq!(std::fs::read(dir.path().join("stderr.spool")).unwrap(), b"fits");
     }

@@ -49,7 +49,7 @@ impl FromStr for UserRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("`{text}` is no range of user numbers above 0, like `{}`", Self::DEFAULT);
+        let wrong = || format!("`{text}` is not a range of user ids above 0, such as `{}`", Self::DEFAULT);
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let (Ok(first), Ok(last)) = (first.parse(), last.parse()) else { return Err(wrong()) };
         // The kernel treats the highest number as no user.
@@ -97,7 +97,7 @@ impl UserClaim {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(io::Error::other("all users for plain processes are taken (`--process-users`)"))
+        Err(io::Error::other("all user ids for plain processes are in use (`--process-users`)"))
     }
 }
 
@@ -131,7 +131,7 @@ pub(super) fn reject_symlinks(root: &Path, path: &Path) -> io::Result<PathBuf> {
         at.push(part);
         match fs::symlink_metadata(&at) {
             Ok(found) if found.is_symlink() => {
-                return Err(io::Error::other(format!("{} is a link", at.display())));
+                return Err(io::Error::other(format!("{} is a symbolic link", at.display())));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
@@ -170,7 +170,7 @@ impl Isolation {
     /// For a separate user that sees `root`, and of the directories above it what other users may see anyway. `apart`
     /// is one of those directories, and nothing in it is visible except `root`.
     pub(super) fn for_user(uid: u32, root: &Path, apart: &Path, hidden: &[PathBuf]) -> io::Result<Self> {
-        let cwd = text(&std::env::current_dir()?)?;
+        let cwd = to_cstring(&std::env::current_dir()?)?;
         let (root, apart) = (&fs::canonicalize(root)?, &fs::canonicalize(apart)?);
         let cover = first_private_dir(root).filter(|closed| apart.starts_with(closed));
         let cover = cover.unwrap_or_else(|| apart.to_owned());
@@ -179,7 +179,7 @@ impl Isolation {
         let mut way = Vec::new();
         for part in below.components() {
             at.push(part);
-            way.push(text(&at)?);
+            way.push(to_cstring(&at)?);
         }
         let mut hidden_files = Vec::new();
         let mut hidden_dirs = Vec::new();
@@ -187,12 +187,14 @@ impl Isolation {
             // A directory that contains the program's root is not listed: the cover already hides the rest of it.
             let Ok(path) = fs::canonicalize(path) else { continue };
             match fs::metadata(&path) {
-                Ok(found) if found.is_dir() && !root.starts_with(&path) => hidden_dirs.push(text(&path)?),
-                Ok(found) if found.is_file() => hidden_files.push(text(&path)?),
+                Ok(found) if found.is_dir() && !root.starts_with(&path) => {
+                    hidden_dirs.push(to_cstring(&path)?)
+                }
+                Ok(found) if found.is_file() => hidden_files.push(to_cstring(&path)?),
                 Ok(_) | Err(_) => {}
             }
         }
-        let (root, cover) = (text(root)?, text(&cover)?);
+        let (root, cover) = (to_cstring(root)?, to_cstring(&cover)?);
         let user = UserIsolation { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
         Ok(Self { user: Some(user), ..Self::plain() })
     }
@@ -279,7 +281,7 @@ fn first_private_dir(path: &Path) -> Option<PathBuf> {
     above.into_iter().find(is_closed).map(Path::to_owned)
 }
 
-fn text(path: &Path) -> io::Result<CString> {
+fn to_cstring(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
@@ -290,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_of_users_are_read_and_roots_number_is_in_none() {
+    fn user_id_ranges_are_parsed_and_never_include_root() {
         let usual: UserRange = UserRange::DEFAULT.parse().unwrap();
         assert_eq!((usual.first, usual.last), (1_900_100_000, 1_900_165_535));
         for wrong in ["", "5", "0-5", "5-4", "a-b", "1-4294967295", "-1-5"] {
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn each_attempt_has_a_user_of_its_own_until_it_ends() {
+    fn each_attempt_holds_a_unique_user_id_until_it_ends() {
         let dir = temp_dir("claims").unwrap();
         let users = UserRange { first: 1_900_199_990, last: 1_900_199_991 };
         let claim = |name: &str| UserClaim::acquire_in(dir.path(), users, name);
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_a_program_made_lead_nowhere() {
+    fn paths_that_go_through_a_symlink_are_rejected() {
         let dir = temp_dir("links").unwrap();
         let root = dir.path();
         fs::create_dir_all(root.join("plain/out")).unwrap();
@@ -320,12 +322,12 @@ mod tests {
         assert!(reject_symlinks(root, &root.join("plain/out")).is_ok());
         assert!(reject_symlinks(root, &root.join("plain/none/x")).is_ok());
         let refused = reject_symlinks(root, &root.join("away/passwd")).unwrap_err().to_string();
-        assert!(refused.contains("is a link"), "{refused}");
+        assert!(refused.contains("is a symbolic link"), "{refused}");
         assert!(reject_symlinks(root, &root.join("away")).is_err());
     }
 
     #[test]
-    fn handles_are_named_as_the_kernel_names_them() {
+    fn file_descriptors_map_to_their_proc_paths() {
         let mut buffer = [0_u8; 40];
         for (fd, want) in [(0, c"/proc/self/fd/0"), (7, c"/proc/self/fd/7"), (1203, c"/proc/self/fd/1203")] {
             buffer.fill(0);

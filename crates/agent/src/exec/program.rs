@@ -18,10 +18,10 @@ use tokio::{
 
 use super::{
     AttemptError,
-    guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, groups},
+    guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
-        ContainerSpec, Engine, EngineReport, Network, Runtime, allow_process, choose_engine, confine,
-        host_for_bridge,
+        ContainerSpec, Engine, EngineReport, Network, Runtime, check_process_allowed, choose_engine,
+        confine_container, host_for_bridge,
     },
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
 };
@@ -145,13 +145,13 @@ impl RunningProgram {
 }
 
 /// Options for a new file that no other user can read.
-fn options() -> fs::OpenOptions {
+fn private_file_options() -> fs::OpenOptions {
     let mut options = fs::File::options();
     options.create(true).truncate(true).write(true).mode(0o600);
     options
 }
 
-fn has_lines(value: &str) -> bool {
+fn is_multiline(value: &str) -> bool {
     value.contains(['\n', '\r'])
 }
 
@@ -165,31 +165,32 @@ fn engine_variables<'a>(
     if let Engine::Apptainer(_) = engine {
         return Ok((None, Vec::new()));
     }
-    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| has_lines(value));
+    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| is_multiline(value));
     let is_odd =
         |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
     let is_engines = |name: &str| {
         ENGINE_VARIABLES.contains(&name)
             || ENGINE_VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start))
     };
-    let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
+    let odd =
+        variables.iter().find(|(name, value)| is_odd(name) || (is_multiline(value) && is_engines(name)));
     if let Some((name, _)) = odd {
-        let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
+        let why = format!("environment variable `{}` cannot be passed to a container", name.escape_debug());
         return Err(AttemptError::CannotRun { reason: REFUSED_REASON, why });
     }
     let path = root.join(ENVIRONMENT_FILE);
     let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-    let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
+    let written = private_file_options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
     written.map_err(AttemptError::Host)?;
     Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
-fn texts(value: &Value) -> Vec<String> {
+fn strings(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// Joins a path to the root so that it stays inside, whatever components it has.
-fn inside(root: &Path, target: &str) -> PathBuf {
+fn path_in_root(root: &Path, target: &str) -> PathBuf {
     let parts = Path::new(target).components().filter_map(|part| match part {
         std::path::Component::Normal(part) => Some(part),
         std::path::Component::Prefix(_)
@@ -212,7 +213,8 @@ impl Program {
         if let Some(engine) = engine {
             let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
             let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
-            let kept_in = confine(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
+            let kept_in =
+                confine_container(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
             if kept_in.network != "host" {
                 host = host_for_bridge(&host, engine.ensure_network().await?);
             }
@@ -220,7 +222,7 @@ impl Program {
             confinement = Some(kept_in);
         }
         if engine.is_none() {
-            allow_process(given.policy)?;
+            check_process_allowed(given.policy)?;
         }
         let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
             Some(UserClaim::take(given.users, given.name).map_err(AttemptError::Host)?)
@@ -236,7 +238,7 @@ impl Program {
         let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
         // The engine limits its containers; its command-line program needs no limit.
         let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
-        let (group, unenforced) = groups().map_err(AttemptError::Host)?.make(given.name, &limits);
+        let (group, unenforced) = attempt_groups().map_err(AttemptError::Host)?.make(given.name, &limits);
         for limit in unenforced {
             super::print_message(&limit.to_string());
         }
@@ -248,13 +250,13 @@ impl Program {
                 .map_or(Err(io::ErrorKind::Unsupported.into()), cloud_metadata::block);
             if let Err(error) = closed {
                 super::print_message(&format!(
-                    "the cloud's metadata address is not refused to the program: {error}"
+                    "failed to block the cloud's metadata address for the program: {error}"
                 ));
             }
         }
         let oom_before = group.group.oom_kills();
         let mut work = Self {
-            command: texts(&record["command"]),
+            command: strings(&record["command"]),
             after: Vec::new(),
             environment: environment(given, &host),
             dir: given.dir.to_owned(),
@@ -272,7 +274,8 @@ impl Program {
         let asked = record["cwd"].as_str().unwrap_or_default();
         let ready = match (engine, confinement) {
             (Some(engine), Some(confinement)) => {
-                let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
+                let binds =
+                    targets.iter().map(|target| (path_in_root(&root, target), target.clone())).collect();
                 let name = work.container_name();
                 let variables = work.environment.clone();
                 let (env_file, names) = match engine_variables(engine, &variables, &root) {
@@ -310,7 +313,7 @@ impl Program {
     }
 
     fn prepare_process(&mut self, root: &Path, cwd: &str) -> Result<(), AttemptError> {
-        self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { inside(root, cwd) };
+        self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { path_in_root(root, cwd) };
         fs::create_dir_all(&self.cwd).map_err(AttemptError::Host)?;
         let path = self.environment.iter().rfind(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let path = path
@@ -318,7 +321,7 @@ impl Program {
             .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
         let program = self.command.first().cloned().unwrap_or_default();
         if !program_exists(&program, &path, &self.cwd) {
-            let why = format!("the program `{program}` is not on this machine");
+            let why = format!("program `{program}` does not exist on this host");
             return Err(AttemptError::CannotRun { reason: "start_failed", why });
         }
         let root = root.display().to_string();
@@ -351,7 +354,7 @@ impl Program {
                 environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
             }
             Engine::Docker(_) => {
-                environment.extend(self.environment.drain(..).filter(|(_, value)| has_lines(value)));
+                environment.extend(self.environment.drain(..).filter(|(_, value)| is_multiline(value)));
             }
         }
         self.environment = environment;
@@ -360,7 +363,7 @@ impl Program {
     pub(super) fn start(&self) -> io::Result<RunningProgram> {
         // Not as the guard's own environment: these variables belong to the program, and other processes must not read
         // them.
-        let mut file = options().open(self.dir.join(ENVIRONMENT_FILE))?;
+        let mut file = private_file_options().open(self.dir.join(ENVIRONMENT_FILE))?;
         file.write_all(json!(self.environment).to_string().as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
@@ -434,7 +437,7 @@ impl Program {
         };
         if let Ok(why) = fs::read_to_string(self.dir.join(START_ERROR_FILE)) {
             said["reason"] = "start_failed".into();
-            said["error"] = format!("start the program: {why}").into();
+            said["error"] = format!("cannot start the program: {why}").into();
             return json!({ "state": "Cancelled", "runtime_status": said });
         }
         if let (None, Some(refusal)) = (told, verdict.refusal()) {
@@ -442,23 +445,23 @@ impl Program {
         }
         if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
             said["reason"] = "oom_killed".into();
-            said["error"] = "it used more memory than it asked for".into();
+            said["error"] = "it used more memory than it requested".into();
             return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
         }
         match told {
             Some(EndRequest::TimedOut) => {
                 said["reason"] = "max_run_time".into();
-                said["error"] = "it ran longer than it may".into();
+                said["error"] = "it exceeded `max_run_time`".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
             Some(EndRequest::Stopped) => {
-                said["error"] = "it was told to stop".into();
+                said["error"] = "it was stopped".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
             // The status of a guard that was killed does not describe the program.
             None if status.code().is_none() => {
                 said["reason"] = "crashed".into();
-                said["error"] = "its keeper was killed".into();
+                said["error"] = "its guard process was killed".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
             None => {
@@ -490,7 +493,7 @@ impl Program {
     /// of the program's user to root.
     pub(super) fn reclaim_path(&self, path: &str) -> io::Result<PathBuf> {
         let root = self.dir.join(ROOT_DIR);
-        let path = reject_symlinks(&root, &inside(&root, path))?;
+        let path = reject_symlinks(&root, &path_in_root(&root, path))?;
         if self.claim.is_some() && path.exists() {
             chown_tree(&path, 0)?;
         }
@@ -502,7 +505,7 @@ impl Program {
             engine.remove(&self.container_name()).await;
         }
         if let Err(error) = self.group.remove() {
-            super::print_message(&format!("remove the control group: {error}"));
+            super::print_message(&format!("failed to remove the control group: {error}"));
         }
         let _ = fs::remove_dir_all(self.dir.join(ROOT_DIR));
         let _ = fs::remove_file(self.dir.join(ENVIRONMENT_FILE));
@@ -537,7 +540,7 @@ fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
 fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptError> {
     let mut targets = Vec::new();
     for (target, create_mounts) in mounts.as_object().into_iter().flatten() {
-        let path = inside(root, target);
+        let path = path_in_root(root, target);
         targets.push(target.clone());
         let kind = create_mounts["kind"].as_str().unwrap_or_default();
         let content = match kind {
@@ -548,7 +551,9 @@ fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptErro
             "text" => create_mounts["content"].as_str().unwrap_or_default().to_owned(),
             "json" => create_mounts["content"].to_string(),
             other => {
-                let why = format!("mount `{target}` of kind `{other}` cannot be had here");
+                let why = format!(
+                    "unsupported kind `{other}` of mount `{target}`: expected `tmp`, `text` or `json`"
+                );
                 return Err(AttemptError::CannotRun { reason: "start_failed", why });
             }
         };
@@ -599,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_a_container_are_none_of_its_engines_program() {
+    fn container_variables_cannot_affect_the_engine_process() {
         let dir = temp_dir("variables").unwrap();
         let docker = Engine::Docker("docker");
         let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);

@@ -10,7 +10,7 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::guard::{ROOT_DIR, groups};
+use super::guard::{ROOT_DIR, attempt_groups};
 use crate::proc;
 
 /// Prefix of the attempt's directory if no directory is given.
@@ -91,7 +91,7 @@ fn is_abandoned(dir: &Path) -> bool {
 
 fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
     // A guard that is still cleaning up does the same; both may run.
-    if let Ok(groups) = groups() {
+    if let Ok(groups) = attempt_groups() {
         let group = groups.find(name);
         group.kill();
         let _ = group.remove();
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_that_runs_here_is_not_run_twice() {
+    fn a_running_attempt_cannot_start_a_second_time() {
         let dir = temp_dir("home").unwrap();
         let dir = dir.path();
         let first = WorkDir::take("a.1", Some(&dir.join("a.1"))).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_executor_left_is_removed_and_a_living_one_keeps_its_own() {
+    fn files_of_a_dead_executor_are_removed_and_those_of_a_live_one_are_kept() {
         let dir = temp_dir("home").unwrap();
         let dir = dir.path();
         for (name, owner) in

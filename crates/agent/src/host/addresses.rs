@@ -53,7 +53,7 @@ fn parse_chunk(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bo
     while let Some((kind, body, rest)) = split_message(bytes) {
         match kind {
             NLMSG_DONE => return Ok(true),
-            NLMSG_ERROR => return Err(io::Error::other("the kernel does not tell its addresses")),
+            NLMSG_ERROR => return Err(io::Error::other("the kernel failed to list the network addresses")),
             RTM_NEWADDR => found.extend(parse_address(body)),
             _ => {}
         }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_and_cut_ones_passed_over() {
+    fn netlink_address_messages_are_parsed_and_truncated_ones_skipped() {
         let (ours, peer) = (attribute(IFA_LOCAL, &[10, 4, 0, 7]), attribute(IFA_ADDRESS, &[10, 4, 0, 1]));
         let expected = Some(("10.4.0.7".parse().unwrap(), 24));
         assert_eq!(parse_with(24, &[peer.clone(), attribute(3, b"eth0\0"), ours.clone()]), expected);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_its_addresses() {
+    fn interface_addresses_exclude_loopback() {
         let addresses = interface_addresses().unwrap();
         assert!(
             addresses.iter().all(|(parse_address, prefix)| !parse_address.is_loopback() && *prefix <= 128),

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 use super::{
     gpu::{self, Inventory},
@@ -48,7 +48,7 @@ pub fn main(args: &Args) -> ExitCode {
     let policy = match Policy::load(&args.policy) {
         Ok(policy) => policy,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "windlass-agent host: {}", chain(&error));
+            let _ = writeln!(std::io::stderr(), "windlass-agent host: {}", format_chain(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -57,7 +57,11 @@ pub fn main(args: &Args) -> ExitCode {
         Ok(text) if std::io::stdout().write_all(text.as_bytes()).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "windlass-agent host: read {}: {error}", args.data.display());
+            let _ = writeln!(
+                std::io::stderr(),
+                "windlass-agent host: failed to read {}: {error}",
+                args.data.display()
+            );
             ExitCode::FAILURE
         }
     }
@@ -68,7 +72,7 @@ fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
     runtime.block_on(async {
         let gpus = gpu::discover().await;
         let watched = health::HealthInputs { home: data, data: None, engine: None, gpus: &[] };
-        let health = health::problems(&watched).await;
+        let health = health::find_problems(&watched).await;
         let host = info::gather(data, &gpus, probe::probe(Path::new("/proc/self/exe"), mode))?;
         Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health })? + "\n")
     })

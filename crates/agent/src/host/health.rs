@@ -31,9 +31,12 @@ pub struct HealthInputs<'a> {
 }
 
 /// Returns the problems as sentences; empty means healthy.
-pub async fn problems(watched: &HealthInputs<'_>) -> Vec<String> {
-    let disks =
-        [Some(watched.home), watched.data].into_iter().flatten().map(|path| (path, room(path))).collect();
+pub async fn find_problems(watched: &HealthInputs<'_>) -> Vec<String> {
+    let disks = [Some(watched.home), watched.data]
+        .into_iter()
+        .flatten()
+        .map(|path| (path, free_space(path)))
+        .collect();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let now = if watched.gpus.is_empty() { gpu::Inventory::default() } else { gpu::discover().await };
     evaluate(&HealthFacts {
@@ -67,12 +70,12 @@ fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
     for (path, room) in &seen.disks {
         let path = path.display();
         match room {
-            Err(error) => problems.push(format!("the disk of {path} cannot be read: {error}")),
+            Err(error) => problems.push(format!("failed to read the free space of {path}: {error}")),
             Ok(room) if room.bytes < LOW_DISK => {
-                problems.push(format!("the disk of {path} has {} MiB left", room.bytes >> 20));
+                problems.push(format!("the disk of {path} has only {} MiB left", room.bytes >> 20));
             }
             Ok(FreeSpace { inodes: Some(inodes), .. }) if *inodes < LOW_INODES => {
-                problems.push(format!("the disk of {path} has room for {inodes} files only"));
+                problems.push(format!("the disk of {path} has only {inodes} free inodes"));
             }
             Ok(_) => {}
         }
@@ -80,10 +83,10 @@ fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
     // One disk is reported once, also if two directories are on it.
     problems.dedup_by_key(|problem| problem.rsplit(" has ").next().unwrap_or_default().to_owned());
     if let Some(memory) = seen.memory.filter(|memory| *memory < LOW_MEMORY) {
-        problems.push(format!("{} MiB of memory are available", memory >> 20));
+        problems.push(format!("{} MiB of memory left", memory >> 20));
     }
     if let Some(why) = seen.engine {
-        problems.push(format!("the container engine does not answer: {why}"));
+        problems.push(format!("the container engine does not respond: {why}"));
     }
     problems.extend_from_slice(seen.gpu_problems);
     for gone in seen.gpus_before.iter().filter(|gpu| !seen.gpus_now.iter().any(|now| now.id == gpu.id)) {
@@ -92,7 +95,7 @@ fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
     problems
 }
 
-fn room(path: &Path) -> io::Result<FreeSpace> {
+fn free_space(path: &Path) -> io::Result<FreeSpace> {
     let disk = statvfs(path)?;
     // Some file systems create inodes on demand and report none.
     let inodes = (disk.f_files > 0).then_some(disk.f_favail);
@@ -118,7 +121,7 @@ fn parse_dcgm(text: &str) -> Option<Dcgm> {
     let mut incidents = Vec::new();
     if overall_health != pass {
         let mut said = Vec::new();
-        words(overall.get("children").unwrap_or(&Value::Null), &mut said);
+        collect_text(overall.get("children").unwrap_or(&Value::Null), &mut said);
         let error_message = said.join(" ");
         incidents.push(DcgmIncident {
             system: 0,
@@ -132,7 +135,7 @@ fn parse_dcgm(text: &str) -> Option<Dcgm> {
     Some(Dcgm { overall_health, incidents })
 }
 
-fn words(value: &Value, said: &mut Vec<String>) {
+fn collect_text(value: &Value, said: &mut Vec<String>) {
     match value {
         Value::String(text) => said.push(text.clone()),
         Value::Object(fields) => {
@@ -140,10 +143,10 @@ fn words(value: &Value, said: &mut Vec<String>) {
                 if !matches!(name.as_str(), "value" | "children") {
                     said.push(format!("{name}:"));
                 }
-                words(value, said);
+                collect_text(value, said);
             }
         }
-        Value::Array(values) => values.iter().for_each(|value| words(value, said)),
+        Value::Array(values) => values.iter().for_each(|value| collect_text(value, said)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
@@ -164,12 +167,12 @@ mod tests {
         }
     }
 
-    fn disk(bytes: u64, inodes: u64) -> io::Result<FreeSpace> {
+    fn free_disk(bytes: u64, inodes: u64) -> io::Result<FreeSpace> {
         Ok(FreeSpace { bytes, inodes: Some(inodes) })
     }
 
     #[test]
-    fn what_is_wrong_is_told_and_nothing_else() {
+    fn health_checks_report_each_problem_and_nothing_else() {
         assert_eq!(evaluate(&healthy_facts()), Vec::<String>::new());
         let (home, data) = (Path::new("/home"), Path::new("/data"));
         let gpu = |id: &str| Gpu {
@@ -185,25 +188,25 @@ mod tests {
         let said = ["nvidia-smi: Unknown Error".to_owned()];
         for (seen, expected) in [
             (
-                HealthFacts { disks: vec![(home, disk(100 << 20, 9999))], ..healthy_facts() },
-                vec!["the disk of /home has 100 MiB left"],
+                HealthFacts { disks: vec![(home, free_disk(100 << 20, 9999))], ..healthy_facts() },
+                vec!["the disk of /home has only 100 MiB left"],
             ),
             (
                 HealthFacts {
-                    disks: vec![(home, disk(3 << 20, 9999)), (data, disk(3 << 20, 9999))],
+                    disks: vec![(home, free_disk(3 << 20, 9999)), (data, free_disk(3 << 20, 9999))],
                     ..healthy_facts()
                 },
-                vec!["the disk of /home has 3 MiB left"],
+                vec!["the disk of /home has only 3 MiB left"],
             ),
             (
-                HealthFacts { disks: vec![(home, disk(5 << 30, 3))], ..healthy_facts() },
-                vec!["the disk of /home has room for 3 files only"],
+                HealthFacts { disks: vec![(home, free_disk(5 << 30, 3))], ..healthy_facts() },
+                vec!["the disk of /home has only 3 free inodes"],
             ),
-            (HealthFacts { memory: Some(9 << 20), ..healthy_facts() }, vec!["9 MiB of memory are available"]),
+            (HealthFacts { memory: Some(9 << 20), ..healthy_facts() }, vec!["9 MiB of memory left"]),
             (HealthFacts { memory: None, ..healthy_facts() }, vec![]),
             (
                 HealthFacts { engine: Some("refused"), ..healthy_facts() },
-                vec!["the container engine does not answer: refused"],
+                vec!["the container engine does not respond: refused"],
             ),
             (
                 HealthFacts {
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn dcgms_report_is_read() {
+    fn the_dcgm_health_report_is_parsed() {
         let report = |health: &str, rest: &str| {
             format!(
                 r#"{{"body":{{"Overall Health":{{"children":{rest},"value":"{health}"}}}},"header":["Health Monitor Report"]}}"#

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_tells_what_it_has() {
+    fn host_info_lists_the_resources_of_the_host() {
         let gpus = vec![gpu("A", "1", 10), gpu("B", "2", 20), gpu("B", "3", 19)];
         let inventory = Inventory { gpus, driver_version: Some("570".into()), problems: vec![] };
         let info = gather(Path::new("/"), &inventory, processes()).unwrap();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_written_whole_and_once() {
+    fn the_host_info_file_is_written_atomically_and_once() {
         let fixture = Fixture::new();
         let mut info = gather(Path::new("/"), &Inventory::default(), processes()).unwrap();
         write_once(fixture.path(), &info).unwrap();

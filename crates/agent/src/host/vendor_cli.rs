@@ -26,17 +26,17 @@ const DIRECTORIES: [&str; 8] = [
 pub enum ToolError {
     #[error("{tool} is not installed")]
     Absent { tool: &'static str },
-    #[error("{tool} does not answer within {secs} s")]
+    #[error("{tool} did not respond within {secs} s")]
     Deadline { tool: &'static str, secs: u64 },
     #[error("{tool} ended with {status}: {said}")]
     Failed { tool: &'static str, status: String, said: String },
-    #[error("start {tool}")]
+    #[error("failed to start {tool}")]
     Start {
         tool: &'static str,
         #[source]
         source: io::Error,
     },
-    #[error("{tool} says what cannot be read: {what}")]
+    #[error("cannot parse the output of {tool}: {what}")]
     Unreadable { tool: &'static str, what: &'static str },
 }
 
@@ -93,13 +93,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_tool_that_hangs_is_given_up() {
+    async fn a_vendor_tool_that_hangs_times_out() {
         let error = run_with_timeout("sleep", &["600"], Duration::from_millis(50)).await.unwrap_err();
         assert!(matches!(error, ToolError::Deadline { .. }), "{error}");
     }
 
     #[tokio::test]
-    async fn a_tool_that_fails_or_is_missing_says_so() {
+    async fn a_failing_or_missing_vendor_tool_is_reported() {
         let error = run("ls", &["/nonexistent"]).await.unwrap_err();
         let ToolError::Failed { said, .. } = &error else { panic!("{error}") };
         assert!(said.contains("/nonexistent"), "{said}");

@@ -37,7 +37,7 @@ const SH: &str = "/bin/sh";
 
 /// Failed step with its cause.
 #[derive(Debug, thiserror::Error)]
-#[error("confine the task: {what}")]
+#[error("failed to confine the task: {what}")]
 pub struct SetUpError {
     pub what: String,
     #[source]
@@ -129,7 +129,7 @@ fn set_mount_attributes(path: &Path, attributes: &MountAttributes) -> io::Result
 }
 
 /// Disables set-user-id programs and devices below `path`, a mount.
-pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
+pub fn restrict_mount(path: &Path, read_only: bool) -> io::Result<()> {
     let set = SET_NO_SUID | SET_NO_DEV | if read_only { SET_READ_ONLY } else { 0 };
     match set_mount_attributes(path, &MountAttributes { set, ..MountAttributes::default() }) {
         // Kernels before 5.12 can change only one mount at a time.
@@ -229,14 +229,14 @@ impl HostPaths {
             own,
             tmp: open(&task.private.join("tmp"))?,
             var_tmp: open(&task.private.join("var-tmp"))?,
-            agent: agent(&task.private).map_err(set_up_error("find the agent's binary"))?,
+            agent: open_agent_binary(&task.private).map_err(set_up_error("open the agent's binary"))?,
             binds: binds.collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// Opens the agent's binary for the job's user; a copy if its file was replaced or other users cannot run it.
-fn agent(private: &Path) -> io::Result<HostPath> {
+fn open_agent_binary(private: &Path) -> io::Result<HostPath> {
     let file = fs::read_link("/proc/self/exe")?;
     if file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o005 == 0o005) {
         return HostPath::open(&file);
@@ -249,32 +249,33 @@ fn agent(private: &Path) -> io::Result<HostPath> {
 
 /// Sets up the task's view of the file system. For the inner half only.
 pub fn set_up(task: &Confinement, binds: &[BindRequest]) -> Result<(), SetUpError> {
-    isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
+    isolate_mounts().map_err(set_up_error("isolate mounts from the host"))?;
     let sources = HostPaths::open(task, binds)?;
     // Everything mounted from here on belongs to the task and is writable.
-    read_only(task.user.is_some()).map_err(set_up_error("make the host's files read-only"))?;
+    make_host_read_only(task.user.is_some())
+        .map_err(set_up_error("make the host's file systems read-only"))?;
     mount_devices(task)?;
     for (at, source) in [("/tmp", &sources.tmp), ("/var/tmp", &sources.var_tmp)] {
         let at = Path::new(at);
         if at.is_dir() {
-            source.put(at).map_err(set_up_error(format!("give it a {} of its own", at.display())))?;
+            source.put(at).map_err(set_up_error(format!("mount a private {}", at.display())))?;
         }
     }
-    mount_task_dirs(task, &sources).map_err(set_up_error("make the place of its directories"))?;
-    add_task_user(task).map_err(set_up_error("make its user known"))?;
+    mount_task_dirs(task, &sources).map_err(set_up_error("mount its directories"))?;
+    add_task_user(task).map_err(set_up_error("add its user to /etc/passwd"))?;
     for path in &task.hidden {
         hide_path(task, path).map_err(set_up_error(format!("hide {}", path.display())))?;
     }
     for (order, source) in binds.iter().zip(&sources.binds) {
         let mounted = create_mount_point(&order.target, source.is_directory())
             .and_then(|()| source.put(&order.target))
-            .and_then(|()| make_harmless(&order.target, order.read_only));
+            .and_then(|()| restrict_mount(&order.target, order.read_only));
         let (from, to) = (order.source.display(), order.target.display());
         mounted.map_err(set_up_error(format!("mount {from} at {to}")))?;
     }
-    mount_proc().map_err(set_up_error("mount its own /proc"))?;
+    mount_proc().map_err(set_up_error("mount a private /proc"))?;
     // The old working directory would lead up into paths that are covered.
-    rustix::process::chdir(task.place.join("scratch")).map_err(set_up_error("enter its directory"))
+    rustix::process::chdir(task.place.join("scratch")).map_err(set_up_error("change to its directory"))
 }
 
 /// Hides mounts made here from the host. Unmounts of the host still propagate here: a task keeps no disk busy.
@@ -293,9 +294,9 @@ fn mount_devices(task: &Confinement) -> Result<(), SetUpError> {
     if shm.is_dir() {
         let size = task.shm_bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
         let options = std::ffi::CString::new(format!("mode=1777{size}")).unwrap_or_default();
-        tmpfs(shm, MountFlags::empty(), &options).map_err(set_up_error("give it a /dev/shm of its own"))?;
+        tmpfs(shm, MountFlags::empty(), &options).map_err(set_up_error("mount a private /dev/shm"))?;
     }
-    mount_devpts().map_err(set_up_error("give it terminals of its own"))
+    mount_devpts().map_err(set_up_error("mount a private /dev/pts"))
 }
 
 fn mount_devpts() -> io::Result<()> {
@@ -312,12 +313,12 @@ fn mount_task_dirs(task: &Confinement, sources: &HostPaths) -> io::Result<()> {
         let at = task.place.join(name);
         create_mount_point(&at, true)?;
         source.put(&at)?;
-        make_harmless(&at, false)?;
+        restrict_mount(&at, false)?;
     }
     let agent = task.place.join("agent");
     create_mount_point(&agent, false)?;
     sources.agent.put(&agent)?;
-    make_harmless(&agent, true)?;
+    restrict_mount(&agent, true)?;
     // Empty file that is mounted over hidden files.
     fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(empty_file_path(task)).map(drop)
 }
@@ -365,7 +366,7 @@ fn hide_path(task: &Confinement, path: &Path) -> io::Result<()> {
 }
 
 /// Makes all files of the host read-only.
-fn read_only(has_own_user: bool) -> io::Result<()> {
+fn make_host_read_only(has_own_user: bool) -> io::Result<()> {
     match set_mount_attributes(
         Path::new("/"),
         &MountAttributes { set: SET_READ_ONLY, ..MountAttributes::default() },
@@ -378,10 +379,10 @@ fn read_only(has_own_user: bool) -> io::Result<()> {
 
 /// Tries everything that a confined task needs and that a host may refuse.
 pub fn try_confinement(has_own_user: bool) -> Result<(), SetUpError> {
-    isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
-    read_only(has_own_user).map_err(set_up_error("make the host's files read-only"))?;
+    isolate_mounts().map_err(set_up_error("isolate mounts from the host"))?;
+    make_host_read_only(has_own_user).map_err(set_up_error("make the host's file systems read-only"))?;
     tmpfs(Path::new("/tmp"), MountFlags::empty(), TASK_DIRS_OPTIONS)
         .map_err(set_up_error("mount a tmpfs"))?;
-    mount_devpts().map_err(set_up_error("give it terminals of its own"))?;
-    mount_proc().map_err(set_up_error("mount its own /proc"))
+    mount_devpts().map_err(set_up_error("mount a private /dev/pts"))?;
+    mount_proc().map_err(set_up_error("mount a private /proc"))
 }

@@ -156,7 +156,7 @@ fn deny_by_argument(call: libc::c_long, argument: u32, test: u16, value: u32) ->
     ]
 }
 
-fn filter() -> Vec<sock_filter> {
+fn build_filter() -> Vec<sock_filter> {
     let mut steps = vec![
         instruction(LOAD, 0, 0, ARCH),
         instruction(IF_EQUAL, 1, 0, arch::AUDIT),
@@ -188,7 +188,7 @@ fn filter() -> Vec<sock_filter> {
 
 /// Restricts everything that this process starts for the job from now on.
 pub fn restrict_children() {
-    let _ = FILTER.set(filter());
+    let _ = FILTER.set(build_filter());
 }
 
 /// Privileges that are dropped between fork and exec; none if the task is not confined. Allocates no memory.
@@ -228,7 +228,7 @@ impl Restrictions {
 pub fn restrict_self() -> io::Result<()> {
     drop_bounding_set()?;
     set_capabilities(&[CapabilitySets::default(); 2])?;
-    install_filter(&filter())
+    install_filter(&build_filter())
 }
 
 #[expect(unsafe_code, reason = "a setting of the process that no crate we use has")]
@@ -316,8 +316,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_jump_of_the_filter_ends_inside_of_it() {
-        let steps = filter();
+    fn every_jump_of_the_seccomp_filter_lands_inside_the_filter() {
+        let steps = build_filter();
         for (at, one) in steps.iter().enumerate() {
             if matches!(one.code, IF_EQUAL | IF_ANY_BIT | 0x35) {
                 let furthest = at + 1 + usize::from(one.jt.max(one.jf));
@@ -329,9 +329,9 @@ mod tests {
 
     /// A filter applies to the thread that installed it.
     #[test]
-    fn refused_calls_fail_and_others_work() {
+    fn filtered_system_calls_fail_and_others_work() {
         let tried = std::thread::spawn(|| {
-            install_filter(&filter()).unwrap();
+            install_filter(&build_filter()).unwrap();
             let mounted =
                 rustix::mount::mount("none", "/tmp", "tmpfs", rustix::mount::MountFlags::empty(), None);
             #[expect(unsafe_code, reason = "the call is to be refused")]

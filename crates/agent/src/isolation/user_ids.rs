@@ -68,7 +68,7 @@ impl UserIdAllocator {
                 return Ok(id);
             }
         }
-        Err(io::Error::other(format!("all {} users of tasks are in use", self.range.count())))
+        Err(io::Error::other(format!("all {} user ids for tasks are in use", self.range.count())))
     }
 
     /// Returns whether the id is recorded for this task.
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_tasks_have_one_user_and_a_task_keeps_its_own() {
+    fn each_task_has_a_unique_user_id_and_keeps_it() {
         let dir = windlass_testkit::temp_dir("user-ids").unwrap();
         let ids = UserIdAllocator {
             dir: dir.path().join("ledger"),
@@ -126,7 +126,7 @@ mod tests {
         let own = ids.take(&task("a"), &none).unwrap();
         assert_eq!(ids.take(&task("a"), &none).unwrap(), own);
         let full = ids.take(&task("d"), &none).unwrap_err();
-        assert_eq!(full.to_string(), "all 3 users of tasks are in use");
+        assert_eq!(full.to_string(), "all 3 user ids for tasks are in use");
         ids.give_back(own, &task("b")).unwrap();
         assert!(ids.take(&task("d"), &none).is_err(), "it was not b's to give back");
         ids.give_back(own, &task("a")).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_leaves_the_users_of_the_system_alone() {
+    fn user_id_ranges_exclude_system_users() {
         assert_eq!(UserIdRange::parse("2000-2999"), Some(UserIdRange { first: 2000, last: 2999 }));
         assert_eq!(UserIdRange::parse("1900000000 - 1900065535"), Some(DEFAULT_RANGE));
         for bad in ["", "5", "0-5000", "999-2000", "3000-2000", "2000-4294967295", "a-b"] {

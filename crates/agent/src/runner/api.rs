@@ -77,7 +77,7 @@ async fn health(version: &'static str) -> Json<Health> {
 
 async fn check_token(State(job): State<Arc<Job>>, request: Request, next: Next) -> Response {
     let hash = job.around.config.token_sha256.as_str();
-    match http::bearer(request.headers()) {
+    match http::bearer_token(request.headers()) {
         Some(token) if http::matches_hash(token, [hash]) => next.run(request).await,
         Some(_) | None => {
             ErrorResponse::unauthorized("the runner's token is missing or wrong").into_response()
@@ -89,7 +89,7 @@ async fn submit(
     State(job): State<Arc<Job>>,
     http::Json(submit): http::Json<SubmitBody>,
 ) -> Result<(), ErrorResponse> {
-    env::check(submit.secrets.iter().chain(&submit.job_spec.env))
+    env::validate(submit.secrets.iter().chain(&submit.job_spec.env))
         .map_err(|error| ErrorResponse::bad_request(error.to_string()))?;
     job.submit(submit).map_err(|at| ErrorResponse::conflict(steps::refusal_message(at)))
 }
@@ -107,14 +107,15 @@ async fn run(State(job): State<Arc<Job>>) -> Result<Response, ErrorResponse> {
 }
 
 async fn gate(State(job): State<Arc<Job>>) -> Result<(), ErrorResponse> {
-    job.open_gate().map_err(|error| ErrorResponse::conflict(format!("open the gate: {error}")))
+    job.open_gate().map_err(|error| ErrorResponse::conflict(format!("failed to open the gate: {error}")))
 }
 
 async fn hosts(
     State(job): State<Arc<Job>>,
     http::Json(hosts): http::Json<GroupHosts>,
 ) -> Result<(), ErrorResponse> {
-    job.tell_hosts(&hosts.hosts).map_err(|error| ErrorResponse::conflict(format!("write the names: {error}")))
+    job.tell_hosts(&hosts.hosts)
+        .map_err(|error| ErrorResponse::conflict(format!("failed to write the host names: {error}")))
 }
 
 #[derive(Debug, Deserialize)]
@@ -139,6 +140,6 @@ async fn pull(State(job): State<Arc<Job>>, Query(since): Query<PullParams>) -> R
 }
 
 async fn metrics(State(meter): State<Arc<Meter>>) -> Result<Response, ErrorResponse> {
-    let usage = meter.read().await.ok_or_else(|| ErrorResponse::not_found("nothing can be measured here"))?;
+    let usage = meter.read().await.ok_or_else(|| ErrorResponse::not_found("metrics are not available"))?;
     Ok(Json(usage).into_response())
 }

@@ -27,14 +27,14 @@ const RUN_PREFIXES: [&str; 2] = ["WINDLASS_", "DSTACK_"];
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    #[error("set variable `{}`: this cannot be the name of a variable", .0.escape_debug())]
+    #[error("invalid environment variable name `{}`", .0.escape_debug())]
     BadName(String),
-    #[error("set variable `{0}`: its value holds a NUL byte")]
+    #[error("invalid value of environment variable `{0}`: it contains a NUL byte")]
     BadValue(String),
 }
 
 /// Refuses variables that the kernel cannot pass to a program. Everything else is passed byte for byte.
-pub fn check<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<(), EnvError> {
+pub fn validate<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<(), EnvError> {
     for (name, value) in variables {
         if name.is_empty() || name.contains(['=', '\0']) {
             return Err(EnvError::BadName(name.clone()));
@@ -50,7 +50,7 @@ pub fn check<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) 
 ///
 /// In a container that is the image's environment, and all of it counts: images set `LD_LIBRARY_PATH` for their
 /// libraries. A plain process would inherit the host's environment, so variables that control the loader are removed.
-pub fn base(own: impl IntoIterator<Item = (OsString, OsString)>, in_container: bool) -> Env {
+pub fn base_env(own: impl IntoIterator<Item = (OsString, OsString)>, in_container: bool) -> Env {
     let is_kept = |name: &OsStr| {
         let name = name.as_bytes();
         if name == TASK_MARK.as_bytes() {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_own_variables_are_taken_out_and_the_mark_stays() {
+    fn variables_of_the_agent_are_removed_and_the_task_id_stays() {
         let own = env(&[
             ("PATH", "/opt/bin"),
             ("LD_PRELOAD", "/x.so"),
@@ -197,16 +197,16 @@ mod tests {
             ("RUST_LOG", "debug"),
             ("LANG", "C"),
         ]);
-        let bare = base(own.clone(), false);
+        let bare = base_env(own.clone(), false);
         assert_eq!(bare, env(&[("LANG", "C"), ("PATH", "/opt/bin"), ("WINDLASS_TASK_ID", "t")]));
-        let image = base(own, true);
+        let image = base_env(own, true);
         assert_eq!(value(&image, "LD_LIBRARY_PATH"), Some("/cuda"));
         assert_eq!(value(&image, "RUST_LOG"), None);
-        assert_eq!(value(&base(env(&[]), true), "PATH"), Some(DEFAULT_PATH));
+        assert_eq!(value(&base_env(env(&[]), true), "PATH"), Some(DEFAULT_PATH));
     }
 
     #[test]
-    fn the_run_is_told_under_both_names() {
+    fn run_variables_are_set_with_the_dstack_and_the_windlass_prefix() {
         let submit = submit(
             r#"{"run":{"id":"r1","run_spec":{"run_name":"train","repo_id":"none"}},"job_submission":{"id":"j1"},
             "job_spec":{"replica_num":2,"job_num":1,"jobs_per_replica":2,"repo_dir":"code","env":{}},
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_wins_over_secrets_over_the_run_over_the_image() {
+    fn variables_take_precedence_in_the_order_job_secrets_run_image() {
         let submit = submit(
             r#"{"run":{"id":"r"},"job_spec":{"env":{"A":"job","DSTACK_RUN_ID":"mine"}},
             "secrets":{"A":"secret","B":"secret"}}"#,
@@ -251,20 +251,20 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_cannot_pass_is_refused() {
-        let checked = |name: &str, text: &str| check([(&name.to_owned(), &text.to_owned())]);
+    fn variables_that_the_kernel_cannot_pass_are_refused() {
+        let checked = |name: &str, text: &str| validate([(&name.to_owned(), &text.to_owned())]);
         assert_eq!(checked("A\nB", "x\ny"), Ok(()));
         assert!(checked("", "x").is_err());
         assert!(checked("A=B", "x").is_err());
         assert!(checked("A\0", "x").is_err());
         assert_eq!(
             checked("A", "x\0y").unwrap_err().to_string(),
-            "set variable `A`: its value holds a NUL byte"
+            "invalid value of environment variable `A`: it contains a NUL byte"
         );
     }
 
     #[test]
-    fn exports_quote_every_value_and_pass_over_what_no_shell_can_name() {
+    fn shell_exports_quote_every_value_and_skip_invalid_names() {
         let base = env(&[("SAME", "1")]);
         let job = env(&[
             ("SAME", "1"),

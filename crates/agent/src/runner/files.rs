@@ -12,15 +12,15 @@ use super::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    #[error("place files at `{path}`: not a path a file can have")]
+    #[error("failed to place files at `{path}`: invalid path")]
     BadPath { path: String },
-    #[error("place files at `{path}`")]
+    #[error("failed to place files at `{path}`")]
     Unpack {
         path: String,
         #[source]
         source: ChildError,
     },
-    #[error("place files at `{path}`: {what}")]
+    #[error("failed to place files at `{path}`: {what}")]
     Place {
         path: String,
         what: &'static str,
@@ -48,8 +48,8 @@ pub async fn unpack_to(site: &UserContext, archive: &Path, path: &str) -> Result
         return Err(FilesError::BadPath { path: path.to_owned() });
     };
     let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
-    site.create_dirs(parent).map_err(failed("make the directories above"))?;
-    let stage = StagingDir::new(site, parent).map_err(failed("make a directory beside it"))?;
+    site.create_dirs(parent).map_err(failed("create the parent directories"))?;
+    let stage = StagingDir::new(site, parent).map_err(failed("create a temporary directory"))?;
     let unpacked = subprocess::run(stage.path(), archive, TopLevel::Rename, site)
         .await
         .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;

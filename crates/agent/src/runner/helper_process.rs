@@ -49,7 +49,7 @@ pub fn main(args: &Args) -> std::process::ExitCode {
 }
 
 /// Returns a command that starts as the job's user, in a separate process group.
-pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -> Command {
+pub(super) fn user_command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -> Command {
     let mut command = std::process::Command::new(program);
     command.env_clear().process_group(0).stdin(Stdio::null());
     let switch = Uid::effective().is_root().then(|| {
@@ -79,7 +79,7 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
 
 /// Returns a command that starts the agent's binary as a child.
 pub(super) fn agent_command(part: &str, site: &UserContext) -> Command {
-    let mut command = command(&site.agent, &site.account);
+    let mut command = user_command(&site.agent, &site.account);
     command.arg0("windlass-agent").args(["child", part]);
     command
 }

@@ -21,7 +21,7 @@ use windlass_model::{id::SubmissionId, skypilot::HOSTS_FILE};
 
 use super::{
     env::Env,
-    launch::write_as,
+    launch::write_with_mode,
     node_access::{is_address, remove_section, section_markers},
 };
 
@@ -56,8 +56,8 @@ impl HostsFile {
         if !self.is_copy {
             return Ok(());
         }
-        let copied =
-            read_file(Path::new(ETC_HOSTS)).and_then(|text| write_as(&self.file, text.as_bytes(), MODE));
+        let copied = read_file(Path::new(ETC_HOSTS))
+            .and_then(|text| write_with_mode(&self.file, text.as_bytes(), MODE));
         if self.is_required { copied } else { Ok(()) }
     }
 
@@ -65,7 +65,7 @@ impl HostsFile {
     pub(super) fn write(&self, task: SubmissionId, hosts: &[HostName]) -> io::Result<()> {
         let text = render(&read_file(&self.file)?, task, hosts);
         // In place: a file that is mounted over another must stay the same file.
-        write_as(&self.file, text.as_bytes(), MODE)
+        write_with_mode(&self.file, text.as_bytes(), MODE)
     }
 
     /// Mounts the copy at `/etc/hosts` in a separate mount namespace of the command. Needs root: call it before
@@ -76,7 +76,7 @@ impl HostsFile {
             return Ok(());
         }
         if !rustix::process::geteuid().is_root() {
-            let why = "names of other tasks need the rights of root";
+            let why = "host names of other tasks require root";
             return if self.is_required { Err(io::Error::other(why)) } else { Ok(()) };
         }
         let (source, required) = (CString::new(self.file.as_os_str().as_bytes())?, self.is_required);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_job_that_asks_gets_names_and_outside_of_containers_a_copy() {
+    fn a_hosts_file_is_set_only_on_request_and_is_a_copy_outside_containers() {
         let mut env = Env::new();
         assert_eq!(HostsFile::from_env(&mut env, None), None);
         env.insert(HOSTS_FILE.into(), "".into());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn our_part_is_renewed_and_the_rest_stays() {
+    fn rewriting_the_hosts_file_replaces_our_section_and_keeps_the_rest() {
         let task = SubmissionId(Default::default());
         let first = render("127.0.0.1 localhost", task, &[host("10.0.0.1", "a-0.g")]);
         let second = render(&first, task, &[host("10.0.0.2", "a-0.g"), host("::1", "b-0.g")]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_no_name_is_left_out() {
+    fn invalid_addresses_and_names_are_left_out_of_the_hosts_file() {
         let hosts = [
             host("h1", "a-0.g"),
             host("10.0.0.1", "a b"),

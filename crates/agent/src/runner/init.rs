@@ -39,7 +39,7 @@ use crate::{
     cgroup::Group,
     isolation::{
         self, Confinement,
-        namespaces::{ForkSide, SetUpError, fork_into_namespaces, make_harmless, set_up},
+        namespaces::{ForkSide, SetUpError, fork_into_namespaces, restrict_mount, set_up},
         restrict,
     },
     proc::{self, ProcessHandle},
@@ -94,31 +94,31 @@ pub const NOTICES_VARIABLE: &str = "WINDLASS_NOTICES";
 
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    #[error("open the run directory {dir}")]
+    #[error("failed to open the run directory {dir}")]
     Directory {
         dir: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("take charge of signals and orphans")]
+    #[error("failed to set up signals and process reaping")]
     Signals(#[source] io::Error),
-    #[error("read orders")]
+    #[error("failed to read the request of the shim")]
     Orders(#[source] io::Error),
-    #[error("mount {} at {}", bind.source.display(), bind.target.display())]
+    #[error("failed to mount {} at {}", bind.source.display(), bind.target.display())]
     Mount {
         bind: BindRequest,
         #[source]
         source: io::Error,
     },
-    #[error("make namespaces for the task")]
+    #[error("failed to create namespaces for the task")]
     Namespaces(#[source] io::Error),
     #[error(transparent)]
     Confine(#[from] SetUpError),
-    #[error("give up rights")]
+    #[error("failed to drop privileges")]
     Restrict(#[source] io::Error),
-    #[error("start the runner")]
+    #[error("failed to start the runner")]
     Start(#[source] io::Error),
-    #[error("write the last word")]
+    #[error("failed to record the end of the task")]
     LastWord(#[source] io::Error),
 }
 
@@ -139,7 +139,7 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     let home = rustix::fs::open(dir, flags, Mode::empty())
         .map_err(|error| InitError::Directory { dir: dir.to_owned(), source: error.into() })?;
     let signals = become_reaper().map_err(InitError::Signals)?;
-    let Some((orders, gate)) = orders(&home)? else { return Ok(EXIT_CANNOT_START) };
+    let Some((orders, gate)) = receive_request(&home)? else { return Ok(EXIT_CANNOT_START) };
     let group = Group::own().unwrap_or_default();
     let kills_before = group.oom_kills();
     let job = open_job_group(&orders);
@@ -201,7 +201,7 @@ fn supervise(started: io::Result<Pid>, orders: &InitRequest, signals: &SignalFd)
         Ok(pid) => {
             let status = wait_for_runner(pid, signals).map_err(InitError::Signals)?;
             kill_descendants(orders, signals);
-            Ok(code(status))
+            Ok(exit_code(status))
         }
         Err(error) => {
             print_error(&InitError::Start(error));
@@ -217,7 +217,7 @@ struct ReplySocket(Option<UnixStream>);
 impl ReplySocket {
     fn answer(mut self, result: &Result<(), InitError>) {
         let Some(mut socket) = self.0.take() else { return };
-        let answer = result.as_ref().map_or_else(said, |()| REQUEST_DONE.to_owned());
+        let answer = result.as_ref().map_or_else(error_text, |()| REQUEST_DONE.to_owned());
         // The shim may have exited by now; its orders remain valid.
         let _ = socket.write_all(answer.as_bytes());
         let _ = socket.shutdown(Shutdown::Both);
@@ -226,11 +226,11 @@ impl ReplySocket {
 
 /// Prints to standard error: there is no log here, and the shim shows its last lines.
 fn print_error(error: &InitError) {
-    let _ = io::stderr().write_all(format!("init: {}\n", said(error)).as_bytes());
+    let _ = io::stderr().write_all(format!("init: {}\n", error_text(error)).as_bytes());
 }
 
-fn said(error: &InitError) -> String {
-    super::job::told(error)
+fn error_text(error: &InitError) -> String {
+    super::job::error_chain(error)
 }
 
 /// Becomes the reaper of orphans. Every signal that can be blocked is read from the returned file.
@@ -262,7 +262,7 @@ pub(crate) fn reset_signals() -> io::Result<()> {
 
 /// Waits for orders if there is a gate, and carries out those for this process. Returns `None` if the shim exited
 /// without sending them.
-fn orders(home: &OwnedFd) -> Result<Option<(InitRequest, ReplySocket)>, InitError> {
+fn receive_request(home: &OwnedFd) -> Result<Option<(InitRequest, ReplySocket)>, InitError> {
     if std::env::var_os(GATE_VARIABLE).as_deref() != Some(OsStr::new("1")) {
         return Ok(Some((InitRequest::default(), ReplySocket(None))));
     }
@@ -294,7 +294,7 @@ fn apply_request(orders: &mut InitRequest) -> Result<(), InitError> {
             let group = group.display();
             orders
                 .notices
-                .push(format!("the limits of {group} are not enforced: it cannot be entered: {error}"));
+                .push(format!("the limits of {group} are not enforced: failed to join the group: {error}"));
         }
     }
     // Mounts of a confined task are made in its namespaces.
@@ -320,7 +320,7 @@ fn unshare_mounts() -> io::Result<()> {
 
 fn bind_mount(bind: &BindRequest) -> io::Result<()> {
     rustix::mount::mount_bind_recursive(&bind.source, &bind.target)?;
-    make_harmless(&bind.target, bind.read_only)
+    restrict_mount(&bind.target, bind.read_only)
 }
 
 fn open_job_group(orders: &InitRequest) -> Option<fs::File> {
@@ -447,7 +447,7 @@ pub(crate) fn kill_descendants(orders: &InitRequest, signals: &SignalFd) {
 }
 
 /// Returns the exit code as a shell reports it.
-pub(crate) fn code(status: WaitStatus) -> u8 {
+pub(crate) fn exit_code(status: WaitStatus) -> u8 {
     let code = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code,
         (None, Some(signal)) => 128 + signal,

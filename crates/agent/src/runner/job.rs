@@ -15,7 +15,7 @@ use windlass_model::config::name::UnixUser;
 use super::{
     env::{self, Env},
     hosts_file::HostsFile,
-    job_end::{EndCause, JobStateName, ending},
+    job_end::{EndCause, JobStateName, describe_end},
     log_tail,
     login_session::Session,
     node_access, phase_file, python,
@@ -65,13 +65,13 @@ enum AccountError {
     #[error(transparent)]
     User(#[from] UserError),
     #[error(
-        "become user {name}: a plain process has a user of its own here (leave `user` out, or have the host's owner add \
-         `{name}` to `users` in its policy)"
+        "cannot run as user {name}: plain processes run as separate users on this host (omit `user`, or ask the host's \
+         owner to add `{name}` to `users` in its policy)"
     )]
     NotListed { name: String },
-    #[error("become user {name}: a plain process is never root here (leave `user` out)")]
+    #[error("cannot run as user {name}: plain processes never run as root on this host (omit `user`)")]
     Root { name: String },
-    #[error("take group {group} as user {name}: the user does not belong to it")]
+    #[error("cannot use group {group}: user {name} is not a member of it")]
     Group { name: String, group: u32 },
 }
 
@@ -88,7 +88,7 @@ impl RunnerContext {
             run: run.to_owned(),
             config,
             in_container,
-            base: env::base(std::env::vars_os(), in_container),
+            base: env::base_env(std::env::vars_os(), in_container),
             home_dir,
             scratch,
             ports: TaskPorts::read(run),
@@ -264,7 +264,7 @@ impl Job {
 
     /// Returns the result that a call would have now.
     pub fn verdict(&self, call: Call) -> CallVerdict {
-        steps::call(self.step(), call)
+        steps::evaluate_call(self.step(), call)
     }
 
     pub fn submit(&self, submit: SubmitBody) -> Result<(), Step> {
@@ -374,7 +374,7 @@ impl Job {
         if let Err(error) = self.spool.writer(Stream::Job).finish() {
             tracing::error!(%error, "failed to complete the job's output");
         }
-        let mut ending = ending(cause, exit, oom);
+        let mut ending = describe_end(cause, exit, oom);
         if ending.state == JobStateName::Failed && exit.is_some() {
             log_tail::append_last_lines(&mut ending.message, &self.last_output());
         }
@@ -396,10 +396,10 @@ impl Job {
     }
 
     /// Returns the account and environment for a user who logs in now.
-    pub fn session(&self) -> Session {
+    pub fn session_for(&self) -> Session {
         let known = self.inner.lock().session.clone();
         known.unwrap_or_else(|| {
-            let users = UserDatabase::read(Path::new("/")).unwrap_or_default();
+            let users = UserDatabase::read_file(Path::new("/")).unwrap_or_default();
             let account =
                 self.around.account(&users, None).unwrap_or_else(|_| self.around.fallback_account());
             let mut env = self.around.base.clone();
@@ -423,9 +423,9 @@ impl Job {
     fn plan(&self, submit: SubmitBody) -> Result<Plan, EndCause> {
         let failed = |error: &dyn std::error::Error| EndCause::NotStarted {
             reason: "executor_error",
-            why: told(error),
+            why: error_chain(error),
         };
-        let users = UserDatabase::read(Path::new("/")).map_err(|error| failed(&error))?;
+        let users = UserDatabase::read_file(Path::new("/")).map_err(|error| failed(&error))?;
         let image = self.image_config();
         let of_image = image_user(&image.user);
         let user = submit.job_spec.user.as_ref().or(of_image.as_ref());
@@ -449,7 +449,8 @@ impl Job {
         let mut env = env::job_env(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase =
             phase_file::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
-        let gate = phase_file::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let gate =
+            phase_file::set_gate_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let names = HostsFile::from_env(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), HostsFile::make).map_err(|error| failed(&error))?;
         set_host_port(&mut env, &self.around.ports);
@@ -504,7 +505,7 @@ fn session(site: &UserContext, env: &Env) -> Session {
 }
 
 /// Formats an error and its causes in one line.
-pub fn told(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

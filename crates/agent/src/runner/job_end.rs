@@ -70,14 +70,14 @@ const EXIT_KILLED: i32 = 128 + 9;
 
 /// Decides the final state. `exit` is `None` if nothing ran. `oom` is true if the kernel killed a process of the task
 /// for lack of memory.
-pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
-    let exit_status = exit.and_then(status);
+pub fn describe_end(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
+    let exit_status = exit.and_then(exit_code);
     let told = |state, reason, message: String| JobEnd { state, reason, message, detail: None, exit_status };
     match cause {
         EndCause::Exited if exit_status == Some(0) => told(JobStateName::Done, "", String::new()),
         EndCause::Exited | EndCause::SetupFailed => {
             let is_oom = oom && exit_status == Some(EXIT_KILLED);
-            let mut message = exit.map(described).unwrap_or_default();
+            let mut message = exit.map(describe_exit).unwrap_or_default();
             if is_oom {
                 message.push_str(": out of memory");
             }
@@ -87,25 +87,27 @@ pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
         }
         EndCause::Stopped { killed_after } => {
             let message = killed_after.map(|secs| {
-                format!("it had not ended {secs} s after it was asked to (`stop_duration`), and was killed")
+                format!(
+                    "it was still running {secs} s after the stop request (`stop_duration`) and was killed"
+                )
             });
             told(JobStateName::Terminated, "terminated_by_server", message.unwrap_or_default())
         }
         // The process that ended the task knows the reason; here it could be anything, including a shutdown of the
         // host.
-        EndCause::Ended => told(JobStateName::Terminated, "", "the task was told to end".to_owned()),
+        EndCause::Ended => told(JobStateName::Terminated, "", "the task was stopped".to_owned()),
         EndCause::MaxDuration { secs } => {
             let message = format!("the commands ran longer than {secs} s");
             told(JobStateName::Terminated, "max_duration_exceeded", message)
         }
         EndCause::LogQuota { bytes } => {
             let message = format!(
-                "the output passed {bytes} bytes an hour (the server's setting `log_rate_max`); what came after that was not kept"
+                "the output exceeded {bytes} bytes per hour (`log_rate_max` of the server); the rest was discarded"
             );
             told(JobStateName::Failed, "log_quota_exceeded", message)
         }
         EndCause::OutputNotStored { why, no_disk } => {
-            let message = format!("the output could not be kept: {why}");
+            let message = format!("failed to store the output: {why}");
             JobEnd {
                 detail: no_disk.then_some("no_disk"),
                 ..told(JobStateName::Failed, "executor_error", message)
@@ -116,11 +118,11 @@ pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
 }
 
 /// Returns the exit status as shells report it: 128 + signal for a process that was killed.
-fn status(exit: ExitStatus) -> Option<i32> {
+fn exit_code(exit: ExitStatus) -> Option<i32> {
     exit.code().or_else(|| exit.signal().map(|signal| 128 + signal))
 }
 
-fn described(exit: ExitStatus) -> String {
+fn describe_exit(exit: ExitStatus) -> String {
     match (exit.code(), exit.signal()) {
         (Some(code), _) => format!("the commands exited with status {code}"),
         (None, Some(signal)) => format!("the commands were killed by signal {signal}"),
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_end_has_its_state_reason_and_exit_status() {
+    fn every_end_cause_maps_to_its_state_reason_and_exit_status() {
         let table = [
             (EndCause::Exited, exited(0), false, JobStateName::Done, "", Some(0), None),
             (EndCause::Exited, exited(0), true, JobStateName::Done, "", Some(0), None),
@@ -264,16 +266,19 @@ mod tests {
             ),
         ];
         for (cause, exit, oom, state, reason, exit_status, detail) in table {
-            let told = ending(cause.clone(), exit, oom);
+            let told = describe_end(cause.clone(), exit, oom);
             let got = (told.state, told.reason, told.exit_status, told.detail);
             assert_eq!(got, (state, reason, exit_status, detail), "{cause:?} {exit:?}");
         }
     }
 
     #[test]
-    fn a_failure_says_what_happened() {
-        assert_eq!(ending(EndCause::Exited, exited(7), false).message, "the commands exited with status 7");
-        let oom = ending(EndCause::Exited, killed(9), true).message;
+    fn failure_messages_state_the_exit_status_or_signal() {
+        assert_eq!(
+            describe_end(EndCause::Exited, exited(7), false).message,
+            "the commands exited with status 7"
+        );
+        let oom = describe_end(EndCause::Exited, killed(9), true).message;
         assert_eq!(oom, "the commands were killed by signal 9: out of memory");
     }
 }

@@ -84,17 +84,17 @@ pub struct JobProcess {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    #[error("start the commands: there are none, and the image names none")]
+    #[error("cannot start the commands: the job has none, and the image has no default command")]
     NoCommands,
-    #[error("start the commands: an argument holds a NUL byte")]
+    #[error("cannot start the commands: an argument contains a NUL byte")]
     NulInArgument,
-    #[error("open a terminal")]
+    #[error("failed to open a terminal")]
     Terminal(#[source] io::Error),
-    #[error("open a pipe")]
+    #[error("failed to open a pipe")]
     Pipe(#[source] io::Error),
-    #[error("show the names of other tasks")]
+    #[error("failed to provide the host names of other tasks")]
     Names(#[source] io::Error),
-    #[error("start `{program}` in {}", .dir.display())]
+    #[error("failed to start `{program}` in {}", .dir.display())]
     Start {
         program: String,
         dir: PathBuf,
@@ -263,7 +263,7 @@ fn set_close_on_exec(number: i32) {
 }
 
 /// Writes a file with this mode and replaces its contents.
-pub fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let mut file =
         std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_is_given_when_asked_for_or_to_interactive_shells() {
+    fn a_terminal_is_allocated_on_request_or_for_interactive_shells() {
         let argv = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let table: [(Option<bool>, &[&str], TerminalMode); 12] = [
             (Some(true), &["python", "x.py"], TerminalMode::Required),

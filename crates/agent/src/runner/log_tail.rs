@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_five_lines_are_told_as_a_terminal_shows_them() {
+    fn the_last_five_lines_are_rendered_as_a_terminal_shows_them() {
         check("", "");
         check("one", "one");
         check("1\n2\n3\n4\n5\n6\n7\n", "3\n4\n5\n6\n7");
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_never_long_and_always_text() {
+    fn the_last_lines_are_limited_in_size_and_always_valid_text() {
         let long = last_lines("ü".repeat(4000).as_bytes());
         assert!(
             long.len() <= BYTES_MAX && long.len() > BYTES_MAX - 4 && long.chars().all(|char| char == 'ü')
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_ends_with_the_lines() {
+    fn the_last_lines_are_appended_to_the_message() {
         let mut message = "the commands exited with status 3".to_owned();
         append_last_lines(&mut message, b"\n");
         assert_eq!(message, "the commands exited with status 3");

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_lines_are_read() {
+    fn cpu_ticks_and_resident_memory_are_parsed_from_proc_files() {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 7 3 20 10 20 0 1 0 5 6 7";
         assert_eq!(cpu_ticks(stat), Some(40));
         assert_eq!(cpu_ticks("42 (x) S 1"), None);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_told_in_the_tasks_order_and_foreign_ones_are_not() {
+    fn gpu_metrics_follow_the_order_of_the_task_and_skip_other_gpus() {
         let used = |id: &str, memory_mib, percent| GpuUsage { id: id.into(), memory_mib, percent };
         let all = [used("GPU-a", 1, 10), used("GPU-b", 2, 20), used("GPU-c", 3, 30)];
         let told = gpu_metrics(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_of_a_tree_are_added_up() {
+    fn usage_is_summed_over_the_process_tree() {
         let own = i32::try_from(std::process::id()).unwrap();
         let usage = tree_usage(own);
         assert!(usage.memory.unwrap() > 100 << 10, "{usage:?}");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_is_measured_wherever_it_runs() {
+    async fn metrics_are_measured_on_any_host() {
         let metrics = Meter::new(Vec::new()).read().await.unwrap();
         assert!(metrics.timestamp_micro > 0 && metrics.memory_usage_bytes > 0, "{metrics:?}");
         assert!(metrics.memory_working_set_bytes <= metrics.memory_usage_bytes);

@@ -15,7 +15,7 @@ use windlass_model::id::SubmissionId;
 
 use super::{
     env::gpus_per_node,
-    launch::write_as,
+    launch::write_with_mode,
     user::{Account, create_dir_as, run_as_account},
 };
 
@@ -127,11 +127,15 @@ impl NodeAccess {
                 std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
             }
             let private = key.private.trim_end();
-            write_as(&file, format!("{private}\n").as_bytes(), 0o600)?;
-            write_as(&file.with_extension("pub"), format!("{}\n", key.public.trim_end()).as_bytes(), 0o644)?;
+            write_with_mode(&file, format!("{private}\n").as_bytes(), 0o600)?;
+            write_with_mode(
+                &file.with_extension("pub"),
+                format!("{}\n", key.public.trim_end()).as_bytes(),
+                0o644,
+            )?;
             let config = dir.join("config");
             let old = remove_section(&read_config(&config)?, place.task);
-            write_as(&config, format!("{part}{old}").as_bytes(), 0o600)
+            write_with_mode(&config, format!("{part}{old}").as_bytes(), 0o600)
         })?;
         Ok(access)
     }
@@ -147,7 +151,7 @@ impl NodeAccess {
             if rest.trim().is_empty() {
                 ignore_not_found(std::fs::remove_file(config))
             } else {
-                write_as(&config, rest.as_bytes(), 0o600)
+                write_with_mode(&config, rest.as_bytes(), 0o600)
             }
         })
     }
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_hosts_has_a_line_for_each_node() {
+    fn the_hostfile_has_a_line_for_each_node() {
         let check = |cluster: ClusterInfo, expected: &str| {
             assert_eq!(render_hostfile(&cluster), expected, "{cluster:?}")
         };
@@ -198,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn our_part_of_the_configuration_comes_first_and_goes_without_a_trace() {
+    fn our_client_config_section_comes_first_and_is_removed_completely() {
         let account = Account::root();
         let task = "3f2b1c80-0000-4000-8000-000000000001".parse().unwrap();
         let place = SshConfigTarget { account: &account, task, in_container: true };

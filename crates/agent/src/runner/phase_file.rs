@@ -45,7 +45,7 @@ pub(super) fn set_phase_file(env: &mut Env, scratch: Option<&Path>, submission: 
 }
 
 /// Returns the file for which the job waits before it continues, if it requests one: its nodes start together.
-pub(super) fn gate(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
+pub(super) fn set_gate_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
     let asked = env.get_mut(OsStr::new(GATE_FILE))?;
     let path = match scratch {
         Some(scratch) => scratch.join(".windlass-gate"),
@@ -86,10 +86,10 @@ mod tests {
 
     use windlass_model::skypilot::Phase;
 
-    use super::{Env, gate, is_in_phase, is_in_setup, open_gate, set_phase_file};
+    use super::{Env, is_in_phase, is_in_setup, open_gate, set_gate_file, set_phase_file};
 
     #[test]
-    fn only_a_job_that_names_them_gets_them() {
+    fn only_a_job_that_requests_them_gets_a_phase_file_and_a_private_home() {
         let mut env = Env::from([("A".into(), "1".into())]);
         assert_eq!(set_phase_file(&mut env, Some(Path::new("/s")), "id"), None);
         assert_eq!(env.len(), 1);
@@ -108,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_there_for_those_who_ask_and_opens_once() {
+    fn a_gate_file_is_set_only_on_request_and_opening_it_twice_is_harmless() {
         let dir = std::env::temp_dir().join(format!("windlass-gate-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut env = Env::from([("A".into(), "1".into())]);
-        assert_eq!(gate(&mut env, Some(&dir), "id"), None);
+        assert_eq!(set_gate_file(&mut env, Some(&dir), "id"), None);
         env.insert("WINDLASS_GATE_FILE".into(), "".into());
-        let path = gate(&mut env, Some(&dir), "id").unwrap();
+        let path = set_gate_file(&mut env, Some(&dir), "id").unwrap();
         assert_eq!(env[std::ffi::OsStr::new("WINDLASS_GATE_FILE")], path.as_os_str());
         open_gate(&path).unwrap();
         open_gate(&path).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_file_that_says_setup_is_a_setup() {
+    fn only_a_regular_file_that_contains_setup_means_the_setup_phase() {
         let dir = std::env::temp_dir().join(format!("windlass-phase-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("phase");

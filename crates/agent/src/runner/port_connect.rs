@@ -36,17 +36,17 @@ pub(super) async fn connect(
     mut request: Request,
 ) -> Result<Response, ErrorResponse> {
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
-        return Err(ErrorResponse::bad_request(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
+        return Err(ErrorResponse::bad_request(format!("expected the header `Upgrade: {PORT_PROTOCOL}`")));
     }
     let place = CONNECTION_SLOTS.try_acquire().map_err(|_| {
-        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too many open connections to this task")
     })?;
     let port = match wanted.port {
         0 => ssh_port(&job)?,
         port => job.around.ports.own(port),
     };
     let mut inside = connect_loopback(port).await.map_err(|error| {
-        ErrorResponse::conflict(format!("nobody answers at port {port} of the task: {error}"))
+        ErrorResponse::conflict(format!("failed to connect to port {port} of the task: {error}"))
     })?;
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -73,7 +73,7 @@ pub(super) async fn connect(
 fn ssh_port(job: &Job) -> Result<u16, ErrorResponse> {
     let text = std::fs::read_to_string(job.around.run.join(SSH_PORT_FILE)).ok();
     let port = text.and_then(|text| text.trim().parse().ok()).filter(|port| *port != 0);
-    port.ok_or_else(|| ErrorResponse::conflict("the task has no SSH server, or not yet"))
+    port.ok_or_else(|| ErrorResponse::conflict("the SSH server of the task is not running"))
 }
 
 /// Connects to either loopback address: programs listen on one of them.

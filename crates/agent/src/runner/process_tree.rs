@@ -34,20 +34,21 @@ pub struct ProcessTree {
 impl ProcessTree {
     pub fn new(session: i32) -> Self {
         let own = rustix::process::getpid().as_raw_pid();
-        Self { session, own, init: init() }
+        Self { session, own, init: init_parent() }
     }
 
     /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns the processes
     /// that it reached.
     pub fn signal_session(&self, signal: Signal) -> Vec<proc::ProcessId> {
-        let members = seen().into_iter().filter(|one| one.session == self.session).map(|one| one.name);
-        members.filter(|name| send(*name, signal)).collect()
+        let members =
+            list_processes().into_iter().filter(|one| one.session == self.session).map(|one| one.name);
+        members.filter(|name| send_signal(*name, signal)).collect()
     }
 
     /// Returns whether the leader of the session is the only one of the signalled processes that still lives, and
     /// ignores the signal. A leader with a trap for it does not ignore it.
     pub fn is_ignored_by_leader(&self, signal: Signal, signalled: &[proc::ProcessId]) -> bool {
-        let alive = seen();
+        let alive = list_processes();
         let mut left = signalled.iter().filter(|name| alive.iter().any(|one| one.name == **name));
         let only_leader = left.next().is_some_and(|name| name.pid == self.session) && left.next().is_none();
         only_leader && proc::ignores_signal(self.session, signal)
@@ -55,19 +56,23 @@ impl ProcessTree {
 
     /// Sends SIGHUP to the leader. An interactive shell then exits, together with what it has started since.
     pub fn hang_up(&self) {
-        let leader = seen().into_iter().find(|one| one.name.pid == self.session);
-        leader.map(|leader| send(leader.name, Signal::HUP));
+        let leader = list_processes().into_iter().find(|one| one.name.pid == self.session);
+        leader.map(|leader| send_signal(leader.name, Signal::HUP));
     }
 
     /// Returns whether any process of the session lives.
     pub fn has_members(&self) -> bool {
-        seen().iter().any(|one| one.session == self.session)
+        list_processes().iter().any(|one| one.session == self.session)
     }
 
     /// Kills every process of the job and returns when none is left, or after some rounds.
     pub fn kill(&self) {
         for _ in 0..KILL_ROUNDS {
-            let killed = self.select(&seen()).into_iter().filter(|name| send(*name, Signal::KILL)).count();
+            let killed = self
+                .select(&list_processes())
+                .into_iter()
+                .filter(|name| send_signal(*name, Signal::KILL))
+                .count();
             if killed == 0 {
                 return;
             }
@@ -99,7 +104,7 @@ impl ProcessTree {
 
 /// Returns the parent process if it is the same program: then it is the init, and all its other children are orphans of
 /// this task.
-fn init() -> Option<i32> {
+fn init_parent() -> Option<i32> {
     use std::os::unix::fs::MetadataExt;
     let parent = getppid()?.as_raw_pid();
     if parent == 1 && std::env::var_os(isolation::CONFINED_VARIABLE).is_some() {
@@ -111,8 +116,8 @@ fn init() -> Option<i32> {
     (file("self")? == file(&parent.to_string())?).then_some(parent)
 }
 
-fn seen() -> Vec<ProcessEntry> {
-    let all = proc::all().unwrap_or_default();
+fn list_processes() -> Vec<ProcessEntry> {
+    let all = proc::list().unwrap_or_default();
     let alive = all.into_iter().filter(|stat| stat.state == proc::ProcessState::Alive);
     alive
         .filter_map(|stat| {
@@ -125,7 +130,7 @@ fn seen() -> Vec<ProcessEntry> {
 }
 
 /// Returns whether the signal was delivered.
-fn send(name: proc::ProcessId, signal: Signal) -> bool {
+fn send_signal(name: proc::ProcessId, signal: Signal) -> bool {
     match proc::ProcessHandle::open(name) {
         Ok(Some(held)) => held.signal(signal).unwrap_or(false),
         Ok(None) | Err(_) => false,
@@ -136,29 +141,29 @@ fn send(name: proc::ProcessId, signal: Signal) -> bool {
 mod tests {
     use super::*;
 
-    fn seen(pid: i32, parent: i32, session: i32) -> ProcessEntry {
+    fn process_entry(pid: i32, parent: i32, session: i32) -> ProcessEntry {
         ProcessEntry { name: proc::ProcessId { pid, start: 1 }, parent, session }
     }
 
     #[test]
-    fn the_jobs_processes_are_its_session_the_orphans_and_all_below() {
+    fn the_processes_of_a_job_are_its_session_the_orphans_and_their_descendants() {
         let tree = ProcessTree { session: 20, own: 11, init: Some(10) };
         let all = [
-            seen(1, 0, 1),
-            seen(10, 1, 10),
-            seen(11, 10, 10),
+            process_entry(1, 0, 1),
+            process_entry(10, 1, 10),
+            process_entry(11, 10, 10),
             // The job: a shell, a child in the session, one that left it, and its child.
-            seen(20, 11, 20),
-            seen(21, 20, 20),
-            seen(22, 21, 22),
-            seen(23, 22, 23),
+            process_entry(20, 11, 20),
+            process_entry(21, 20, 20),
+            process_entry(22, 21, 22),
+            process_entry(23, 22, 23),
             // Forked twice and adopted by the init.
-            seen(30, 10, 30),
-            seen(31, 30, 30),
+            process_entry(30, 10, 30),
+            process_entry(31, 30, 30),
             // The shell of an SSH session, and other processes of the host.
-            seen(40, 11, 40),
-            seen(41, 40, 40),
-            seen(50, 1, 50),
+            process_entry(40, 11, 40),
+            process_entry(41, 40, 40),
+            process_entry(50, 1, 50),
         ];
         let chosen: Vec<i32> = tree.select(&all).into_iter().map(|name| name.pid).collect();
         assert_eq!(chosen, [20, 21, 22, 23, 30, 31]);
@@ -168,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_another_program_is_no_init() {
-        assert_eq!(init(), None, "the parent of a test is its runner");
+    fn a_parent_that_runs_another_program_is_not_the_init_process() {
+        assert_eq!(init_parent(), None, "the parent of a test is its runner");
     }
 }

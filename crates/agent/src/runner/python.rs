@@ -22,18 +22,18 @@ const ERROR_OUTPUT_MAX: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PythonError {
     #[error(
-        "prepare Python {version}: neither `uv` nor `python{version}` was found (install one of them, or name an \
-         `image` that has it)"
+        "failed to prepare Python {version}: neither `uv` nor `python{version}` was found (install one of them, or use \
+         an `image` that has it)"
     )]
     NotFound { version: String },
-    #[error("prepare Python {version}: make {}", .dir.display())]
+    #[error("failed to prepare Python {version}: create {}", .dir.display())]
     Directory {
         version: String,
         dir: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("prepare Python {version}: `{program}`: {said}")]
+    #[error("failed to prepare Python {version}: `{program}`: {said}")]
     Failed { version: String, program: String, said: String },
 }
 
@@ -96,7 +96,7 @@ fn venv_commands(site: &UserContext, version: &str, dir: &Path) -> Vec<(PathBuf,
 }
 
 async fn run(site: &UserContext, env: &Env, program: &Path, args: &[OsString]) -> Result<(), String> {
-    let mut command = helper_process::command(program, &site.account);
+    let mut command = helper_process::user_command(program, &site.account);
     command.args(args).envs(env).current_dir(&site.working_dir);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut group = helper_process::ProcessGroup::spawn(&mut command).map_err(|error| error.to_string())?;
@@ -110,7 +110,7 @@ async fn run(site: &UserContext, env: &Env, program: &Path, args: &[OsString]) -
             let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
             Err(if said.is_empty() { status.to_string() } else { said })
         }
-        None => Err(format!("not done within {} s", TIMEOUT.as_secs())),
+        None => Err(format!("timed out after {} s", TIMEOUT.as_secs())),
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_machines_python_makes_what_uv_cannot() {
+    async fn the_python_of_the_host_creates_the_venv_when_uv_fails() {
         let temp = temp_dir("python").unwrap();
         let (site, dir) = (site(temp.path()), temp.path().join("env"));
         let missing = create_venv(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_the_environment_are_found_first() {
+    fn programs_of_the_venv_come_first_in_the_path() {
         let mut env = Env::from([("PATH".into(), "/usr/bin:/bin".into())]);
         activate(&mut env, Path::new("/task/python"));
         assert_eq!(env[std::ffi::OsStr::new("PATH")], "/task/python/bin:/usr/bin:/bin");

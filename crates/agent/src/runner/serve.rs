@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     api,
     init::NOTICES_VARIABLE,
-    job::{Job, RunnerContext, StopSignal, told},
+    job::{Job, RunnerContext, StopSignal, error_chain},
     launch,
     login_session::SessionProvider,
     metrics::Meter,
@@ -45,33 +45,33 @@ const EXIT_RUNNER_FAILED: u8 = 125;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("read {}", .file.display())]
+    #[error("failed to read {}", .file.display())]
     Config {
         file: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("understand {}", .file.display())]
+    #[error("failed to parse {}", .file.display())]
     Understand {
         file: PathBuf,
         #[source]
         source: serde_json::Error,
     },
-    #[error("start the event loop")]
+    #[error("failed to start the event loop")]
     Runtime(#[source] io::Error),
-    #[error("look around")]
+    #[error("failed to read the environment of the runner")]
     Look(#[source] io::Error),
-    #[error("open the spool")]
+    #[error("failed to open the spool")]
     Spool(#[from] spool::write::Error),
-    #[error("open the states")]
+    #[error("failed to open the log of states")]
     States(#[source] io::Error),
-    #[error("listen on {what}")]
+    #[error("failed to listen on {what}")]
     Listen {
         what: String,
         #[source]
         source: io::Error,
     },
-    #[error("heed signals")]
+    #[error("failed to install signal handlers")]
     Signals(#[source] io::Error),
 }
 
@@ -81,7 +81,7 @@ pub fn main(dir: &Path) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             use std::io::Write as _;
-            let _ = io::stderr().write_all(format!("runner: {}\n", told(&error)).as_bytes());
+            let _ = io::stderr().write_all(format!("runner: {}\n", error_chain(&error)).as_bytes());
             ExitCode::from(EXIT_RUNNER_FAILED)
         }
     }
@@ -89,7 +89,7 @@ pub fn main(dir: &Path) -> ExitCode {
 
 fn run(dir: &Path) -> Result<u8, ServeError> {
     launch::mark_inherited_files().map_err(ServeError::Look)?;
-    let config = config(dir)?;
+    let config = read_config(dir)?;
     let around = RunnerContext::look(dir, config).map_err(ServeError::Look)?;
     match &around.confined {
         Some(ConfinedTask { user: Some(_), .. }) => restrict::restrict_children(),
@@ -105,7 +105,7 @@ fn run(dir: &Path) -> Result<u8, ServeError> {
     Ok(code)
 }
 
-fn config(dir: &Path) -> Result<RunnerConfig, ServeError> {
+fn read_config(dir: &Path) -> Result<RunnerConfig, ServeError> {
     let file = dir.join(RUNNER_CONFIG);
     let text = std::fs::read(&file).map_err(|source| ServeError::Config { file: file.clone(), source })?;
     serde_json::from_slice(&text).map_err(|source| ServeError::Understand { file, source })
@@ -213,9 +213,9 @@ async fn bind(address: &str) -> Result<TcpListener, ServeError> {
     // Names would need a resolver; `localhost` is the one that dstack's servers use.
     let numeric = address.replacen("localhost", "127.0.0.1", 1);
     let listen = |source| ServeError::Listen { what: address.to_owned(), source };
-    let parsed: std::net::SocketAddr = numeric
-        .parse()
-        .map_err(|_| listen(io::Error::new(io::ErrorKind::InvalidInput, "not an address and port")))?;
+    let parsed: std::net::SocketAddr = numeric.parse().map_err(|_| {
+        listen(io::Error::new(io::ErrorKind::InvalidInput, "expected an IP address and port"))
+    })?;
     TcpListener::bind(parsed).await.map_err(listen)
 }
 
@@ -231,11 +231,13 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
     }
     let host_key = match ssh::HostKey::keep(&run.join(HOST_KEY)) {
         Ok(host_key) => host_key,
-        Err(error) => return tracing::warn!(error = told(&error), "failed to prepare the SSH host key"),
+        Err(error) => {
+            return tracing::warn!(error = error_chain(&error), "failed to prepare the SSH host key");
+        }
     };
     let sessions: SessionProvider = {
         let job = Arc::clone(&job);
-        Arc::new(move || job.session())
+        Arc::new(move || job.session_for())
     };
     let has_port = job.around.config.compat_http.is_some() && !job.around.config.has_any_http_port();
     let config = ssh::Config {
@@ -253,7 +255,7 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
 /// Writes the file atomically: the shim may read it at any moment.
 fn write_port(file: &Path, port: u16) -> io::Result<()> {
     let beside = file.with_extension("port.new");
-    launch::write_as(&beside, format!("{port}\n").as_bytes(), 0o644)?;
+    launch::write_with_mode(&beside, format!("{port}\n").as_bytes(), 0o644)?;
     std::fs::rename(beside, file)
 }
 

@@ -56,7 +56,7 @@ pub enum CallVerdict {
 }
 
 /// Returns the result of a call at a step.
-pub fn call(at: Step, call: Call) -> CallVerdict {
+pub fn evaluate_call(at: Step, call: Call) -> CallVerdict {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (call, at) {
         // A later submission of the job replaces an earlier one until it is started.
@@ -98,9 +98,9 @@ pub fn apply_event(at: Step, what: StepEvent) -> Step {
 /// Returns the message of a refusal.
 pub fn refusal_message(at: Step) -> &'static str {
     match at {
-        Step::WaitSubmit => "the job was not submitted",
-        Step::WaitRun => "the job was not started",
-        Step::Running => "the job was started",
+        Step::WaitSubmit => "the job has not been submitted",
+        Step::WaitRun => "the job has not been started",
+        Step::Running => "the job has already been started",
         Step::ServeLogs | Step::WaitLogsFinished | Step::Exit => "the job has ended",
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     const STEPS: [Step; 6] = [WaitSubmit, WaitRun, Running, ServeLogs, WaitLogsFinished, Exit];
 
     #[test]
-    fn r26_every_call_at_every_step_has_its_verdict() {
+    fn r26_every_call_has_a_defined_result_at_every_step() {
         let table = [
             (Call::Submit, [Take(WaitRun), Take(WaitRun), Refuse, Refuse, Refuse, Refuse]),
             (Call::UploadArchive, [Refuse, Take(WaitRun), Refuse, Refuse, Refuse, Refuse]),
@@ -124,13 +124,13 @@ mod tests {
         ];
         for (what, verdicts) in table {
             for (at, verdict) in STEPS.into_iter().zip(verdicts) {
-                assert_eq!(call(at, what), verdict, "{what:?} at {at:?}");
+                assert_eq!(evaluate_call(at, what), verdict, "{what:?} at {at:?}");
             }
         }
     }
 
     #[test]
-    fn r26_every_happening_at_every_step_leads_where_it_should() {
+    fn r26_every_event_leads_to_the_expected_step() {
         let table = [
             (StepEvent::SubmitTimeout, [Exit, Exit, Running, ServeLogs, WaitLogsFinished, Exit]),
             (StepEvent::JobEnded, [WaitSubmit, WaitRun, ServeLogs, ServeLogs, WaitLogsFinished, Exit]),
@@ -150,7 +150,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn r26_steps_are_never_taken_back(moves in proptest::collection::vec(0usize..10, 0..40)) {
+        fn r26_steps_never_go_backwards(moves in proptest::collection::vec(0usize..10, 0..40)) {
             let calls = [Call::Submit, Call::UploadArchive, Call::UploadCode, Call::Run, Call::Stop];
             let happenings = [
                 StepEvent::SubmitTimeout,
@@ -162,7 +162,7 @@ mod tests {
             let mut at = WaitSubmit;
             for one in moves {
                 let to = match (calls.get(one), happenings.get(one.wrapping_sub(calls.len()))) {
-                    (Some(what), _) => match call(at, *what) {
+                    (Some(what), _) => match evaluate_call(at, *what) {
                         Take(to) => to,
                         Repeat | Refuse => at,
                     },

@@ -16,7 +16,7 @@ use windlass_model::skypilot::Phase;
 
 use super::{
     env, files,
-    job::{Job, Plan, StopSignal, told},
+    job::{Job, Plan, StopSignal, error_chain},
     job_end::EndCause,
     launch,
     node_access::{self, NodeAccess},
@@ -142,9 +142,11 @@ async fn prepare(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<
 
 async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let site = &plan.site;
-    chown_scratch(job, plan).map_err(|error| not_started("give the job its directory", &error))?;
-    create_dir_as(&site.working_dir, &site.account, job.around.in_container)
-        .map_err(|error| not_started(&format!("make {}", site.working_dir.display()), &error))?;
+    chown_scratch(job, plan)
+        .map_err(|error| start_failure("failed to set the owner of the job's directory", &error))?;
+    create_dir_as(&site.working_dir, &site.account, job.around.in_container).map_err(|error| {
+        start_failure(&format!("failed to create {}", site.working_dir.display()), &error)
+    })?;
     write_cluster_files(job, plan, traces)?;
     let spec = &plan.submit.job_spec;
     let run_spec = plan.submit.run_spec.as_ref().or(plan.submit.run.run_spec.as_ref());
@@ -163,18 +165,18 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
         let say = |line: &str| tracing::info!("{line}");
         repo::prepare(site, &wanted, &say).await.map_err(|error| EndCause::NotStarted {
             reason: "container_exited_with_error",
-            why: told(&error),
+            why: error_chain(&error),
         })?;
     }
     let mut loose = None;
     for archive in &spec.file_archives {
         let missing = || EndCause::NotStarted {
             reason: "executor_error",
-            why: format!("place files at `{}`: the archive was not uploaded", archive.path),
+            why: format!("failed to place files at `{}`: the archive was not uploaded", archive.path),
         };
         let file = job.uploaded(&archive.id).ok_or_else(missing)?;
         let placed = files::unpack_to(site, &file, &archive.path).await;
-        let unpacked = placed.map_err(|error| not_started("", &error))?;
+        let unpacked = placed.map_err(|error| start_failure("", &error))?;
         loose = loose.or(landlock_warning(unpacked.landlock));
     }
     if let Some(gap) = loose {
@@ -182,7 +184,9 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
     }
     if let Some(version) = &spec.python {
         let dir = python::venv_dir(&job.around);
-        python::create_venv(site, &plan.env, version, &dir).await.map_err(|error| not_started("", &error))?;
+        python::create_venv(site, &plan.env, version, &dir)
+            .await
+            .map_err(|error| start_failure("", &error))?;
     }
     write_profile(job, plan, traces);
     Ok(())
@@ -205,10 +209,10 @@ fn landlock_warning(landlock: LandlockStatus) -> Option<&'static str> {
     match landlock {
         LandlockStatus::Whole => None,
         LandlockStatus::Partial => {
-            Some("archives were unpacked behind a partial fence: this kernel's Landlock is old")
+            Some("archives were unpacked with partial isolation: this kernel has an old version of Landlock")
         }
         LandlockStatus::Absent => {
-            Some("archives were unpacked without a second fence: this kernel has no Landlock")
+            Some("archives were unpacked without additional isolation: this kernel has no Landlock")
         }
     }
 }
@@ -222,13 +226,13 @@ fn write_cluster_files(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> R
             Some(_) => run_as_account(&plan.site.account, || write_hostfile(path, &text)),
             None => write_hostfile(path, &text),
         };
-        written.map_err(|error| not_started("write the list of hosts", &error))?;
+        written.map_err(|error| start_failure("failed to write the list of hosts", &error))?;
         traces.files.push(path.clone());
     }
     if let Some(key) = &plan.submit.job_spec.ssh_key {
         job.keys.add(&key.public);
         let access = NodeAccess::give(job.ssh_config_target(&plan.site.account), cluster, key)
-            .map_err(|error| not_started("give the key for other nodes", &error))?;
+            .map_err(|error| start_failure("failed to install the SSH key for other nodes", &error))?;
         traces.access = Some(access);
     }
     Ok(())
@@ -238,7 +242,7 @@ fn write_hostfile(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    launch::write_as(path, text.as_bytes(), 0o644)
+    launch::write_with_mode(path, text.as_bytes(), 0o644)
 }
 
 /// Provides the job's variables to login shells, if the image has a directory for that. Failure is not an error.
@@ -248,7 +252,7 @@ fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
     }
     let account = &plan.site.account;
     let path = Path::new(PROFILE);
-    let written = launch::write_as(path, &env::shell_exports(&job.around.base, &plan.env), 0o600)
+    let written = launch::write_with_mode(path, &env::shell_exports(&job.around.base, &plan.env), 0o600)
         .and_then(|()| std::os::unix::fs::chown(path, Some(account.uid), Some(account.gid)));
     match written {
         Ok(()) => traces.files.push(path.to_owned()),
@@ -256,8 +260,8 @@ fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
     }
 }
 
-fn not_started(what: &str, error: &dyn std::error::Error) -> EndCause {
-    let text = told(error);
+fn start_failure(what: &str, error: &dyn std::error::Error) -> EndCause {
+    let text = error_chain(error);
     let why = if what.is_empty() { text } else { format!("{what}: {text}") };
     EndCause::NotStarted { reason: "executor_error", why }
 }
@@ -301,7 +305,7 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
         terminal: launch::terminal_mode(spec.tty, &plan.argv),
         names: plan.names.as_ref(),
     };
-    let mut started = launch::start(&launch).map_err(|error| not_started("", &error))?;
+    let mut started = launch::start(&launch).map_err(|error| start_failure("", &error))?;
     let deadline = run_deadline(spec.max_duration);
     let tree = ProcessTree::new(started.pid);
     // Before the first byte is read: all output is later than this.
@@ -310,7 +314,7 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
         Ok(pump) => pump,
         Err(error) => {
             tree.kill();
-            return Err(not_started("read the output", &error));
+            return Err(start_failure("failed to read the output", &error));
         }
     };
     let (polite, grace) = match spec.stop_duration.and_then(|secs| u64::try_from(secs).ok()) {
@@ -332,7 +336,7 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
     };
     let exit = under.wait(&mut started.child, deadline).await;
     under.finish_output().await;
-    let exit = exit.map_err(|error| not_started("wait for the commands", &error))?;
+    let exit = exit.map_err(|error| start_failure("failed to wait for the commands", &error))?;
     let cause = match under.cause {
         Some(EndCause::Stopped { .. }) if under.was_killed => {
             EndCause::Stopped { killed_after: Some(under.grace.as_secs()) }

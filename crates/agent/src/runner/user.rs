@@ -45,13 +45,13 @@ impl Account {
 
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
-    #[error("find user {0}: there is none in /etc/passwd")]
+    #[error("user {0} does not exist in /etc/passwd")]
     NoUser(String),
-    #[error("find group {0}: there is none in /etc/group")]
+    #[error("group {0} does not exist in /etc/group")]
     NoGroup(String),
-    #[error("become user {uid}: the runner is user {own} and may not")]
+    #[error("cannot run as user {uid}: the runner is user {own}, not root")]
     NotRoot { uid: u32, own: u32 },
-    #[error("read {file}")]
+    #[error("failed to read {file}")]
     Read {
         file: PathBuf,
         #[source]
@@ -84,14 +84,14 @@ pub struct UserDatabase {
 
 impl UserDatabase {
     /// Reads the files below `root`; an absent file counts as empty.
-    pub fn read(root: &Path) -> Result<Self, UserError> {
+    pub fn read_file(root: &Path) -> Result<Self, UserError> {
         Ok(Self::parse(&read(&root.join(PASSWD))?, &read(&root.join(GROUP))?))
     }
 
     /// Ignores malformed lines, as the C library does.
     fn parse(passwd: &str, group: &str) -> Self {
         Self {
-            entries: passwd.lines().filter_map(entry).collect(),
+            entries: passwd.lines().filter_map(parse_passwd_line).collect(),
             groups: group.lines().filter_map(parse_group_line).collect(),
         }
     }
@@ -200,7 +200,7 @@ pub fn run_as_account<T: Send>(
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("as-user".to_owned()).spawn_scoped(scope, changed)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the work panicked")))
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
     })
 }
 
@@ -236,7 +236,7 @@ fn read(file: &Path) -> Result<String, UserError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn entry(line: &str) -> Option<PasswdEntry> {
+fn parse_passwd_line(line: &str) -> Option<PasswdEntry> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
     let _password = fields.next()?;
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_brings_its_groups_home_and_shell() {
+    fn a_user_name_resolves_to_its_groups_home_and_shell() {
         let ada = users().account(Some(&named("ada")), 0).unwrap();
         assert_eq!((ada.uid, ada.gid, ada.groups.as_slice()), (1000, 1000, [1000, 44].as_slice()));
         assert_eq!((ada.home.to_str(), ada.shell.to_str()), (Some("/home/ada"), Some("/bin/zsh")));
@@ -305,14 +305,11 @@ mod tests {
         assert_eq!(found(&named("77")).unwrap(), (2000, 2000, "77".to_owned()));
         assert_eq!(found(&named("78")).unwrap(), (78, 0, "78".to_owned()));
         assert_eq!(found(&User::default()).unwrap(), (0, 0, "root".to_owned()));
-        assert_eq!(
-            found(&named("eve")).unwrap_err().to_string(),
-            "find user eve: there is none in /etc/passwd"
-        );
+        assert_eq!(found(&named("eve")).unwrap_err().to_string(), "user eve does not exist in /etc/passwd");
     }
 
     #[test]
-    fn the_group_asked_for_replaces_the_users_own() {
+    fn the_requested_group_replaces_the_primary_group() {
         let with = |group: User| users().account(Some(&User { username: Some("ada".into()), ..group }), 0);
         let by_name = with(User { groupname: Some("users".into()), ..User::default() }).unwrap();
         assert_eq!((by_name.gid, by_name.groups.as_slice()), (100, [100, 1000, 44].as_slice()));
@@ -324,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_files_has_root_alone() {
+    fn an_image_without_a_passwd_file_has_only_root() {
         let none = UserDatabase::default();
         assert_eq!(none.account(None, 0).unwrap(), Account::root());
         assert_eq!(none.account(Some(&named("root")), 0).unwrap(), Account::root());
@@ -332,10 +329,10 @@ mod tests {
     }
 
     #[test]
-    fn a_runner_that_is_not_root_stays_who_it_is() {
+    fn a_non_root_runner_cannot_become_another_user() {
         assert_eq!(users().account(None, 1000).unwrap().name, "ada");
         assert_eq!(users().account(Some(&named("ada")), 1000).unwrap().name, "ada");
         let refused = users().account(Some(&named("root")), 1000).unwrap_err();
-        assert_eq!(refused.to_string(), "become user 0: the runner is user 1000 and may not");
+        assert_eq!(refused.to_string(), "cannot run as user 0: the runner is user 1000, not root");
     }
 }

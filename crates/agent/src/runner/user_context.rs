@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_start_at_the_home_or_the_working_directory() {
+    fn paths_resolve_against_the_home_or_the_working_directory() {
         let account = Account { home: PathBuf::from("/home/jo"), ..Account::root() };
         let site = UserContext::new(account, PathBuf::from("/opt/app"));
         for (path, expected) in [

@@ -52,13 +52,13 @@ const KEY_KINDS: [&str; 7] = [
 pub enum KeysError {
     #[error(transparent)]
     User(#[from] UserError),
-    #[error("take key {number}: {why}")]
+    #[error("invalid key {number}: {why}")]
     Key { number: usize, why: &'static str },
-    #[error("take keys: {count} are more than {KEYS_MAX}")]
+    #[error("too many keys: {count}, at most {KEYS_MAX} are allowed")]
     TooMany { count: usize },
-    #[error("write {file}: {why}")]
+    #[error("failed to write {file}: {why}")]
     Odd { file: PathBuf, why: &'static str },
-    #[error("write {file}")]
+    #[error("failed to write {file}")]
     Write {
         file: PathBuf,
         #[source]
@@ -94,7 +94,7 @@ impl HostAuthorizedKeys {
     /// Adds or replaces the task's lines. Idempotent. `is_wanted` is called under the write lock: a task that ended
     /// meanwhile must not receive its keys again.
     pub fn grant(&self, grant: &KeyGrant<'_>, is_wanted: impl Fn() -> bool) -> Result<(), KeysError> {
-        let ours = lines(grant)?;
+        let ours = render_lines(grant)?;
         let one_at_a_time = self.writing.lock();
         if !is_wanted() {
             return Ok(());
@@ -103,7 +103,7 @@ impl HostAuthorizedKeys {
         let noted = fs::create_dir_all(&self.notes).and_then(|()| fs::write(&note, grant.user));
         noted.map_err(|source| KeysError::Write { file: note, source })?;
         self.rewrite(&one_at_a_time, grant.user, MissingDir::Create, |old| {
-            replace(old, &|id| id == grant.task.to_string(), &ours)
+            rewrite_lines(old, &|id| id == grant.task.to_string(), &ours)
         })
     }
 
@@ -111,7 +111,7 @@ impl HostAuthorizedKeys {
     pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
         let goes = |id: &str| id == task.to_string();
         let one_at_a_time = self.writing.lock();
-        match self.rewrite(&one_at_a_time, user, MissingDir::Ignore, |old| replace(old, &goes, "")) {
+        match self.rewrite(&one_at_a_time, user, MissingDir::Ignore, |old| rewrite_lines(old, &goes, "")) {
             Err(KeysError::User(UserError::NoUser(_))) | Ok(()) => {}
             Err(error) => return Err(error),
         }
@@ -147,7 +147,7 @@ impl HostAuthorizedKeys {
         change: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<(), KeysError> {
         let asked = User { username: Some(user.to_owned()), ..User::default() };
-        let account = UserDatabase::read(&self.root)?.account(Some(&asked), 0)?;
+        let account = UserDatabase::read_file(&self.root)?.account(Some(&asked), 0)?;
         let home = self.root.join(account.home.strip_prefix("/").unwrap_or(&account.home));
         let file = home.join(".ssh").join(FILE);
         let failed = |source: Errno| KeysError::Write { file: file.clone(), source: source.into() };
@@ -158,7 +158,7 @@ impl HostAuthorizedKeys {
             found => found.map_err(failed)?,
         };
         let Some(dir) = dir else {
-            return Err(odd("the home or .ssh is not a directory of the user"));
+            return Err(odd("`.ssh` is not a directory that the user owns"));
         };
         let old = match read_existing(&dir).map_err(failed)? {
             FileState::None => {
@@ -227,18 +227,18 @@ fn read_existing(dir: &OwnedFd) -> Result<FileState, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(dir, FILE, flags, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(FileState::None),
-        Err(Errno::LOOP) => return Ok(FileState::Odd("it is a link")),
+        Err(Errno::LOOP) => return Ok(FileState::Odd("it is a symbolic link")),
         opened => opened?,
     };
     let stat = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Ok(FileState::Odd("it is not a plain file"));
+        return Ok(FileState::Odd("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     let read = File::from(file).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
     read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Ok(FileState::Odd("it is too long"));
+        return Ok(FileState::Odd("it is too large"));
     }
     Ok(FileState::File(ExistingFile {
         bytes,
@@ -265,11 +265,12 @@ fn replace_file(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<(
 }
 
 /// Returns the lines of a grant, each with a line break.
-fn lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
+fn render_lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
     if grant.keys.len() > KEYS_MAX {
         return Err(KeysError::TooMany { count: grant.keys.len() });
     }
-    let options = options(Some(&grant.ports.iter().copied().collect()).filter(|_| !grant.ports.is_empty()));
+    let options =
+        key_options(Some(&grant.ports.iter().copied().collect()).filter(|_| !grant.ports.is_empty()));
     let ports: Vec<String> = grant.ports.iter().map(u16::to_string).collect();
     let mut text = String::new();
     for (number, key) in grant.keys.iter().enumerate() {
@@ -287,7 +288,7 @@ fn lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
 const NO_COMMAND: &str = ",command=\"false\"";
 
 /// Returns the options of a key: it may reach these ports of the host's loopback, or any.
-fn options(ports: Option<&BTreeSet<u16>>) -> String {
+fn key_options(ports: Option<&BTreeSet<u16>>) -> String {
     let mut options = String::from("restrict,port-forwarding");
     for port in ports.into_iter().flatten() {
         // Matched against the name that the client sent.
@@ -304,24 +305,24 @@ fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
         return Err("too long");
     }
     if text.contains(|c: char| c.is_control()) {
-        return Err("more than one line");
+        return Err("contains control characters");
     }
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let (first, body) = (words.next().ok_or("empty")?, words.next().ok_or("not a public key")?);
-    let kind = *KEY_KINDS.iter().find(|kind| **kind == first).ok_or("not of a known kind")?;
+    let kind = *KEY_KINDS.iter().find(|kind| **kind == first).ok_or("unknown key type")?;
     let blob = BASE64_STANDARD.decode(body).map_err(|_| "not base64")?;
     // The blob repeats its type: a length and the name.
     let named = blob
         .split_first_chunk::<4>()
         .and_then(|(length, rest)| rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?));
-    if named != Some(kind.as_bytes()) { Err("names one kind and holds another") } else { Ok((kind, body)) }
+    if named != Some(kind.as_bytes()) { Err("key type and data do not match") } else { Ok((kind, body)) }
 }
 
 /// Returns the file without the lines of removed tasks, and with `ours` at its end.
-fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
+fn rewrite_lines(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
     let mut new: Vec<u8> = Vec::with_capacity(old.len() + ours.len());
     for line in old.split_inclusive(|byte| *byte == b'\n') {
-        if !marked(line).is_some_and(goes) {
+        if !line_task(line).is_some_and(goes) {
             new.extend_from_slice(line);
         }
     }
@@ -348,7 +349,7 @@ fn merge_ports(lines: &[u8]) -> Vec<u8> {
     for line in lines {
         match TaskLine::read(line) {
             Some(own) => {
-                let options = options(of_key.get(own.key).and_then(Option::as_ref));
+                let options = key_options(of_key.get(own.key).and_then(Option::as_ref));
                 new.extend_from_slice(format!("{options} {}{}\n", own.key, own.tail).as_bytes());
             }
             None => new.extend_from_slice(line),
@@ -369,7 +370,7 @@ struct TaskLine<'a> {
 
 impl<'a> TaskLine<'a> {
     fn read(line: &'a [u8]) -> Option<Self> {
-        marked(line)?;
+        line_task(line)?;
         let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
         let (_, rest) = line.split_once(' ')?;
         let (key, ports) = rest.split_once(PORTS)?;
@@ -380,7 +381,7 @@ impl<'a> TaskLine<'a> {
 }
 
 /// Returns the task of a line of the shim.
-fn marked(line: &[u8]) -> Option<&str> {
+fn line_task(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (rest, id) = line.rsplit_once(MARK)?;
     (rest.starts_with("restrict,") && id.parse::<SubmissionId>().is_ok()).then_some(id)
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_others_stay_byte_for_byte() {
+    fn foreign_authorized_keys_lines_are_kept_byte_for_byte() {
         let scratch = KeysFixture::with_file(FOREIGN);
         fs::set_permissions(scratch.file(), fs::Permissions::from_mode(0o640)).unwrap();
         let keys = scratch.keys();
@@ -459,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_lets_pass_and_nothing_else() {
+    fn a_granted_key_allows_only_port_forwarding() {
         let scratch = KeysFixture::new();
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[32768]).unwrap();
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_changes_nothing_and_tasks_with_the_same_key_do_not_meet() {
+    fn repeated_grants_change_nothing_and_tasks_with_the_same_key_are_independent() {
         let scratch = KeysFixture::with_file(b"ssh-rsa AAAA me\n");
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
@@ -494,7 +495,7 @@ mod tests {
 
     /// The host's SSH server uses the first line that has the key.
     #[test]
-    fn every_line_of_a_key_opens_the_ports_of_all_its_tasks() {
+    fn every_line_of_a_key_permits_the_ports_of_all_its_tasks() {
         let scratch = KeysFixture::new();
         let keys = scratch.keys();
         let opened = |key: &str| {
@@ -515,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn g6_what_a_crash_left_is_taken_away_and_lines_of_another_shim_are_not() {
+    fn g6_keys_left_by_a_crash_are_removed_and_those_of_another_shim_are_kept() {
         let scratch = KeysFixture::new();
         let other = HostAuthorizedKeys::new(scratch.path(), &scratch.path().join("other"));
         grant(&other, 3, &[KEY], &[]).unwrap();
@@ -530,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_public_key_is_refused() {
+    fn anything_but_a_plain_public_key_is_refused() {
         let scratch = KeysFixture::with_file(b"");
         let keys = scratch.keys();
         let second_line = format!("{KEY}\nssh-rsa AAAA evil");
@@ -546,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_not_followed() {
+    fn authorized_keys_are_not_written_through_symlinks() {
         let scratch = KeysFixture::with_file(b"x");
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(scratch.file(), &elsewhere).unwrap();
@@ -561,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_ended_meanwhile_gets_no_keys() {
+    fn a_task_that_has_already_ended_is_granted_no_keys() {
         let scratch = KeysFixture::new();
         let grant = KeyGrant { task: task(1), user: "ann", keys: &[KEY.to_owned()], ports: &[] };
         scratch.keys().grant(&grant, || false).unwrap();
@@ -569,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
+    fn a_missing_user_is_an_error_for_a_grant_but_not_for_a_revocation() {
         let scratch = KeysFixture::new();
         let keys = scratch.keys();
         let grant = KeyGrant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
@@ -588,7 +589,7 @@ mod tests {
 
         /// Arbitrary files and keys: no foreign line is lost, and no line of the shim permits more than a port.
         #[test]
-        fn fuzz_of_lines_of_keys(
+        fn fuzz_of_host_authorized_keys(
             words in prop::collection::vec(
                 prop::sample::select(&[
                     "restrict,", "port-forwarding,", "permitopen=\"x\"", " ", "\n", "ssh-rsa", "ssh-ed25519", "AAAA", MARK, PORTS,
@@ -600,13 +601,13 @@ mod tests {
         ) {
             let text = words.concat();
             for old in [text.as_bytes(), &noise] {
-                let kept = replace(old, &|_| false, "");
+                let kept = rewrite_lines(old, &|_| false, "");
                 let others = |bytes: &[u8]| -> Vec<Vec<u8>> {
-                    let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| marked(line).is_none());
+                    let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line_task(line).is_none());
                     lines.map(<[u8]>::to_vec).collect()
                 };
                 prop_assert_eq!(others(&kept), others(old));
-                let gone = replace(old, &|_| true, "");
+                let gone = rewrite_lines(old, &|_| true, "");
                 prop_assert_eq!(others(&gone), others(old));
             }
             if let Ok((kind, body)) = parse_key(&text) {

@@ -91,14 +91,14 @@ pub enum BootError {
     },
     #[error("{home} is in use by another shim, process {pid}")]
     Taken { home: PathBuf, pid: String },
-    #[error("load the policy")]
+    #[error("failed to load the policy")]
     Policy(#[from] PolicyError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[cfg(feature = "testing")]
-    #[error("only the simulated runtime can be many hosts")]
+    #[error("`--hosts` requires `--runtime hollow`")]
     ManyHosts,
-    #[error("take up the tasks of {home}")]
+    #[error("failed to recover the tasks of {home}")]
     Tasks {
         home: PathBuf,
         #[source]
@@ -152,7 +152,7 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
     Ok(())
 }
 
-fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> BootError {
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> BootError {
     let what = what.into();
     |source| BootError::Io { what, source }
 }
@@ -161,7 +161,7 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> BootError {
 fn stop_on_signals() -> Result<CancellationToken, BootError> {
     let stop = CancellationToken::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).map_err(failed("listen for signals"))?;
+        let mut signals = signal(kind).map_err(io_error("failed to listen for signals"))?;
         let stop = stop.clone();
         tokio::spawn(async move {
             signals.recv().await;
@@ -173,26 +173,26 @@ fn stop_on_signals() -> Result<CancellationToken, BootError> {
 
 /// Creates the home, accessible to its owner and group only.
 pub(super) fn create_home(home: &Path) -> Result<(), BootError> {
-    let what = || format!("make {}", home.display());
-    fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(failed(what()))?;
+    let what = || format!("failed to create {}", home.display());
+    fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(io_error(what()))?;
     // Plain processes of other users may need to traverse the home to reach their files: that permission is kept.
-    let passing = fs::metadata(home).map_err(failed(what()))?.permissions().mode() & 0o001;
-    fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE | passing)).map_err(failed(what()))
+    let passing = fs::metadata(home).map_err(io_error(what()))?.permissions().mode() & 0o001;
+    fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE | passing)).map_err(io_error(what()))
 }
 
 /// Acquires the lock of the home. The kernel releases it when the process ends, for whatever reason.
 fn lock_home(home: &Path) -> Result<fs::File, BootError> {
     let path = home.join(LOCK_FILE);
-    let what = format!("lock {}", path.display());
+    let what = format!("failed to lock {}", path.display());
     let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = opened.map_err(failed(&what))?;
+    let file = opened.map_err(io_error(&what))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let pid = fs::read_to_string(&path).unwrap_or_default();
             return Err(BootError::Taken { home: home.to_owned(), pid: pid.trim().to_owned() });
         }
-        Err(error) => return Err(failed(what)(error.into())),
+        Err(error) => return Err(io_error(what)(error.into())),
     }
     // Informational only. The write fails on a full disk, which is when a shim is needed most.
     if let Err(error) = fs::write(&path, format!("{}\n", std::process::id())) {
@@ -216,7 +216,7 @@ enum SelectedRuntime {
 fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     let note = boot.home.join(RUNTIME_FILE);
     let noted = fs::read_to_string(&note).unwrap_or_default();
-    let socket = || docker_socket(boot.docker_socket.as_deref());
+    let socket = || find_docker_socket(boot.docker_socket.as_deref());
     let usual = || socket().unwrap_or_else(|| PathBuf::from("/run/docker.sock"));
     let chosen = match boot.runtime {
         #[cfg(feature = "testing")]
@@ -239,13 +239,13 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     };
     // An unchanged file is not written again: on a full disk the write would leave it empty.
     if noted != name {
-        fs::write(&note, name).map_err(failed(format!("write {}", note.display())))?;
+        fs::write(&note, name).map_err(io_error(format!("failed to write {}", note.display())))?;
     }
     Ok(chosen)
 }
 
 /// Returns the configured socket, else the first of the usual ones on which an engine answers.
-fn docker_socket(named: Option<&Path>) -> Option<PathBuf> {
+fn find_docker_socket(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(named.to_owned());
     }
@@ -275,7 +275,7 @@ async fn start_host(
     let mode = rules.mode;
     let looked = tokio::task::spawn_blocking(move || probe::probe(Path::new("/proc/self/exe"), mode)).await;
     let processes_info =
-        looked.map_err(|error| failed("look at plain processes")(io::Error::other(error)))?;
+        looked.map_err(|error| io_error("failed to probe plain processes")(io::Error::other(error)))?;
     if let Some(problem) = &processes_info.problem {
         tracing::warn!(problem, ?mode, "confinement of plain processes is incomplete or unavailable");
     }
@@ -340,7 +340,7 @@ async fn start_host(
 async fn connect_engine(socket: &Path, home: &Path) -> Result<DockerRuntime, BootError> {
     let until = tokio::time::Instant::now() + ENGINE_START_TIMEOUT;
     let settings = docker::DockerSettings::new(socket.to_owned(), home.to_owned())
-        .map_err(failed("find the agent's own binary"))?;
+        .map_err(io_error("failed to find the agent's binary"))?;
     loop {
         match DockerRuntime::connect(settings.clone()).await {
             Err(RuntimeError::Away { what, .. }) if tokio::time::Instant::now() < until => {
@@ -417,15 +417,16 @@ async fn start_listeners(
     socket: &Path,
     compat: Option<SocketAddr>,
 ) -> Result<(), BootError> {
-    let what = format!("listen on {}", socket.display());
+    let what = format!("failed to listen on {}", socket.display());
     if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists())
     {
-        fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(parent).map_err(failed(&what))?;
+        fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(parent).map_err(io_error(&what))?;
     }
-    let listener = http::bind_unix(socket, SOCKET_MODE).map_err(failed(what))?;
+    let listener = http::bind_unix(socket, SOCKET_MODE).map_err(io_error(what))?;
     doors.spawn(http::serve(listener, api::socket_router(Arc::clone(shim)), shim.stop.clone()));
     if let Some(address) = compat {
-        let listener = TcpListener::bind(address).await.map_err(failed(format!("listen on {address}")))?;
+        let listener =
+            TcpListener::bind(address).await.map_err(io_error(format!("cannot bind {address}")))?;
         doors.spawn(http::serve(listener, api::compat_router(Arc::clone(shim)), shim.stop.clone()));
     }
     Ok(())
@@ -438,7 +439,7 @@ async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
         host::info::write_once(&shim.home, &info)
     });
     let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    written.map_err(failed("write host_info.json"))
+    written.map_err(io_error("failed to write host_info.json"))
 }
 
 /// Returns the reason why the container engine does not answer, if there is an engine and it does not.
@@ -449,7 +450,7 @@ pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
     match tokio::time::timeout(ENGINE_RESPONSE_TIMEOUT, shim.runtime.found()).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some(format!("not within {} s", ENGINE_RESPONSE_TIMEOUT.as_secs())),
+        Err(_) => Some(format!("no response within {} s", ENGINE_RESPONSE_TIMEOUT.as_secs())),
     }
 }
 
@@ -463,7 +464,7 @@ async fn watch_health(shim: Arc<Shim>) {
             engine: engine.as_deref(),
             gpus: &shim.gpus.gpus,
         };
-        let mut problems = host::health::problems(&watched).await;
+        let mut problems = host::health::find_problems(&watched).await;
         problems.extend(shim.gpus.problems.iter().cloned());
         let changed = {
             let mut known = shim.problems.lock();
@@ -485,7 +486,7 @@ async fn watch_health(shim: Arc<Shim>) {
 mod tests {
     use super::*;
 
-    fn boot(home: &Path, socket: Option<&str>) -> BootConfig {
+    fn boot_config(home: &Path, socket: Option<&str>) -> BootConfig {
         BootConfig {
             home: home.to_owned(),
             socket: home.join("shim.sock"),
@@ -502,22 +503,24 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_containers_stays_one_and_another_becomes_one_when_an_engine_comes() {
+    fn a_container_host_stays_one_and_a_process_host_becomes_one_when_an_engine_appears() {
         let dir = windlass_testkit::temp_dir("choose").unwrap();
         let note = dir.path().join(RUNTIME_FILE);
         for noted in ["docker", "any"] {
             fs::write(&note, noted).unwrap();
-            let chosen = select_runtime(&boot(dir.path(), None)).unwrap();
+            let chosen = select_runtime(&boot_config(dir.path(), None)).unwrap();
             assert!(matches!(chosen, SelectedRuntime::Any(_)), "no engine answers, and {noted} was noted");
         }
         fs::write(&note, "process").unwrap();
         assert!(matches!(
-            select_runtime(&boot(dir.path(), Some("/engine.sock"))).unwrap(),
+            select_runtime(&boot_config(dir.path(), Some("/engine.sock"))).unwrap(),
             SelectedRuntime::Any(_)
         ));
         assert_eq!(fs::read_to_string(&note).unwrap(), "any");
-        let asked =
-            BootConfig { runtime: Some(RuntimeName::Process), ..boot(dir.path(), Some("/engine.sock")) };
+        let asked = BootConfig {
+            runtime: Some(RuntimeName::Process),
+            ..boot_config(dir.path(), Some("/engine.sock"))
+        };
         assert!(
             matches!(select_runtime(&asked).unwrap(), SelectedRuntime::Process),
             "who asks for processes gets them"

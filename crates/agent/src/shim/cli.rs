@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 use windlass_api::agent::shim::ProcessMode;
-use windlass_model::{error_chain::chain, id::InstanceId};
+use windlass_model::{error_chain::format_chain, id::InstanceId};
 
 use super::{
     boot::{self, BootConfig},
@@ -26,8 +26,8 @@ use super::{
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "The socket asks for the credential of the host's enrolment (`windlass-agent shim enrol`). \
-                  Tasks go on when the shim stops or is killed; the next start takes them up."
+    after_help = "The socket requires the credential of the host's enrolment (`windlass-agent shim enrol`). \
+                  Tasks continue when the shim stops or is killed; the next start adopts them."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -171,11 +171,11 @@ impl LogLevel {
 
 /// Parses a loopback address. The port requires no credential, so it must not be reachable from other hosts.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr = text.parse().map_err(|_| "not ADDRESS:PORT".to_owned())?;
+    let address: SocketAddr = text.parse().map_err(|_| "expected ADDRESS:PORT".to_owned())?;
     if address.ip().is_loopback() {
         return Ok(address);
     }
-    Err("whoever reaches this address is let in, so it must be a loopback address".to_owned())
+    Err("expected a loopback address, because this listener requires no credential".to_owned())
 }
 
 pub fn main(args: &Args) -> ExitCode {
@@ -186,11 +186,11 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn start(flags: &Flags) -> ExitCode {
-    let Some(home) = flags.home.clone() else { return report_failure("the shim needs --home") };
+    let Some(home) = flags.home.clone() else { return report_failure("`--home` is required") };
     if flags.own_session
         && let Err(error) = rustix::process::setsid()
     {
-        return report_failure(&format!("begin a session: {error}"));
+        return report_failure(&format!("failed to start a session: {error}"));
     }
     let boot = BootConfig {
         socket: flags.socket.clone().unwrap_or_else(|| home.join("shim.sock")),
@@ -219,14 +219,14 @@ pub(super) fn run(boot: BootConfig, log: LogLevel) -> ExitCode {
     tracing_subscriber::registry().with(lines.with_filter(log.targets())).init();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return report_failure(&format!("start the runtime: {error}")),
+        Err(error) => return report_failure(&format!("failed to start the runtime: {error}")),
     };
     let ended = runtime.block_on(boot::run(boot));
     // Work that waits for a disk must not delay the exit.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report_failure(&chain(&error)),
+        Err(error) => report_failure(&format_chain(&error)),
     }
 }
 
@@ -236,9 +236,9 @@ fn enrol(args: &EnrolArgs) -> ExitCode {
         credential_sha256: args.credential_sha256.clone(),
         server_keys: args.server_key.clone(),
     };
-    let written = boot::create_home(&args.home)
-        .map_err(|error| chain(&error))
-        .and_then(|()| enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| chain(&error)));
+    let written = boot::create_home(&args.home).map_err(|error| format_chain(&error)).and_then(|()| {
+        enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| format_chain(&error))
+    });
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report_failure(&error),
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_all_parts_fit_together() {
+    fn the_command_line_flags_do_not_conflict() {
         #[derive(clap::Parser)]
         struct TestCli {
             #[command(flatten)]
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_heard_only_when_something_is_wrong() {
+    fn libraries_log_only_warnings_and_errors() {
         use tracing::Level;
         let table = [
             (LogLevel::Debug, "windlass_agent::shim", Level::DEBUG, true),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_open_door_is_on_the_loopback_only() {
+    fn the_compat_address_must_be_loopback() {
         for good in ["127.0.0.1:10998", "127.8.0.1:1", "[::1]:10998"] {
             assert!(loopback(good).is_ok(), "{good}");
         }

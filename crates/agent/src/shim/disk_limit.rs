@@ -72,8 +72,8 @@ pub(super) async fn check_limits(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
 
 fn limit_message(used: u64, limit: u64) -> String {
     format!(
-        "disk limit exceeded: the job holds {}, and its `disk` allows {}; hint: ask for more in `resources`, or write to a \
-         volume",
+        "disk limit exceeded: the job uses {}, its `disk` limit is {}; hint: raise `disk` in `resources`, or \
+         write to a volume",
         format_size(used),
         format_size(limit)
     )
@@ -90,16 +90,16 @@ fn format_size(bytes: u64) -> String {
 /// Returns the disk usage of a directory with its contents.
 pub(super) async fn disk_usage(path: PathBuf) -> Result<u64, RuntimeError> {
     let failed = |source: io::Error| RuntimeError::Failed {
-        what: "measure the disk of a task".to_owned(),
+        what: "failed to measure the disk usage of a task".to_owned(),
         source: Box::new(source),
     };
-    let measured = tokio::task::spawn_blocking(move || measure(&path)).await;
+    let measured = tokio::task::spawn_blocking(move || measure_dir(&path)).await;
     measured.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)
 }
 
 /// Does not follow links or enter other file systems, and counts a file with several names once. A file that disappears
 /// meanwhile counts as zero.
-fn measure(root: &Path) -> io::Result<u64> {
+fn measure_dir(root: &Path) -> io::Result<u64> {
     let top = fs::symlink_metadata(root)?;
     let (device, mut sum) = (top.dev(), top.blocks() * BLOCK_BYTES);
     let mut counted = HashSet::new();
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_directory_takes_is_counted_once_and_within_it() {
+    fn disk_use_counts_hard_links_once_and_does_not_follow_symlinks() {
         let outside = windlass_testkit::temp_dir("disk").unwrap();
         fs::write(outside.path().join("large"), vec![7; 4 << 20]).unwrap();
         let dir = windlass_testkit::temp_dir("disk").unwrap();
@@ -136,16 +136,16 @@ mod tests {
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
         // A sparse file counts only its allocated blocks.
         fs::File::create(dir.path().join("sparse")).unwrap().set_len(1 << 30).unwrap();
-        let used = measure(dir.path()).unwrap();
+        let used = measure_dir(dir.path()).unwrap();
         assert!((1 << 20..2 << 20).contains(&used), "{used}");
-        assert!(measure(&dir.path().join("none")).is_err());
+        assert!(measure_dir(&dir.path().join("none")).is_err());
     }
 
     #[test]
-    fn the_message_says_how_much_and_what_to_do() {
+    fn the_disk_limit_message_states_the_usage_and_the_limit() {
         let said = limit_message(3 << 30, 1 << 30);
         assert!(
-            said.starts_with("disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB"),
+            said.starts_with("disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB"),
             "{said}"
         );
     }

@@ -19,7 +19,7 @@ const NAME: &str = "dstack-shim";
 const HOME: &str = "DSTACK_SHIM_HOME";
 
 #[derive(Debug, Parser)]
-#[command(name = NAME, disable_version_flag = true, about = "windlass-agent in the place of dstack-shim")]
+#[command(name = NAME, disable_version_flag = true, about = "windlass-agent in place of dstack-shim")]
 struct Args {
     /// Directory for tasks and the journal
     #[arg(long, value_name = "DIR", env = HOME)]
@@ -44,7 +44,7 @@ struct Args {
 /// Returns whether this process must act as dstack-shim: it has that name, or it has no arguments and the variable
 /// `DSTACK_SHIM_HOME` is set. The agent's own commands begin with a subcommand: a runner starts them by the path of
 /// this file, whatever its name is.
-pub fn is_asked_for(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool {
+pub fn is_requested(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool {
     let program = argv.next().map(PathBuf::from).unwrap_or_default();
     match argv.next() {
         None => program.file_name() == Some(OsStr::new(NAME)) || std::env::var_os(HOME).is_some(),
@@ -91,11 +91,11 @@ fn log_level(number: u8) -> LogLevel {
 
 #[cfg(test)]
 mod tests {
-    use super::is_asked_for;
+    use super::is_requested;
 
     #[test]
-    fn a_part_of_ours_is_started_under_any_name_of_the_file() {
-        let is = |line: &str| is_asked_for(line.split(' ').map(Into::into));
+    fn the_dstack_shim_name_selects_compatibility_only_without_a_subcommand() {
+        let is = |line: &str| is_requested(line.split(' ').map(Into::into));
         assert!(is("/usr/local/bin/dstack-shim") && is("/usr/local/bin/dstack-shim --version"));
         assert!(!is("/usr/local/bin/dstack-shim child ssh -p 22 git@example.com"));
         assert!(!is("/usr/local/bin/dstack-shim runner --inner --dir /x"));

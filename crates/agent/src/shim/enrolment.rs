@@ -42,29 +42,29 @@ pub struct Enrolment {
 
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolmentError {
-    #[error("read {path}")]
+    #[error("failed to read {path}")]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("write {path}")]
+    #[error("failed to write {path}")]
     Write {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("read {path}: mode {mode:03o} lets others read or write it; it must be 600")]
+    #[error("{path} has mode {mode:03o} and is accessible to other users; set its mode to 600")]
     Open { path: PathBuf, mode: u32 },
-    #[error("read {path}")]
+    #[error("failed to parse {path}")]
     Json {
         path: PathBuf,
         #[source]
         source: serde_json::Error,
     },
-    #[error("the enrolment needs 1 to {CREDENTIALS_MAX} credential hashes of 64 hex digits")]
+    #[error("invalid enrolment: expected 1 to {CREDENTIALS_MAX} credential hashes of 64 hex digits")]
     Credentials,
-    #[error("the enrolment needs 1 to {SERVER_KEYS_MAX} server keys, each base64 of {KEY_BYTES} bytes")]
+    #[error("invalid enrolment: expected 1 to {SERVER_KEYS_MAX} server keys of {KEY_BYTES} bytes in base64")]
     ServerKeys,
 }
 
@@ -83,13 +83,13 @@ impl Enrolment {
         file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
         let enrolment: Self = serde_json::from_str(&text)
             .map_err(|source| EnrolmentError::Json { path: path.to_owned(), source })?;
-        enrolment.check()?;
+        enrolment.verify_spec()?;
         Ok(Some(enrolment))
     }
 
     /// Replaces the whole file, readable by its owner alone.
     pub fn write(&self, path: &Path) -> Result<(), EnrolmentError> {
-        self.check()?;
+        self.verify_spec()?;
         let failed = |source| EnrolmentError::Write { path: path.to_owned(), source };
         let text = serde_json::to_string_pretty(self)
             .map_err(|source| EnrolmentError::Json { path: path.to_owned(), source })?;
@@ -112,7 +112,7 @@ impl Enrolment {
         written.map_err(failed)
     }
 
-    fn check(&self) -> Result<(), EnrolmentError> {
+    fn verify_spec(&self) -> Result<(), EnrolmentError> {
         let is_hash = |text: &String| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
         let hashes = &self.credential_sha256;
         if hashes.is_empty() || hashes.len() > CREDENTIALS_MAX || !hashes.iter().all(is_hash) {
@@ -155,15 +155,15 @@ impl Enrolment {
 pub enum SpecError {
     #[error("the task specification is not signed")]
     Unsigned,
-    #[error("the signature of the task specification is not by a server of this host")]
+    #[error("invalid signature: the task specification is not signed by a server of this host")]
     WrongSignature,
     #[error("the task specification has no claims")]
     NoClaims,
     #[error("the task specification is for another instance")]
     WrongInstance,
-    #[error("the task specification expired {0} s ago; are both clocks right?")]
+    #[error("the task specification expired {0} s ago; check the clocks of the server and this host")]
     Expired(i64),
-    #[error("the task specification is for epoch {claimed}, the call for epoch {called}")]
+    #[error("the task specification is for epoch {claimed}, but the call has epoch {called}")]
     EpochMismatch { claimed: i64, called: i64 },
 }
 
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_holds_if_one_of_our_servers_wrote_it_for_this_host() {
+    fn a_pass_is_valid_only_if_an_enrolled_server_signed_it_for_this_host() {
         let pass =
             |instance| PortPass { instance, tasks: std::collections::BTreeMap::new(), expires_at: NOW };
         let written = |seed: u8, pass: &PortPass| {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn x8_only_a_signed_unexpired_specification_for_this_instance_and_epoch_holds() {
+    fn x8_only_a_signed_unexpired_specification_for_this_instance_and_epoch_is_accepted() {
         let good = || Some(sign(1, BODY));
         check_spec(good(), Some(claims()), Some(4), Ok(()));
         check_spec(Some(sign(2, BODY)), Some(claims()), None, Ok(()));
@@ -342,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn x8_a_signature_of_the_bare_body_is_not_one_of_a_specification() {
+    fn x8_a_signature_over_the_bare_body_is_rejected() {
         let bare = BASE64_STANDARD.encode(key(1).sign(BODY).as_ref());
         check_spec(Some(bare), Some(claims()), None, Err(SpecError::WrongSignature));
     }
 
     #[test]
-    fn two_credentials_open_while_one_is_rotated() {
+    fn both_credentials_are_accepted_during_rotation() {
         assert!(enrolment().knows("old"));
         assert!(enrolment().knows("new"));
         assert!(!enrolment().knows("older"));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_hash_needs_no_list() {
+    fn a_single_credential_hash_may_be_given_without_a_list() {
         let text = format!(
             r#"{{"instance_id":"{}","credential_sha256":"{}","server_keys":["{}"],"more":1}}"#,
             own_instance(),
@@ -364,17 +364,17 @@ mod tests {
             public_key(1)
         );
         let read: Enrolment = serde_json::from_str(&text).unwrap();
-        assert!(read.check().is_ok() && read.knows("one"));
+        assert!(read.verify_spec().is_ok() && read.knows("one"));
     }
 
     #[test]
-    fn an_enrolment_without_hash_or_key_is_none() {
+    fn an_enrolment_without_a_hash_or_key_is_invalid() {
         assert!(matches!(
-            Enrolment { credential_sha256: vec![String::new()], ..enrolment() }.check(),
+            Enrolment { credential_sha256: vec![String::new()], ..enrolment() }.verify_spec(),
             Err(EnrolmentError::Credentials)
         ));
         assert!(matches!(
-            Enrolment { server_keys: vec!["AAAA".to_owned()], ..enrolment() }.check(),
+            Enrolment { server_keys: vec!["AAAA".to_owned()], ..enrolment() }.verify_spec(),
             Err(EnrolmentError::ServerKeys)
         ));
     }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_reader_starts_from_the_full_state_and_goes_on_from_there() {
+    async fn a_new_event_reader_starts_with_a_reset_and_then_gets_new_events() {
         let events = EventLog::new("b1");
         publish(&events, 3);
         let mut reader = events.reader(None, None);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_comes_back_misses_nothing() {
+    async fn a_reconnecting_event_reader_misses_nothing() {
         let events = EventLog::new("b1");
         publish(&events, 5);
         assert_eq!(seqs(&mut events.reader(Some(2), Some("b1"))).await, [3, 4, 5]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn numbers_of_another_start_or_of_the_future_are_not_taken() {
+    async fn event_positions_of_another_start_or_of_the_future_cause_a_reset() {
         let events = EventLog::new("b2");
         publish(&events, 5);
         assert_eq!(events.reader(Some(3), Some("b1")).next().await, StreamItem::Reset { seq: 5 });
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_overtaken_by_the_ring_starts_anew() {
+    async fn an_event_reader_overtaken_by_the_ring_buffer_is_reset() {
         let events = EventLog::new("b1");
         publish(&events, 1);
         let mut reader = events.reader(Some(0), Some("b1"));

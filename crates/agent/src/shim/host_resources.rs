@@ -142,7 +142,7 @@ impl Host for HostResources {
     fn allow<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(async move {
             let forbidden = |error: MountError| HostError::Refused {
-                what: "start the task".to_owned(),
+                what: "failed to start the task".to_owned(),
                 why: error.to_string().trim_end().to_owned(),
             };
             self.check(spec).await.map_err(forbidden)
@@ -205,13 +205,13 @@ impl Host for HostResources {
 fn from_keys_error(error: KeysError) -> HostError {
     match error {
         KeysError::Write { file, source } => {
-            HostError::Io { what: format!("write {}", file.display()), source }
+            HostError::Io { what: format!("failed to write {}", file.display()), source }
         }
         refused @ (KeysError::User(_)
         | KeysError::Key { .. }
         | KeysError::TooMany { .. }
         | KeysError::Odd { .. }) => {
-            HostError::Refused { what: "add host_ssh_keys".to_owned(), why: refused.to_string() }
+            HostError::Refused { what: "failed to add `host_ssh_keys`".to_owned(), why: refused.to_string() }
         }
     }
 }
@@ -225,7 +225,7 @@ fn from_volume_error(error: VolumeError) -> HostError {
         | VolumeError::InUse { .. }
         | VolumeError::NoFileSystem { .. }
         | VolumeError::Program { .. }) => {
-            HostError::Refused { what: "attach a volume".to_owned(), why: refused.to_string() }
+            HostError::Refused { what: "failed to attach a volume".to_owned(), why: refused.to_string() }
         }
     }
 }
@@ -233,10 +233,10 @@ fn from_volume_error(error: VolumeError) -> HostError {
 fn from_mount_error(error: MountError) -> HostError {
     match error {
         MountError::Make { path, source } => {
-            HostError::Io { what: format!("make {}", path.display()), source }
+            HostError::Io { what: format!("failed to create {}", path.display()), source }
         }
         refused @ (MountError::Forbidden { .. } | MountError::NoVolume { .. }) => {
-            HostError::Refused { what: "mount".to_owned(), why: refused.to_string() }
+            HostError::Refused { what: "failed to mount".to_owned(), why: refused.to_string() }
         }
     }
 }

@@ -40,25 +40,25 @@ pub struct ResolvedPaths {
 pub enum MountError {
     #[error("{text}")]
     Forbidden { problems: Vec<PolicyProblem>, text: String },
-    #[error("make {path}")]
+    #[error("failed to create {path}")]
     Make {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("mount volume {name}: the task names no such volume")]
+    #[error("volume {name} is not listed in `volumes` of the task")]
     NoVolume { name: String },
 }
 
 /// Follows every link. Changes nothing.
 pub fn resolve_paths(spec: &TaskSpec) -> ResolvedPaths {
     ResolvedPaths {
-        mounts: spec.instance_mounts.iter().map(|mount| follow(&mount.instance_path)).collect(),
+        mounts: spec.instance_mounts.iter().map(|mount| follow_links(&mount.instance_path)).collect(),
         devices: spec
             .gpu_devices
             .iter()
             .map(|device| {
-                let found = follow(&device.path_on_host).and_then(|source| {
+                let found = follow_links(&device.path_on_host).and_then(|source| {
                     if source.missing.is_empty() { Ok(source.real) } else { Err("does not exist".to_owned()) }
                 });
                 (device.path_on_host.clone(), found)
@@ -111,13 +111,13 @@ fn forbidden_error(policy: &Policy, problems: Vec<PolicyProblem>) -> MountError 
 }
 
 /// Returns the existing part of the path without links, and the rest.
-fn follow(asked: &str) -> Result<MountSource, String> {
+fn follow_links(asked: &str) -> Result<MountSource, String> {
     let path = Path::new(asked);
     if !path.is_absolute() || asked.contains('\0') {
         return Err("not an absolute path".to_owned());
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Err("leads upwards".to_owned());
+        return Err("contains `..`".to_owned());
     }
     // Engines parse a bind as `source:target`.
     if asked.contains(':') {
@@ -134,7 +134,7 @@ fn follow(asked: &str) -> Result<MountSource, String> {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if fs::symlink_metadata(&existing).is_ok() {
-                    return Err(format!("{} is a link that leads nowhere", existing.display()));
+                    return Err(format!("{} is a dangling symbolic link", existing.display()));
                 }
                 let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) else {
                     return Err("does not exist".to_owned());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_directories_are_made_below_an_allowed_path_only() {
+    fn missing_mount_sources_are_created_only_below_an_allowed_path() {
         let scratch = TestDir::new();
         let inside = scratch.path.join("data/new/deep");
         assert!(check_policy(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn x9_links_are_followed_before_the_policy_is_asked() {
+    fn x9_symlinks_are_resolved_before_the_policy_check() {
         let scratch = TestDir::new();
         let (link, dangling) = (scratch.path.join("data/link"), scratch.path.join("data/dangling"));
         symlink("/etc", &link).unwrap();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn x9_a_path_that_leads_upwards_is_refused() {
+    fn x9_mount_paths_that_are_relative_or_contain_dot_dot_are_refused() {
         let scratch = TestDir::new();
         for path in
             [scratch.path.join("data/../data/x"), scratch.path.join("data/x/../../../etc"), "data".into()]
@@ -257,10 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn a_link_put_in_the_way_after_the_look_is_not_followed() {
+    fn a_symlink_created_after_the_check_is_not_followed() {
         let scratch = TestDir::new();
         let inside = scratch.path.join("data/a/b");
-        let source = follow(inside.to_str().unwrap()).unwrap();
+        let source = follow_links(inside.to_str().unwrap()).unwrap();
         symlink("/etc", scratch.path.join("data/a")).unwrap();
         assert!(create_missing(&source).is_err());
     }

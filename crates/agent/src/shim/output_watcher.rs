@@ -182,7 +182,7 @@ impl FileCursor {
             }
         }
         // A file that cannot be read, or not yet, produces no event.
-        let Ok((states, next)) = states(&self.run, self.states) else { return };
+        let Ok((states, next)) = read_states(&self.run, self.states) else { return };
         self.states = next;
         for state in states {
             events.publish(ShimEventKind::Job { id, state });
@@ -195,7 +195,7 @@ fn file_length(run: &DirHandle, name: &str) -> u64 {
 }
 
 /// Returns the job's states from an offset in the file, and the offset after the last complete line.
-pub fn states(run: &DirHandle, from: u64) -> io::Result<(Vec<JobState>, u64)> {
+pub fn read_states(run: &DirHandle, from: u64) -> io::Result<(Vec<JobState>, u64)> {
     let mut file = run.file(task_dir::STATES)?;
     file.seek(SeekFrom::Start(from))?;
     let mut text = Vec::new();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn states_and_growth_are_told_before_the_end() {
+    async fn states_and_output_are_published_before_the_end_of_the_task() {
         let home = windlass_testkit::temp_dir("growth").unwrap();
         let id = SubmissionId(uuid::Uuid::from_u128(5));
         let run = TaskDir::new(home.path(), id).run();

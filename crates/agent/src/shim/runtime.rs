@@ -101,14 +101,14 @@ pub enum FoundState {
 pub enum RuntimeError {
     #[error("{what}: no such image")]
     NoImage { what: String },
-    #[error("{what}: the registry refuses the credentials")]
+    #[error("{what}: the registry denied access; check `registry_auth`")]
     Unauthorized { what: String },
-    #[error("{what}: no byte came for {secs} s")]
+    #[error("{what}: no data received for {secs} s")]
     Stalled { what: String, secs: u64 },
     #[error("{what}: no space left on the device")]
     NoDisk { what: String },
     /// The engine did not respond; the request may or may not have been executed. Can be retried.
-    #[error("{what}: the container engine does not answer")]
+    #[error("{what}: the container engine did not respond")]
     Away {
         what: String,
         #[source]

@@ -27,15 +27,15 @@ const BLKID_EXIT_EMPTY: i32 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    #[error("mount volume {name}: a name is letters, digits, `.`, `_` and `-`")]
+    #[error("invalid volume name `{name}`: expected letters, digits, `.`, `_` and `-`")]
     Name { name: String },
-    #[error("mount volume {name}: no disk of this host is {volume_id}")]
+    #[error("volume {name}: this host has no disk with id {volume_id}")]
     NoDevice { name: String, volume_id: String },
-    #[error("mount volume {name}: {device} is not a disk")]
+    #[error("volume {name}: {device} is not a block device")]
     NotADisk { name: String, device: PathBuf },
-    #[error("mount volume {name}: {device} is in use at {at}")]
+    #[error("volume {name}: {device} conflicts with the mount at {at}")]
     InUse { name: String, device: PathBuf, at: PathBuf },
-    #[error("mount volume {name}: {device} has no file system that can be mounted")]
+    #[error("volume {name}: {device} has no mountable file system")]
     NoFileSystem { name: String, device: PathBuf },
     #[error("{what}")]
     Io {
@@ -43,7 +43,7 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
-    #[error("run {program}: {said}")]
+    #[error("`{program}` failed: {said}")]
     Program { program: &'static str, said: String },
 }
 
@@ -75,7 +75,7 @@ impl Volumes {
     pub fn attach(&self, task: SubmissionId, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let place = self.place(volume)?;
         let mut wanted = self.wanted.lock();
-        let cannot_make = |error| failed(format!("make {}", place.display()))(error);
+        let cannot_make = |error| io_error(format!("failed to create {}", place.display()))(error);
         if volume.backend == LOCAL_BACKEND {
             create_shared_dir(&self.root, &place).map_err(cannot_make)?;
         } else {
@@ -110,7 +110,7 @@ impl Volumes {
     /// Unmounts unused volumes, after a restart and after every live task has registered.
     pub fn sweep(&self) -> Result<(), VolumeError> {
         let wanted = self.wanted.lock();
-        let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
+        let mounted = read_mounts().map_err(io_error("failed to read the mounts".to_owned()))?;
         let root = fs::canonicalize(&self.root).unwrap_or_else(|_| self.root.clone());
         for mount in mounted.iter().filter(|mount| mount.at.starts_with(&root)) {
             let kept = wanted.keys().any(|place| fs::canonicalize(place).is_ok_and(|real| real == mount.at));
@@ -133,16 +133,16 @@ fn create_shared_dir(root: &Path, place: &Path) -> io::Result<()> {
     fs::set_permissions(place, fs::Permissions::from_mode(0o777))
 }
 
-fn failed(what: String) -> impl FnOnce(io::Error) -> VolumeError {
+fn io_error(what: String) -> impl FnOnce(io::Error) -> VolumeError {
     move |source| VolumeError::Io { what, source }
 }
 
 fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     let name = || volume.name.clone();
-    let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
-    let real = fs::canonicalize(place).map_err(failed(format!("find {}", place.display())))?;
+    let mounted = read_mounts().map_err(io_error("failed to read the mounts".to_owned()))?;
+    let real = fs::canonicalize(place).map_err(io_error(format!("cannot resolve {}", place.display())))?;
     let device = find_device(volume)?;
-    let meta = fs::metadata(&device).map_err(failed(format!("look at {}", device.display())))?;
+    let meta = fs::metadata(&device).map_err(io_error(format!("cannot inspect {}", device.display())))?;
     if !meta.file_type().is_block_device() {
         return Err(VolumeError::NotADisk { name: name(), device });
     }
@@ -165,18 +165,18 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     };
     let flags = MountFlags::NODEV | MountFlags::NOSUID;
     rustix::mount::mount(&device, &real, kind.as_str(), flags, None::<&std::ffi::CStr>)
-        .map_err(|error| failed(format!("mount {}", device.display()))(error.into()))
+        .map_err(|error| io_error(format!("failed to mount {}", device.display()))(error.into()))
 }
 
 /// Unmounts the path if it is a mount point; then also removes the directory if it is empty.
 fn unmount(place: &Path) -> Result<(), VolumeError> {
-    let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
+    let mounted = read_mounts().map_err(io_error("failed to read the mounts".to_owned()))?;
     let Ok(real) = fs::canonicalize(place) else { return Ok(()) };
     if !mounted.iter().any(|mount| mount.at == real) {
         return Ok(());
     }
     rustix::mount::unmount(&real, UnmountFlags::NOFOLLOW)
-        .map_err(|error| failed(format!("unmount {}", real.display()))(error.into()))?;
+        .map_err(|error| io_error(format!("failed to unmount {}", real.display()))(error.into()))?;
     // This only removes an empty directory.
     let _ = fs::remove_dir(&real);
     Ok(())
@@ -191,8 +191,9 @@ fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
         })
         .unwrap_or_default();
     // The id first: names of disks change when another driver attaches them.
-    if let Some(name) = by_id(&names, &volume.volume_id, volume.device_name.as_deref()) {
-        return fs::canonicalize(Path::new(BY_ID).join(name)).map_err(failed(format!("follow {name}")));
+    if let Some(name) = find_by_id(&names, &volume.volume_id, volume.device_name.as_deref()) {
+        return fs::canonicalize(Path::new(BY_ID).join(name))
+            .map_err(io_error(format!("cannot follow {name}")));
     }
     let given = volume.device_name.as_deref().filter(|name| !name.is_empty()).ok_or_else(none)?;
     let path = Path::new("/dev").join(given);
@@ -204,7 +205,7 @@ fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
 
 /// Returns the link under `/dev/disk/by-id` that names the volume: clouds use the id without its dashes, or the name
 /// under which the disk was attached.
-fn by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) -> Option<&'a str> {
+fn find_by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) -> Option<&'a str> {
     let squeezed: String = volume_id.chars().filter(char::is_ascii_alphanumeric).collect();
     let is_whole = |name: &&String| !name.contains("-part");
     let ends_with = |name: &&String, id: &str| {
@@ -229,7 +230,7 @@ enum DiskContent {
 fn probe_content(device: &Path) -> Result<DiskContent, VolumeError> {
     let mut command = Command::new("blkid");
     command.args(["-p", "-o", "export"]).arg("--").arg(device);
-    let output = command.output().map_err(failed("run blkid".to_owned()))?;
+    let output = command.output().map_err(io_error("failed to run blkid".to_owned()))?;
     if output.status.code() == Some(BLKID_EXIT_EMPTY) {
         return Ok(DiskContent::Empty);
     }
@@ -243,7 +244,7 @@ fn probe_content(device: &Path) -> Result<DiskContent, VolumeError> {
 }
 
 fn run_program(program: &'static str, command: &mut Command) -> Result<Output, VolumeError> {
-    let output = command.output().map_err(failed(format!("run {program}")))?;
+    let output = command.output().map_err(io_error(format!("failed to run {program}")))?;
     check_success(program, output)
 }
 
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_found_by_the_id_it_carries() {
+    fn a_disk_is_found_by_its_volume_id() {
         let names = [
             "ata-DISK_1",
             "google-data-1",
@@ -317,7 +318,7 @@ mod tests {
             "scsi-0DO_Volume_set",
         ]
         .map(str::to_owned);
-        let found = |id, device| by_id(&names, id, device);
+        let found = |id, device| find_by_id(&names, id, device);
         assert_eq!(found("vol-0abc", None), Some("nvme-Amazon_Elastic_Block_Store_vol0abc"));
         assert_eq!(found("12345", Some("data-1")), Some("google-data-1"));
         assert_eq!(found("set", None), Some("scsi-0DO_Volume_set"));
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_points_are_read_with_their_odd_characters() {
+    fn escaped_characters_in_mount_points_are_decoded() {
         let text = "36 35 98:0 / /mnt/a\\040b rw,noatime master:1 - ext3 /dev/root rw\nbroken\n";
         assert_eq!(parse_mounts(text), [MountEntry { device: (98, 0), at: "/mnt/a b".into() }]);
     }

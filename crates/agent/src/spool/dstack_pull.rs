@@ -41,7 +41,7 @@ pub(super) struct PullPlan {
 
 /// Closes the open events and decides which of them are returned. `states` is called after the horizon is known: a
 /// state that is published later has a later time.
-pub(super) async fn plan(
+pub(super) async fn plan_pull(
     spool: &Spool,
     after: i64,
     bounds: PullBounds,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn o1_nothing_later_than_a_cut_is_told() {
+    fn o1_a_pull_cut_at_its_limit_returns_nothing_later_than_the_cut() {
         let job = Events { events: vec![event(5, 0, 9), event(8, 9, 20)], more: true, later: false };
         let runner = Events { events: vec![event(6, 0, 1), event(11, 1, 2)], more: false, later: false };
         let plan = merge(4, vec![state(7), state(12)], job, runner);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn without_news_the_cursor_stays() {
+    fn without_new_events_the_cursor_does_not_move() {
         let plan = merge(40, Vec::new(), Events::default(), Events::default());
         assert_eq!((plan.last_updated, plan.has_more), (40, false));
     }

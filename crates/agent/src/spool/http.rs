@@ -68,7 +68,7 @@ pub async fn read(source: &StreamSource, query: &ReadQuery) -> Response {
     let wait = Duration::from_millis(query.wait_ms.min(WAIT_MS_MAX));
     let position = match source.wait(query.offset, wait).await {
         Ok(position) => position,
-        Err(error) => return failed(&error),
+        Err(error) => return read_error(&error),
     };
     let limit = query.limit.unwrap_or(LIMIT_DEFAULT).min(LIMIT_MAX);
     let size = position.end.saturating_sub(query.offset).min(limit);
@@ -94,13 +94,13 @@ pub async fn pull(
     no_connections_secs: i64,
     states: impl FnOnce() -> Vec<JobState>,
 ) -> Response {
-    let answer = match dstack_pull::plan(spool, after, dstack_pull::PULL_BOUNDS, states).await {
+    let answer = match dstack_pull::plan_pull(spool, after, dstack_pull::PULL_BOUNDS, states).await {
         Ok(plan) => dstack_pull::render_body(spool, plan, no_connections_secs),
         Err(error) => Err(error),
     };
     match answer {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(error) => failed(&error),
+        Err(error) => read_error(&error),
     }
 }
 
@@ -151,9 +151,9 @@ async fn start_offset(source: &StreamSource, query: &TailQuery) -> Result<u64, R
     };
     let since: jiff::Timestamp = since
         .parse()
-        .map_err(|error| (StatusCode::BAD_REQUEST, format!("start_time: {error}")).into_response())?;
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("invalid start_time: {error}")).into_response())?;
     let since = since.as_millisecond();
-    source.run_blocking(move |reader| reader.offset_at(since)).await.map_err(|error| failed(&error))
+    source.run_blocking(move |reader| reader.offset_at(since)).await.map_err(|error| read_error(&error))
 }
 
 /// Streams exactly `size` bytes from `offset` on. A file that shrank meanwhile aborts the response.
@@ -175,7 +175,7 @@ fn read_range(
     })
 }
 
-fn failed(error: &io::Error) -> Response {
+fn read_error(error: &io::Error) -> Response {
     tracing::warn!(%error, "failed to read the spool");
-    (StatusCode::INTERNAL_SERVER_ERROR, "the spool cannot be read").into_response()
+    (StatusCode::INTERNAL_SERVER_ERROR, "failed to read the spool").into_response()
 }

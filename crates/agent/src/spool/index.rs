@@ -73,14 +73,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_record_comes_back_as_it_went(offset: u64, time: i64, before: Option<u32>, complete: bool) {
+        fn an_index_record_round_trips_through_its_encoding(offset: u64, time: i64, before: Option<u32>, complete: bool) {
             let kind = if complete { IndexRecordKind::Complete } else { IndexRecordKind::Event };
             let record = IndexRecord { offset, time, before, kind };
             prop_assert_eq!(IndexRecord::decode(&record.encode()), Some(record));
         }
 
         #[test]
-        fn f35_a_flipped_bit_is_noticed(offset: u64, time: i64, bit in 0..SIZE * 8) {
+        fn f35_a_flipped_bit_in_an_index_record_is_detected(offset: u64, time: i64, bit in 0..SIZE * 8) {
             let mut bytes = IndexRecord { offset, time, before: Some(7), kind: IndexRecordKind::Event }.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert_eq!(IndexRecord::decode(&bytes), None);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_no_record() {
+    fn zeros_are_not_a_valid_index_record() {
         assert_eq!(IndexRecord::decode(&[0; SIZE]), None);
     }
 }

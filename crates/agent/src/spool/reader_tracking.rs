@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn o7_all_is_read_once_the_server_has_it_and_the_tailers_left() {
+    fn o7_output_counts_as_read_once_the_server_has_it_and_the_tailers_have_left() {
         let readers = Arc::new(ReaderTracker::default());
         let done = || readers.all_read(10).now_or_never().is_some();
         assert!(!done());
@@ -102,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn o7_the_last_pull_counts_as_read() {
+    fn o7_the_last_pull_marks_all_output_as_read() {
         let readers = ReaderTracker::default();
         readers.mark_pulled();
         assert!(readers.all_read(u64::MAX).now_or_never().is_some());
     }
 
     #[test]
-    fn output_was_tailed_once_somebody_got_all_of_it_and_left() {
+    fn output_counts_as_tailed_once_a_tailer_has_read_all_of_it_and_left() {
         let readers = Arc::new(ReaderTracker::default());
         let done = || readers.tailed().now_or_never().is_some();
         drop(readers.tailer().unwrap());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn tailers_are_bounded() {
+    fn the_number_of_tailers_is_limited() {
         let readers = Arc::new(ReaderTracker::default());
         let held: Vec<TailerGuard> = (0..TAILERS_MAX).map(|_| readers.tailer().unwrap()).collect();
         assert!(readers.tailer().is_none());

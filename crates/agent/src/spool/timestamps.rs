@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_grow_within_one_millisecond_and_never_repeat() {
+    fn timestamps_increase_within_one_millisecond_and_never_repeat() {
         let stamps = Timestamps::manual(100);
         let given: Vec<i64> = (0..3).map(|_| stamps.issue().at()).collect();
         assert_eq!(given, [100, 101, 102]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_horizon_stays_before_what_is_not_published() {
+    fn the_horizon_stays_before_unpublished_timestamps() {
         let stamps = Timestamps::manual(100);
         let first = stamps.issue();
         let second = stamps.issue();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_clock_moves_by_itself() {
+    fn the_real_clock_ignores_manual_advances() {
         let stamps = Timestamps::new();
         let before = stamps.now_ms();
         stamps.advance(1_000_000);

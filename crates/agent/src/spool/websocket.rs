@@ -43,7 +43,7 @@ pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place:
         }
         TailEnd::Failed(error) => {
             tracing::warn!(%error, "failed to read output for a tailer");
-            (close_code::ERROR, "output cannot be read")
+            (close_code::ERROR, "failed to read the output")
         }
     };
     let close = Message::Close(Some(CloseFrame { code, reason: reason.into() }));

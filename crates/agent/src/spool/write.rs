@@ -19,25 +19,25 @@ const HOUR_MS: i64 = 3_600_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("open `{name}` of the spool")]
+    #[error("failed to open `{name}` of the spool")]
     Open {
         name: &'static str,
         #[source]
         source: io::Error,
     },
     /// The bytes up to the quota are stored, `kept` of these; nothing after them will be.
-    #[error("keep output: more than {per_hour} bytes in an hour")]
+    #[error("the output exceeds {per_hour} bytes per hour")]
     QuotaExceeded { per_hour: u64, kept: usize },
-    #[error("keep output: no space left on the device")]
+    #[error("no space left on the device for output")]
     NoSpace {
         /// Number of the bytes that are in the spool.
         kept: usize,
         #[source]
         source: io::Error,
     },
-    #[error("keep output: the stream is complete")]
+    #[error("the output stream is already complete")]
     Complete,
-    #[error("keep output")]
+    #[error("failed to write output")]
     Io {
         kept: usize,
         #[source]
@@ -82,7 +82,7 @@ struct OpenEvent {
 impl Writer {
     /// Opens or creates a stream. A record torn by a crash is cut off, and a lost index is rebuilt with coarse times.
     pub fn open(dir: &DirHandle, stream: Stream, stamps: Arc<Timestamps>) -> Result<Self, Error> {
-        let file = |name| plain_file(dir, name).map_err(|source| Error::Open { name, source });
+        let file = |name| open_plain_file(dir, name).map_err(|source| Error::Open { name, source });
         let (log, index) = (file(stream.log_name())?, file(stream.index_name())?);
         let state = recover(log, index, &stamps)
             .map_err(|source| Error::Open { name: stream.index_name(), source })?;
@@ -156,7 +156,7 @@ impl WriterState {
         let mut kept = 0;
         while kept < allowed {
             let wrote = self.append_part(&bytes[kept..allowed], now, stamps);
-            let wrote = wrote.map_err(|source| failed(source, kept))?;
+            let wrote = wrote.map_err(|source| write_error(source, kept))?;
             kept += wrote;
             if let Some(quota) = &mut self.quota {
                 quota.used += wrote as u64;
@@ -221,11 +221,11 @@ impl WriterState {
             self.record(issued.at(), IndexRecordKind::Complete)?;
             self.index.sync_data()
         });
-        marked.map_err(|source| failed(source, 0))
+        marked.map_err(|source| write_error(source, 0))
     }
 }
 
-fn failed(source: io::Error, kept: usize) -> Error {
+fn write_error(source: io::Error, kept: usize) -> Error {
     if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
         return Error::NoSpace { kept, source };
     }
@@ -260,11 +260,11 @@ impl Quota {
     }
 }
 
-fn plain_file(dir: &DirHandle, name: &str) -> io::Result<File> {
+fn open_plain_file(dir: &DirHandle, name: &str) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?;
     if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(File::from(fd))
 }

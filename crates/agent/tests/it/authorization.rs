@@ -67,7 +67,7 @@ impl EventLines {
     }
 }
 
-fn is_task(what: &ShimEventKind, wanted: SubmissionId, status: TaskStatus) -> bool {
+fn is_task_event(what: &ShimEventKind, wanted: SubmissionId, status: TaskStatus) -> bool {
     matches!(what, ShimEventKind::Task { info } if info.id == wanted && info.status == status)
 }
 
@@ -106,14 +106,14 @@ async fn a_credential_is_rotated_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_enrolled_lets_nobody_in_and_says_how_to_enrol_it() {
+async fn a_host_that_is_not_enrolled_rejects_calls_and_explains_how_to_enrol_it() {
     let shim = Shim::start(Setup::hollow().not_enrolled());
     let reply = shim.client().get("/api/tasks").await.expect(401);
     assert!(reply.text().contains("windlass-agent shim enrol"), "{}", reply.text());
 }
 
 #[tokio::test]
-async fn x8_a_specification_must_be_signed_for_this_host_and_hour() {
+async fn x8_a_specification_must_be_unexpired_and_signed_for_this_host_and_epoch() {
     let shim = Shim::start(Setup::hollow());
     let mut spec = shim.spec("t");
     let body = serde_json::to_vec(&spec).unwrap();
@@ -124,12 +124,12 @@ async fn x8_a_specification_must_be_signed_for_this_host_and_hour() {
     let client = shim.client().epoch(1);
     refuse(&client, &body, "not signed").await;
     let other = client.clone().header(SIGNATURE_HEADER, &sign(b"something else"));
-    refuse(&other, &body, "not by a server of this host").await;
+    refuse(&other, &body, "not signed by a server of this host").await;
     let good = client.clone().header(SIGNATURE_HEADER, &sign(&body));
     let changed = [&body[..], b" "].concat();
-    refuse(&good, &changed, "not by a server of this host").await;
+    refuse(&good, &changed, "not signed by a server of this host").await;
     let later = shim.client().epoch(2).header(SIGNATURE_HEADER, &sign(&body));
-    refuse(&later, &body, "for epoch 1, the call for epoch 2").await;
+    refuse(&later, &body, "for epoch 1, but the call has epoch 2").await;
     let sign_and_refuse = async |spec: &Value, why: &str| {
         let body = serde_json::to_vec(spec).unwrap();
         refuse(&client.clone().header(SIGNATURE_HEADER, &sign(&body)), &body, why).await;
@@ -147,7 +147,7 @@ async fn x8_a_specification_must_be_signed_for_this_host_and_hour() {
 }
 
 #[tokio::test]
-async fn l2_a_call_of_an_older_epoch_has_no_effect() {
+async fn l2_a_call_with_an_older_epoch_has_no_effect() {
     let shim = Shim::start(Setup::hollow());
     let spec = shim.spec("t");
     let id = shim.submit(&spec, 5).await;
@@ -166,7 +166,7 @@ async fn l2_a_call_of_an_older_epoch_has_no_effect() {
 }
 
 #[tokio::test]
-async fn a_repeat_is_answered_like_the_first() {
+async fn a_repeated_submission_succeeds_and_creates_no_second_task() {
     let shim = Shim::start(Setup::hollow());
     let spec = shim.spec("t");
     shim.submit(&spec, 1).await;
@@ -176,7 +176,7 @@ async fn a_repeat_is_answered_like_the_first() {
 }
 
 #[tokio::test]
-async fn bodies_have_their_limits() {
+async fn oversized_and_malformed_requests_are_rejected() {
     let shim = Shim::start(Setup::hollow());
     let long = vec![b' '; (1 << 20) + 1];
     submit_raw(&shim.client(), &long).await.expect(413);
@@ -194,7 +194,7 @@ async fn bodies_have_their_limits() {
 }
 
 #[tokio::test]
-async fn f_a_second_shim_on_the_same_home_names_the_first() {
+async fn a_second_shim_on_the_same_home_reports_the_pid_of_the_first() {
     let shim = Shim::start(Setup::hollow());
     let output = shim.command().output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -204,7 +204,7 @@ async fn f_a_second_shim_on_the_same_home_names_the_first() {
 }
 
 #[tokio::test]
-async fn a_shim_that_is_asked_to_stop_exits_well_and_at_once_even_with_a_reader() {
+async fn a_shim_stops_promptly_and_with_status_0_even_with_an_open_event_stream() {
     let mut shim = Shim::start(Setup::hollow());
     let mut lines = EventLines::open(&shim.client(), "").await;
     lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
@@ -217,7 +217,7 @@ async fn a_shim_that_is_asked_to_stop_exits_well_and_at_once_even_with_a_reader(
 }
 
 #[tokio::test]
-async fn the_event_stream_goes_on_where_a_reader_stopped() {
+async fn the_event_stream_resumes_where_a_reader_stopped() {
     let mut shim = Shim::start(Setup::hollow());
     let spec = shim.spec("t");
     let id = task_id(&spec);
@@ -226,14 +226,14 @@ async fn the_event_stream_goes_on_where_a_reader_stopped() {
         panic!("a new reader is told everything")
     };
     shim.submit(&spec, 1).await;
-    let running = lines.until(|what| is_task(what, id, TaskStatus::Running)).await;
+    let running = lines.until(|what| is_task_event(what, id, TaskStatus::Running)).await;
     drop(lines);
     shim.terminate(id, 1, 0).await;
     shim.remove(id, 1).await;
     let mut lines = EventLines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
     let first = lines.next().await;
     assert_eq!(first.seq, running.seq + 1);
-    assert!(is_task(&first.kind, id, TaskStatus::Terminated), "{first:?}");
+    assert!(is_task_event(&first.kind, id, TaskStatus::Terminated), "{first:?}");
     lines.until(|what| *what == ShimEventKind::Gone { id }).await;
     // Another start uses new numbers: the same position is meaningless to it.
     shim.kill();
@@ -243,7 +243,7 @@ async fn the_event_stream_goes_on_where_a_reader_stopped() {
 }
 
 #[tokio::test]
-async fn a_reader_that_starts_late_is_told_of_every_task() {
+async fn an_event_reader_that_connects_late_gets_every_task() {
     let shim = Shim::start(Setup::hollow());
     let (one, two) = (shim.submit(&shim.spec("a"), 1).await, shim.submit(&shim.spec("b"), 1).await);
     shim.wait_for(one, TaskStatus::Running).await;
@@ -257,7 +257,7 @@ async fn a_reader_that_starts_late_is_told_of_every_task() {
 }
 
 #[tokio::test]
-async fn x7_a_stream_ends_when_its_credential_is_taken_back() {
+async fn x7_an_event_stream_ends_when_its_credential_is_revoked() {
     let shim = Shim::start(Setup::hollow());
     let mut lines = EventLines::open(&shim.client(), "").await;
     lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
@@ -267,7 +267,7 @@ async fn x7_a_stream_ends_when_its_credential_is_taken_back() {
 }
 
 #[tokio::test]
-async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
+async fn as_dstack_shim_the_agent_is_configured_by_environment_variables() {
     let scratch = temp_dir("standin").unwrap();
     let (binary, home) = (scratch.path().join("dstack-shim"), scratch.path().join(".dstack"));
     std::fs::hard_link(agent(), &binary).or_else(|_| std::fs::copy(agent(), &binary).map(drop)).unwrap();
@@ -305,7 +305,7 @@ impl Drop for KillOnDrop {
 }
 
 #[tokio::test]
-async fn the_open_door_is_shut_unless_asked_for() {
+async fn without_the_compat_flag_the_shim_listens_on_no_tcp_port() {
     let shim = Shim::start(Setup::process());
     let listening = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let own = std::fs::read_dir(format!("/proc/{}/fd", shim.pid())).unwrap().flatten();
@@ -321,7 +321,7 @@ async fn the_open_door_is_shut_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn a_dstack_server_needs_no_credential_and_gets_no_more_than_its_calls() {
+async fn a_dstack_server_needs_no_credential_and_can_make_only_its_own_calls() {
     let shim = Shim::start(Setup::hollow().compat().not_enrolled());
     let compat = shim.compat();
     let health: Value = compat.get("/api/healthcheck").await.json();
@@ -350,7 +350,7 @@ async fn a_dstack_server_needs_no_credential_and_gets_no_more_than_its_calls() {
 }
 
 #[test]
-fn the_open_door_is_never_on_another_address() {
+fn the_shim_refuses_a_compat_address_that_is_not_loopback() {
     let mut command = std::process::Command::new(agent());
     command.args(["shim", "--home", "/nonexistent", "--compat-tcp", "0.0.0.0:10998"]);
     let output = command.output().unwrap();
@@ -359,7 +359,7 @@ fn the_open_door_is_never_on_another_address() {
 }
 
 #[tokio::test]
-async fn one_process_is_many_hollow_hosts() {
+async fn one_process_can_simulate_many_hosts() {
     let shim = Shim::start(Setup::hollow().arg("--hosts").arg("3").not_enrolled());
     for number in 1..=3 {
         let home = shim.home().join(format!("host-{number:04}"));
@@ -370,7 +370,7 @@ async fn one_process_is_many_hollow_hosts() {
 }
 
 #[tokio::test]
-async fn a_log_in_a_file_has_no_colours_and_no_chatter_of_libraries() {
+async fn a_log_file_has_no_colours_and_no_debug_lines_of_libraries() {
     let mut shim = Shim::start(Setup::hollow());
     for _ in 0..3 {
         shim.client().get("/api/tasks").await.expect(200);

@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn each_block_under_a_dstack_server_has_a_runner_of_its_own() {
+async fn each_block_of_a_dstack_server_has_its_own_runner() {
     let shim = Shim::start(Setup::process().compat());
     let compat = shim.compat();
     let mut taken = Vec::new();

@@ -68,7 +68,7 @@ async fn run(shim: &Shim, id: SubmissionId, job: &Value) -> String {
 }
 
 /// Waits for a line of a job that continues to run.
-async fn line(shim: &Shim, id: SubmissionId, begin: &str) -> String {
+async fn wait_for_line(shim: &Shim, id: SubmissionId, begin: &str) -> String {
     eventually_ok_async(&format!("a line `{begin}`"), async || {
         let text = job_output(shim, id).await;
         let found = text.lines().find_map(|line| line.strip_prefix(begin)).map(|rest| rest.trim().to_owned());
@@ -83,7 +83,7 @@ async fn process_info(shim: &Shim) -> ProcessesInfo {
 }
 
 /// Reads the record of a task that is a plain process.
-fn recorded(shim: &Shim, id: SubmissionId) -> Value {
+fn process_record(shim: &Shim, id: SubmissionId) -> Value {
     let file = shim.home().join("tasks").join(id.to_string()).join("process.json");
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
@@ -176,16 +176,16 @@ impl Drop for SecretDir {
 }
 
 /// Starts a job with a secret in its environment; returns its id and the pid of its command on the host.
-async fn victim(shim: &Shim) -> (SubmissionId, i32) {
+async fn start_victim(shim: &Shim) -> (SubmissionId, i32) {
     let id = start(shim, |_| {}).await;
     let mut job = job("echo up; exec sleep 1000");
     job["job_spec"]["env"] = json!({"SECRET": SECRET});
     shim.play(id, &job).await;
-    line(shim, id, "up").await;
+    wait_for_line(shim, id, "up").await;
     let marked = format!("SECRET={SECRET}");
     let task = format!("WINDLASS_TASK_ID={id}");
     let pid = eventually_async("its command runs", async || {
-        let all = proc::all().unwrap();
+        let all = proc::list().unwrap();
         all.iter().map(|stat| stat.name.pid).find(|&pid| proc::was_started_with(pid, &[&marked, &task]))
     })
     .await;
@@ -201,7 +201,7 @@ fn attempt_env(shim: &Shim, data: &Path, victim: (SubmissionId, i32), mounted: &
 }
 
 #[tokio::test]
-async fn a_confined_job_finds_no_way_out() {
+async fn a_confined_job_cannot_escape() {
     let outside = temp_dir("outside").unwrap();
     let data = SecretDir::new("users");
     let shared = outside.path().join("shared");
@@ -217,7 +217,7 @@ async fn a_confined_job_finds_no_way_out() {
         (ProcessMode::Confined, Some(ConfinementMethod::Users)),
         "{info:?}"
     );
-    let victim = victim(&shim).await;
+    let victim = start_victim(&shim).await;
     let id = start(&shim, |spec| {
         spec["instance_mounts"] = json!([{"instance_path": shared, "path": mounted}]);
         spec["pids"] = json!(200);
@@ -227,7 +227,7 @@ async fn a_confined_job_finds_no_way_out() {
     job["job_spec"]["env"] = attempt_env(&shim, &data.0, victim, mounted);
     let text = run(&shim, id, &job).await;
     check_attempts(&text);
-    let user = recorded(&shim, id)["user"].as_u64().unwrap().to_string();
+    let user = process_record(&shim, id)["user"].as_u64().unwrap().to_string();
     assert!(USERS.contains(&user.parse().unwrap()));
     assert_eq!(value(&text, "ids:"), format!("{user} {user} {user}"));
     assert_eq!(value(&text, "suid:"), user, "{text}");
@@ -248,13 +248,13 @@ async fn a_confined_job_finds_no_way_out() {
 
 /// The same for an agent without root: the job keeps the agent's user.
 #[tokio::test]
-async fn a_job_of_an_agent_without_root_finds_no_way_out() {
+async fn a_confined_job_of_a_non_root_agent_cannot_escape() {
     let data = SecretDir::new("namespaces");
     let shim = Shim::start(Setup::confined().user(NOBODY).arg("--hide").arg(data.0.to_str().unwrap()));
     let info = process_info(&shim).await;
     assert_eq!(info.confined_by, Some(ConfinementMethod::Namespaces), "{info:?}");
     assert!(info.problem.unwrap().contains("metadata"), "what is missing is said");
-    let victim = victim(&shim).await;
+    let victim = start_victim(&shim).await;
     let id = start(&shim, |_| {}).await;
     let mut job = job(ATTEMPTS);
     job["job_spec"]["env"] = attempt_env(&shim, &data.0, victim, Path::new("/usr/bin"));
@@ -271,10 +271,10 @@ async fn a_job_of_an_agent_without_root_finds_no_way_out() {
 }
 
 #[tokio::test]
-async fn two_tasks_have_two_users_which_survive_the_shim() {
+async fn confined_tasks_have_distinct_users_that_survive_a_shim_restart() {
     let mut shim = Shim::start(Setup::confined());
     let (first, second) = (start(&shim, |_| {}).await, start(&shim, |_| {}).await);
-    let user = |shim: &Shim, id| recorded(shim, id)["user"].as_u64().unwrap();
+    let user = |shim: &Shim, id| process_record(shim, id)["user"].as_u64().unwrap();
     let users = (user(&shim, first), user(&shim, second));
     assert_ne!(users.0, users.1);
     shim.kill();
@@ -300,7 +300,7 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
     let public = fs::read_to_string(keys.path().join("id.pub")).unwrap();
     let id = start(&shim, |spec| spec["container_ssh_keys"] = json!([public])).await;
     shim.play(id, &job("echo up; exec sleep 1000")).await;
-    line(&shim, id, "up").await;
+    wait_for_line(&shim, id, "up").await;
     let info = shim.info(id).await;
     let port = info.ports.unwrap().iter().find(|port| port.container == SSH_PORT).unwrap().host;
     let mut client = ssh::client(keys.path(), "ssh", "-p", port);
@@ -309,7 +309,7 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
     client.args(["-tt", "root@127.0.0.1", command]);
     let said = ssh::run(&mut client, b"");
     let text = ssh::text(&said.stdout).replace('\r', "");
-    let user = recorded(&shim, id)["user"].as_u64().unwrap();
+    let user = process_record(&shim, id)["user"].as_u64().unwrap();
     assert!(text.starts_with(&format!("{user}\n/run/windlass-task/{id}/scratch\n/dev/pts/0\n")), "{text}");
     assert!(text.contains("CapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n"), "{text}");
     assert!(text.contains("refused"), "{text}");
@@ -324,12 +324,12 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
 }
 
 #[tokio::test]
-async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
+async fn stop_kill_memory_limits_and_metrics_work_for_confined_tasks() {
     let shim = Shim::start(Setup::confined());
     // Stopped with a grace period.
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("trap 'echo bye; exit 7' INT TERM; echo up; while :; do sleep 0.01; done")).await;
-    line(&shim, id, "up").await;
+    wait_for_line(&shim, id, "up").await;
     let metrics = format!("/api/tasks/{id}/runner/api/metrics");
     let used: Metrics = shim.client().epoch(1).get(&metrics).await.json();
     assert!(used.memory_usage_bytes > 0 && used.cpu_usage_micro > 0, "{used:?}");
@@ -340,10 +340,10 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("trap '' INT TERM; (setsid sleep 1000 &); echo up; while :; do sleep 1000; done"))
         .await;
-    line(&shim, id, "up").await;
+    wait_for_line(&shim, id, "up").await;
     let mark = format!("WINDLASS_TASK_ID={id}");
     let living = || {
-        let all = proc::all().unwrap();
+        let all = proc::list().unwrap();
         all.iter().filter(|stat| proc::was_started_with(stat.name.pid, &[&mark])).count()
     };
     assert!(living() >= 4, "{}", living());
@@ -352,13 +352,13 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     // Its first process is killed: nothing outlives it.
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("echo up; exec sleep 1000")).await;
-    line(&shim, id, "up").await;
-    let name: proc::ProcessId = serde_json::from_value(recorded(&shim, id)["process"].clone()).unwrap();
+    wait_for_line(&shim, id, "up").await;
+    let name: proc::ProcessId = serde_json::from_value(process_record(&shim, id)["process"].clone()).unwrap();
     let held = proc::ProcessHandle::open(name).unwrap().unwrap();
     assert!(held.signal(rustix::process::Signal::KILL).unwrap());
     shim.wait_for(id, TaskStatus::Terminated).await;
     let mark = format!("WINDLASS_TASK_ID={id}");
-    let all = proc::all().unwrap();
+    let all = proc::list().unwrap();
     assert!(!all.iter().any(|stat| proc::was_started_with(stat.name.pid, &[&mark])));
     // Out of memory.
     let id = start(&shim, |spec| spec["memory"] = json!(64 << 20)).await;
@@ -370,7 +370,7 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
 }
 
 #[tokio::test]
-async fn the_hosts_owner_says_which_processes_it_takes() {
+async fn the_flag_and_the_policy_decide_which_plain_processes_are_accepted() {
     let refused = async |shim: &Shim, isolation: &str, why: &[&str]| {
         let mut spec = shim.spec("refused");
         spec["process_isolation"] = json!(isolation);
@@ -383,7 +383,7 @@ async fn the_hosts_owner_says_which_processes_it_takes() {
         assert_eq!(said.trim(), user);
     };
     let shim = Shim::start(Setup::confined());
-    refused(&shim, "own", &["confines them", "`processes: own`"]).await;
+    refused(&shim, "own", &["confines plain processes", "`processes: own`"]).await;
     let shim = Shim::start(Setup::confined().arg("--processes").arg("own"));
     assert_eq!(process_info(&shim).await.mode, ProcessMode::Own);
     taken(&shim, "own", "root").await;
@@ -391,12 +391,12 @@ async fn the_hosts_owner_says_which_processes_it_takes() {
     // The policy takes precedence over the flag.
     let shim = Shim::start(Setup::confined().arg("--processes").arg("own").policy("processes: refused\n"));
     assert_eq!(process_info(&shim).await.mode, ProcessMode::Refused);
-    refused(&shim, "own", &["takes no plain processes", "name an image"]).await;
-    refused(&shim, "confined", &["takes no plain processes", "name an image"]).await;
+    refused(&shim, "own", &["does not accept plain processes", "set an image"]).await;
+    refused(&shim, "confined", &["does not accept plain processes", "set an image"]).await;
 }
 
 #[tokio::test]
-async fn a_job_becomes_another_user_only_where_the_policy_names_it() {
+async fn a_job_can_run_as_another_user_only_if_the_policy_lists_that_user() {
     let as_user = |user: Value| {
         let mut job = job("id -u; id -G; echo x > file; grep -E '^(CapBnd|Seccomp):' /proc/self/status");
         job["job_spec"]["user"] = user;
@@ -409,8 +409,8 @@ async fn a_job_becomes_another_user_only_where_the_policy_names_it() {
     for (user, why) in [
         (json!({"username": "daemon"}), "add `daemon` to `users`"),
         (json!({"uid": 12345}), "add `12345` to `users`"),
-        (json!({"username": "root"}), "never root"),
-        (json!({"username": "nobody", "gid": 0}), "does not belong"),
+        (json!({"username": "root"}), "never run as root"),
+        (json!({"username": "nobody", "gid": 0}), "is not a member"),
     ] {
         let id = start(&shim, |_| {}).await;
         shim.play(id, &as_user(user)).await;
@@ -426,7 +426,7 @@ async fn a_job_becomes_another_user_only_where_the_policy_names_it() {
 }
 
 #[tokio::test]
-async fn a_confined_job_has_a_home_a_terminal_and_temporary_files_of_its_own() {
+async fn a_confined_job_has_its_own_home_terminal_and_temporary_files() {
     let shim = Shim::start(Setup::confined());
     let id = start(&shim, |_| {}).await;
     let mut job = job("pwd; echo $HOME; echo $USER; mktemp; tty");
@@ -444,7 +444,7 @@ async fn a_confined_job_has_a_home_a_terminal_and_temporary_files_of_its_own() {
 }
 
 #[tokio::test]
-async fn code_and_files_of_a_confined_job_are_brought_and_belong_to_its_user() {
+async fn uploaded_code_of_a_confined_job_belongs_to_its_user() {
     let shim = Shim::start(Setup::confined());
     let made = temp_dir("code").unwrap();
     fs::write(made.path().join("hello.txt"), "brought\n").unwrap();
@@ -462,6 +462,6 @@ async fn code_and_files_of_a_confined_job_are_brought_and_belong_to_its_user() {
     code.expect(200);
     calls.post(&path("run"), &json!({})).await.expect(200);
     let (record, text) = wait_ended(&shim, id).await;
-    let user = recorded(&shim, id)["user"].as_u64().unwrap();
+    let user = process_record(&shim, id)["user"].as_u64().unwrap();
     assert_eq!(text, format!("brought\n{user}\n"), "{record:?}");
 }

@@ -28,7 +28,7 @@ echo over
 "#;
 
 #[tokio::test]
-async fn a_job_of_another_user_has_its_directory_and_sees_nothing_else_of_the_task() {
+async fn a_job_of_another_user_can_access_only_its_own_directory_of_the_task() {
     let mut shim = Shim::start(Setup::process());
     let id = shim.submit(&shim.spec("passage"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;

@@ -23,7 +23,7 @@ fn archive(path: &Path, entries: &[(&str, &str)]) -> PathBuf {
 }
 
 #[tokio::test]
-async fn the_first_component_takes_the_last_name_of_the_path() {
+async fn the_top_level_archive_entry_is_renamed_to_the_last_path_component() {
     let ground = RepoFixture::new("files");
     let tree = archive(&ground.at("tree.tar"), &[("conf/a", "A"), ("conf/deep/b", "B")]);
     let file = archive(&ground.at("file.tar"), &[("x.json", "{}")]);
@@ -45,7 +45,7 @@ async fn the_first_component_takes_the_last_name_of_the_path() {
 }
 
 #[tokio::test]
-async fn what_was_there_goes_only_when_the_new_is_whole() {
+async fn existing_files_are_replaced_only_after_a_complete_unpack() {
     let ground = RepoFixture::new("files-old");
     fs::create_dir_all(ground.at("work/conf/old")).unwrap();
     fs::write(ground.at("work/conf/old/file"), "old").unwrap();
@@ -53,8 +53,8 @@ async fn what_was_there_goes_only_when_the_new_is_whole() {
     fs::OpenOptions::new().write(true).open(&cut).unwrap().set_len(1100).unwrap();
     let error = files::unpack_to(&ground.site, &cut, "conf").await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(error.to_string(), "place files at `conf`");
-    assert_eq!(source, "unpack archive: the archive ends too early");
+    assert_eq!(error.to_string(), "failed to place files at `conf`");
+    assert_eq!(source, "failed to unpack the archive: the archive is truncated");
     assert_eq!(fs::read_to_string(ground.at("work/conf/old/file")).unwrap(), "old");
     assert_eq!(fs::read_dir(ground.at("work")).unwrap().count(), 1, "nothing half is left");
 
@@ -70,7 +70,7 @@ async fn what_was_there_goes_only_when_the_new_is_whole() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_none_is_refused() {
+async fn invalid_target_paths_are_refused() {
     let ground = RepoFixture::new("files-bad");
     let file = archive(&ground.at("file.tar"), &[("x", "x")]);
     for path in ["/", "", "/..", "a\0b"] {

@@ -76,7 +76,7 @@ impl FullDiskHost {
 }
 
 #[tokio::test]
-async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim() {
+async fn f11_a_task_that_filled_the_disk_can_be_ended_and_removed_after_a_shim_restart() {
     let mut host = FullDiskHost::new();
     let id = host.shim.submit(&host.shim.spec("greedy"), 1).await;
     host.shim.wait_for(id, TaskStatus::Running).await;
@@ -106,7 +106,7 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
 
 /// Only the reason of the end has to be recorded then.
 #[tokio::test]
-async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
+async fn f11_o2_a_job_that_fills_the_disk_with_output_fails_with_detail_no_disk() {
     let host = FullDiskHost::new();
     let shim = &host.shim;
     let id = shim.submit(&shim.spec("wordy"), 1).await;

@@ -135,7 +135,7 @@ fn check_round_trip<T: DeserializeOwned + serde::Serialize>(bytes: &[u8]) {
 }
 
 #[test]
-fn whatever_an_agent_answers_is_read_or_refused() {
+fn arbitrary_agent_responses_are_parsed_or_rejected() {
     let ran = runner().run(&bytes(), |bytes| {
         check_round_trip::<TaskInfo>(&bytes);
         check_round_trip::<TaskList>(&bytes);
@@ -153,7 +153,7 @@ fn whatever_an_agent_answers_is_read_or_refused() {
 }
 
 #[test]
-fn whatever_is_sent_to_an_agent_is_read_or_refused() {
+fn arbitrary_requests_to_an_agent_are_parsed_or_rejected() {
     let ran = runner().run(&bytes(), |bytes| {
         check_round_trip::<TaskSpec>(&bytes);
         check_round_trip::<SubmitBody>(&bytes);
@@ -165,7 +165,7 @@ fn whatever_is_sent_to_an_agent_is_read_or_refused() {
 }
 
 #[test]
-fn x8_a_specification_that_was_touched_anywhere_is_refused() {
+fn x8_a_specification_modified_at_any_byte_is_refused() {
     let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
     let enrolment = Enrolment {
         instance_id: InstanceId(uuid::Uuid::from_u128(7)),

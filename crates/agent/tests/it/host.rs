@@ -19,7 +19,7 @@ fn host_report(path: &Path) -> serde_json::Value {
 }
 
 #[test]
-fn a_machine_with_gpus_tells_them_as_the_driver_does() {
+fn the_host_report_lists_gpus_as_the_driver_reports_them() {
     let scratch = temp_dir("host-gpus").unwrap();
     let script = r#"case "$1" in
         *mig.mode*) echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2;;
@@ -39,7 +39,7 @@ fn a_machine_with_gpus_tells_them_as_the_driver_does() {
 }
 
 #[test]
-fn a_driver_that_is_not_there_is_a_problem_and_not_the_end() {
+fn a_broken_gpu_driver_is_reported_as_a_problem_and_is_not_fatal() {
     let scratch = temp_dir("host-broken").unwrap();
     write_tool(
         scratch.path(),

@@ -65,17 +65,17 @@ async fn check_concurrent_calls(setup: Setup) {
 }
 
 #[tokio::test]
-async fn a2_f20_docker_sixteen_of_every_call_are_one() {
+async fn a2_f20_sixteen_concurrent_calls_have_one_effect_with_docker() {
     check_concurrent_calls(Setup::docker()).await;
 }
 
 #[tokio::test]
-async fn a2_f20_process_sixteen_of_every_call_are_one() {
+async fn a2_f20_sixteen_concurrent_calls_have_one_effect_with_processes() {
     check_concurrent_calls(Setup::process()).await;
 }
 
 #[tokio::test]
-async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
+async fn l2_f2_a_server_that_lost_its_lease_changes_nothing() {
     let mut shim = Shim::start(Setup::process());
     let id = shim.submit(&shim.spec("fenced"), 5).await;
     shim.wait_for(id, TaskStatus::Running).await;
@@ -107,7 +107,7 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
 }
 
 #[tokio::test]
-async fn r7_an_id_buried_before_it_came_never_starts() {
+async fn r7_an_id_removed_before_its_submission_never_starts() {
     let mut shim = Shim::start(Setup::process());
     let spec = shim.spec("late");
     let id = spec["id"].as_str().unwrap().parse().unwrap();

@@ -99,7 +99,7 @@ fn header(headers: &hyper::HeaderMap, name: &str) -> String {
 }
 
 /// Returns everything that a tailer receives until the server closes the connection properly.
-async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Vec<u8>, String) {
+async fn read_to_close(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Vec<u8>, String) {
     let mut hash = Sha256::new();
     let mut first = Vec::new();
     loop {
@@ -186,7 +186,7 @@ async fn by_time(served: &SpoolServer) -> usize {
 }
 
 #[tokio::test]
-async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
+async fn o4_f31_tailers_see_the_same_bytes_while_others_join_leave_and_stall() {
     let served = SpoolServer::new("tailers").await;
     let (half, at_half) = oneshot::channel();
     let small = TcpSocket::new_v4().unwrap();
@@ -211,14 +211,14 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
         let near = served.spool.source(Stream::Job).wait(8_000_000, TIMEOUT).await.unwrap();
         assert!(near.end > 8_000_000);
         let sockets = join_all((0..50).map(|_| served.tail(""))).await;
-        join_all(sockets.into_iter().map(|socket| whole(socket, Duration::ZERO))).await
+        join_all(sockets.into_iter().map(|socket| read_to_close(socket, Duration::ZERO))).await
     };
     let started = Instant::now();
     let (offsets, pulled, steady, slow, crowd, ()) = tokio::join!(
         by_offset(&served),
         by_time(&served),
-        whole(steady, Duration::ZERO),
-        whole(slow, Duration::from_millis(5)),
+        read_to_close(steady, Duration::ZERO),
+        read_to_close(slow, Duration::from_millis(5)),
         crowd,
         leavers,
     );
@@ -239,12 +239,12 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
     };
     timeout(TIMEOUT, alone).await.unwrap();
     assert_eq!(served.spool.readers().tailers(), 1, "its bytes do not fit in its sockets");
-    assert_eq!(whole(never_reads, Duration::ZERO).await.1, expected);
+    assert_eq!(read_to_close(never_reads, Duration::ZERO).await.1, expected);
     timeout(TIMEOUT, served.spool.all_read()).await.unwrap();
 }
 
 #[tokio::test]
-async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
+async fn o7_the_spool_reports_when_the_server_and_the_tailers_have_read_everything() {
     let served = SpoolServer::new("read").await;
     served.writer().append(b"twelve bytes").unwrap();
     let mut tailer = served.tail("").await;
@@ -253,7 +253,7 @@ async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
     let all_read = tokio::spawn(async move { spool.all_read().await });
     assert_eq!(served.call("POST", "/api/logs/read?stream=job&offset=5").await.0, 200);
     served.writer().finish().unwrap();
-    assert_eq!(whole(tailer, Duration::ZERO).await.0, b"");
+    assert_eq!(read_to_close(tailer, Duration::ZERO).await.0, b"");
     assert!(!all_read.is_finished(), "seven bytes are nowhere else yet");
     assert_eq!(served.call("POST", "/api/logs/read?stream=job&offset=12").await.0, 200);
     timeout(TIMEOUT, all_read).await.unwrap().unwrap();
@@ -281,7 +281,7 @@ async fn a_tail_starts_at_an_offset_or_a_time() {
         (format!("?start_time={}", rfc3339(0)), "old new"),
         (format!("?start_time={}", rfc3339(since + 3_600_000)), ""),
     ] {
-        let (got, _) = whole(served.tail(&query).await, Duration::ZERO).await;
+        let (got, _) = read_to_close(served.tail(&query).await, Duration::ZERO).await;
         assert_eq!(String::from_utf8(got).unwrap(), expected, "{query}");
     }
     let (status, ..) = served.call("GET", "/api/logs?stream=other").await;
@@ -289,7 +289,7 @@ async fn a_tail_starts_at_an_offset_or_a_time() {
 }
 
 #[tokio::test]
-async fn reads_by_offset_say_where_the_end_is_and_wait_no_longer_than_asked() {
+async fn reads_by_offset_report_the_end_and_wait_no_longer_than_requested() {
     let served = SpoolServer::new("offset").await;
     let (status, headers, body) = served.call("GET", "/api/logs?stream=job&offset=0&wait_ms=1").await;
     assert_eq!((status, body.len()), (200, 0));
@@ -312,7 +312,7 @@ async fn reads_by_offset_say_where_the_end_is_and_wait_no_longer_than_asked() {
 }
 
 #[tokio::test]
-async fn o4_readers_in_another_process_follow_by_the_files_alone() {
+async fn o4_readers_in_another_process_follow_the_output_through_files_alone() {
     let served = SpoolServer::new("there").await;
     let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());
     let (watcher, ended) = (Watcher::default(), CancellationToken::new());
@@ -333,7 +333,7 @@ async fn o4_readers_in_another_process_follow_by_the_files_alone() {
 }
 
 #[tokio::test]
-async fn o3_a_writer_that_died_leaves_a_stream_that_ends() {
+async fn o3_the_stream_of_a_dead_writer_ends() {
     let served = SpoolServer::new("dead").await;
     served.writer().append(b"last words").unwrap();
     let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());

@@ -25,7 +25,7 @@ mod ssh;
 mod support;
 
 #[test]
-fn the_binary_says_its_version() {
+fn the_binary_prints_its_version() {
     let said = std::process::Command::new(support::agent()).arg("--version").output().unwrap();
     assert_eq!(
         String::from_utf8(said.stdout).unwrap(),

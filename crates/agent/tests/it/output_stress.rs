@@ -204,7 +204,7 @@ fn hash_file(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn o1_o4_a_job_that_prints_fast_is_kept_and_tailed_in_little_memory() {
+async fn o1_o4_fast_output_is_stored_and_tailed_with_little_memory() {
     const SIZE: usize = 200_000_000;
     let runner = OutputRunner::start("fast").await;
     let expected = noise(&runner.dir.path().join("noise"), SIZE);
@@ -222,7 +222,7 @@ async fn o1_o4_a_job_that_prints_fast_is_kept_and_tailed_in_little_memory() {
 }
 
 #[tokio::test]
-async fn o1_writes_of_every_size_come_back_as_they_went() {
+async fn o1_writes_of_any_size_are_stored_unchanged() {
     const SIZE: usize = 3_000_000;
     let runner = OutputRunner::start("sizes").await;
     let expected = noise(&runner.dir.path().join("noise"), SIZE);
@@ -236,7 +236,7 @@ async fn o1_writes_of_every_size_come_back_as_they_went() {
 }
 
 #[tokio::test]
-async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
+async fn o3_f16_a_killed_runner_keeps_every_byte_it_had_reported() {
     let mut runner = OutputRunner::start("killed").await;
     runner.run_job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
     let deadline = Instant::now() + TIMEOUT;
@@ -270,7 +270,7 @@ async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
 }
 
 #[tokio::test]
-async fn o6_a_job_over_its_quota_ends_for_that_reason_at_that_byte() {
+async fn o6_a_job_over_its_log_quota_fails_with_its_output_cut_at_the_quota() {
     let runner = OutputRunner::start("quota").await;
     let expected = noise(&runner.dir.path().join("noise"), 100_000);
     runner.run_job("cat noise; echo one too many; while :; do sleep 1; done", Some(100_000)).await;
@@ -279,7 +279,7 @@ async fn o6_a_job_over_its_quota_ends_for_that_reason_at_that_byte() {
 }
 
 #[tokio::test]
-async fn o2_o7_the_last_line_is_told_and_the_runner_leaves_when_it_was_read() {
+async fn o2_o7_the_last_line_is_kept_and_the_runner_exits_once_all_output_was_read() {
     let mut runner = OutputRunner::start("last").await;
     runner.run_job("echo first; echo last; exit 3", None).await;
     assert_eq!(runner.ended().await.0, "failed");

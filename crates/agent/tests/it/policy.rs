@@ -41,7 +41,7 @@ async fn check_refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
 }
 
 #[tokio::test]
-async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
+async fn x9_policy_violations_are_refused_on_the_socket_and_the_compat_port() {
     let data = temp_dir("policy").unwrap();
     let policy = format!("mounts: [{}]\nhost_ssh_users: []\npids: 100\n", data.path().display());
     let shim = Shim::start(Setup::process().policy(&policy).compat());
@@ -58,8 +58,8 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
     check_refused(&shim, mount("/"), &["mount /"]).await;
     check_refused(&shim, mount(&below("link")), &["/etc"]).await;
     check_refused(&shim, mount(&below("link/ssl")), &["/etc/ssl"]).await;
-    check_refused(&shim, mount(&below("a/../../x")), &["leads upwards"]).await;
-    check_refused(&shim, mount("/var/tmp"), &["below no allowed path"]).await;
+    check_refused(&shim, mount(&below("a/../../x")), &["contains `..`"]).await;
+    check_refused(&shim, mount("/var/tmp"), &["not below an allowed path"]).await;
     check_refused(&shim, mount(shim.home().to_str().unwrap()), &["mount"]).await;
     check_refused(&shim, |spec| spec["pids"] = json!(101), &["at most 100"]).await;
     let keys = |spec: &mut Value| {
@@ -79,7 +79,7 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
 }
 
 #[tokio::test]
-async fn an_allowed_mount_is_made_and_an_optional_one_that_is_forbidden_left_out() {
+async fn allowed_mounts_are_created_and_forbidden_optional_ones_skipped() {
     let data = temp_dir("policy").unwrap();
     let shim = Shim::start(Setup::process().policy(&format!("mounts: [{}]\n", data.path().display())));
     let mut spec = shim.spec("t");
@@ -96,7 +96,7 @@ async fn an_allowed_mount_is_made_and_an_optional_one_that_is_forbidden_left_out
 }
 
 #[test]
-fn a_policy_that_others_could_write_or_that_does_not_read_keeps_the_shim_down() {
+fn a_policy_file_that_is_invalid_or_writable_by_others_prevents_shim_startup() {
     use std::os::unix::fs::PermissionsExt;
     let scratch = temp_dir("policy").unwrap();
     let file = scratch.path().join("policy.yml");
@@ -127,7 +127,7 @@ const KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFpe1VEr4vk/w2OaNzvZbmmpbRnHzT3XVpqzGkOmFSJN ann@laptop";
 
 #[tokio::test]
-async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are() {
+async fn g6_keys_are_present_only_during_their_task_and_foreign_lines_are_kept() {
     let accounts = temp_dir("accounts").unwrap();
     let ssh = accounts.path().join("home/ann/.ssh");
     fs::create_dir_all(&ssh).unwrap();

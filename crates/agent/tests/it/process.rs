@@ -60,13 +60,13 @@ impl ProcessHost {
             limits: PolicyLimits { pids: 200, new_privileges: false, capabilities: Vec::new() },
             env: vec![("WINDLASS_DEBUG_INNER".to_owned(), script.to_owned())],
         };
-        let runtime = process(home.path(), hierarchies.clone());
+        let runtime = process_runtime(home.path(), hierarchies.clone());
         Self { home, task, hierarchies, runtime }
     }
 
     /// Simulates a restart: nothing in memory is left of the old runtime.
     fn restart(&mut self) {
-        self.runtime = process(self.home.path(), self.hierarchies.clone());
+        self.runtime = process_runtime(self.home.path(), self.hierarchies.clone());
     }
 
     async fn start(&self) -> Handle {
@@ -115,7 +115,7 @@ impl ProcessHost {
 }
 
 /// Runtime of tasks that may have the rights of the test.
-fn process(home: &Path, hierarchies: Hierarchies) -> ProcessRuntime {
+fn process_runtime(home: &Path, hierarchies: Hierarchies) -> ProcessRuntime {
     let rules = ProcessRules { mode: ProcessMode::Own, ..ProcessRules::default() };
     ProcessRuntime::with(home.to_owned(), agent().to_owned(), hierarchies).with_rules(rules)
 }
@@ -184,7 +184,7 @@ fn daemonize_script() -> String {
 }
 
 #[tokio::test]
-async fn f33_a_descendant_that_forked_away_ends_when_its_task_is_stopped() {
+async fn f33_a_detached_descendant_ends_when_its_task_is_stopped() {
     for hierarchies in [Hierarchies::mounted().unwrap(), Hierarchies::default()] {
         let host = ProcessHost::with(&format!("{}; sleep 1000", daemonize_script()), hierarchies);
         let handle = host.start().await;
@@ -197,7 +197,7 @@ async fn f33_a_descendant_that_forked_away_ends_when_its_task_is_stopped() {
 }
 
 #[tokio::test]
-async fn f33_a_descendant_that_forked_away_ends_when_the_runner_is_killed() {
+async fn f33_a_detached_descendant_ends_when_the_runner_is_killed() {
     for hierarchies in [Hierarchies::mounted().unwrap(), Hierarchies::default()] {
         let script = format!("{}; echo $$ > runner; sleep 1000", daemonize_script());
         let host = ProcessHost::with(&script, hierarchies);
@@ -211,7 +211,7 @@ async fn f33_a_descendant_that_forked_away_ends_when_the_runner_is_killed() {
 }
 
 #[tokio::test]
-async fn f33_an_init_that_is_killed_takes_everything_along_and_is_called_lost() {
+async fn f33_a_killed_init_ends_all_processes_and_the_task_is_reported_lost() {
     let host = ProcessHost::new(&format!("{}; echo $PPID > init; sleep 1000", daemonize_script()));
     host.start().await;
     let (away, init) = (host.pid("away").await, host.pid("init").await);
@@ -227,7 +227,7 @@ fn kill(name: ProcessId) {
 }
 
 #[tokio::test]
-async fn a_job_that_ignores_the_polite_signal_is_killed_after_its_grace() {
+async fn a_job_that_ignores_sigterm_is_killed_after_its_grace_period() {
     let host = ProcessHost::new("trap '' TERM INT; echo up > up; while :; do sleep 1000; done");
     let handle = host.start().await;
     host.line("up").await;
@@ -238,7 +238,7 @@ async fn a_job_that_ignores_the_polite_signal_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
-async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
+async fn a_job_that_handles_sigterm_ends_with_its_own_status() {
     let host = ProcessHost::new("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.01; done");
     let handle = host.start().await;
     host.line("up").await;
@@ -249,7 +249,7 @@ async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
 }
 
 #[tokio::test]
-async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() {
+async fn an_unwritable_exit_record_does_not_change_the_exit_status() {
     let host = ProcessHost::new("rm -rf ../run; exit 7");
     host.start().await;
     let exit = host.wait().await;
@@ -259,7 +259,7 @@ async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() 
 }
 
 #[tokio::test]
-async fn f14_a_task_is_found_again_and_its_exit_status_kept_over_a_restart() {
+async fn f14_a_task_is_recovered_with_its_exit_status_after_a_restart() {
     let mut host =
         ProcessHost::new("echo $$ > up; while [ ! -e go ]; do sleep 0.01; done; echo said >&2; exit 42");
     host.runtime.create(&host.task).await.unwrap();
@@ -279,7 +279,7 @@ async fn f14_a_task_is_found_again_and_its_exit_status_kept_over_a_restart() {
 }
 
 #[tokio::test]
-async fn f14_a_shim_killed_before_it_wrote_down_whom_it_started_leaves_nothing_running() {
+async fn f14_a_shim_killed_before_it_releases_the_init_leaves_nothing_running() {
     let host = ProcessHost::new("echo ran >> ran; exit 3");
     let handle = host.runtime.create(&host.task).await.unwrap();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -305,7 +305,7 @@ async fn f14_a_shim_killed_before_it_wrote_down_whom_it_started_leaves_nothing_r
 }
 
 #[tokio::test]
-async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
+async fn c5_another_process_with_the_recorded_pid_is_never_signalled() {
     let host = ProcessHost::new("exit 0");
     let handle = host.start().await;
     host.wait().await;
@@ -335,7 +335,7 @@ async fn c5_tasks_of_another_home_are_neither_found_nor_touched() {
 }
 
 #[tokio::test]
-async fn f15_a_task_of_another_boot_is_lost_to_the_reboot() {
+async fn f15_a_task_of_a_previous_boot_is_reported_lost_to_the_reboot() {
     let host = ProcessHost::new("sleep 1000");
     host.runtime.create(&host.task).await.unwrap();
     let process = ProcessId { pid: i32::try_from(std::process::id()).unwrap(), start: 1 };
@@ -368,7 +368,7 @@ async fn limits_are_set_before_the_first_command_runs() {
 }
 
 #[tokio::test]
-async fn a_limit_that_cannot_be_enforced_is_told_to_the_runner() {
+async fn a_limit_that_cannot_be_enforced_is_reported_to_the_runner() {
     let mut host =
         ProcessHost::with("printenv WINDLASS_NOTICES > said.new; mv said.new said", Hierarchies::default());
     host.task.spec.memory = 64 << 20;
@@ -378,7 +378,7 @@ async fn a_limit_that_cannot_be_enforced_is_told_to_the_runner() {
 }
 
 #[tokio::test]
-async fn f16_a_job_killed_for_want_of_memory_says_so() {
+async fn f16_an_oom_killed_job_is_reported_as_such() {
     let mut host = ProcessHost::new("tail /dev/zero; exit $?");
     host.task.spec.memory = 64 << 20;
     host.start().await;
@@ -437,7 +437,7 @@ async fn a_task_without_gpus_sees_none() {
 }
 
 #[tokio::test]
-async fn signals_are_as_meant_whatever_the_shim_inherited() {
+async fn a_task_starts_with_default_signals_regardless_of_those_of_the_shim() {
     let host =
         ProcessHost::new("grep -E 'Sig(Blk|Ign)' /proc/self/status > signals.new; mv signals.new signals");
     let orders = "{\"enter\":[],\"job_group\":null,\"binds\":[],\"notices\":[]}";
@@ -466,7 +466,7 @@ async fn signals_are_as_meant_whatever_the_shim_inherited() {
 }
 
 #[tokio::test]
-async fn mounts_are_the_tasks_own_and_vanish_with_it() {
+async fn mounts_are_private_to_the_task_and_removed_with_it() {
     let mut host = ProcessHost::new(
         "ls at > seen.new; echo no > at/write; ls at >> seen.new; mv seen.new seen; sleep 1000",
     );
@@ -490,7 +490,7 @@ async fn mounts_are_the_tasks_own_and_vanish_with_it() {
 }
 
 #[tokio::test]
-async fn a_mount_that_cannot_be_made_is_said_at_the_start() {
+async fn a_mount_that_fails_is_reported_when_the_task_starts() {
     let mut host = ProcessHost::new("sleep 1000");
     let bind = |source: &str, target: &str| BindMount {
         source: source.into(),
@@ -507,7 +507,7 @@ async fn a_mount_that_cannot_be_made_is_said_at_the_start() {
 }
 
 #[tokio::test]
-async fn the_last_word_is_written_through_no_link_of_the_jobs() {
+async fn the_exit_record_is_not_written_through_symlinks_of_the_job() {
     let host = ProcessHost::new(
         "cd ../run; ln -s ../../../victim exit.json; ln -s ../../../victim .exit.json.$PPID; exit 5",
     );
@@ -518,7 +518,7 @@ async fn the_last_word_is_written_through_no_link_of_the_jobs() {
 }
 
 #[tokio::test]
-async fn the_ssh_port_is_told_once_the_runner_says_it() {
+async fn the_ssh_port_is_reported_once_the_runner_writes_it() {
     let script = "sleep 0.1; echo 4022 > ../run/ssh.port; sleep 1000";
     let host = ProcessHost::new(script);
     let config = serde_json::json!({
@@ -532,7 +532,7 @@ async fn the_ssh_port_is_told_once_the_runner_says_it() {
 }
 
 #[tokio::test]
-async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
+async fn the_real_runner_starts_and_stops_on_request() {
     let mut host = ProcessHost::new("");
     host.task.env.clear();
     let config = serde_json::json!({
@@ -553,7 +553,7 @@ async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
 
 /// The init is the first process of its namespace, as in a container: the kernel does not deliver most signals to it.
 #[tokio::test]
-async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
+async fn the_init_of_a_pid_namespace_handles_sigterm_and_reaps_orphans() {
     let host = ProcessHost::new("");
     fs::create_dir_all(host.task.dir.scratch()).unwrap();
     let script = "trap 'exit 9' TERM; (true & true &); echo up > up; while :; do sleep 0.01; done";
@@ -570,7 +570,7 @@ async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
     host.line("up").await;
     let init = proc::descendants(own).unwrap().into_iter().find(|stat| stat.parent == own).unwrap().name;
     let orphans = || {
-        let all = proc::all().unwrap();
+        let all = proc::list().unwrap();
         all.iter().filter(|one| one.parent == init.pid && one.state == proc::ProcessState::Zombie).count()
     };
     eventually_async("orphans are reaped", async || (orphans() == 0).then_some(())).await;
@@ -582,7 +582,7 @@ async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
 }
 
 #[tokio::test]
-async fn the_first_process_stays_small() {
+async fn the_init_process_uses_little_memory() {
     let host = ProcessHost::new("echo $PPID > init; sleep 1000");
     host.start().await;
     let init = host.pid("init").await;

@@ -46,7 +46,7 @@ async fn run(shim: &Shim, id: SubmissionId, script: &str) {
 }
 
 #[tokio::test]
-async fn a_job_is_run_and_read_through_the_shim_alone() {
+async fn a_job_can_be_run_and_its_output_read_through_the_shim_alone() {
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
     let path = format!("/api/tasks/{id}");
@@ -74,14 +74,14 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
     );
     assert_eq!(after.headers[LOG_END_HEADER], record.log_end.to_string());
     let dead = shim.client().get(&format!("{path}/runner/api/healthcheck")).await.expect(502);
-    assert!(dead.text().contains("does not answer"), "{}", dead.text());
+    assert!(dead.text().contains("did not respond"), "{}", dead.text());
     shim.remove(id, 1).await;
     shim.client().get(&format!("{path}/logs")).await.expect(404);
     shim.client().get(&format!("{path}/runner/api/healthcheck")).await.expect(404);
 }
 
 #[tokio::test]
-async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
+async fn x5_the_runner_socket_rejects_calls_without_its_token() {
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
     let socket = shim.home().join(format!("tasks/{id}/run/runner.sock"));
@@ -94,7 +94,7 @@ async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
 }
 
 #[tokio::test]
-async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
+async fn task_ports_and_the_ssh_server_are_reachable_through_the_shim() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
@@ -120,7 +120,7 @@ async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
     assert_eq!(answer, b"ping pong", "to the last byte, and then the end");
 
     let refused = open(CREDENTIAL, port).await.unwrap_err().to_string();
-    assert!(refused.contains(&format!("nobody answers at port {port}")), "{refused}");
+    assert!(refused.contains(&format!("failed to connect to port {port}")), "{refused}");
     let stranger = open("wrong", port).await.unwrap_err().to_string();
     assert!(stranger.contains("credential"), "{stranger}");
     let plain = shim.client().get(&format!("/api/tasks/{id}/runner/api/connect?port={port}")).await;
@@ -133,7 +133,7 @@ async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
 }
 
 #[tokio::test]
-async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
+async fn a_pass_permits_only_connections_to_the_ports_it_names() {
     use tokio::io::AsyncReadExt as _;
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
@@ -160,9 +160,9 @@ async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
     open(good.clone(), port).await.unwrap().read_to_end(&mut answer).await.unwrap();
     assert_eq!(answer, b"hello");
     for (shown, port, why) in [
-        (&good, 0, "nothing else"),
-        (&good, 1, "nothing else"),
-        (&old, port, "nothing else"),
+        (&good, 0, "does not permit this call"),
+        (&good, 1, "does not permit this call"),
+        (&old, port, "does not permit this call"),
         (&foreign, port, "credential"),
     ] {
         let refused = open(shown.clone(), port).await.unwrap_err().to_string();
@@ -182,7 +182,7 @@ async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
 }
 
 #[tokio::test]
-async fn output_and_states_are_told_as_they_come() {
+async fn output_and_state_events_are_sent_as_they_happen() {
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
     let response = shim.client().open(Method::GET, "/api/events", Body::empty()).await;
@@ -234,7 +234,7 @@ where
 }
 
 #[tokio::test]
-async fn a_websocket_is_passed_through() {
+async fn the_shim_proxies_a_websocket_to_the_runner() {
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
     run(&shim, id, "echo a; echo b").await;
@@ -284,7 +284,7 @@ async fn one_connection_carries_calls_and_websockets_at_once() {
 }
 
 #[tokio::test]
-async fn a_long_upload_streams_through() {
+async fn a_large_upload_is_streamed_to_the_runner() {
     let shim = Shim::start(Setup::process());
     let id = start_task(&shim).await;
     let client = shim.client().epoch(1);

@@ -239,37 +239,37 @@ macro_rules! matrix {
             const NAME: &str = stringify!($runtime);
 
             #[tokio::test]
-            async fn f14_killed_while_pending_the_task_goes_on() {
+            async fn f14_a_task_continues_after_the_shim_is_killed_while_pending() {
                 check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "pending").await;
             }
 
             #[tokio::test]
-            async fn f14_killed_while_preparing_the_task_goes_on() {
+            async fn f14_a_task_continues_after_the_shim_is_killed_while_preparing() {
                 check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "preparing").await;
             }
 
             #[tokio::test]
-            async fn f14_killed_while_pulling_the_task_goes_on() {
+            async fn f14_a_task_continues_after_the_shim_is_killed_while_pulling() {
                 check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "pulling").await;
             }
 
             #[tokio::test]
-            async fn f14_killed_while_creating_the_task_goes_on() {
+            async fn f14_a_task_continues_after_the_shim_is_killed_while_creating() {
                 check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "creating").await;
             }
 
             #[tokio::test]
-            async fn f14_o2_killed_while_running_the_job_runs_on_and_its_end_is_told() {
+            async fn f14_o2_a_running_job_continues_and_its_end_is_reported_after_the_shim_is_killed() {
                 check_killed_while_running(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
-            async fn f14_o2_an_end_that_came_while_the_shim_was_down_is_told() {
+            async fn f14_o2_a_job_end_while_the_shim_is_down_is_reported() {
                 check_ended_while_down(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
-            async fn f14_killed_while_terminating_the_task_still_ends() {
+            async fn f14_a_terminating_task_still_ends_after_the_shim_is_killed() {
                 check_killed_while_terminating(with_mounts(Setup::$runtime()), NAME).await;
             }
 
@@ -286,7 +286,7 @@ matrix!(process);
 
 /// A job that tries to escape: it forks twice into a separate session. Its shim is killed meanwhile.
 #[tokio::test]
-async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
+async fn f33_a_detached_process_ends_with_its_process_task() {
     let mut shim = Shim::start(with_mounts(Setup::process()));
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;

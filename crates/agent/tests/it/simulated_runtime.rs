@@ -96,7 +96,7 @@ impl SimulatedHost {
 }
 
 #[tokio::test]
-async fn a_hollow_job_does_what_its_environment_says() {
+async fn a_simulated_job_behaves_as_its_environment_specifies() {
     let host = SimulatedHost::new(SimulationPlan::default(), "hollow");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
@@ -128,7 +128,7 @@ async fn a_hollow_job_does_what_its_environment_says() {
 }
 
 #[tokio::test]
-async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
+async fn a_simulated_task_ends_when_stopped_and_is_gone_when_removed() {
     let plan = SimulationPlan { run: Duration::from_secs(3600), ..SimulationPlan::default() };
     let host = SimulatedHost::new(plan, "hollow");
     let handle = host.start().await;
@@ -145,7 +145,7 @@ async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
 }
 
 #[tokio::test]
-async fn the_images_tag_says_how_long_a_pull_takes() {
+async fn the_image_tag_sets_the_duration_of_a_simulated_pull() {
     let begun = std::time::Instant::now();
     SimulatedHost::new(SimulationPlan::default(), "hollow:pull-300").start().await;
     assert!(begun.elapsed() >= Duration::from_millis(300));
@@ -156,7 +156,7 @@ async fn the_images_tag_says_how_long_a_pull_takes() {
 }
 
 #[tokio::test]
-async fn a_reader_of_hollow_output_waits_for_more() {
+async fn a_reader_of_simulated_output_waits_for_more() {
     let plan = SimulationPlan { run: Duration::from_millis(300), log_lines: 1, ..SimulationPlan::default() };
     let host = SimulatedHost::new(plan, "hollow");
     host.start().await;

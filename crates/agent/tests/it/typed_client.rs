@@ -103,7 +103,7 @@ async fn a_job_is_driven_from_submission_to_removal_by_events_alone() {
 }
 
 #[tokio::test]
-async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
+async fn a_stop_reaches_the_job_and_archives_reach_the_runner() {
     let shim = Shim::start(Setup::process());
     let host = connect(&shim, CREDENTIAL).await;
     let mut events = host.events(None).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
 }
 
 #[tokio::test]
-async fn x5_a_stranger_learns_nothing_but_that_somebody_is_there() {
+async fn x5_an_unauthenticated_client_can_only_check_the_health() {
     let shim = Shim::start(Setup::hollow());
     let host = connect(&shim, "guessed").await;
     host.health().await.unwrap();

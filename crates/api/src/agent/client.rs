@@ -42,32 +42,32 @@ const UNKNOWN_EVENTS_MAX: u32 = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
     /// No response. The request may or may not have been performed.
-    #[error("exchange with the shim")]
+    #[error("request to the shim failed")]
     Exchange(#[source] hyper::Error),
-    #[error("the shim takes no such credential: {why}")]
+    #[error("the shim rejected the credential: {why}")]
     Unauthorized { why: String },
     /// Rejected signature or policy: a retry does not help.
-    #[error("the shim refuses: {why}")]
+    #[error("the shim refused the request: {why}")]
     Forbidden { why: String },
-    #[error("the shim has seen epoch {seen}")]
+    #[error("stale epoch: the shim has already seen epoch {seen}")]
     StaleEpoch { seen: i64 },
-    #[error("the shim knows no such task")]
+    #[error("the task does not exist on the shim")]
     TaskNotFound,
     /// The submission was on this host and was removed.
-    #[error("the task is gone for good")]
+    #[error("the task was removed from the shim")]
     TaskRemoved,
     /// Not possible in the present state.
-    #[error("the shim cannot do that now: {why}")]
+    #[error("the shim cannot do this in its current state: {why}")]
     Conflict { why: String },
-    #[error("the shim answered {status}: {why}")]
+    #[error("the shim responded with {status}: {why}")]
     Status { status: StatusCode, why: String },
-    #[error("encode the request")]
+    #[error("failed to encode the request")]
     Encode(#[source] serde_json::Error),
-    #[error("decode the answer")]
+    #[error("failed to decode the response")]
     Decode(#[source] serde_json::Error),
-    #[error("build the request")]
+    #[error("failed to build the request")]
     Build(#[source] hyper::http::Error),
-    #[error("the answer is longer than {ANSWER_MAX} bytes")]
+    #[error("the response is longer than {ANSWER_MAX} bytes")]
     TooLong,
 }
 

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_opens_the_ports_it_names_and_nothing_else() {
+    fn a_pass_allows_only_the_ports_of_the_tasks_it_names() {
         let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
         let pass = PortPass {
             instance: InstanceId(uuid::Uuid::from_u128(9)),

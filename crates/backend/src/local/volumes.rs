@@ -19,7 +19,7 @@ use crate::{
 
 /// Returns the directory of a volume in the agent's home. The name includes a hash of the id, because two projects may
 /// use the same volume name.
-fn directory(home: &Path, name: &str, id: &str) -> PathBuf {
+fn volume_dir(home: &Path, name: &str, id: &str) -> PathBuf {
     let tag = hex::encode(Sha256::digest(format!("{NAME}\0{id}")));
     home.join(VOLUMES_DIR).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
 }
@@ -43,7 +43,7 @@ impl VolumeBackend for LocalBackend {
 
     fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         Box::pin(async move {
-            let directory = directory(self.home().dir(), &order.name, id);
+            let directory = volume_dir(self.home().dir(), &order.name, id);
             match tokio::fs::remove_dir_all(&directory).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BackendError::Unavailable {
                     what: "delete the volume",
@@ -91,7 +91,7 @@ mod tests {
     use crate::local::Settings;
 
     #[tokio::test]
-    async fn a_volume_of_this_machine_is_a_directory_that_goes_when_it_is_deleted() {
+    async fn deleting_a_local_volume_removes_only_its_directory() {
         let home = windlass_testkit::temp_dir("local-volumes").unwrap();
         let local = LocalBackend::new(Settings { home: home.path().to_owned(), ..Settings::default() });
         let order = |number| VolumeRequest {
@@ -104,7 +104,7 @@ mod tests {
         };
         let (one, two) = (local.make(&order(1)).await.unwrap(), local.make(&order(2)).await.unwrap());
         assert!(one.ready && one.id != two.id);
-        let place = |id: &str| directory(home.path(), "data", id);
+        let place = |id: &str| volume_dir(home.path(), "data", id);
         for id in [&one.id, &two.id] {
             fs::create_dir_all(place(id)).unwrap();
             fs::write(place(id).join("kept"), id).unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_taken_away_leaves_the_volumes() {
+    fn removing_a_local_agent_keeps_its_volumes() {
         let dir = windlass_testkit::temp_dir("local-volumes").unwrap();
         let home = crate::shim_process::ShimHome::new(&dir.path().join("agent"));
         fs::create_dir_all(home.dir().join("tasks/one")).unwrap();

@@ -38,7 +38,7 @@ impl MockCloud {
         }
         if faults.quota.is_some_and(|most| self.ledger.instance_count() >= most) {
             self.ledger.count("quota")?;
-            return Err(BackendError::NoCapacity { said: "the quota of machines is used up".to_owned() });
+            return Err(BackendError::NoCapacity { said: "the instance quota is exhausted".to_owned() });
         }
         Ok(())
     }
@@ -73,5 +73,5 @@ impl MockCloud {
 }
 
 fn unavailable(what: &'static str, said: &str) -> BackendError {
-    BackendError::Unavailable { what, said: format!("{said}, as the script says") }
+    BackendError::Unavailable { what, said: format!("{said} (scripted)") }
 }

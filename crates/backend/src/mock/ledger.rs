@@ -52,9 +52,9 @@ pub(super) fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn failed(path: &Path, error: &io::Error) -> BackendError {
+fn ledger_error(path: &Path, error: &io::Error) -> BackendError {
     BackendError::Unavailable {
-        what: "keep the books of the mock cloud",
+        what: "access the records of the mock cloud",
         said: format!("{}: {error}", path.display()),
     }
 }
@@ -68,10 +68,10 @@ impl Ledger {
         match fs::read(path) {
             Ok(text) => match serde_json::from_slice(&text) {
                 Ok(value) => Ok(Some(value)),
-                Err(error) => Err(failed(path, &error.into())),
+                Err(error) => Err(ledger_error(path, &error.into())),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(path, &error)),
+            Err(error) => Err(ledger_error(path, &error)),
         }
     }
 
@@ -84,12 +84,12 @@ impl Ledger {
             fs::write(&part, serde_json::to_vec(value)?)?;
             fs::rename(&part, path)
         })();
-        written.map_err(|error| failed(path, &error))
+        written.map_err(|error| ledger_error(path, &error))
     }
 
     fn remove(&self, path: &Path) -> Result<(), BackendError> {
         match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(path, &error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ledger_error(path, &error)),
             Ok(()) | Err(_) => Ok(()),
         }
     }

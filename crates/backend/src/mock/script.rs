@@ -14,15 +14,15 @@ const MIB_PER_GB: f64 = 1024.0;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    #[error("read the script of the mock cloud {path}")]
+    #[error("failed to read the script of the mock cloud {path}")]
     Read {
         path: String,
         #[source]
         source: std::io::Error,
     },
-    #[error("understand the script of the mock cloud: {0}")]
+    #[error("failed to parse the script of the mock cloud: {0}")]
     Yaml(String),
-    #[error("understand the script of the mock cloud")]
+    #[error("failed to parse the script of the mock cloud")]
     Shape(#[source] serde_json::Error),
 }
 
@@ -152,7 +152,7 @@ impl MockScript {
     /// Parses JSON or YAML.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let tree = yaml::read(text).map_err(|problem| ScriptError::Yaml(problem.to_string()))?;
-        serde_json::from_value(json(&tree)).map_err(ScriptError::Shape)
+        serde_json::from_value(yaml_to_json(&tree)).map_err(ScriptError::Shape)
     }
 
     pub fn read(path: &Path) -> Result<Self, ScriptError> {
@@ -168,7 +168,7 @@ impl MockScript {
     }
 }
 
-fn json(node: &Node) -> serde_json::Value {
+fn yaml_to_json(node: &Node) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
         // What JSON would parse as a number or a boolean is one; the rest is text.
@@ -176,8 +176,10 @@ fn json(node: &Node) -> serde_json::Value {
             serde_json::from_str(&word.text).unwrap_or_else(|_| word.text.clone().into())
         }
         Value::Scalar(word) => word.text.clone().into(),
-        Value::Seq(list) => list.iter().map(json).collect(),
-        Value::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), json(&entry.value))).collect(),
+        Value::Seq(list) => list.iter().map(yaml_to_json).collect(),
+        Value::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), yaml_to_json(&entry.value))).collect()
+        }
     }
 }
 
@@ -192,7 +194,7 @@ impl OfferScript {
         let mib = |gb: f64| (gb * MIB_PER_GB) as u64;
         let gpus = self.gpus.iter().flat_map(|gpus| {
             let vendor = gpus.vendor.as_deref().and_then(GpuVendor::parse);
-            let gpu = Gpu::known(vendor, &gpus.name, mib(gpus.memory_gb), None);
+            let gpu = Gpu::from_name(vendor, &gpus.name, mib(gpus.memory_gb), None);
             std::iter::repeat_n(gpu, gpus.count as usize)
         });
         Offer {
@@ -200,7 +202,7 @@ impl OfferScript {
             region: self.region.clone(),
             zones: self.zones.clone(),
             instance_type: self.instance_type.clone(),
-            price: Price::dollars(self.price),
+            price: Price::from_dollars(self.price),
             availability: Availability::Available,
             reservation: None,
             host: HostSpec {
@@ -222,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_yaml_or_json_and_strange_words_are_named() {
+    fn mock_script_is_yaml_or_json_and_the_error_names_an_unknown_field() {
         let yaml = "offers:\n  - {instance_type: m, price: 0.5, cpus: 4, memory_gb: 16, spot: true}\n";
         let script = MockScript::parse(yaml).unwrap();
         assert!(script.kind("m", "nowhere", true).is_some());

@@ -22,7 +22,8 @@ impl MockCloud {
     }
 
     fn known(&self, id: &str) -> Result<VolumeRecord, BackendError> {
-        let absent = || BackendError::Refused { what: "find the volume", said: format!("there is no {id}") };
+        let absent =
+            || BackendError::Refused { what: "find the volume", said: format!("{id} does not exist") };
         self.ledger.volume(id)?.ok_or_else(absent)
     }
 
@@ -76,7 +77,7 @@ impl VolumeBackend for MockCloud {
             match self.ledger.volume(id)? {
                 Some(volume) if !volume.attached.is_empty() => Err(BackendError::Unavailable {
                     what: "delete the volume",
-                    said: format!("{id} is attached"),
+                    said: format!("{id} is still attached"),
                 }),
                 Some(_) => self.ledger.remove_volume(id),
                 None => Ok(()),
@@ -94,7 +95,7 @@ impl VolumeBackend for MockCloud {
             }
             if !volume.attached.contains_key(&machine.id) {
                 if self.ledger.is_among_first(&format!("attach {id}"), self.script.volumes.attach_fails)? {
-                    return failed("as the script says".to_owned());
+                    return failed("scripted fault".to_owned());
                 }
                 volume.attached.insert(machine.id.clone(), now_ms());
                 self.ledger.put_volume(&volume)?;

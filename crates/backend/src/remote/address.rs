@@ -22,7 +22,9 @@ pub(super) fn select_internal_ip(
         return Ok({ candidates }.find(|address| is_private(*address)));
     };
     let Some(within) = Network::parse(network) else {
-        return Err(refuse(format!("`network: {network}` is no network. Write it as 10.0.0.0/24")));
+        return Err(refuse(format!(
+            "invalid `network` value `{network}`: expected a network such as `10.0.0.0/24`"
+        )));
     };
     match own.iter().find(|address| within.contains(**address)) {
         Some(address) => Ok(Some(*address)),
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_internal_address_is_given_or_in_the_network_or_the_private_one_we_came_to() {
+    fn internal_address_prefers_configuration_then_network_then_a_private_address() {
         check(Some("10.9.9.9"), Some("10.1.2.0/24"), "", "10.9.9.9");
         check(None, Some("10.1.0.0/16"), "203.0.113.5", "10.1.2.3");
         check(None, Some("fd00::/8"), "", "fd00::7");
@@ -98,10 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_network_is_refused_and_says_why() {
+    fn a_network_that_is_invalid_or_has_no_host_address_is_rejected_with_a_reason() {
         check(None, Some("192.168.0.0/16"), "", "It has: 203.0.113.5/24, 172.17.0.1/16");
         for bad in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8", "10.0.0.0/-1", ""] {
-            check(None, Some(bad), "", "is no network");
+            check(None, Some(bad), "", "expected a network");
         }
     }
 }

@@ -19,15 +19,15 @@ const BYTES_MAX: u64 = 512 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BinaryError {
-    #[error("read {path}")]
+    #[error("cannot read {path}")]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{path} is no program for Linux on a processor we know")]
+    #[error("{path} is not a Linux executable for a supported architecture")]
     Foreign { path: PathBuf },
-    #[error("{path} has more than {BYTES_MAX} bytes")]
+    #[error("{path} is larger than {BYTES_MAX} bytes")]
     TooLarge { path: PathBuf },
 }
 
@@ -86,7 +86,7 @@ impl AgentBinaries {
     /// has changed.
     pub fn sum(&self, arch: &str) -> Result<Option<String>, BinaryError> {
         let Some(kept) = self.by_arch.get(arch) else { return Ok(None) };
-        let stamp = stamp(&kept.path)?;
+        let stamp = file_stamp(&kept.path)?;
         if let Some((then, sum, _)) = &*kept.read.lock()
             && *then == stamp
         {
@@ -105,7 +105,7 @@ impl BinaryFile {
     fn load(&self) -> Result<Arc<AgentBinary>, BinaryError> {
         // Held while reading, so that concurrent callers share the result.
         let mut read = self.read.lock();
-        let stamp = stamp(&self.path)?;
+        let stamp = file_stamp(&self.path)?;
         if let Some((then, _, binary)) = &*read
             && *then == stamp
             && let Some(binary) = binary.upgrade()
@@ -128,7 +128,7 @@ fn read_error(path: &Path) -> impl FnOnce(io::Error) -> BinaryError {
     |source| BinaryError::Read { path, source }
 }
 
-fn stamp(path: &Path) -> Result<FileStamp, BinaryError> {
+fn file_stamp(path: &Path) -> Result<FileStamp, BinaryError> {
     let meta = fs::metadata(path).map_err(read_error(path))?;
     Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.size()))
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn binaries_are_known_by_what_they_are_and_taken_up_when_replaced() {
+    fn agent_binaries_are_identified_by_elf_header_and_reloaded_when_replaced() {
         let dir = windlass_testkit::temp_dir("binaries").unwrap();
         let dir = dir.path();
         let agent = dir.join("agent");

@@ -14,7 +14,7 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
     let unavailable = |what, said: String| {
         let said = match error {
             TunnelError::BackingOff { wait, .. } => {
-                format!("{said}. The next try is in {} s", wait.as_secs())
+                format!("{said}. The next attempt is in {} s", wait.as_secs())
             }
             TunnelError::Lookup { .. }
             | TunnelError::NotAllowed { .. }
@@ -37,19 +37,19 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
         TunnelError::Denied { user, offered, .. } => BackendError::Refused {
             what: "log in",
             said: format!(
-                "{who} accepts none of the {offered} keys for user `{user}`. Is the user right, and is the public key \
-                 in ~{user}/.ssh/authorized_keys there?"
+                "{who} accepts none of the {offered} keys for user `{user}`. Check the user name, and that the public \
+                 key is in ~{user}/.ssh/authorized_keys on that host"
             ),
         },
         TunnelError::NotAllowed { .. } => BackendError::Refused {
             what: "connect",
             said: format!(
-                "{who} cannot be reached: its address is not allowed for hosts. The operator of the server allows \
+                "{who} cannot be reached: its address is not allowed for hosts. The operator of the server can allow \
                  networks with `--allow-host-networks`"
             ),
         },
         TunnelError::Lookup { said, .. } => {
-            unavailable("connect", format!("the name of {who} has no address: {said}. Is it spelled right?"))
+            unavailable("connect", format!("cannot resolve the name of {who}: {said}. Check its spelling"))
         }
         TunnelError::Connect { source, .. } => {
             let hint = connect_hint(source.kind());
@@ -57,16 +57,13 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
         }
         TunnelError::Timeout { what, limit, .. } => {
             let said = format!(
-                "{who} did not {what} within {} s: it is overloaded, hangs or was cut off",
+                "{who}: timed out after {} s ({what}). The host may be overloaded or disconnected",
                 limit.as_secs()
             );
             unavailable("connect", said)
         }
         TunnelError::Protocol { what, source, .. } if *what == "connect through the jump host" => {
-            unavailable(
-                "connect",
-                format!("the jump host cannot reach {host}: {source}. Is the address right from there?"),
-            )
+            unavailable("connect", format!("the jump host cannot reach {host}: {source}. Check the address"))
         }
         TunnelError::Protocol { what, source, .. } => {
             let mut said = format!("{who}: {what}: {source}");
@@ -75,11 +72,11 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
                 said += &format!(": {deeper}");
                 below = deeper.source();
             }
-            unavailable("talk to the host", said)
+            unavailable("communicate with the host", said)
         }
         TunnelError::Command { said, status, .. } => unavailable(
-            "work on the host",
-            format!("a command ended with {status}: {}", super::shell_scripts::said(said)),
+            "run a command on the host",
+            format!("it ended with {status}: {}", super::shell_scripts::sanitize(said)),
         ),
         TunnelError::ChecksumMismatch { .. } => unavailable("upload the agent", cause.to_string()),
         // A cause is never `BackingOff`.
@@ -93,12 +90,14 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
 )]
 fn connect_hint(kind: ErrorKind) -> &'static str {
     match kind {
-        ErrorKind::ConnectionRefused => "no SSH server listens there. Is it running, and is the port right?",
-        ErrorKind::TimedOut => "no answer. Is the host up, and does a firewall drop the port?",
-        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
-            "there is no way to it. Is the host up, and is the address right?"
+        ErrorKind::ConnectionRefused => {
+            "no SSH server listens there. Check that it is running, and check the port"
         }
-        _ => "is the host up?",
+        ErrorKind::TimedOut => "no response. Check that the host is up and that no firewall blocks the port",
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            "no route to the host. Check that the host is up, and check the address"
+        }
+        _ => "check that the host is up",
     }
 }
 
@@ -126,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn f18_each_way_to_fail_has_its_own_words_and_a_hint() {
+    fn f18_each_connection_failure_has_its_own_message_and_hint() {
         let ours = || "ada@gpu-1:22".to_owned();
         let connect =
             |host: String, kind: io::ErrorKind| TunnelError::Connect { host, source: Arc::new(kind.into()) };
-        check(connect(ours(), ErrorKind::ConnectionRefused), false, &["ada@gpu-1:22", "is the port right?"]);
+        check(connect(ours(), ErrorKind::ConnectionRefused), false, &["ada@gpu-1:22", "check the port"]);
         check(connect(ours(), ErrorKind::TimedOut), false, &["firewall"]);
-        check(connect(ours(), ErrorKind::HostUnreachable), false, &["there is no way to it"]);
+        check(connect(ours(), ErrorKind::HostUnreachable), false, &["no route to the host"]);
         check(connect("eve@gate:22".into(), ErrorKind::ConnectionRefused), false, &["jump host eve@gate:22"]);
         let denied = TunnelError::Denied { host: ours(), user: "ada".into(), offered: 2 };
         check(denied.clone(), true, &["none of the 2 keys", "authorized_keys"]);
@@ -142,14 +141,18 @@ mod tests {
         check(
             TunnelError::BackingOff { last: refused, wait },
             false,
-            &["The next try is in 9 s", "SSH server"],
+            &["The next attempt is in 9 s", "SSH server"],
         );
         check(
             TunnelError::NotAllowed { host: ours() },
             true,
             &["cannot be reached", "--allow-host-networks"],
         );
-        check(TunnelError::Lookup { host: ours(), said: "no such name".into() }, false, &["spelled right?"]);
+        check(
+            TunnelError::Lookup { host: ours(), said: "no such name".into() },
+            false,
+            &["Check its spelling"],
+        );
         let key = |text: &str| Box::new(HostKey::parse(text).unwrap());
         let old = key("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDCzPmT7HUvaLWl2sUvZ8vgXEpBh1mBwyHZ/b0DfKpcM");
         let new = key("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBqYk1ZVbFyiqxrSfl1gKI6lgO5YRbMcmyJ2kzYkCN1e");

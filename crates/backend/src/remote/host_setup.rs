@@ -55,7 +55,7 @@ impl<'a> HostSetup<'a> {
 
     /// Sets up a host until its agent responds.
     pub(super) async fn bring_up(&self) -> Result<BackendInstance, BackendError> {
-        self.remote.tell(self.order, || "looking at the host".to_owned());
+        self.remote.tell(self.order, || "inspecting the host".to_owned());
         let host = self.look().await?;
         let stock = self.probe_installation(&host).await?;
         self.refuse_foreign(&stock)?;
@@ -64,9 +64,10 @@ impl<'a> HostSetup<'a> {
         if !has_agent {
             self.upload(&host, &sha256).await?;
         }
-        let text = self.run_root_script(&host, "look at the host", &shell_scripts::describe_script()).await?;
-        let undescribed =
-            |error: serde_json::Error| refused("look at the host", format!("its agent says: {error}"));
+        let text = self.run_root_script(&host, "inspect the host", &shell_scripts::describe_script()).await?;
+        let undescribed = |error: serde_json::Error| {
+            refused("inspect the host", format!("invalid output of its agent: {error}"))
+        };
         let has = shell_scripts::parse_hardware(&text, host.arch, &stock.runtime).map_err(undescribed)?;
         let internal_ip = address::select_internal_ip(self.site, &has.addresses, &host.local)?;
         let files = Files::new(&stock.keeper, &self.order.env)?;
@@ -111,7 +112,7 @@ impl<'a> HostSetup<'a> {
     }
 
     async fn look(&self) -> Result<HostAccess, BackendError> {
-        let text = self.script("look at the host", "exec /bin/sh -s", shell_scripts::PROBE_HOST).await?;
+        let text = self.script("inspect the host", "exec /bin/sh -s", shell_scripts::PROBE_HOST).await?;
         shell_scripts::check_host(
             &ScriptOutput::read(&text),
             &self.site.target.user,
@@ -120,7 +121,7 @@ impl<'a> HostSetup<'a> {
     }
 
     async fn probe_installation(&self, host: &HostAccess) -> Result<Installation, BackendError> {
-        let text = self.run_root_script(host, "look at the host", shell_scripts::PROBE_INSTALLATION).await?;
+        let text = self.run_root_script(host, "inspect the host", shell_scripts::PROBE_INSTALLATION).await?;
         Ok(Installation::read(&ScriptOutput::read(&text)))
     }
 
@@ -131,8 +132,8 @@ impl<'a> HostSetup<'a> {
             return Ok(());
         }
         let said = format!(
-            "it belongs to another fleet or server already, as instance {}. Remove it there first. If that server is no \
-             more, run on the host as root: rm {}/home/enrolment.json",
+            "it already belongs to another fleet or server, as instance {}. Remove it there first. If that server no \
+             longer exists, run on the host as root: rm {}/home/enrolment.json",
             enrolled.instance_id,
             shell_scripts::ROOT
         );
@@ -151,15 +152,15 @@ impl<'a> HostSetup<'a> {
     }
 
     async fn upload(&self, host: &HostAccess, sha256: &str) -> Result<(), BackendError> {
-        self.remote.tell(self.order, || "waiting for a turn to upload the agent".to_owned());
+        self.remote.tell(self.order, || "waiting for other uploads of the agent".to_owned());
         // The semaphore is never closed, so acquiring cannot fail.
         let _turn = self.remote.uploads.acquire().await;
         let binary = self.remote.load(host.arch).await?;
         let mib = binary.bytes.len() >> 20;
-        self.remote.tell(self.order, || format!("uploading the agent, {mib} MiB"));
+        self.remote.tell(self.order, || format!("uploading the agent ({mib} MiB)"));
         self.run_root_script(
             host,
-            "make the agent's directory",
+            "create the agent's directory",
             &shell_scripts::prepare_script(host, sha256),
         )
         .await?;
@@ -174,10 +175,13 @@ impl<'a> HostSetup<'a> {
         if installed.status == Some(0) {
             return Ok(());
         }
-        let said = shell_scripts::said(&String::from_utf8_lossy(&installed.stderr));
+        let said = shell_scripts::sanitize(&String::from_utf8_lossy(&installed.stderr));
         Err(refused(
             "install the agent",
-            format!("it cannot run from {}: {said}. Is the file system mounted noexec?", shell_scripts::ROOT),
+            format!(
+                "it cannot run from {}: {said}. Check that the file system is not mounted with `noexec`",
+                shell_scripts::ROOT
+            ),
         ))
     }
 
@@ -198,16 +202,16 @@ impl<'a> HostSetup<'a> {
                 if is_late || !is_running {
                     let words =
                         self.run_root_script(host, "start the agent", shell_scripts::AGENT_LOG_TAIL).await?;
-                    let state = if is_running { "it runs and does not answer" } else { "it ended" };
+                    let state = if is_running { "it is running but does not respond" } else { "it exited" };
                     return Err(unavailable(
                         "start the agent",
-                        format!("{state}: {}", shell_scripts::said(&words)),
+                        format!("{state}: {}", shell_scripts::sanitize(&words)),
                     ));
                 }
             }
             sleep(POLL_INTERVAL).await;
         }
-        Err(unavailable("start the agent", "it does not answer".to_owned()))
+        Err(unavailable("start the agent", "it does not respond".to_owned()))
     }
 
     /// Calls the health check of the agent.
@@ -215,10 +219,10 @@ impl<'a> HostSetup<'a> {
         let shim = self.shim("").await?;
         match timeout(RESPONSE_TIMEOUT, shim.health()).await {
             Ok(Ok(health)) => Ok(health),
-            Ok(Err(error)) => Err(unavailable("ask the agent", error.to_string())),
+            Ok(Err(error)) => Err(unavailable("query the agent", error.to_string())),
             Err(_) => Err(unavailable(
-                "ask the agent",
-                format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()),
+                "query the agent",
+                format!("no response within {} s", RESPONSE_TIMEOUT.as_secs()),
             )),
         }
     }
@@ -227,23 +231,23 @@ impl<'a> HostSetup<'a> {
         let stream = self.connection.open_unix(SOCKET).await.map_err(|error| self.socket_error(&error))?;
         match timeout(RESPONSE_TIMEOUT, ShimClient::connect(stream, credential)).await {
             Ok(Ok(shim)) => Ok(shim),
-            Ok(Err(error)) => Err(unavailable("ask the agent", error.to_string())),
-            Err(_) => Err(unavailable("ask the agent", "no answer".to_owned())),
+            Ok(Err(error)) => Err(unavailable("query the agent", error.to_string())),
+            Err(_) => Err(unavailable("query the agent", "no response".to_owned())),
         }
     }
 
     fn socket_error(&self, error: &TunnelError) -> BackendError {
         if error.is_forbidden() {
-            let said = "its SSH server forbids forwarding to unix sockets. Set `AllowStreamLocalForwarding yes` in \
-                        /etc/ssh/sshd_config there and reload it";
-            return refused("reach the agent", said.to_owned());
+            let said = "its SSH server forbids forwarding to Unix sockets. Set `AllowStreamLocalForwarding yes` in \
+                        /etc/ssh/sshd_config on the host and reload the SSH server";
+            return refused("connect to the agent", said.to_owned());
         }
         error_hints::to_backend_error(error, &self.site.target)
     }
 
     /// Ends all tasks, stops the agent and removes the installation. Returns false if there was none.
     pub(super) async fn uninstall(&self) -> Result<bool, BackendError> {
-        self.remote.tell(self.order, || "leaving the host".to_owned());
+        self.remote.tell(self.order, || "removing the agent from the host".to_owned());
         let host = self.look().await?;
         let stock = self.probe_installation(&host).await?;
         if !stock.any || self.refuse_foreign(&stock).is_err() {
@@ -260,7 +264,8 @@ impl<'a> HostSetup<'a> {
     /// Ends all tasks with a temporary credential, because the server's credential is not known here.
     async fn end_tasks(&self, host: &HostAccess) -> Result<(), BackendError> {
         let mut random = [0u8; 32];
-        getrandom::fill(&mut random).map_err(|error| unavailable("draw a credential", error.to_string()))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| unavailable("generate a credential", error.to_string()))?;
         let credential = hex::encode(random);
         let also = {
             use sha2::Digest as _;
@@ -269,11 +274,12 @@ impl<'a> HostSetup<'a> {
         let enrol = shell_scripts::enrol_script(&self.order.enrolment, Some(&also));
         self.run_root_script(host, "enrol the host", &enrol).await?;
         let shim = self.shim(&credential).await?;
-        let failed =
-            |error: windlass_api::agent::client::ShimError| unavailable("end the tasks", error.to_string());
+        let failed = |error: windlass_api::agent::client::ShimError| {
+            unavailable("terminate the tasks", error.to_string())
+        };
         let how = TerminateRequest {
             termination_reason: "terminated_by_server".to_owned(),
-            termination_message: "the host is given back".to_owned(),
+            termination_message: "the host is being released".to_owned(),
             timeout: TASK_GRACE_SECS,
         };
         let until = Instant::now() + TASKS_TIMEOUT;
@@ -284,7 +290,7 @@ impl<'a> HostSetup<'a> {
             }
             if Instant::now() >= until {
                 let left = tasks.len();
-                return Err(unavailable("end the tasks", format!("{left} of them do not end")));
+                return Err(unavailable("terminate the tasks", format!("{left} tasks are still running")));
             }
             for task in tasks {
                 // The result appears in the next list.
@@ -317,22 +323,22 @@ impl<'a> HostSetup<'a> {
         script: &str,
     ) -> Result<windlass_tunnel::CommandOutput, BackendError> {
         let run = timeout(SCRIPT_TIMEOUT, self.connection.run(shell_for(host), script.as_bytes())).await;
-        let late = |_| unavailable("work on the host", "a command does not end".to_owned());
+        let late = |_| unavailable("run a command on the host", "timed out".to_owned());
         run.map_err(late)?.map_err(|error| error_hints::to_backend_error(&error, &self.site.target))
     }
 
     async fn script(&self, what: &'static str, shell: &str, script: &str) -> Result<String, BackendError> {
         let run = timeout(SCRIPT_TIMEOUT, self.connection.run(shell, script.as_bytes())).await;
-        let late = |_| unavailable(what, format!("not done within {} s", SCRIPT_TIMEOUT.as_secs()));
+        let late = |_| unavailable(what, format!("timed out after {} s", SCRIPT_TIMEOUT.as_secs()));
         let output =
             run.map_err(late)?.map_err(|error| error_hints::to_backend_error(&error, &self.site.target))?;
         match output.status {
             Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             Some(status) => {
-                let said = shell_scripts::said(&String::from_utf8_lossy(&output.stderr));
-                Err(unavailable(what, format!("the host says, with status {status}: {said}")))
+                let said = shell_scripts::sanitize(&String::from_utf8_lossy(&output.stderr));
+                Err(unavailable(what, format!("exit status {status}: {said}")))
             }
-            None => Err(unavailable(what, "the connection went, or the command was killed".to_owned())),
+            None => Err(unavailable(what, "the connection was lost, or the command was killed".to_owned())),
         }
     }
 }

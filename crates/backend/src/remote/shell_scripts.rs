@@ -151,14 +151,14 @@ pub(super) fn check_host(
     let refuse = |said: String| BackendError::Refused { what: "use the host", said };
     let (os, machine) = (answers.text("os"), answers.text("arch"));
     if os != "Linux" {
-        return Err(refuse(format!("it runs `{os}`, and agents are for Linux only")));
+        return Err(refuse(format!("it runs `{os}`, and the agent supports only Linux")));
     }
     let known = ARCHES.iter().find(|(_, names, _)| names.contains(&machine)).map(|(arch, ..)| *arch);
     let Some(arch) = known.filter(|arch| arches.contains(arch)) else {
         let have = arches.join(", ");
         return Err(refuse(format!(
-            "its processor is `{machine}`, and the server has agents for: {have}. Put `windlass-agent-{machine}` \
-             beside the server's own `windlass-agent`"
+            "its architecture is `{machine}`, and the server has agents for: {have}. Put `windlass-agent-{machine}` \
+             next to `windlass-agent` on the server"
         )));
     };
     let is_root = match answers.text("rights") {
@@ -166,17 +166,17 @@ pub(super) fn check_host(
         "sudo" => false,
         "no-sudo" => {
             return Err(refuse(format!(
-                "user `{user}` is not root, and there is no sudo. Log in as root, or install sudo"
+                "user `{user}` is not root, and sudo is not installed. Log in as root, or install sudo"
             )));
         }
         _ => {
             return Err(refuse(format!(
-                "user `{user}` may not use sudo without a password. Run there as root: \
+                "user `{user}` cannot use sudo without a password. Run on the host as root: \
                  echo '{user} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{user}"
             )));
         }
     };
-    let number = |name| answers.text(name).parse().map_err(|_| refuse(format!("`id` says no {name}")));
+    let number = |name| answers.text(name).parse().map_err(|_| refuse(format!("`id` printed no {name}")));
     Ok(HostAccess {
         arch,
         uid: number("uid")?,
@@ -292,7 +292,9 @@ impl Files {
                 || !name.chars().enumerate().all(|(at, c)| is_name(at, c))
                 || value.contains('\0')
             {
-                let said = format!("`{name}` is no name of a variable, or its value has a zero byte");
+                let said = format!(
+                    "invalid environment variable `{name}`: invalid name, or a value with a zero byte"
+                );
                 return Err(BackendError::Refused { what: "set the agent's environment", said });
             }
             lines += &format!("{name}={}\n", shell_quote(value));
@@ -372,9 +374,9 @@ WantedBy=multi-user.target
 /// Describes what starts the agent after a reboot, for users.
 pub(super) fn describe_keeper(keeper: &str) -> &'static str {
     match keeper {
-        "systemd" => "systemd starts the agent with the host",
-        "cron" => "cron starts the agent with the host",
-        _ => "the host has neither systemd nor cron: after a reboot the server starts the agent again",
+        "systemd" => "systemd starts the agent at boot",
+        "cron" => "cron starts the agent at boot",
+        _ => "the host has neither systemd nor cron: the server starts the agent after a reboot",
     }
 }
 
@@ -413,7 +415,7 @@ fn shell_quote(text: &str) -> String {
 }
 
 /// Formats the output of a host for a message: one line, bounded, without control characters.
-pub(super) fn said(text: &str) -> String {
+pub(super) fn sanitize(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().filter(|c| !c.is_control()).take(HOST_TEXT_MAX).collect()
 }
@@ -430,13 +432,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_cannot_work_is_refused_with_what_to_do() {
+    fn an_unsupported_host_is_rejected_with_instructions() {
         let ids = "uid=1000\ngid=1000\nlocal=10.0.0.1\n";
         let good = judged(&format!("os=Linux\narch=amd64\nrights=sudo\n{ids}"));
         assert_eq!(good, "x86_64 root=false at 10.0.0.1");
         let table = [
-            ("os=Darwin\narch=arm64\nrights=root\n", "agents are for Linux only"),
-            ("os=Linux\narch=riscv64\nrights=root\n", "Put `windlass-agent-riscv64` beside"),
+            ("os=Darwin\narch=arm64\nrights=root\n", "the agent supports only Linux"),
+            ("os=Linux\narch=riscv64\nrights=root\n", "Put `windlass-agent-riscv64` next to"),
             ("os=Linux\narch=arm64\nrights=root\n", "the server has agents for: x86_64"),
             ("os=Linux\narch=x86_64\nrights=no-sudo\n", "install sudo"),
             ("os=Linux\narch=x86_64\nrights=password\n", "echo 'ada ALL=(ALL) NOPASSWD: ALL'"),
@@ -444,12 +446,12 @@ mod tests {
         ];
         for (answers, expected) in table {
             let said = judged(&format!("{answers}{ids}"));
-            assert!(said.starts_with("use the host: ") && said.contains(expected), "{said}");
+            assert!(said.starts_with("failed to use the host: ") && said.contains(expected), "{said}");
         }
     }
 
     #[test]
-    fn what_a_shell_gets_is_what_was_meant() {
+    fn environment_values_survive_the_shell_and_invalid_names_are_rejected() {
         let env = [("A".to_owned(), "it's $HOME `id`\nand \"more\"".to_owned())].into();
         let files = Files::new("none", &env).unwrap();
         let script = files.write().replace(ROOT, "ROOT");
@@ -470,13 +472,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_says_is_one_line_without_tricks() {
-        assert_eq!(said("a\n\tb \u{1b}[31m c"), "a b [31m c");
-        assert_eq!(said(&"x".repeat(5000)).len(), HOST_TEXT_MAX);
+    fn host_output_becomes_one_bounded_line_without_control_characters() {
+        assert_eq!(sanitize("a\n\tb \u{1b}[31m c"), "a b [31m c");
+        assert_eq!(sanitize(&"x".repeat(5000)).len(), HOST_TEXT_MAX);
     }
 
     #[test]
-    fn two_servers_may_write_the_files_at_once() {
+    fn several_servers_can_write_the_host_files_concurrently() {
         let dir = windlass_testkit::temp_dir("script").unwrap();
         let files = Files::new("none", &BTreeMap::new()).unwrap();
         let script = files.write().replace(ROOT, &dir.path().display().to_string());

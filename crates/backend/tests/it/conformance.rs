@@ -14,7 +14,7 @@ use windlass_testkit::temp_dir;
 use crate::support::{StopOnDrop, agent, order};
 
 #[tokio::test]
-async fn this_machine_keeps_the_promises() {
+async fn local_backend_passes_the_conformance_checks() {
     let dir = temp_dir("keeps").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let open = || -> Arc<dyn Backend> {
@@ -31,7 +31,7 @@ async fn this_machine_keeps_the_promises() {
 }
 
 #[tokio::test]
-async fn the_mock_cloud_keeps_the_promises_slow_as_it_may_be() {
+async fn slow_mock_cloud_passes_the_conformance_checks() {
     let dir = temp_dir("keeps").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let script =

@@ -44,7 +44,7 @@ fn shortfall(host: &HostSpec, gpu: &str, capability: Option<(u32, u32)>) -> Stri
 }
 
 #[test]
-fn a_host_with_a_gpu_fits_whoever_asks_for_it_by_name_memory_maker_or_capability() {
+fn a_gpu_host_fits_requests_by_name_memory_vendor_or_compute_capability() {
     let h200 = host("nvidia", "NVIDIA H200", 143_771, 1, Some((9, 0)));
     for gpu in
         ["H200", "h200:1", "141GB", "nvidia:H200:1", "H200:141GB", "H100,H200", "100GB..", "nvidia", "1"]
@@ -64,7 +64,7 @@ fn a_host_with_a_gpu_fits_whoever_asks_for_it_by_name_memory_maker_or_capability
 }
 
 #[test]
-fn makers_sizes_are_meant_and_not_what_is_left_of_them() {
+fn gpu_memory_requests_match_the_nominal_size_not_the_reported_size() {
     for (name, memory, gpu) in [
         ("NVIDIA H100 80GB HBM3", 81_559, "H100:80GB"),
         ("Tesla T4", 15_360, "T4:16GB"),

@@ -25,7 +25,7 @@ fn settings(dir: &TempDir) -> Settings {
 }
 
 #[tokio::test]
-async fn this_machine_is_one_offer_that_costs_nothing() {
+async fn local_backend_makes_one_offer_with_price_zero() {
     let dir = temp_dir("local").unwrap();
     let local = LocalBackend::new(settings(&dir));
     let offers = local.offers().await.unwrap();
@@ -36,14 +36,14 @@ async fn this_machine_is_one_offer_that_costs_nothing() {
 }
 
 #[tokio::test]
-async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
+async fn jobs_survive_a_server_restart_and_a_killed_agent() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let local = LocalBackend::new(settings(&dir));
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     assert_eq!(machine.has.as_ref().unwrap().runtime, "process");
-    assert_eq!(machine.said(), Some("this machine, jobs as plain processes (as the settings say)"));
+    assert_eq!(machine.said(), Some("this machine, jobs as plain processes (as configured)"));
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
     wait_until(&shim, task, TaskStatus::Running).await;
@@ -76,7 +76,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
 }
 
 #[tokio::test]
-async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
+async fn a_home_directory_may_exceed_the_length_limit_of_socket_paths() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let with = Settings { home: dir.path().join("h".repeat(90)).join("local"), ..settings(&dir) };
@@ -104,7 +104,7 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
 }
 
 #[tokio::test]
-async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
+async fn an_idle_agent_stops_with_the_server_and_starts_again_with_the_next_one() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let local = LocalBackend::new(settings(&dir));
@@ -121,7 +121,7 @@ async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
 }
 
 #[tokio::test]
-async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
+async fn a_newer_build_replaces_the_agent_without_stopping_its_task() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let program: PathBuf = dir.path().join(NAME);
@@ -149,7 +149,7 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
 }
 
 #[tokio::test]
-async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
+async fn a_second_instance_is_refused_unless_a_server_with_another_key_requests_it() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let local = LocalBackend::new(settings(&dir));
@@ -170,7 +170,7 @@ async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
 }
 
 #[tokio::test]
-async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
+async fn create_without_an_agent_program_fails_with_the_expected_path() {
     let dir = temp_dir("local").unwrap();
     let absent = dir.path().join("no-agent");
     let known = LocalBackend::new(settings(&dir));
@@ -181,7 +181,7 @@ async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
 }
 
 #[tokio::test]
-async fn docker_runs_the_jobs_where_an_engine_answers() {
+async fn jobs_run_in_docker_when_an_engine_responds() {
     let socket = std::env::var("WINDLASS_TEST_DOCKER")
         .expect("WINDLASS_TEST_DOCKER names the socket of a container engine for tests");
     let dir = temp_dir("local").unwrap();

@@ -16,7 +16,7 @@ fn cloud(dir: &TempDir, script: &str) -> MockCloud {
 }
 
 #[tokio::test]
-async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
+async fn mock_cloud_reports_no_capacity_as_often_as_scripted_across_restarts() {
     let dir = temp_dir("mock").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let script = "offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, no_capacity: 2}]";
@@ -32,7 +32,7 @@ async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
+async fn a_retried_create_finds_the_instance_of_the_lost_response() {
     let dir = temp_dir("mock").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let cloud =
@@ -48,7 +48,7 @@ async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
 }
 
 #[tokio::test]
-async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
+async fn a_preempted_instance_is_gone_with_its_jobs() {
     let dir = temp_dir("mock").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let script =
@@ -69,7 +69,7 @@ async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
 }
 
 #[tokio::test]
-async fn volumes_fail_to_attach_and_hang_as_the_script_says() {
+async fn volumes_fail_to_attach_and_hang_on_detach_as_scripted() {
     let dir = temp_dir("mock").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let script = "{offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16}], \

@@ -22,12 +22,12 @@ impl BenchEngine {
     /// Creates an image with only a static busybox.
     pub(crate) fn from_environment(scratch: &Path) -> Result<Self> {
         let socket = std::env::var_os(SOCKET_VARIABLE)
-            .with_context(|| format!("{SOCKET_VARIABLE} names no engine's socket"))?;
+            .with_context(|| format!("`{SOCKET_VARIABLE}` is not set to the socket of a container engine"))?;
         let engine = Self { socket: socket.into(), image: IMAGE.to_owned() };
         let (root, archive) = (scratch.join("image"), scratch.join("image.tar"));
         std::fs::create_dir_all(root.join("bin"))?;
         std::fs::copy("/usr/bin/busybox", root.join("bin/busybox"))
-            .context("copy busybox (busybox-static)")?;
+            .context("failed to copy busybox (package busybox-static)")?;
         for name in ["sh", "echo"] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
@@ -47,9 +47,14 @@ impl BenchEngine {
         let mut command = self.docker();
         command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);
         let started = Instant::now();
-        let mut child = command.stdout(Stdio::piped()).spawn().context("start docker")?;
+        let mut child = command.stdout(Stdio::piped()).spawn().context("failed to start docker")?;
         let mut said = [0; 6];
-        child.stdout.take().context("no output")?.read_exact(&mut said).context("docker run said nothing")?;
+        child
+            .stdout
+            .take()
+            .context("no output")?
+            .read_exact(&mut said)
+            .context("docker run printed nothing")?;
         let line = started.elapsed();
         ensure!(child.wait()?.success(), "docker run failed");
         Ok((line, started.elapsed()))
@@ -63,7 +68,7 @@ impl Drop for BenchEngine {
 }
 
 fn check_output(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = command.output().with_context(|| format!("failed to start {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }

@@ -46,7 +46,7 @@ pub(super) struct ShimProcess {
 impl ShimProcess {
     pub(super) fn start(agent: &Path, home: &Path, args: &[&str]) -> Result<Self> {
         let hosts = args.iter().skip_while(|arg| **arg != "--hosts").nth(1).map_or(Ok(0), |n| n.parse())?;
-        let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).ok().context("make a key")?;
+        let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).ok().context("failed to create a key")?;
         let instance = random_uuid()?;
         std::fs::create_dir_all(home)?;
         enrol(agent, home, instance, &key)?;
@@ -60,14 +60,14 @@ impl ShimProcess {
         command.arg("shim").args(args).arg("--home").arg(home).arg("--policy").arg(home.join("policy.yml"));
         command.args(["--log", "error"]).stdin(Stdio::null()).stdout(Stdio::null());
         let started = Instant::now();
-        let child = command.spawn().context("start the shim")?;
+        let child = command.spawn().context("failed to start the shim")?;
         let mut host = Self { child, home: home.to_owned(), hosts, instance, key, ready: Duration::ZERO };
         // The last of many: then all are up.
         while !is_answering(&host.socket(hosts)) {
             if let Some(status) = host.child.try_wait()? {
-                bail!("the shim ended early: {status}");
+                bail!("the shim exited early: {status}");
             }
-            ensure!(started.elapsed() < TIMEOUT, "the shim does not answer");
+            ensure!(started.elapsed() < TIMEOUT, "the shim does not respond");
             std::thread::sleep(POLL_INTERVAL);
         }
         host.ready = started.elapsed();
@@ -87,7 +87,8 @@ impl ShimProcess {
     }
 
     pub(super) async fn connect_to(&self, number: usize) -> Result<ShimClient> {
-        let stream = UnixStream::connect(self.socket(number)).await.context("connect to the shim")?;
+        let stream =
+            UnixStream::connect(self.socket(number)).await.context("failed to connect to the shim")?;
         Ok(ShimClient::connect(stream, CREDENTIAL).await?)
     }
 
@@ -124,11 +125,11 @@ impl ShimProcess {
             if words.contains(&b"--inner".as_slice())
                 && words.iter().any(|word| word.ends_with(dir.as_bytes()))
             {
-                let pid = path.file_name().and_then(|name| name.to_str()).context("a number")?;
+                let pid = path.file_name().and_then(|name| name.to_str()).context("invalid process id")?;
                 return Ok(RunnerProcess { pid: pid.parse()? });
             }
         }
-        bail!("no process is the runner of {id}")
+        bail!("no runner process for {id}")
     }
 }
 
@@ -179,7 +180,7 @@ impl ShimTask {
             match self.shim.submit_job(self.id, job, EPOCH).await {
                 Ok(()) => return Ok(()),
                 Err(error @ (ShimError::Status { .. } | ShimError::Conflict { .. })) => {
-                    ensure!(started.elapsed() < TIMEOUT, "the runner takes no job: {error}");
+                    ensure!(started.elapsed() < TIMEOUT, "the runner accepts no job: {error}");
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 Err(error) => return Err(error.into()),
@@ -220,9 +221,9 @@ impl ShimTask {
                 let over = info.id == self.id && info.status == TaskStatus::Terminated;
                 ensure!(!over, "the task ended: {} {}", info.termination_reason, info.termination_message);
             }
-            bail!("the events ended")
+            bail!("the event stream ended")
         };
-        tokio::time::timeout(TIMEOUT, wait).await.context("the task takes too long")?
+        tokio::time::timeout(TIMEOUT, wait).await.context("the task took too long")?
     }
 }
 
@@ -244,7 +245,7 @@ fn enrol(agent: &Path, home: &Path, instance: Uuid, key: &Ed25519KeyPair) -> Res
         .args(["--server-key", &STANDARD.encode(key.public_key().as_ref()), "--home"])
         .arg(home)
         .status()?;
-    ensure!(status.success(), "enrol the host");
+    ensure!(status.success(), "failed to enrol the host");
     Ok(())
 }
 
@@ -257,7 +258,8 @@ fn unix_secs() -> Result<u64> {
 }
 
 fn random_uuid() -> Result<Uuid> {
-    let bytes: [u8; 16] = rand::generate(&rand::SystemRandom::new()).ok().context("be random")?.expose();
+    let bytes: [u8; 16] =
+        rand::generate(&rand::SystemRandom::new()).ok().context("failed to generate random bytes")?.expose();
     Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
 }
 
@@ -288,6 +290,6 @@ fn call_shim(socket: &Path, method: &str, path: &str) -> Result<String> {
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (_, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    let (_, body) = answer.split_once("\r\n\r\n").context("no response")?;
     Ok(body.to_owned())
 }

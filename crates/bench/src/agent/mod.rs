@@ -49,16 +49,16 @@ async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
         taken.push(host.ready);
         if time + 1 == REPEATS {
             tokio::time::sleep(SETTLE_TIME).await;
-            writeln!(out, "{:<46} {:>9.1} MB", "shim, resident, idle", host.resident_kb()? / 1024.0)?;
+            writeln!(out, "{:<46} {:>9.1} MB", "shim, resident memory, idle", host.resident_kb()? / 1024.0)?;
         }
     }
-    print_durations(out, "shim, exec to first answer", &mut taken)
+    print_durations(out, "shim, exec to first response", &mut taken)
 }
 
 /// Measures the time from the submission of a task to its first line, interleaved with `docker run` of the same image.
 async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let engine = BenchEngine::from_environment(scratch)?;
-    let socket = engine.socket.to_str().context("a path that is text")?.to_owned();
+    let socket = engine.socket.to_str().context("the path is not UTF-8")?.to_owned();
     let docker = ShimProcess::start(
         agent,
         &scratch.join("docker"),
@@ -74,13 +74,15 @@ async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Re
     for time in 0..=REPEATS {
         let (line, exit) = engine.run(&["host"])?;
         let within = ProcessIsolation::Confined;
-        let container =
-            measure_first_line(&docker, &engine.image, within).await.context("a task in a container")?;
+        let container = measure_first_line(&docker, &engine.image, within)
+            .await
+            .context("failed to run a task in a container")?;
         let alone = measure_first_line(&process, "none", ProcessIsolation::Own)
             .await
-            .context("a task as a process")?;
-        let kept_in =
-            measure_first_line(&process, "none", within).await.context("a task as a confined process")?;
+            .context("failed to run a task as a process")?;
+        let kept_in = measure_first_line(&process, "none", within)
+            .await
+            .context("failed to run a task as a confined process")?;
         if time > 0 {
             lines.push(line);
             exits.push(exit);
@@ -94,15 +96,15 @@ async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Re
     }
     let (theirs, mine) = (median(&mut lines), median(&mut ours));
     print_durations(out, "docker run, host network, to first line", &mut lines)?;
-    print_durations(out, "docker run, host network, to its end", &mut exits)?;
-    print_durations(out, "docker task, submit to its runner's answer", &mut answers)?;
+    print_durations(out, "docker run, host network, to exit", &mut exits)?;
+    print_durations(out, "docker task, submit to runner's response", &mut answers)?;
     print_durations(out, "docker task, submit to the job's first line", &mut ours)?;
     let more = (mine.as_secs_f64() - theirs.as_secs_f64()) * 1e3;
     let ratio = mine.as_secs_f64() / theirs.as_secs_f64();
-    writeln!(out, "{:<46} {more:>+9.1} ms   {ratio:.2} times", "… more than docker run to first line")?;
-    print_durations(out, "process task, submit to its runner's answer", &mut plain_answers)?;
+    writeln!(out, "{:<46} {more:>+9.1} ms   {ratio:.2} times", "… overhead over docker run to first line")?;
+    print_durations(out, "process task, submit to runner's response", &mut plain_answers)?;
     print_durations(out, "process task, submit to the job's first line", &mut plain)?;
-    print_durations(out, "confined task, submit to its runner's answer", &mut confined_answers)?;
+    print_durations(out, "confined task, submit to runner's response", &mut confined_answers)?;
     print_durations(out, "confined task, submit to the job's first line", &mut confined)
 }
 
@@ -120,7 +122,7 @@ async fn measure_first_line(
     task.run().await?;
     let part = shim.log(task.id, "job", 0, TAIL_READ_BYTES, LOG_WAIT).await?;
     let line = asked.elapsed();
-    ensure!(part.bytes == "hello\n", "the job said {:?}", part.bytes);
+    ensure!(part.bytes == "hello\n", "unexpected output of the job: {:?}", part.bytes);
     task.finish().await?;
     Ok((answered, line))
 }
@@ -131,7 +133,7 @@ async fn measure_output(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
     std::fs::write(&noise, Rng::new(1).bytes(OUTPUT_BYTES))?;
     let host =
         ShimProcess::start(agent, &scratch.join("output"), &["--runtime", "process", "--processes", "own"])?;
-    let file = noise.to_str().context("a path that is text")?;
+    let file = noise.to_str().context("the path is not UTF-8")?;
     for tailers in [0, TAILERS] {
         let shim = host.connect().await?;
         let task = host.submit(&shim, "none", ProcessIsolation::Own).await?;
@@ -143,31 +145,31 @@ async fn measure_output(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
         for _ in 0..tailers {
             reading.spawn(tail(host.connect().await?, task.id));
         }
-        let kept = kept(&task).await?.duration_since(started);
+        let kept = wait_until_stored(&task).await?.duration_since(started);
         while let Some(read) = reading.join_next().await {
-            ensure!(read?? == OUTPUT_BYTES as u64, "a tailer missed something");
+            ensure!(read?? == OUTPUT_BYTES as u64, "a tailer missed output");
         }
         let read = started.elapsed();
         let peak = runner.peak_kb()? / 1024.0;
         task.finish().await?;
         let rate = |taken: Duration| OUTPUT_BYTES as f64 / 1e6 / taken.as_secs_f64();
         let what = format!("output of one job, {tailers} tailers");
-        write!(out, "{what:<46} {:>9.0} MB/s kept", rate(kept))?;
+        write!(out, "{what:<46} {:>9.0} MB/s stored", rate(kept))?;
         if tailers > 0 {
             write!(out, "   {:.0} MB/s read by each", rate(read))?;
         }
-        writeln!(out, "   runner's peak {peak:.1} MB")?;
+        writeln!(out, "   runner's peak memory {peak:.1} MB")?;
     }
     Ok(())
 }
 
 /// Waits until the job's output is complete.
-async fn kept(task: &ShimTask) -> Result<Instant> {
+async fn wait_until_stored(task: &ShimTask) -> Result<Instant> {
     loop {
         // Reads from the end: the response only states that the log is complete.
         let part = task.shim.log(task.id, "job", OUTPUT_BYTES as u64, 0, LOG_WAIT).await?;
         if part.is_complete {
-            ensure!(part.end == OUTPUT_BYTES as u64, "{} bytes were kept", part.end);
+            ensure!(part.end == OUTPUT_BYTES as u64, "only {} bytes were stored", part.end);
             return Ok(Instant::now());
         }
     }
@@ -203,7 +205,7 @@ async fn measure_hollow_hosts(agent: &Path, scratch: &Path, out: &mut impl Write
     let each = |kb: f64| (kb - alone) / HOLLOW_HOSTS as f64;
     writeln!(
         out,
-        "{:<46} {:>9.0} ms to answer   {:.1} kB each   {:.1} kB each with a task",
+        "{:<46} {:>9.0} ms to respond   {:.1} kB each   {:.1} kB each with a task",
         format!("{HOLLOW_HOSTS} hollow hosts in one process"),
         host.ready.as_secs_f64() * 1e3,
         each(idle),
@@ -229,7 +231,7 @@ fn print_durations(out: &mut impl Write, what: &str, taken: &mut [Duration]) -> 
     let (Some(first), Some(last)) = (taken.first(), taken.last()) else { return Ok(()) };
     writeln!(
         out,
-        "{what:<46} {middle:>9.1} ms   ({:.1} to {:.1}, {} times)",
+        "{what:<46} {middle:>9.1} ms   ({:.1} to {:.1}, {} samples)",
         ms(*first),
         ms(*last),
         taken.len()

@@ -54,7 +54,7 @@ pub(super) async fn run(
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
     jobs.call("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await?;
     let cloud = PreemptingCloud { jobs, home: home.to_owned(), books: home.join("cloud.yml.d") };
-    sheet.say("processes on machines of a mock cloud, SQLite")?;
+    sheet.say("processes on instances of a mock cloud, SQLite")?;
     sheet.about("cloud");
     let measured = async {
         cloud.ends(plan, sheet).await?;
@@ -81,7 +81,7 @@ impl PreemptingCloud {
     async fn wait_for_file(&self, path: &Path) -> Result<()> {
         let began = Instant::now();
         while !path.exists() {
-            ensure!(began.elapsed() < TIMEOUT, "{} is not made", path.display());
+            ensure!(began.elapsed() < TIMEOUT, "{} was not created in time", path.display());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
@@ -113,7 +113,7 @@ impl PreemptingCloud {
                 noticed.push(after);
             }
         }
-        sheet.times("running", "launch to RUNNING, a machine is there", &mut running)?;
+        sheet.times("running", "launch to RUNNING, on an existing instance", &mut running)?;
         sheet.spread("end", "end of the program to SUCCEEDED", &mut noticed)
     }
 
@@ -143,9 +143,9 @@ impl PreemptingCloud {
             self.jobs.cancel("loss").await?;
             self.jobs.wait_until_none("loss", &[], TIMEOUT).await?;
         }
-        sheet.figure("loss_mean_ms", "machine gone to noticed, mean", mean_ms(&noticed), "ms")?;
+        sheet.figure("loss_mean_ms", "instance lost to detected, mean", mean_ms(&noticed), "ms")?;
         sheet.spread("loss", "– spread", &mut noticed)?;
-        sheet.figure("again_mean_ms", "machine gone to RUNNING again, mean", mean_ms(&again), "ms")?;
+        sheet.figure("again_mean_ms", "instance lost to RUNNING again, mean", mean_ms(&again), "ms")?;
         sheet.spread("again", "– spread", &mut again)
     }
 

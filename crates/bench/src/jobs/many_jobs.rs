@@ -46,7 +46,7 @@ pub(super) async fn run(
     sheet.about("crowd");
     sheet.put("hosts", hosts as f64);
     process::wait_until_idle(house.server.pid()).await?;
-    sheet.figure("idle_resident_mb", "server, resident, hosts idle", house.server.resident_mb()?, "MB")?;
+    sheet.figure("idle_resident_mb", "server memory, hosts idle", house.server.resident_mb()?, "MB")?;
     measure_single_jobs(&jobs, plan, sheet).await?;
     measure_burst(&jobs, "together", PEER_BURST, sheet).await?;
     measure_burst(&jobs, "burst", plan.burst, sheet).await?;
@@ -77,7 +77,7 @@ async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut Ben
         }
     }
     sheet.times("running", "launch to RUNNING, alone", &mut running)?;
-    sheet.times("done", "launch to SUCCEEDED, a program of 50 ms", &mut ended)
+    sheet.times("done", "launch to SUCCEEDED, 50 ms program", &mut ended)
 }
 
 /// Launches many jobs of one second in one call, and measures when each of them ran, and how many ran per minute.
@@ -87,21 +87,22 @@ async fn measure_burst(jobs: &JobsClient, name: &str, count: usize, sheet: &mut 
     let answered = asked.elapsed();
     jobs.wait_until_none(name, &[], CROWD_TIMEOUT).await?;
     let all = jobs.all(name).await?;
-    anyhow::ensure!(all.len() == count, "{} of {count} jobs are there", all.len());
+    anyhow::ensure!(all.len() == count, "found {} jobs, expected {count}", all.len());
     let bad = all.iter().find(|job| job.status != "SUCCEEDED" || job.recovery_count > 0);
-    anyhow::ensure!(bad.is_none(), "a job did not go well: {bad:?}");
-    sheet.say(&format!("{count} jobs of a second, launched in one call"))?;
+    anyhow::ensure!(bad.is_none(), "a job failed or was recovered: {bad:?}");
+    sheet.say(&format!("{count} one-second jobs, launched in one call"))?;
     sheet.figure(&format!("{name}_answered_ms"), "the call", answered.as_secs_f64() * 1e3, "ms")?;
     // Uses the times that the server recorded, so that polling does not distort them.
-    let mut running: Vec<Duration> = all.iter().filter_map(|job| since_created(job, began(job))).collect();
+    let mut running: Vec<Duration> =
+        all.iter().filter_map(|job| since_created(job, started_at(job))).collect();
     sheet.spread(&format!("{name}_running"), "launch to RUNNING", &mut running)?;
     let last = all.iter().filter_map(|job| since_created(job, job.end_at)).max().context("no end")?;
-    sheet.figure(&format!("{name}_last_s"), "the last SUCCEEDED after", last.as_secs_f64(), "s")?;
+    sheet.figure(&format!("{name}_last_s"), "last job SUCCEEDED after", last.as_secs_f64(), "s")?;
     let rate = count as f64 / last.as_secs_f64() * 60.0;
-    sheet.figure(&format!("{name}_per_min"), "jobs a minute, from launch to end", rate, "/min")
+    sheet.figure(&format!("{name}_per_min"), "jobs per minute, from launch to end", rate, "/min")
 }
 
-fn began(job: &ManagedJob) -> Option<Timestamp> {
+fn started_at(job: &ManagedJob) -> Option<Timestamp> {
     job.tasks.first().and_then(|task| task.start_at)
 }
 
@@ -126,8 +127,8 @@ async fn measure_live_jobs(
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.live))?;
     sheet.put("live", plan.live as f64);
-    sheet.figure("live_resident_mb", "server, resident", resident, "MB")?;
-    sheet.figure("live_each_kib", "– for each job", each(resident, plan.live), "KiB")?;
+    sheet.figure("live_resident_mb", "server memory", resident, "MB")?;
+    sheet.figure("live_each_kib", "– per job", each(resident, plan.live), "KiB")?;
     let rest = plan.most - plan.live - plan.cancel;
     let more = [("rest", rest), ("cancelled", plan.cancel)];
     launch_and_wait(jobs, &more, "many", sheet).await?;
@@ -135,15 +136,20 @@ async fn measure_live_jobs(
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.most))?;
     sheet.put("most", plan.most as f64);
-    sheet.figure("most_resident_mb", "server, resident", resident, "MB")?;
-    sheet.figure("most_each_kib", "– for each job", each(resident, plan.most), "KiB")?;
+    sheet.figure("most_resident_mb", "server memory", resident, "MB")?;
+    sheet.figure("most_each_kib", "– per job", each(resident, plan.most), "KiB")?;
     let cpu = server.cpu_secs()?;
     tokio::time::sleep(WATCH_TIME).await;
     let cores = (server.cpu_secs()? - cpu) / WATCH_TIME.as_secs_f64();
-    sheet.figure("most_cpu_cores", "server, processor, while they live", cores, "cores")?;
+    sheet.figure("most_cpu_cores", "server CPU, while they run", cores, "cores")?;
     let asked = Instant::now();
     jobs.call("jobs/list", &json!({"limit": 1_000})).await?;
-    sheet.figure("list_ms", "the queue's first 1,000", asked.elapsed().as_secs_f64() * 1e3, "ms")?;
+    sheet.figure(
+        "list_ms",
+        "list the first 1,000 of the queue",
+        asked.elapsed().as_secs_f64() * 1e3,
+        "ms",
+    )?;
     measure_cancel(jobs, plan, sheet).await
 }
 
@@ -164,8 +170,13 @@ async fn launch_and_wait(
         jobs.wait_until_none(name, &NOT_RUNNING_STATUSES, CROWD_TIMEOUT).await?;
     }
     let took = began.elapsed().as_secs_f64();
-    sheet.figure(&format!("{key}_fill_s"), &format!("{count} more run after"), took, "s")?;
-    sheet.figure(&format!("{key}_launches_per_min"), "launches a minute", count as f64 / took * 60.0, "/min")
+    sheet.figure(&format!("{key}_fill_s"), &format!("{count} more running after"), took, "s")?;
+    sheet.figure(
+        &format!("{key}_launches_per_min"),
+        "launches per minute",
+        count as f64 / took * 60.0,
+        "/min",
+    )
 }
 
 async fn measure_cancel(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
@@ -178,9 +189,9 @@ async fn measure_cancel(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchRes
     jobs.wait_until_none("cancelled", &[], CROWD_TIMEOUT).await?;
     let took = asked.elapsed();
     let wrong = jobs.all("cancelled").await?.into_iter().find(|job| job.status != "CANCELLED");
-    anyhow::ensure!(wrong.is_none(), "a cancelled job ended otherwise: {wrong:?}");
+    anyhow::ensure!(wrong.is_none(), "a cancelled job did not end as cancelled: {wrong:?}");
     sheet.say(&format!("{} jobs cancelled in one call", plan.cancel))?;
     sheet.put("cancelled", plan.cancel as f64);
     sheet.figure("cancel_answered_ms", "the call", answered.as_secs_f64() * 1e3, "ms")?;
-    sheet.figure("cancel_s", "all of them over, their nodes released", took.as_secs_f64(), "s")
+    sheet.figure("cancel_s", "until all have ended and released their nodes", took.as_secs_f64(), "s")
 }

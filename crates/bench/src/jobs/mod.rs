@@ -49,7 +49,10 @@ impl JobsPlan {
             cancel: flags.value("--cancel")?.unwrap_or(most / 2),
             postgres: postgres_url(flags, postgres)?,
         };
-        ensure!(plan.times > 0 && plan.burst > 0 && plan.live > 0, "nothing to measure");
+        ensure!(
+            plan.times > 0 && plan.burst > 0 && plan.live > 0,
+            "`--times`, `--burst` and `--live` must be above 0"
+        );
         ensure!(
             plan.live + plan.cancel <= plan.most,
             "`--live` and `--cancel` together are more than `--most`"

@@ -59,8 +59,11 @@ impl LoadPlan {
             cancel: flags.value("--cancel")?.unwrap_or(runs / 2),
             postgres,
         };
-        ensure!(plan.cancel <= plan.runs, "more runs to cancel than there are");
-        ensure!(plan.per_second > 0.0 && plan.fill_per_second > 0.0, "a rate of nothing");
+        ensure!(plan.cancel <= plan.runs, "`--cancel` is larger than `--runs`");
+        ensure!(
+            plan.per_second > 0.0 && plan.fill_per_second > 0.0,
+            "`--rate` and `--fill-rate` must be above 0"
+        );
         Ok(plan)
     }
 }
@@ -81,16 +84,16 @@ pub async fn run(binaries: &Binaries<'_>, plan: &LoadPlan) -> Result<()> {
     sheet.put("runs", plan.runs as f64);
     sheet.put("minutes", plan.hold.as_secs_f64() / 60.0);
     sheet.put("rate_per_s", plan.per_second);
-    sheet.figure("hosts_ready_s", "start until all hosts take jobs", house.ready.as_secs_f64(), "s")?;
+    sheet.figure("hosts_ready_s", "start until all hosts accept jobs", house.ready.as_secs_f64(), "s")?;
     measure_idle(&house, &mut sheet).await?;
 
     let pool = ConnectionPool::new(server.address());
     let traffic = Arc::new(LoadTraffic::new(pool, plan.runs));
     traffic.fill(plan, &mut sheet).await?;
-    sheet.figure("full_resident_mb", "server, resident, house full", server.resident_mb()?, "MB")?;
-    hold(&house, &traffic, plan, &mut sheet).await?;
+    sheet.figure("full_resident_mb", "server memory, all runs active", server.resident_mb()?, "MB")?;
+    measure_load(&house, &traffic, plan, &mut sheet).await?;
     traffic.cancel(plan.cancel, &mut sheet).await?;
-    sheet.figure("end_resident_mb", "server, resident at the end", server.resident_mb()?, "MB")?;
+    sheet.figure("end_resident_mb", "server memory, at the end", server.resident_mb()?, "MB")?;
     traffic.errors(&mut sheet)?;
     sheet.save()?;
     house.close()
@@ -106,18 +109,13 @@ async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<(
     let count = house.hosts.count as f64;
     let core = share(process::cpu_secs(server)?, before);
     let core_hosts = share(process::cpu_secs(hosts)?, before_hosts);
-    sheet.figure("idle_resident_mb", "server, resident, hosts idle", process::resident_mb(server)?, "MB")?;
-    sheet.figure("idle_mcore", "server, processor, hosts idle", core, "mcore")?;
-    sheet.figure(
-        "host_idle_kb",
-        "hosts, resident, each",
-        process::resident_mb(hosts)? * 1024.0 / count,
-        "KiB",
-    )?;
-    sheet.figure("host_idle_mcore", "hosts, processor, each", core_hosts / count, "mcore")
+    sheet.figure("idle_resident_mb", "server memory, hosts idle", process::resident_mb(server)?, "MB")?;
+    sheet.figure("idle_mcore", "server CPU, hosts idle", core, "mcore")?;
+    sheet.figure("host_idle_kb", "memory per host", process::resident_mb(hosts)? * 1024.0 / count, "KiB")?;
+    sheet.figure("host_idle_mcore", "CPU per host", core_hosts / count, "mcore")
 }
 
-async fn hold(
+async fn measure_load(
     house: &LoadCluster,
     traffic: &Arc<LoadTraffic>,
     plan: &LoadPlan,
@@ -132,18 +130,18 @@ async fn hold(
     let wall = began.elapsed().as_secs_f64();
     let peak = peak.stop().await;
     let (cpu, cpu_hosts) = (process::cpu_secs(server)? - before, process::cpu_secs(hosts)? - before_hosts);
-    sheet.say(&format!("held for {:.1} minutes", wall / 60.0))?;
-    sheet.figure("hold_cpu_cores", "server, processor", cpu / wall, "cores")?;
-    sheet.figure("hold_hosts_cpu_cores", "hosts, processor, all", cpu_hosts / wall, "cores")?;
-    sheet.figure("hold_resident_peak_mb", "server, resident, most", peak, "MB")?;
+    sheet.say(&format!("full load for {:.1} minutes", wall / 60.0))?;
+    sheet.figure("hold_cpu_cores", "server CPU", cpu / wall, "cores")?;
+    sheet.figure("hold_hosts_cpu_cores", "CPU of all hosts", cpu_hosts / wall, "cores")?;
+    sheet.figure("hold_resident_peak_mb", "server memory, peak", peak, "MB")?;
     let grown = process::resident_mb(server)? - resident;
-    sheet.figure("hold_resident_grown_mb", "server, resident, grown meanwhile", grown, "MB")?;
+    sheet.figure("hold_resident_grown_mb", "server memory, growth during the test", grown, "MB")?;
     let each = process::resident_mb(hosts)? * 1024.0 / house.hosts.count as f64;
-    sheet.figure("host_full_kb", "hosts, resident, each", each, "KiB")?;
+    sheet.figure("host_full_kb", "memory per host", each, "KiB")?;
     traffic.report(sheet)?;
     let active = traffic.active().await?;
-    sheet.figure("active_after_hold", "runs active after that", active as f64, "")?;
-    ensure!(active >= plan.runs, "only {active} of {} runs are active after the hold", plan.runs);
+    sheet.figure("active_after_hold", "active runs afterwards", active as f64, "")?;
+    ensure!(active >= plan.runs, "only {active} of {} runs are active after the test", plan.runs);
     Ok(())
 }
 

@@ -202,18 +202,18 @@ impl LoadTraffic {
             calls.spawn(async move { pool.post("/api/project/main/runs/stop", &body).await });
         }
         while let Some(stopped) = calls.join_next().await {
-            stopped?.context("stop many runs")?;
+            stopped?.context("failed to stop the runs")?;
         }
         let asked = began.elapsed();
         let names: BTreeSet<String> = names.into_iter().collect();
         // The first page is enough; the complete count is done at the end.
         while self.page(&Value::Null, true).await?.iter().any(|run| is_one_of(run, &names)) {
-            ensure!(began.elapsed() < FILL_TIMEOUT, "not all of {count} cancelled runs end");
+            ensure!(began.elapsed() < FILL_TIMEOUT, "timed out waiting for {count} cancelled runs to end");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let took = began.elapsed();
         let left = self.all().await?.iter().filter(|run| is_one_of(run, &names)).count();
-        ensure!(left == 0, "{left} cancelled runs are active after {took:?}");
+        ensure!(left == 0, "{left} cancelled runs are still active after {took:?}");
         sheet.say(&format!("{count} runs cancelled at once"))?;
         sheet.figure("cancel_asked_s", "all requests answered after", asked.as_secs_f64(), "s")?;
         sheet.figure("cancel_final_s", "all final after", took.as_secs_f64(), "s")
@@ -224,11 +224,11 @@ impl LoadTraffic {
         sheet.spread("submit", "submit", &mut tallies.submit.taken())?;
         sheet.spread("running", "submit to running", &mut tallies.running.taken())?;
         sheet.spread("get", "get a run", &mut tallies.get.taken())?;
-        sheet.spread("list", "list 100 of all", &mut tallies.list.taken())?;
+        sheet.spread("list", "list 100 runs", &mut tallies.list.taken())?;
         sheet.spread("logs", "poll a log", &mut tallies.logs.taken())?;
         sheet.spread("stop", "stop", &mut tallies.stop.taken())?;
         sheet.spread("stopped", "stop to final", &mut tallies.stopped.taken())?;
-        sheet.spread("late", "this driver, behind its plan", &mut tallies.late.taken())
+        sheet.spread("late", "delay of the load generator", &mut tallies.late.taken())
     }
 
     pub(super) fn errors(&self, sheet: &mut BenchResults) -> Result<()> {
@@ -251,7 +251,7 @@ impl LoadTraffic {
                 sheet.say(&format!("  {what}: {times} times: {error}"))?;
             }
         }
-        sheet.figure("errors", "requests that failed", count as f64, "")
+        sheet.figure("errors", "failed requests", count as f64, "")
     }
 
     /// Waits for one of these statuses.

@@ -29,7 +29,7 @@ impl DstackServer {
     pub(super) async fn start(venv: &Path, home: &Path, agent: &Path, here: Ipv4Addr) -> Result<Self> {
         std::fs::create_dir_all(home)?;
         let shelf = FileServer::open(agent, here).await?;
-        let port = windlass_testkit::ports::free();
+        let port = windlass_testkit::ports::reserve_free_port();
         let log = std::fs::File::create(home.join("log"))?;
         let mut command = Command::new(venv.join("bin/dstack"));
         command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
@@ -41,15 +41,15 @@ impl DstackServer {
         command.env("DSTACK_SHIM_DOWNLOAD_URL", shelf.url()).env("DSTACK_RUNNER_DOWNLOAD_URL", shelf.url());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let started = Instant::now();
-        let child = command.spawn().context("start dstack's server")?;
+        let child = command.spawn().context("failed to start dstack's server")?;
         let address = format!("127.0.0.1:{port}");
         let mut server = Self { child, address, ready: Duration::ZERO, _shelf: shelf };
         while !server.is_answering().await {
             if let Some(status) = server.child.try_wait()? {
                 let said = std::fs::read_to_string(home.join("log")).unwrap_or_default();
-                bail!("dstack's server ended early: {status}: {said}");
+                bail!("dstack's server exited early: {status}: {said}");
             }
-            ensure!(started.elapsed() < READY_TIMEOUT, "dstack's server did not get ready");
+            ensure!(started.elapsed() < READY_TIMEOUT, "dstack's server did not become ready in time");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         server.ready = started.elapsed();

@@ -42,7 +42,8 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
-    let venv = std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no environment"))?;
+    let venv = std::env::var_os(VARIABLE)
+        .with_context(|| format!("`{VARIABLE}` is not set to a Python environment"))?;
     let scratch = temp_dir("peer")?;
     let lab = Lab::with_systemd(2)?;
     let mut sheet = BenchResults::new("peer")?;
@@ -113,7 +114,7 @@ impl SystemPair {
             process::wait_until_idle(system.pid).await?;
             sheet.put(&format!("{}.idle_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
-        record_ratio(sheet, "idle, resident, MB", "idle_resident_mb", BetterWhen::Less)?;
+        record_ratio(sheet, "resident memory, idle, MB", "idle_resident_mb", BetterWhen::Less)?;
         for system in [&self.theirs, &self.ours] {
             let get = system.load("/api/users/get_my_user", "", 16).await?;
             sheet.put(&format!("{}.get_per_s", system.name), get.per_second);
@@ -135,9 +136,9 @@ impl SystemPair {
             sheet.put(&format!("{}.list_p50_ms", system.name), list.p50.as_secs_f64() * 1e3);
             sheet.put(&format!("{}.end_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
-        let what = format!("list 100 runs after {SUBMITS}, /s");
+        let what = format!("list 100 runs after {SUBMITS} submits, /s");
         record_ratio(sheet, &what, "list_per_s", BetterWhen::More)?;
-        record_ratio(sheet, "resident after that, MB", "end_resident_mb", BetterWhen::Less)
+        record_ratio(sheet, "resident memory, afterwards, MB", "end_resident_mb", BetterWhen::Less)
     }
 
     /// Measures lifecycles of dstack and windlass alternately.
@@ -176,7 +177,7 @@ impl SystemPair {
         }
         record_ratio(sheet, &format!("submits, {CLIENTS} clients, /s"), "submits_per_s", BetterWhen::More)?;
         let key = format!("cancel_{SUBMITS}_ms");
-        record_ratio(sheet, &format!("cancel of {SUBMITS} waiting runs, ms"), &key, BetterWhen::Less)
+        record_ratio(sheet, &format!("cancel {SUBMITS} waiting runs, ms"), &key, BetterWhen::Less)
     }
 }
 
@@ -193,7 +194,9 @@ impl MeasuredSystem {
     async fn load(&self, path: &str, body: &str, connections: usize) -> Result<LoadFigures> {
         let request = closed_loop::build_post(path, TOKEN, body);
         let load = RequestLoad { address: self.address.clone(), request, connections, lasts: DURATION };
-        closed_loop::run_load(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
+        closed_loop::run_load(&load, |_, _| None)
+            .await
+            .with_context(|| format!("{}: failed to load {path}", self.name))
     }
 
     /// Creates an SSH fleet of one host, and waits until it accepts jobs.
@@ -215,10 +218,10 @@ impl MeasuredSystem {
             let instance = &fleet["instances"][0];
             match instance["status"].as_str() {
                 Some("idle") => return Ok(()),
-                Some("terminated") => bail!("{}: the host is refused: {instance}", self.name),
+                Some("terminated") => bail!("{}: the host was rejected: {instance}", self.name),
                 Some(_) | None => {}
             }
-            ensure!(started.elapsed() < TIMEOUT, "{}: the host does not come up: {instance}", self.name);
+            ensure!(started.elapsed() < TIMEOUT, "{}: the host did not become ready: {instance}", self.name);
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
@@ -285,7 +288,7 @@ impl MeasuredSystem {
             if list.as_array().is_some_and(Vec::is_empty) {
                 return Ok(started.elapsed());
             }
-            ensure!(started.elapsed() < TIMEOUT, "{}: runs do not end", self.name);
+            ensure!(started.elapsed() < TIMEOUT, "{}: timed out waiting for the runs to end", self.name);
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }

@@ -54,10 +54,10 @@ impl ProxyPlan {
 }
 
 /// Runs a part of the benchmark that needs another core: `windlass-bench WORD …`.
-pub fn part(word: &str, arguments: &[String]) -> Option<Result<()>> {
+pub fn run_part(word: &str, arguments: &[String]) -> Option<Result<()>> {
     match word {
         "proxy-node" => Some(node::run(arguments)),
-        "proxy-upstream" => Some(programs::upstream(arguments)),
+        "proxy-upstream" => Some(programs::run_upstream(arguments)),
         _ => None,
     }
 }
@@ -101,14 +101,14 @@ fn free_address() -> Result<SocketAddr> {
 }
 
 pub async fn run(plan: ProxyPlan) -> Result<()> {
-    ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
+    ensure!(std::thread::available_parallelism()?.get() >= 2, "at least two cores are required");
     programs::raise_file_limit(2 * plan.streams as u64 + EXTRA_FILES)?;
     let scratch = temp_dir("proxy")?;
     let address = free_address()?;
     let words = ["proxy-upstream".to_owned(), address.to_string()];
     let upstream = PinnedProcess::start(OTHER_CORE, &std::env::current_exe()?, &words, address).await?;
     let mut sheet = BenchResults::new("proxy")?;
-    sheet.say("one core for the proxy, one for callers and upstream; answers of 1 KiB")?;
+    sheet.say("one core for the proxy, one for clients and upstream; responses of 1 KiB")?;
 
     measure_throughput(&plan, &upstream, scratch.path(), &mut sheet).await?;
     measure_added_latency(&plan, &upstream, scratch.path(), &mut sheet).await?;
@@ -130,7 +130,7 @@ async fn measure_throughput(
     sheet: &mut BenchResults,
 ) -> Result<()> {
     for (key, what, closes) in
-        [("keep", "connections that stay", false), ("new", "a connection for each request", true)]
+        [("keep", "keep-alive connections", false), ("new", "new connection per request", true)]
     {
         let mut samples: [Vec<WrkSample>; 2] = Default::default();
         let proxies = [
@@ -163,11 +163,16 @@ async fn measure_throughput(
         let [ours, theirs] = middles.as_slice() else { continue };
         sheet.figure(
             &format!("{key}_ratio"),
-            "throughput, ours by nginx's",
+            "throughput, relative to nginx",
             ours.per_second / theirs.per_second,
             "",
         )?;
-        sheet.figure(&format!("{key}_p99_ratio"), "p99, ours by nginx's", ours.p99_ms / theirs.p99_ms, "")?;
+        sheet.figure(
+            &format!("{key}_p99_ratio"),
+            "p99, relative to nginx",
+            ours.p99_ms / theirs.p99_ms,
+            "",
+        )?;
     }
     Ok(())
 }
@@ -181,15 +186,15 @@ fn record_median(
 ) -> Result<WrkSample> {
     samples.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
     let (first, last) = (samples.first().copied(), samples.last().copied());
-    let (first, last) = first.zip(last).context("no round was run")?;
-    let middle = samples.get(samples.len() / 2).copied().context("no round was run")?;
+    let (first, last) = first.zip(last).context("no round was measured")?;
+    let middle = samples.get(samples.len() / 2).copied().context("no round was measured")?;
     sheet.put(&format!("{key}_per_s"), middle.per_second);
     sheet.put(&format!("{key}_p50_ms"), middle.p50_ms);
     sheet.put(&format!("{key}_p99_ms"), middle.p99_ms);
     sheet.put(&format!("{key}_cpu_us"), middle.cpu_us);
     sheet.put(&format!("{key}_errors"), samples.iter().map(|sample| sample.errors).sum());
     sheet.say(&format!(
-        "  {:<10} {:>9.0} /s ({:.0} to {:.0})   p50 {:>7.3} ms   p99 {:>7.3} ms   {:>6.1} µs of processor each",
+        "  {:<10} {:>9.0} /s ({:.0} to {:.0})   p50 {:>7.3} ms   p99 {:>7.3} ms   {:>6.1} µs of CPU per request",
         system.name(),
         middle.per_second,
         first.per_second,
@@ -208,7 +213,7 @@ async fn measure_added_latency(
     scratch: &Path,
     sheet: &mut BenchResults,
 ) -> Result<()> {
-    sheet.say("one caller, one request after the other")?;
+    sheet.say("one client, sequential requests")?;
     let ask = async |address: SocketAddr| {
         let request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec();
         let load = RequestLoad { address: address.to_string(), request, connections: 1, lasts: plan.lasts };
@@ -216,8 +221,8 @@ async fn measure_added_latency(
     };
     let us = |span: Duration| span.as_secs_f64() * 1e6;
     let direct = ask(upstream.address).await?;
-    sheet.figure("direct_p50_us", "straight to the upstream, p50", us(direct.p50), "µs")?;
-    sheet.figure("direct_p99_us", "straight to the upstream, p99", us(direct.p99), "µs")?;
+    sheet.figure("direct_p50_us", "directly to the upstream, p50", us(direct.p50), "µs")?;
+    sheet.figure("direct_p99_us", "directly to the upstream, p99", us(direct.p99), "µs")?;
     for system in ProxySystem::BOTH {
         let proxy = system.start(upstream.address, scratch).await?;
         let through = ask(proxy.address).await?;

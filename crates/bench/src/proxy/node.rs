@@ -20,18 +20,23 @@ impl Gatekeeper for AllowAll {
         Box::pin(std::future::ready(Verdict::Allow { identity: None }))
     }
 
-    fn knows<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+    fn is_known<'a>(
+        &'a self,
+        _token: &'a str,
+        _project: &'a str,
+        _peer: IpAddr,
+    ) -> BoxFuture<'a, Option<bool>> {
         Box::pin(std::future::ready(Some(false)))
     }
 
-    fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+    fn wait_until_revoked(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
         Box::pin(std::future::pending())
     }
 }
 
 pub(super) fn run(arguments: &[String]) -> Result<()> {
-    let [listen, upstream] = arguments else { anyhow::bail!("want LISTEN UPSTREAM") };
-    let target = ReplicaTarget::Tcp { address: upstream.parse().context("read the upstream's address")? };
+    let [listen, upstream] = arguments else { anyhow::bail!("expected the arguments LISTEN UPSTREAM") };
+    let target = ReplicaTarget::Tcp { address: upstream.parse().context("invalid address of the upstream")? };
     let service = Service {
         domains: vec!["127.0.0.1".to_owned()],
         auth: false,
@@ -43,14 +48,14 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
         routes,
         connector: Arc::new(DirectConnector),
         gatekeeper: Arc::new(AllowAll),
-        wake: Arc::new(NoWaker),
+        waker: Arc::new(NoWaker),
         log: None,
         certificates: None,
-        bounds: ProxyLimits::USUAL,
+        limits: ProxyLimits::USUAL,
     };
     let listening = ListenerConfig {
         proxy: Arc::new(proxy),
-        door: RequestRouting::Hosts,
+        routing: RequestRouting::Hosts,
         challenges: None,
         tls: None,
         patience: ListenerLimits::USUAL,

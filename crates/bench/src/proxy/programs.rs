@@ -44,12 +44,12 @@ impl PinnedProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
+            .with_context(|| format!("failed to start {}", program.display()))?;
         let mut pinned = Self { child, address };
         let asked = Instant::now();
         while TcpStream::connect(address).await.is_err() {
             if let Some(status) = pinned.child.try_wait()? {
-                bail!("{} ended: {status}", program.display());
+                bail!("{} exited: {status}", program.display());
             }
             ensure!(asked.elapsed() < READY_TIMEOUT, "{} does not listen at {address}", program.display());
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -78,7 +78,7 @@ pub(super) fn raise_file_limit(files: u64) -> Result<()> {
     // Only root may raise the hard limit.
     let maximum = now.maximum.map(|most| most.max(files));
     setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
-        .with_context(|| format!("{files} files must be allowed at once; `ulimit -n {files}` allows them"))
+        .with_context(|| format!("{files} open files are required; run `ulimit -n {files}`"))
 }
 
 /// Writes the configuration of an nginx with one process, because the windlass proxy has one thread.
@@ -110,8 +110,8 @@ pub(super) fn nginx_config(scratch: &Path, listen: SocketAddr, upstream: SocketA
 }
 
 /// Responds with minimal cost: `proxy-upstream LISTEN`. `/sse` streams events.
-pub(super) fn upstream(arguments: &[String]) -> Result<()> {
-    let [listen] = arguments else { bail!("want LISTEN") };
+pub(super) fn run_upstream(arguments: &[String]) -> Result<()> {
+    let [listen] = arguments else { bail!("expected the argument LISTEN") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(listen).await?;
@@ -187,11 +187,12 @@ impl WrkRun {
             command.args(["-H", "Connection: close"]);
         }
         command.arg(format!("http://{}/", self.address));
-        let done = tokio::task::spawn_blocking(move || command.output()).await?.context("start wrk")?;
+        let done =
+            tokio::task::spawn_blocking(move || command.output()).await?.context("failed to start wrk")?;
         let text = String::from_utf8_lossy(&done.stdout).into_owned();
-        ensure!(done.status.success(), "wrk: {text}{}", String::from_utf8_lossy(&done.stderr));
+        ensure!(done.status.success(), "wrk failed: {text}{}", String::from_utf8_lossy(&done.stderr));
         let (mut sample, count) =
-            parse_sample(&text).with_context(|| format!("read what wrk said:\n{text}"))?;
+            parse_sample(&text).with_context(|| format!("failed to parse the output of wrk:\n{text}"))?;
         sample.cpu_us = (process::cpu_secs(proxy)? - before) * 1e6 / count;
         Ok(sample)
     }
@@ -223,13 +224,13 @@ fn parse_sample(text: &str) -> Result<(WrkSample, f64)> {
 fn parse_milliseconds(text: &str) -> Result<f64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits).unwrap_or_default();
-    let value: f64 = digits.parse().with_context(|| format!("read `{text}`"))?;
+    let value: f64 = digits.parse().with_context(|| format!("invalid number `{text}`"))?;
     Ok(match unit {
         "us" => value / 1e3,
         "ms" => value,
         "s" => value * 1e3,
         "m" => value * 6e4,
-        other => bail!("do not know the unit `{other}`"),
+        other => bail!("unknown unit `{other}`"),
     })
 }
 
@@ -254,7 +255,7 @@ Transfer/sec:     67.63MB
 ";
 
     #[test]
-    fn what_wrk_says_is_understood() {
+    fn wrk_output_is_parsed_with_its_errors() {
         let (sample, count) = parse_sample(SAID).unwrap();
         assert_eq!((sample.per_second, sample.p50_ms, sample.p99_ms), (61_689.12, 0.812, 2.05));
         assert_eq!((count, sample.errors), (308_500.0, 0.0));

@@ -49,7 +49,7 @@ pub(super) async fn measure_streams(
             readers.spawn(count_events(stream, Arc::clone(&events)));
             open += 1;
         }
-        ensure!(began.elapsed() < OPEN_TIMEOUT, "{open} of {count} streams were open after a minute");
+        ensure!(began.elapsed() < OPEN_TIMEOUT, "only {open} of {count} streams were open after a minute");
     }
     let took = began.elapsed();
     let (resident, busy) = (process::resident_mb(proxy.pid())?, process::cpu_secs(proxy.pid())?);
@@ -61,13 +61,13 @@ pub(super) async fn measure_streams(
     readers.abort_all();
     let lost = count.saturating_sub(came);
 
-    sheet.say(&format!("{count} streams of events at once"))?;
+    sheet.say(&format!("{count} concurrent event streams"))?;
     sheet.put("streams", count as f64);
     sheet.put("streams_silent", lost as f64);
-    sheet.figure("stream_kib", "memory for each", (resident - before) * 1024.0 / count as f64, "KiB")?;
-    sheet.figure("streams_open_s", "until all are open", took.as_secs_f64(), "s")?;
-    sheet.figure("streams_mcore", "processor, an event each in ten seconds", busy * 1e3, "mcore")?;
-    sheet.say(&format!("  {lost} without an event"))
+    sheet.figure("stream_kib", "memory per stream", (resident - before) * 1024.0 / count as f64, "KiB")?;
+    sheet.figure("streams_open_s", "time to open all", took.as_secs_f64(), "s")?;
+    sheet.figure("streams_mcore", "CPU, one event per stream every 10 s", busy * 1e3, "mcore")?;
+    sheet.say(&format!("  {lost} streams without an event"))
 }
 
 /// Opens a stream and waits for its first event.

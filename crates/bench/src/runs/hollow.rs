@@ -95,7 +95,7 @@ async fn measure_concurrent_runs(server: &Server, sheet: &mut BenchResults) -> R
     while let Some(life) = lives.join_next().await {
         ended.push(life??.ended);
     }
-    sheet.times("done_together", &format!("the same, {AT_ONCE} at once"), &mut ended)
+    sheet.times("done_together", &format!("the same, {AT_ONCE} concurrent"), &mut ended)
 }
 
 async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result<()> {
@@ -123,20 +123,25 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
     // The first connection has been idle for longer than the server keeps such connections.
     let mut client = server.client().await?;
     while has_active_run(&mut client).await? {
-        ensure!(started.elapsed() < TIMEOUT, "not all of {THROUGHPUT_RUNS} runs end");
+        ensure!(started.elapsed() < TIMEOUT, "timed out waiting for {THROUGHPUT_RUNS} runs to end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let took = started.elapsed();
     let each = (server.cpu_secs()? - cpu) / THROUGHPUT_RUNS as f64;
     let rate = |took: Duration| THROUGHPUT_RUNS as f64 / took.as_secs_f64();
-    sheet.figure("submits_per_s", "submits, while runs go on", rate(submitted), "/s")?;
-    sheet.figure("lives_per_s", &format!("whole lives, of {THROUGHPUT_RUNS}"), rate(took), "/s")?;
-    sheet.figure("cpu_ms", "server's processor time, each", each * 1e3, "ms")?;
-    sheet.figure("resident_mb", "server, resident after that", server.resident_mb()?, "MB")?;
+    sheet.figure("submits_per_s", "submits, while runs progress", rate(submitted), "/s")?;
+    sheet.figure("lifecycles_per_s", &format!("lifecycles, {THROUGHPUT_RUNS} runs"), rate(took), "/s")?;
+    sheet.figure("cpu_ms", "server CPU time per run", each * 1e3, "ms")?;
+    sheet.figure("resident_mb", "server memory, afterwards", server.resident_mb()?, "MB")?;
     for (pipeline, count) in claims_by_pipeline(&mut client).await? {
         let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / THROUGHPUT_RUNS as f64;
         if each >= 0.1 {
-            sheet.figure(&format!("passes_{pipeline}"), &format!("passes of {pipeline}, each"), each, "")?;
+            sheet.figure(
+                &format!("passes_{pipeline}"),
+                &format!("passes of {pipeline} per run"),
+                each,
+                "",
+            )?;
         }
     }
     Ok(())
@@ -145,7 +150,7 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
 /// Rows that each pipeline has claimed since the start of the server.
 async fn claims_by_pipeline(client: &mut Client) -> Result<BTreeMap<String, f64>> {
     let pipelines = client.post("/api/server/pipelines", &json!({})).await?;
-    let all = pipelines.as_array().context("no list of pipelines")?.iter();
+    let all = pipelines.as_array().context("the response is not a list of pipelines")?.iter();
     let counted = all.filter_map(|one| Some((one["name"].as_str()?.to_owned(), one["claimed"].as_f64()?)));
     Ok(counted.collect())
 }

@@ -41,7 +41,7 @@ pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()
         Some(url) => {
             hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut sheet).await?;
         }
-        None => sheet.say("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set")?,
+        None => sheet.say("Postgres: not measured, WINDLASS_BENCH_DATABASE_URL is not set")?,
     }
     real::run(binaries, &scratch.path().join("real"), &mut sheet).await?;
     sheet.save()?;
@@ -66,7 +66,7 @@ pub(super) struct RunTimes {
 
 /// Submits a run and follows it to its end.
 pub(super) async fn measure_run(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
-    let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
+    let name = configuration["name"].as_str().context("the configuration has no name")?.to_owned();
     let asked = Instant::now();
     client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
     let mut running = None;

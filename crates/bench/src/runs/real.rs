@@ -17,7 +17,7 @@ const REPEATS: usize = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
-    processes(binaries, &home.join("process"), sheet).await?;
+    measure_processes(binaries, &home.join("process"), sheet).await?;
     std::fs::create_dir_all(home)?;
     let engine = BenchEngine::from_environment(home)?;
     measure_containers(binaries, &home.join("docker"), &engine, sheet).await
@@ -35,7 +35,7 @@ pub(super) async fn measure_isolation(
     let (mut owns, mut confineds) = (Vec::new(), Vec::new());
     for time in 0..=2 * REPEATS {
         let mut job = task_config(&format!("line-{time}"), "none", "echo hello");
-        job.as_object_mut().context("a task is an object")?.remove("user");
+        job.as_object_mut().context("the configuration is not an object")?.remove("user");
         let of_own = measure_first_line(&mut own_client, &job).await?;
         let of_confined = measure_first_line(&mut confined_client, &job).await?;
         if time > 0 {
@@ -44,10 +44,10 @@ pub(super) async fn measure_isolation(
         }
     }
     sheet.say("this machine, plain processes, SQLite")?;
-    sheet.times("own_first_line", "own: submit to first line in the log", &mut owns)?;
+    sheet.times("own_first_line", "own rights: submit to first line in the log", &mut owns)?;
     sheet.times("confined_first_line", "confined: submit to first line in the log", &mut confineds)?;
     let ratio = super::median(&mut confineds).as_secs_f64() / super::median(&mut owns).as_secs_f64();
-    sheet.figure("ratio", "confined, as a multiple of own", ratio, "times")?;
+    sheet.figure("ratio", "confined, relative to own rights", ratio, "times")?;
     own.stop()?;
     confined.stop()
 }
@@ -88,7 +88,7 @@ fn task_config(name: &str, image: &str, command: &str) -> Value {
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResults) -> Result<()> {
     let server = start_server(binaries, data, None).await?;
     let mut client = server.client().await?;
     let (mut lines, mut ends, mut exits, mut stops) = (vec![], vec![], vec![], vec![]);
@@ -111,7 +111,7 @@ async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResult
     sheet.times("first_line", "submit to first line in the log", &mut lines)?;
     sheet.times("done", "submit to done, `true`", &mut ends)?;
     sheet.times("exit", "exit of the job to finished run", &mut exits)?;
-    sheet.times("stop", "stop asked to signal in the job", &mut stops)?;
+    sheet.times("stop", "stop request to signal in the job", &mut stops)?;
     // Its agent on this machine ends with it.
     server.stop()
 }
@@ -141,11 +141,11 @@ async fn measure_containers(
     }
     sheet.say("this machine, containers, SQLite")?;
     sheet.about("docker");
-    sheet.times("bare", "docker run, host's network, to first line", &mut bare)?;
-    sheet.times("same", "docker run, network and port as a job's", &mut same)?;
+    sheet.times("bare", "docker run, host network, to first line", &mut bare)?;
+    sheet.times("same", "docker run, network and port of a job", &mut same)?;
     sheet.times("first_line", "submit to first line in the log", &mut lines)?;
     let more = (super::median(&mut lines).as_secs_f64() - super::median(&mut same).as_secs_f64()) * 1e3;
-    sheet.figure("overhead_ms", "… more than docker run of the same", more, "ms")?;
+    sheet.figure("overhead_ms", "… overhead over docker run", more, "ms")?;
     server.stop()
 }
 
@@ -167,7 +167,7 @@ async fn measure_first_line(client: &mut Client, configuration: &Value) -> Resul
         if said.starts_with(b"hello") {
             break asked.elapsed();
         }
-        ensure!(asked.elapsed() < TIMEOUT, "no line came: {page}");
+        ensure!(asked.elapsed() < TIMEOUT, "no log line received: {page}");
         tokio::time::sleep(POLL_INTERVAL).await;
     };
     wait_end(client, configuration["name"].as_str().context("no name")?).await?;
@@ -181,7 +181,7 @@ async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
         if matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")) {
             return Ok(());
         }
-        ensure!(asked.elapsed() < TIMEOUT, "{name} does not end: {run}");
+        ensure!(asked.elapsed() < TIMEOUT, "{name} did not end in time: {run}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
@@ -222,7 +222,7 @@ async fn measure_stop_to_signal(client: &mut Client, name: &str, scratch: &Path)
     let asked = Instant::now();
     client.post("/api/project/main/runs/stop", &json!({"runs_names": [name], "abort": false})).await?;
     while !flag.exists() {
-        ensure!(asked.elapsed() < TIMEOUT, "{name} gets no signal");
+        ensure!(asked.elapsed() < TIMEOUT, "{name} did not receive a signal in time");
         std::thread::sleep(Duration::from_micros(100));
     }
     let took = asked.elapsed();
@@ -237,7 +237,7 @@ async fn wait_running(client: &mut Client, name: &str) -> Result<()> {
         if run["status"] == "running" {
             return Ok(());
         }
-        ensure!(asked.elapsed() < TIMEOUT, "{name} does not run: {run}");
+        ensure!(asked.elapsed() < TIMEOUT, "{name} did not start in time: {run}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

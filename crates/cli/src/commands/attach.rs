@@ -6,7 +6,7 @@ use tokio::io::{AsyncWriteExt as _, copy, split};
 use windlass_api::runs::{ConnectRequest, Run};
 use windlass_model::config::ports::PortMapping;
 
-use super::{apply::ports, is_finished, logs::since};
+use super::{apply::ports, is_finished, logs::parse_since};
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
@@ -23,12 +23,12 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   windlass attach dev                  wait until it runs, forward its ports; then `ssh dev` in another terminal
-  windlass attach --logs train         and follow its output, as `windlass apply` does
-  windlass attach -p 8080:80 web       port 80 of the job at port 8080 of this machine
-  windlass attach --job 1 train        the second node; then `ssh train-1-0`
+  windlass attach --logs train         also follow its output, as `windlass apply` does
+  windlass attach -p 8080:80 web       forward local port 8080 to port 80 of the job
+  windlass attach --job 1 train        attach to the second node; then `ssh train-1-0`
 
-Ctrl-C ends it and leaves the run running. `ssh` works as long as the run runs, attached or not: an entry for it is
-in WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";
+Ctrl-C detaches and leaves the run running. `ssh` works while the run is running, attached or not: its entry is in
+WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -76,17 +76,17 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Some(file) => ssh::read_saved_server(file, args.at.project.clone())?,
             None => args.at.clone(),
         };
-        return context::with_context(&at, async |cx| carry(cx, args).await);
+        return context::with_context(&at, async |cx| proxy_stdio(cx, args).await);
     }
-    let since = args.since.as_deref().map(since).transpose()?;
+    let since = args.since.as_deref().map(parse_since).transpose()?;
     let attached = context::with_context(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         if is_finished(&run.status) {
-            return Err(CliError::new(format!("attach to `{}`", args.name))
+            return Err(CliError::new(format!("cannot attach to `{}`", args.name))
                 .why(format!("it has ended: {}", run.status_message))
-                .hint(format!("`windlass logs {}` shows what it wrote", args.name)));
+                .hint(format!("run `windlass logs {}` to see its output", args.name)));
         }
-        let place = place(&run, args.replica, args.job);
+        let place = select_job(&run, args.replica, args.job);
         let spec = find_job_spec(&run, place);
         let ports = Ports {
             host: args.host,
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// Selects a job. Without a replica number, selects the first running replica.
-pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> LoginTarget {
+pub(super) fn select_job(run: &Run, replica: Option<i64>, rank: i64) -> LoginTarget {
     let all = job_progress(run);
     let of_rank = |job: &&JobProgress| job.job == rank;
     let any =
@@ -125,20 +125,20 @@ fn find_job_spec(run: &Run, place: LoginTarget) -> serde_json::Value {
 
 /// Relays stdin and stdout of an OpenSSH `ProxyCommand` to the job's SSH server. Ends when the job closes the
 /// connection.
-async fn carry(cx: &Context, args: &Args) -> Result<Exit, CliError> {
+async fn proxy_stdio(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let run = cx.run(&args.name).await?;
-    let place = place(&run, args.replica, args.job);
+    let place = select_job(&run, args.replica, args.job);
     let job = job_progress(&run)
         .into_iter()
         .find(|job| place.matches(job) && job.status == "running")
         .ok_or_else(|| {
-            CliError::new(format!("log in to `{}`", args.name))
+            CliError::new(format!("cannot log in to `{}`", args.name))
                 .code(ErrorCode::UnknownName)
                 .why(format!(
-                    "job {} of replica {} does not run: the run is {}",
+                    "job {} of replica {} is not running: the run is {}",
                     place.job, place.replica, run.status
                 ))
-                .hint(format!("`windlass why {}` says more", args.name))
+                .hint(format!("run `windlass why {}` for details", args.name))
         })?;
     let request = ConnectRequest { run_name: args.name.clone(), job_submission_id: job.submission, port: 0 };
     let far = match cx.client.connect_job(&cx.project, &request).await {
@@ -153,7 +153,7 @@ async fn carry(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         std::future::pending::<()>().await;
     };
     let down = async {
-        let mut out = output::stream();
+        let mut out = output::async_stdout();
         let _ = copy(&mut from_job, &mut out).await;
         let _ = out.flush().await;
     };

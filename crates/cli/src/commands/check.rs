@@ -32,14 +32,14 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass check windlass.yml                  every problem, each with its line
-  windlass check examples/*.yml -o name        only the names of files that are not valid
-  windlass check -e TOKEN=x train.yml -o json  for an editor or a pipeline
-  windlass check pipeline.yaml                 a task file of `windlass jobs launch`
-  windlass check --images windlass.yml         also asks the registry for the image
+  windlass check windlass.yml                  report every problem with its line
+  windlass check examples/*.yml -o name        print only the names of invalid files
+  windlass check -e TOKEN=x train.yml -o json  print JSON, for an editor or a CI job
+  windlass check pipeline.yaml                 check a task file of `windlass jobs launch`
+  windlass check --images windlass.yml         also query the registry for the image
 
-Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups) are told apart by what they say. The
-exit code is 0 when `apply` or `jobs launch` takes every file, else 1.";
+Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups) are distinguished by their content.
+The exit code is 0 if `apply` or `jobs launch` accepts every file, else 1.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -63,7 +63,7 @@ pub(crate) struct Args {
 fn parse_assignment(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("want NAME=VALUE".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 
@@ -136,29 +136,35 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let files = args.files.iter();
     let checked: Vec<(String, CheckResult)> =
         files.map(|file| (file.display().to_string(), check(file, args, images.as_ref()))).collect();
-    let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
+    let documents =
+        || checked.iter().map(|(file, checked)| result_document(file, checked)).collect::<Vec<_>>();
     match args.output.format {
-        Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
+        Format::Table | Format::Wide => {
+            checked.iter().for_each(|(file, checked)| print_result(file, checked))
+        }
         Format::Json => output::print_json_array(&documents())?,
         Format::Jsonl => output::print_jsonl(&documents())?,
         // Names of invalid files, for `xargs`.
-        Format::Name => {
-            checked.iter().filter(|(_, checked)| !checked.is_ok()).for_each(|(file, _)| output::data(file))
-        }
+        Format::Name => checked
+            .iter()
+            .filter(|(_, checked)| !checked.is_ok())
+            .for_each(|(file, _)| output::print_data(file)),
     }
     let fine = checked.iter().all(|(_, checked)| checked.is_ok());
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
 fn check(file: &Path, args: &Args, images: Option<&ImageChecker>) -> CheckResult {
-    let source = match read(file) {
+    let source = match read_file(file) {
         Ok(source) => source,
         Err(error) => return CheckResult::Unreadable { problem: error.to_string() },
     };
     let dialect = Dialect::detect(file, &source);
     let read = match dialect {
-        Dialect::Profiles => config::parse_profiles(&source).map(|_| valid("profiles", Vec::new())),
-        Dialect::Windlass => config::parse(&source).and_then(|parsed| resolved(parsed, &args.env, images)),
+        Dialect::Profiles => config::parse_profiles(&source).map(|_| valid_file("profiles", Vec::new())),
+        Dialect::Windlass => {
+            config::parse(&source).and_then(|parsed| check_references(parsed, &args.env, images))
+        }
         Dialect::Skypilot => check_task_file(&source, args),
     };
     match read {
@@ -167,7 +173,7 @@ fn check(file: &Path, args: &Args, images: Option<&ImageChecker>) -> CheckResult
     }
 }
 
-fn valid(kind: &'static str, unset: Vec<String>) -> ValidFile {
+fn valid_file(kind: &'static str, unset: Vec<String>) -> ValidFile {
     ValidFile {
         kind,
         described: kind.to_owned(),
@@ -205,7 +211,7 @@ fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis
 
 /// Resolves references and variables as `apply` does. A variable that comes from the environment may be unset while a
 /// file is only checked.
-fn resolved(
+fn check_references(
     mut parsed: config::ParsedConfiguration,
     env: &[(String, String)],
     images: Option<&ImageChecker>,
@@ -234,13 +240,13 @@ fn resolved(
         Ok(()) => {
             let run = parsed.configuration.run();
             let image = images.zip(run).and_then(|(images, run)| images.check(run));
-            Ok(ValidFile { image, ..valid(kind, unset) })
+            Ok(ValidFile { image, ..valid_file(kind, unset) })
         }
         Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
 }
 
-fn read(file: &Path) -> std::io::Result<String> {
+fn read_file(file: &Path) -> std::io::Result<String> {
     if file.as_os_str() == "-" {
         let mut text = String::new();
         std::io::stdin().lock().read_to_string(&mut text)?;
@@ -249,19 +255,20 @@ fn read(file: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(file)
 }
 
-fn tell(file: &str, checked: &CheckResult) {
+fn print_result(file: &str, checked: &CheckResult) {
     let rendered = |problems: &[Diagnosis], source: &str| {
         output::print_message(output::printable(&config::render(problems, file, source)).trim_end());
     };
     match checked {
         CheckResult::Valid { source, valid, .. } => {
             let ValidFile { described, unset, warnings, refusals, image, .. } = &**valid;
-            let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
+            let verdict = if refusals.is_empty() { "" } else { ", but windlass cannot launch it" };
             output::print_message(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
                 let names = unset.join(", ");
-                let note =
-                    format!("  note: `apply` takes from its environment, and here is not set: {names}");
+                let note = format!(
+                    "  note: `apply` reads these variables from the environment, where they are not set: {names}"
+                );
                 output::print_message(&output::printable(&note));
             }
             if let Some(image) = image {
@@ -282,12 +289,12 @@ fn tell(file: &str, checked: &CheckResult) {
         }
         CheckResult::Invalid { source, problems, .. } => rendered(problems, source),
         CheckResult::Unreadable { problem } => {
-            output::print_message(&CliError::new(format!("read `{file}`")).why(problem).text());
+            output::print_message(&CliError::new(format!("failed to read `{file}`")).why(problem).text());
         }
     }
 }
 
-fn document(file: &str, checked: &CheckResult) -> Value {
+fn result_document(file: &str, checked: &CheckResult) -> Value {
     match checked {
         CheckResult::Valid { dialect, valid, .. } => {
             let ValidFile { kind, unset, warnings, refusals, image, .. } = &**valid;
@@ -308,7 +315,7 @@ fn document(file: &str, checked: &CheckResult) -> Value {
             json!({ "file": file, "valid": false, "dialect": dialect.as_str(), "problems": problems })
         }
         CheckResult::Unreadable { problem } => {
-            json!({ "file": file, "valid": false, "problems": [{ "code": error::ErrorCode::Failed.id(), "message": format!("read the file: {problem}") }] })
+            json!({ "file": file, "valid": false, "problems": [{ "code": error::ErrorCode::Failed.id(), "message": format!("failed to read the file: {problem}") }] })
         }
     }
 }

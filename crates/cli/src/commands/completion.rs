@@ -12,7 +12,7 @@ Examples:
   elvish      echo 'eval (windlass completion elvish | slurp)' >> ~/.config/elvish/rc.elv
   powershell  windlass completion powershell | Out-String | Invoke-Expression
 
-Names of runs, fleets, projects and the like are asked of the server, if one runs; none is started for it.";
+Names of runs, fleets, projects and so on come from the server, if one is running; completion does not start one.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -46,13 +46,14 @@ impl Shell {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let shells = Shells::builtins();
     let name = args.shell.name();
-    let shell =
-        shells.completer(name).ok_or_else(|| CliError::new(format!("write completion for {name}")))?;
+    let shell = shells
+        .completer(name)
+        .ok_or_else(|| CliError::new(format!("failed to generate the completion script for {name}")))?;
     let mut script = Vec::new();
     // The script calls the program by name, so that it uses the first `windlass` in `PATH`, also after an update.
     shell
         .write_registration(complete::COMPLETE_VARIABLE, "windlass", "windlass", "windlass", &mut script)
-        .map_err(|error| CliError::from_error("write the script", &error))?;
-    output::raw(&script);
+        .map_err(|error| CliError::from_error("failed to generate the completion script", &error))?;
+    output::write_raw(&script);
     Ok(Exit::Done)
 }

@@ -17,11 +17,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass container                                              what waits and runs
-  windlass container show wlass-dz642-0a1b2c3d4e5f6g7             all about one
-  windlass container logs wlass-dz642-0a1b2c3d4e5f6g7             what it wrote
-  windlass container priority wlass-dz642-0a1b2c3d4e5f6g7 900     before others
-  windlass container cancel wlass-dz642-0a1b2c3d4e5f6g7           not at all";
+  windlass container                                              list queued and running containers
+  windlass container show wlass-dz642-0a1b2c3d4e5f6g7             show its details
+  windlass container logs wlass-dz642-0a1b2c3d4e5f6g7             print its output
+  windlass container priority wlass-dz642-0a1b2c3d4e5f6g7 900     run it before others
+  windlass container cancel wlass-dz642-0a1b2c3d4e5f6g7           cancel it";
 const UUID: &str = "wlass-dz642-0a1b2c3d4e5f6g7";
 
 #[derive(Debug, clap::Args)]
@@ -79,19 +79,19 @@ pub(crate) enum Action {
     },
 }
 
-fn problem(error: &QueueError) -> CliError {
-    CliError::from_error("ask the container queue", error)
+fn queue_error(error: &QueueError) -> CliError {
+    CliError::from_error("the request to the container queue failed", error)
 }
 
-pub(crate) fn client(cx: &Context) -> Result<QueueHttpClient, CliError> {
+pub(crate) fn queue_client(cx: &Context) -> Result<QueueHttpClient, CliError> {
     QueueHttpClient::with_certificate(&cx.url, &cx.token, cx.certificate.as_deref())
-        .map_err(|error| problem(&error))
+        .map_err(|error| queue_error(&error))
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     context::with_context(&args.at, async |cx| {
-        let client = client(cx)?;
+        let client = queue_client(cx)?;
         match &args.action {
             None => list(&client, false, format).await,
             Some(Action::List { all }) => list(&client, *all, format).await,
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-fn text(record: &Value, name: &str) -> String {
+fn field_text(record: &Value, name: &str) -> String {
     match &record[name] {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -112,7 +112,7 @@ fn text(record: &Value, name: &str) -> String {
 }
 
 async fn fetch_items(client: &QueueHttpClient, path: &str) -> Result<Vec<Value>, CliError> {
-    let page = client.get(path).await.map_err(|error| problem(&error))?;
+    let page = client.get(path).await.map_err(|error| queue_error(&error))?;
     Ok(page["items"].as_array().cloned().unwrap_or_default())
 }
 
@@ -121,19 +121,19 @@ async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -
     let order = percent_encode(&json!(["priority desc", "created_at"]).to_string());
     let path = format!("containers?limit=1000&filters={}&order={order}", percent_encode(&states.to_string()));
     let found = fetch_items(client, &path).await?;
-    let names: Vec<String> = found.iter().map(|one| text(one, "uuid")).collect();
+    let names: Vec<String> = found.iter().map(|one| field_text(one, "uuid")).collect();
     output::print_one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
         let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
         for one in &found {
             let told = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);
             let why = told("error").or_else(|| told("activity"));
             table.row(vec![
-                text(one, "uuid").into(),
-                Cell::status(text(one, "state")),
-                text(one, "priority").into(),
-                text(one, "container_image").into(),
-                text(one, "exit_code").into(),
-                why.unwrap_or_else(|| text(one, "scheduling_status")).into(),
+                field_text(one, "uuid").into(),
+                Cell::status(field_text(one, "state")),
+                field_text(one, "priority").into(),
+                field_text(one, "container_image").into(),
+                field_text(one, "exit_code").into(),
+                why.unwrap_or_else(|| field_text(one, "scheduling_status")).into(),
             ]);
         }
         table.print();
@@ -142,7 +142,7 @@ async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -
 }
 
 async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) -> Result<Exit, CliError> {
-    let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| problem(&error))?;
+    let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| queue_error(&error))?;
     let filters =
         percent_encode(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
     let said = fetch_items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
@@ -150,36 +150,36 @@ async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) 
     output::print_one(format, &document, uuid, |_| {
         let mut facts = DetailView::new();
         facts.add("Container", uuid);
-        facts.status("State", text(&record, "state"));
+        facts.status("State", field_text(&record, "state"));
         for (name, attribute) in [
             ("Priority", "priority"),
             ("Attempt", "attempt"),
             ("Image", "container_image"),
             ("Command", "command"),
             ("Needs", "runtime_constraints"),
-            ("Waits because", "scheduling_status"),
-            ("Held by", "locked_by_uuid"),
+            ("Scheduling", "scheduling_status"),
+            ("Locked by", "locked_by_uuid"),
             ("Started", "started_at"),
             ("Ended", "finished_at"),
             ("Exit code", "exit_code"),
         ] {
-            facts.add(name, text(&record, attribute));
+            facts.add(name, field_text(&record, attribute));
         }
         let told = |name: &str| record["runtime_status"][name].as_str().unwrap_or_default();
-        facts.add("Doing", told("activity"));
+        facts.add("Activity", told("activity"));
         facts.add("Why", told("error"));
         facts.add("Warning", told("warning"));
-        facts.add("Output", text(&record, "output"));
-        facts.add("Used", format_usage(&record["runtime_status"]["usage"]));
+        facts.add("Output", field_text(&record, "output"));
+        facts.add("Usage", format_usage(&record["runtime_status"]["usage"]));
         for row in &said {
             let properties = &row["properties"];
             facts.add(
                 "Dispatcher",
                 format!(
                     "{} {}: {}",
-                    text(row, "event_at"),
-                    text(properties, "event"),
-                    text(properties, "text")
+                    field_text(row, "event_at"),
+                    field_text(properties, "event"),
+                    field_text(properties, "text")
                 ),
             );
         }
@@ -203,8 +203,8 @@ async fn logs(client: &QueueHttpClient, uuid: &str, stderr: bool) -> Result<Exit
     let mut from = 0;
     loop {
         let path = format!("containers/{uuid}/output?stream={stream}&offset={from}");
-        let bytes = client.get_bytes(&path).await.map_err(|error| problem(&error))?;
-        if bytes.is_empty() || !output::raw(&bytes) {
+        let bytes = client.get_bytes(&path).await.map_err(|error| queue_error(&error))?;
+        if bytes.is_empty() || !output::write_raw(&bytes) {
             return Ok(Exit::Done);
         }
         from += bytes.len();
@@ -217,17 +217,19 @@ async fn set_priority(client: &QueueHttpClient, uuid: &str, priority: u64) -> Re
         percent_encode(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());
     let requests = fetch_items(client, &format!("container_requests?filters={filters}&limit=1000")).await?;
     if requests.is_empty() {
-        return Err(CliError::new(format!("no request of yours waits for {uuid}"))
-            .hint("`windlass container` lists what waits and runs"));
+        return Err(CliError::new(format!("no active request for container {uuid}"))
+            .hint("run `windlass container` to list queued and running containers"));
     }
     for request in requests {
-        let path = format!("container_requests/{}", text(&request, "uuid"));
+        let path = format!("container_requests/{}", field_text(&request, "uuid"));
         let change = json!({ "container_request": { "priority": priority } });
-        client.put(&path, &change).await.map_err(|error| problem(&error))?;
+        client.put(&path, &change).await.map_err(|error| queue_error(&error))?;
     }
     output::print_message(&match priority {
-        0 => format!("Nobody waits for {uuid} any more; it is stopped if it runs."),
-        priority => format!("The priority of {uuid} is {priority}."),
+        0 => format!(
+            "Cancelled the requests for {uuid}; the container is stopped unless another request needs it."
+        ),
+        priority => format!("Set the priority of {uuid} to {priority}."),
     });
     Ok(Exit::Done)
 }

@@ -14,21 +14,21 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass context                 servers, and which one commands talk to
-  windlass context use lab         talk to another one from now on
-  windlass context use local       the server on this machine
-  windlass context delete old      forget one, and its token
+  windlass context                 list servers and show which one is in use
+  windlass context use lab         use another server from now on
+  windlass context use local       use the server on this machine
+  windlass context delete old      remove a server and its token from the list
   windlass login --name lab --url https://host:3443
 
-`--url` and `--token`, or WINDLASS_URL and WINDLASS_TOKEN, come before all of them.";
+`--url` and `--token`, or WINDLASS_URL and WINDLASS_TOKEN, take precedence.";
 
 const LOGOUT_EXAMPLES: &str = "\
 Examples:
-  windlass logout                  forget the server in use, and its token
-  windlass logout lab              forget another one
+  windlass logout                  remove the server in use and its token
+  windlass logout lab              remove another server
 
-Commands talk to the server on this machine then, or to the one that `windlass context use NAME` chooses. The token stays
-valid: `windlass user refresh-token` replaces it.";
+Commands then use the server on this machine, or the one that you select with `windlass context use NAME`. The token
+stays valid: `windlass user refresh-token` replaces it.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -98,7 +98,7 @@ pub(crate) fn logout(args: &LogoutArgs) -> Result<Exit, CliError> {
         (Some(name), _) => name.clone(),
         (None, Some(login)) => login.context_name(),
         (None, None) => {
-            output::print_message("Not logged in: commands talk to the server on this machine.");
+            output::print_message("Not logged in: commands use the server on this machine.");
             return Ok(Exit::Done);
         }
     };
@@ -140,13 +140,13 @@ fn table(all: &[ContextRow]) -> Table {
 fn use_context(home: &Home, name: &str) -> Result<(), CliError> {
     if name == login::LOCAL_CONTEXT {
         login::clear(home)?;
-        output::print_message("Commands talk to the server on this machine.");
+        output::print_message("Commands now use the server on this machine.");
         return Ok(());
     }
     let found = find_context(home, name)?;
     found.write(home)?;
     let project = found.project.as_deref().unwrap_or(DEFAULT_PROJECT);
-    output::print_message(&format!("Commands talk to {}, project `{project}`.", found.url));
+    output::print_message(&format!("Commands now use {}, project `{project}`.", found.url));
     Ok(())
 }
 
@@ -159,16 +159,16 @@ fn find_context(home: &Home, name: &str) -> Result<Login, CliError> {
     let problem = CliError::new(format!("no context named `{name}`")).code(ErrorCode::UnknownName);
     Err(match closest_name(name, names.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
-        None => {
-            problem.hint("`windlass context` lists them; `windlass login --name NAME --url URL` adds one")
-        }
+        None => problem.hint(
+            "run `windlass context` to list contexts, or `windlass login --name NAME --url URL` to add one",
+        ),
     })
 }
 
 fn delete_context(home: &Home, name: &str) -> Result<(), CliError> {
     if name == login::LOCAL_CONTEXT {
-        return Err(CliError::usage("the server on this machine cannot be forgotten")
-            .hint("`windlass server stop` stops it"));
+        return Err(CliError::usage("the server on this machine cannot be removed from the list")
+            .hint("run `windlass server stop` to stop it"));
     }
     let found = find_context(home, name)?;
     let is_current = Login::read(home)?.is_some_and(|login| login.context_name() == name);
@@ -176,11 +176,11 @@ fn delete_context(home: &Home, name: &str) -> Result<(), CliError> {
     if is_current {
         login::clear(home)?;
         output::print_message(&format!(
-            "Logged out of {}. Commands talk to the server on this machine.",
+            "Logged out of {}. Commands now use the server on this machine.",
             found.url
         ));
     } else {
-        output::print_message(&format!("Forgot {}.", found.url));
+        output::print_message(&format!("Removed {}.", found.url));
     }
     Ok(())
 }

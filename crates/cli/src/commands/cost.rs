@@ -6,7 +6,7 @@ use windlass_api::{
     operations::ListCosts,
 };
 
-use super::logs::since;
+use super::logs::parse_since;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context,
@@ -21,13 +21,13 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass cost                                  of the last 30 days, by run
-  windlass cost --by user --since 7d             who used how much
+  windlass cost                                  cost of the last 30 days, by run
+  windlass cost --by user --since 7d             cost of each user
   windlass cost --by fleet --since 2026-11-01T00:00:00Z --until 2026-12-01T00:00:00Z
   windlass cost -o json | jq .total.cost
 
-By run and by user it is what jobs had of their instances while they had it: a job on two of eight blocks pays a
-quarter. By fleet it is what the instances cost while they existed, idle time included.";
+The cost by run or user is that of the blocks that jobs held: a job on two of eight blocks pays a quarter of the
+instance. The cost by fleet is that of its instances for as long as they existed, including idle time.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -65,13 +65,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Group::User => CostGrouping::User,
             Group::Fleet => CostGrouping::Fleet,
         },
-        since: Some(since(&args.since)?),
-        until: args.until.as_deref().map(since).transpose()?,
+        since: Some(parse_since(&args.since)?),
+        until: args.until.as_deref().map(parse_since).transpose()?,
         limit: args.last.into(),
     };
     if request.until.is_some_and(|until| request.since > Some(until)) {
-        return Err(CliError::usage("the period ends before it begins")
-            .hint("`--since` is the beginning, `--until` the end"));
+        return Err(
+            CliError::usage("the period ends before it begins").hint("`--since` must be before `--until`")
+        );
     }
     context::with_context(&args.at, async |cx| {
         let listing = cx.call::<ListCosts>(&request).await?;
@@ -79,10 +80,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Format::Json => output::print_one(Format::Json, &listing, "", |_| {})?,
             Format::Jsonl => output::print_jsonl(&listing.items)?,
             Format::Name => {
-                listing.items.iter().for_each(|item| output::data(&output::printable(&item.name)))
+                listing.items.iter().for_each(|item| output::print_data(&output::printable(&item.name)))
             }
             Format::Table | Format::Wide if listing.items.is_empty() => {
-                output::print_message("Nothing was used in this period.");
+                output::print_message("No usage in this period.");
             }
             Format::Table | Format::Wide => table(&listing, args).print(),
         }
@@ -107,7 +108,7 @@ fn table(listing: &CostReport, args: &Args) -> Table {
     let mut table = Table::new(head);
     let row = |item: &CostItem| {
         let mut row: Vec<Cell> =
-            vec![item.name.as_str().into(), hours(item.hours).into(), format_money(item.cost).into()];
+            vec![item.name.as_str().into(), format_hours(item.hours).into(), format_money(item.cost).into()];
         if args.by == Group::Run {
             row.insert(1, item.user.clone().unwrap_or_default().into());
         }
@@ -120,7 +121,7 @@ fn table(listing: &CostReport, args: &Args) -> Table {
     let bold = |text: String| Cell::coloured(text, Colour::Bold);
     let mut total = vec![
         bold("total".to_owned()),
-        bold(hours(listing.total.hours)),
+        bold(format_hours(listing.total.hours)),
         bold(format_money(listing.total.cost)),
     ];
     if args.by == Group::Run {
@@ -133,7 +134,7 @@ fn table(listing: &CostReport, args: &Args) -> Table {
     table
 }
 
-fn hours(hours: f64) -> String {
+fn format_hours(hours: f64) -> String {
     format!("{hours:.2}")
 }
 
@@ -147,7 +148,7 @@ mod tests {
     use super::format_money;
 
     #[test]
-    fn money_is_shown_to_the_cent_and_little_money_is_not_nothing() {
+    fn costs_are_rounded_to_cents_and_tiny_costs_keep_their_digits() {
         assert_eq!(
             [format_money(0.0), format_money(12.3456), format_money(0.0004)],
             ["$0.00", "$12.35", "$0.0004"]

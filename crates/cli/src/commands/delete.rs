@@ -26,11 +26,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass delete train eval               finished runs
-  windlass delete -y -f train.yml          the run that the file describes: it is stopped first
-  windlass delete -y --wait -f fleet.yml   a fleet, volume or gateway, until it is gone
+  windlass delete train eval               delete finished runs
+  windlass delete -y -f train.yml          stop and delete the run that the file describes
+  windlass delete -y --wait -f fleet.yml   delete a fleet, volume or gateway and wait until it is gone
 
-A deleted run is no longer listed, and its name is free. Its events stay; its output goes within an hour or so.";
+A deleted run is no longer listed, and its name is free. Its events remain; its output is removed within about an hour.";
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -56,12 +56,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.file {
         Some(file) => delete_from_file(args, file),
-        None => context::with_context(&args.at, async |cx| finished(cx, &args.names, args.yes).await),
+        None => context::with_context(&args.at, async |cx| delete_finished(cx, &args.names, args.yes).await),
     }
 }
 
 /// Deletes finished runs. Deletes nothing if one of them is missing or active.
-async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, CliError> {
+async fn delete_finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, CliError> {
     let mut active = Vec::new();
     for name in names {
         let run = cx.run(name).await?;
@@ -77,7 +77,7 @@ async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, Cli
             listed.join(", ")
         ))
         .code(ErrorCode::Refused)
-        .hint(format!("`windlass stop --wait {first}` first")));
+        .hint(format!("run `windlass stop --wait {first}` first")));
     }
     if !output::confirm_delete(yes, &names.join(", "))? {
         return Ok(Exit::Failed);
@@ -94,21 +94,23 @@ async fn call_delete(cx: &Context, names: &[String]) -> Result<(), CliError> {
 
 fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
     if file.as_os_str() == "-" && !args.yes {
-        return Err(CliError::usage("the file comes from standard input, where the answer would come from")
-            .hint("pass `-y`"));
+        return Err(CliError::usage(
+            "cannot ask for confirmation: standard input contains the configuration",
+        )
+        .hint("pass `-y`"));
     }
     let configuration = parse_file(file)?;
     let Some(name) = configuration.name().map(str::to_owned) else {
         return Err(CliError::usage(format!(
-            "`{}` gives its {} no name",
+            "`{}` describes a {} without a name",
             file.display(),
             configuration.kind()
         ))
-        .hint("`windlass ps`, `windlass fleet` and the like show the name that it was given"));
+        .hint("find its generated name with `windlass ps`, `windlass fleet`, `windlass volume` or `windlass gateway`"));
     };
     context::with_context(&args.at, async |cx| match &configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
-            active(cx, args, &name).await
+            stop_and_delete(cx, args, &name).await
         }
         Configuration::Fleet(_) => {
             fleet::delete_and_wait(
@@ -126,7 +128,7 @@ fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
 }
 
 /// Deletes the run of a file. Stops it first if it is active.
-async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
+async fn stop_and_delete(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
     let run = cx.run(name).await?;
     let is_over = is_finished(&run.status);
     let question = if is_over {

@@ -12,7 +12,7 @@ use windlass_api::{
 };
 use windlass_server::config::{Settings, SettingsSource};
 
-use super::server::{LogFormat, LogLevel, StartMode, block_on_workers, log, serve};
+use super::server::{LogFormat, LogLevel, StartMode, block_on_workers, init_logging, serve};
 use crate::{
     context::{Context, run_name},
     error::CliError,
@@ -24,9 +24,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass dev                      a server with a temporary directory; Ctrl-C ends it and its runs
-  windlass dev --data-dir ./data    keep what it wrote
-  windlass dev --log-level debug    say more";
+  windlass dev                      run a server with temporary data; Ctrl-C stops it and its runs
+  windlass dev --data-dir ./data    keep its data
+  windlass dev --log-level debug    log more";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -69,10 +69,9 @@ impl DataDir {
         let name = format!("windlass-dev-{}-{}", std::process::id(), &local_server::generate_token()?[..8]);
         let path = std::env::temp_dir().join(name);
         // The directory must be new: in a shared `/tmp` another user may have created it.
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| CliError::from_error(&format!("make `{}`", path.display()), &error))?;
+        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            CliError::from_error(&format!("failed to create `{}`", path.display()), &error)
+        })?;
         Ok(Self { path, kept: false })
     }
 }
@@ -86,7 +85,7 @@ impl Drop for DataDir {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    log(args.log_level, LogFormat::Text);
+    init_logging(args.log_level, LogFormat::Text);
     let place = DataDir::new(args.data_dir.as_deref())?;
     let token = local_server::generate_token()?;
     let given = SettingsSource {
@@ -99,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         ..SettingsSource::default()
     };
     let settings =
-        Settings::new(given, None).map_err(|error| CliError::from_error("read the settings", &error))?;
+        Settings::new(given, None).map_err(|error| CliError::from_error("invalid settings", &error))?;
     block_on_workers(serve(settings, StartMode::Dev { token, kept: place.kept }))?;
     Ok(Exit::Done)
 }
@@ -110,7 +109,7 @@ pub(super) async fn stop_runs(url: &str, token: &str) {
         Ok(Ok(())) => {}
         Ok(Err(problem)) => output::print_message(&problem.text()),
         Err(_) => {
-            output::print_message("Some runs have not ended in time; they may go on without their server.")
+            output::print_message("Some runs did not end in time; they may continue without the server.")
         }
     }
 }

@@ -18,9 +18,9 @@ use windlass_dispatch::{
     slurm::{self, Slurm},
     wake_socket::{self, WakeSocket},
 };
-use windlass_model::{error_chain::chain, time::Span};
+use windlass_model::{error_chain::format_chain, time::Span};
 
-use super::server::{LogFormat, LogLevel, block_on_workers, log};
+use super::server::{LogFormat, LogLevel, block_on_workers, init_logging};
 use crate::{cli::ServerArgs, context, error::CliError, exit::Exit, login, output};
 
 const EXAMPLES: &str = "\
@@ -159,31 +159,34 @@ pub(crate) enum Action {
 pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
     let begun = Instant::now();
     match args.action {
-        Action::Token { at } => token(&at),
+        Action::Token { at } => create_token(&at),
         Action::Knock { socket } => {
             wake_socket::notify(&socket).map_err(|error| {
-                CliError::from_error(&format!("knock at {}", socket.display()), &error)
-                    .hint("a dispatcher with `--hook-socket` listens there while it runs")
+                CliError::from_error(
+                    &format!("failed to wake the dispatcher at {}", socket.display()),
+                    &error,
+                )
+                .hint("check that a dispatcher with this `--hook-socket` is running")
             })?;
             Ok(Exit::Done)
         }
         Action::Local { common, dir, gpus } => {
             check_flags(&common)?;
-            log(LogLevel::Info, LogFormat::Auto);
-            let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
+            init_logging(LogLevel::Info, LogFormat::Auto);
+            let settings = local::Settings { dir, executor: find_agent_binary(&common)?, size: None, gpus };
             let scheduler = LocalScheduler::new(settings, begun);
             Ok(block_on_workers(serve(common, scheduler, begun, None))?)
         }
         Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
             check_flags(&common)?;
-            log(LogLevel::Info, LogFormat::Auto);
+            init_logging(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
                 partition,
                 account,
                 preemptible_qos,
                 rest: rest_socket,
-                ..slurm::Settings::new(tag, executor(&common)?)
+                ..slurm::Settings::new(tag, find_agent_binary(&common)?)
             };
             let scheduler = Slurm::since(settings, begun);
             Ok(block_on_workers(serve(common, scheduler, begun, Some(DispatcherName::of_slurm(name))))?)
@@ -194,47 +197,52 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
 /// Rejects contradictory flags before anything is started.
 fn check_flags(common: &CommonArgs) -> Result<(), CliError> {
     if common.runtime == "process" && !common.allow_process {
-        return Err(CliError::usage("`--runtime process` runs every container as a plain process")
-            .hint("say `--allow-process` too if that is meant"));
+        return Err(CliError::usage(
+            "`--runtime process` requires `--allow-process`: it runs every container as a plain process",
+        )
+        .hint("pass `--allow-process` if this is intended"));
     }
-    let found = std::fs::metadata(&common.token_file)
-        .map_err(|error| CliError::from_error(&format!("read {}", common.token_file.display()), &error))?;
+    let found = std::fs::metadata(&common.token_file).map_err(|error| {
+        CliError::from_error(&format!("failed to read {}", common.token_file.display()), &error)
+    })?;
     if std::os::unix::fs::MetadataExt::mode(&found) & 0o007 != 0 {
         let file = common.token_file.display();
         return Err(CliError::new(format!(
-            "everybody on this machine may open {file}, which holds the token"
+            "other users of this machine have access to the token file {file}"
         ))
-        .hint(format!("`chmod 600 {file}`; a token that others may have read is replaced by a new one")));
+        .hint(format!("run `chmod 600 {file}`; replace the token if others may have read it")));
     }
     Ok(())
 }
 
-fn executor(common: &CommonArgs) -> Result<PathBuf, CliError> {
+fn find_agent_binary(common: &CommonArgs) -> Result<PathBuf, CliError> {
     if let Some(agent) = &common.agent {
         return Ok(agent.clone());
     }
-    let own = std::env::current_exe().map_err(|error| CliError::from_error("find this program", &error))?;
+    let own = std::env::current_exe()
+        .map_err(|error| CliError::from_error("failed to find the path of this program", &error))?;
     let beside = own.with_file_name("windlass-agent");
     if beside.is_file() {
         Ok(beside)
     } else {
-        Err(CliError::new("`windlass-agent` is not beside this program").hint("name it with `--agent FILE`"))
+        Err(CliError::new("`windlass-agent` is not in the directory of this program")
+            .hint("pass its path with `--agent FILE`"))
     }
 }
 
-fn token(at: &ServerArgs) -> Result<Exit, CliError> {
+fn create_token(at: &ServerArgs) -> Result<Exit, CliError> {
     context::with_context(at, async |cx| {
-        let client = super::container::client(cx)?;
+        let client = super::container::queue_client(cx)?;
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
         let made = client.post("api_client_authorizations", &body).await;
-        let made = made.map_err(|error| CliError::from_error("make a token", &error))?;
+        let made = made.map_err(|error| CliError::from_error("failed to create a token", &error))?;
         let part = |name: &str| made[name].as_str().unwrap_or_default().to_owned();
-        output::data(&format!("v2/{}/{}", part("uuid"), part("api_token")));
+        output::print_data(&format!("v2/{}/{}", part("uuid"), part("api_token")));
         Ok(Exit::Done)
     })
 }
 
-fn absolute(path: &std::path::Path) -> PathBuf {
+fn absolute_path(path: &std::path::Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -259,21 +267,22 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let token = std::fs::read_to_string(&common.token_file)
-        .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
-    let certificate = login::certificate(common.server_cert.as_deref())
+        .map_err(|error| anyhow::anyhow!("failed to read {}: {error}", common.token_file.display()))?;
+    let certificate = login::read_certificate(common.server_cert.as_deref())
         .map_err(|problem| anyhow::anyhow!(problem.parts().0))?;
     let client = QueueHttpClient::with_certificate(&common.server, &token, certificate.as_deref())?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
     let news = QueueEvents::listen(client.clone());
     let hook = common.hook_socket.as_deref().map(|path| {
-        WakeSocket::bind(path).map_err(|error| anyhow::anyhow!("listen at {}: {error}", path.display()))
+        WakeSocket::bind(path)
+            .map_err(|error| anyhow::anyhow!("failed to listen on {}: {error}", path.display()))
     });
     let hook = hook.transpose()?;
     let door = loop {
         match QueueClient::open(client.clone()).await {
             Ok(door) => break door.named(name),
             Err(error) if common.once || error.is_refusal() => return Err(error.into()),
-            Err(error) => tracing::warn!(error = %chain(&error), "failed to reach the queue"),
+            Err(error) => tracing::warn!(error = %format_chain(&error), "failed to reach the queue"),
         }
         tokio::time::sleep(pause).await;
     };
@@ -288,7 +297,7 @@ async fn serve(
         environment.push(("WINDLASS_EXEC_PROCESS_USERS".to_owned(), common.process_users.clone()));
         let hidden = [Some(&common.token_file), common.outputs.as_ref()];
         let hidden: Vec<String> =
-            hidden.into_iter().flatten().map(|path| absolute(path).display().to_string()).collect();
+            hidden.into_iter().flatten().map(|path| absolute_path(path).display().to_string()).collect();
         environment.push(("WINDLASS_EXEC_HIDE".to_owned(), hidden.join(":")));
     }
     // Pass on a non-default location of this machine's policy.
@@ -328,7 +337,7 @@ async fn serve(
                 None
             }
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "failed to poll the queue");
+                tracing::warn!(error = %format_chain(&error), "failed to poll the queue");
                 None
             }
         };

@@ -13,7 +13,7 @@ use windlass_api::{
 };
 use windlass_model::time::{Span, Timestamp};
 
-use super::{fleet, gateway, instance, logs::since, secret, volume};
+use super::{fleet, gateway, instance, logs::parse_since, secret, volume};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
@@ -36,12 +36,12 @@ const OVERLAP: Span = Span::secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass event                            the newest, oldest first
-  windlass event -f                         and whatever happens from now on
+  windlass event                            show the newest events, oldest first
+  windlass event -f                         also follow new events
   windlass event --since 1h --target-run train
   windlass event --within-fleet rack -o jsonl | jq .message
 
-`--target-…` finds events that name the thing itself; `--within-…` also those of its jobs or instances.";
+`--target-…` selects events about the resource itself, `--within-…` also those about its jobs or instances.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -101,15 +101,16 @@ pub(crate) struct TargetArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    let from = args.since.as_deref().map(since).transpose()?;
+    let from = args.since.as_deref().map(parse_since).transpose()?;
     if args.follow && args.output.format == Format::Json {
-        return Err(CliError::usage("`-f` has no end, and one document has").hint("`-o jsonl`"));
+        return Err(CliError::usage("`-f` cannot be used with `-o json`: its output has no end")
+            .hint("use `-o jsonl`"));
     }
     context::with_context(&args.at, async |cx| {
-        let asked = asked(cx, args).await?;
+        let asked = build_request(cx, args).await?;
         let events = match from {
-            Some(from) => after(cx, &asked, from).await?,
-            None => newest(cx, &asked, args.last.into()).await?,
+            Some(from) => fetch_after(cx, &asked, from).await?,
+            None => fetch_newest(cx, &asked, args.last.into()).await?,
         };
         if !args.follow {
             let name = |event: &Event| event.id.to_string();
@@ -122,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         print_events(&events, args.output.format)?;
         // The feed starts after the last event, so fetch it even if it is not shown.
-        let last = if events.is_empty() { newest(cx, &asked, 1).await? } else { events };
+        let last = if events.is_empty() { fetch_newest(cx, &asked, 1).await? } else { events };
         let mut feed = EventFeed::after(asked, &last);
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// Builds the request; resolves names to IDs.
-async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
+async fn build_request(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     let about = &args.about;
     let mut request = ListRequest { limit: PAGE, ..ListRequest::default() };
     let runs = async |names: &[String]| -> Result<Option<Vec<Uuid>>, CliError> {
@@ -180,7 +181,11 @@ pub(crate) async fn project_request(cx: &Context) -> Result<ListRequest, CliErro
     Ok(ListRequest { within_projects: Some(vec![project]), limit: PAGE, ..ListRequest::default() })
 }
 
-pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Result<Vec<Event>, CliError> {
+pub(crate) async fn fetch_newest(
+    cx: &Context,
+    asked: &ListRequest,
+    count: i64,
+) -> Result<Vec<Event>, CliError> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -190,7 +195,7 @@ pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Res
 }
 
 /// Returns the events from a time on, page by page.
-async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
+async fn fetch_after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
     let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..asked.clone() };
     let mut all: Vec<Event> = Vec::new();
     loop {
@@ -200,7 +205,7 @@ async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec
         let Some(last) = all.last().filter(|_| full) else { return Ok(all) };
         if all.len() >= SINCE_MAX {
             output::print_message(&format!(
-                "These are the first {SINCE_MAX}; `--since` a later time shows the rest."
+                "Showing the first {SINCE_MAX} events; use a later `--since` to see the rest."
             ));
             return Ok(all);
         }
@@ -236,7 +241,7 @@ impl EventFeed {
 
     /// Returns new events. Waits for a server that restarts.
     pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, CliError> {
-        let mut events = after(cx, &self.asked, self.from).await?;
+        let mut events = fetch_after(cx, &self.asked, self.from).await?;
         let known: BTreeSet<Uuid> = self.shown.keys().copied().collect();
         events.retain(|event| !known.contains(&event.id));
         self.mark_shown(&events);
@@ -250,7 +255,7 @@ pub(crate) fn format_time(event: &Event) -> String {
 }
 
 /// `run train, job train-0-0`.
-pub(crate) fn about(event: &Event) -> String {
+pub(crate) fn format_targets(event: &Event) -> String {
     let named = |target: &windlass_api::events::Target| format!("{} {}", target.r#type, target.name);
     event.targets.iter().map(named).collect::<Vec<_>>().join(", ")
 }
@@ -264,11 +269,11 @@ fn print_events(events: &[Event], format: Format) -> Result<(), CliError> {
     let style = Style::stdout();
     match format {
         Format::Json | Format::Jsonl => output::print_jsonl(events)?,
-        Format::Name => events.iter().for_each(|event| output::data(&event.id.to_string())),
+        Format::Name => events.iter().for_each(|event| output::print_data(&event.id.to_string())),
         Format::Table | Format::Wide => events.iter().for_each(|event| {
-            let line = format!("{:<10}  {:<28}  {}", actor_name(event), about(event), event.message);
+            let line = format!("{:<10}  {:<28}  {}", actor_name(event), format_targets(event), event.message);
             let line = output::printable(&line).replace(['\n', '\t'], " ");
-            output::data(&format!("{}  {line}", style.paint(Colour::Dim, &format_time(event))));
+            output::print_data(&format!("{}  {line}", style.paint(Colour::Dim, &format_time(event))));
         }),
     }
     Ok(())
@@ -285,7 +290,7 @@ fn table(events: &[Event], wide: bool) -> Table {
         let mut row = vec![
             Cell::coloured(format_time(event), Colour::Dim),
             actor_name(event).into(),
-            about(event).into(),
+            format_targets(event).into(),
             event.message.as_str().into(),
         ];
         if wide {
@@ -313,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_is_still_found_and_what_was_shown_is_known() {
+    fn event_feed_overlaps_to_catch_late_events_and_skips_shown_ones() {
         let mut feed = EventFeed::after(ListRequest::default(), &[event(1, 90), event(2, 100)]);
         // The overlap reaches back this far and no further.
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 1));

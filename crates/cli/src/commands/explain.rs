@@ -12,8 +12,8 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass explain W010    what `error[W010]` means, and what to do about it
-  windlass explain         every code";
+  windlass explain W010    show what `error[W010]` means, and what to do about it
+  windlass explain         list all codes";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -68,12 +68,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         return Ok(Exit::Done);
     };
     let code = wanted.trim().to_ascii_uppercase();
-    let page = PAGES.iter().find(|page| page.code == code).ok_or_else(|| unknown(wanted, &code))?;
-    output::print_one(format, page, page.code, |_| output::data(page.text.trim_end()))?;
+    let page = PAGES.iter().find(|page| page.code == code).ok_or_else(|| unknown_code(wanted, &code))?;
+    output::print_one(format, page, page.code, |_| output::print_data(page.text.trim_end()))?;
     Ok(Exit::Done)
 }
 
-pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
+pub(crate) fn list_codes() -> impl Iterator<Item = &'static str> {
     PAGES.iter().map(|page| page.code)
 }
 
@@ -85,11 +85,11 @@ fn table() -> Table {
     table
 }
 
-fn unknown(wanted: &str, code: &str) -> CliError {
-    let problem = CliError::usage(format!("no error has the code `{wanted}`")).code(ErrorCode::UnknownName);
+fn unknown_code(wanted: &str, code: &str) -> CliError {
+    let problem = CliError::usage(format!("unknown error code `{wanted}`")).code(ErrorCode::UnknownName);
     match closest_name(code, PAGES.iter().map(|page| page.code)) {
-        Some(near) => problem.hint(format!("`windlass explain {near}`?")),
-        None => problem.hint("`windlass explain` lists them"),
+        Some(near) => problem.hint(format!("did you mean `{near}`?")),
+        None => problem.hint("run `windlass explain` to list all codes"),
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use super::{ErrorCode, PAGES};
 
     #[test]
-    fn every_code_has_a_page_and_a_line_in_the_list() {
+    fn every_error_code_has_a_page_and_a_row_in_the_list() {
         let configurations = windlass_model::config::error::Code::ALL.map(|code| (code.id(), code.name()));
         let ours = ErrorCode::ALL.map(|code| (code.id(), code.name()));
         let codes: BTreeSet<_> = configurations.into_iter().chain(ours).collect();

@@ -25,13 +25,13 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass fleet                          fleets, and the instances of each
-  windlass fleet -w                       again whenever something changes
-  windlass fleet get rack -o json         all about one
-  windlass fleet delete -i 2 rack         one instance of it
-  windlass fleet delete -y --wait rack    all of it, until it is gone
-  windlass fleet add -y local             the server's own machine, if its fleet was deleted
-  windlass apply -f fleet.yml             makes one";
+  windlass fleet                          list fleets and their instances
+  windlass fleet -w                       update the list when something changes
+  windlass fleet get rack -o json         show the details of a fleet
+  windlass fleet delete -i 2 rack         delete one instance of a fleet
+  windlass fleet delete -y --wait rack    delete a fleet and wait until it is gone
+  windlass fleet add -y local             create the fleet of the server's machine again
+  windlass apply -f fleet.yml             create or update a fleet";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -91,7 +91,7 @@ pub(crate) enum Action {
     },
 }
 
-const NO_FLEETS: &str = "No fleets. `windlass apply -f FILE` makes one.";
+const NO_FLEETS: &str = "No fleets. Run `windlass apply -f FILE` to create one.";
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Name of the fleet of the machine that the server runs on.
 const LOCAL_FLEET: &str = "local";
@@ -144,7 +144,9 @@ pub(super) async fn delete_and_wait(
         return Ok(Exit::Failed);
     }
     if names.iter().any(|name| name == LOCAL_FLEET) && nums.is_empty() {
-        output::print_message("`windlass fleet add local` brings the machine of the server back.");
+        output::print_message(
+            "Run `windlass fleet add local` to create the fleet of the server's machine again.",
+        );
     }
     if wait {
         wait_for_end(cx, &fleets, nums).await?;
@@ -159,8 +161,9 @@ fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, CliError> {
         "type": "fleet", "name": name, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
         "blocks": "auto", "idle_duration": "off",
     });
-    let configuration = Configuration::from_json(&document)
-        .map_err(|problems| CliError::new("describe the fleet").why(error::summary(&problems)))?;
+    let configuration = Configuration::from_json(&document).map_err(|problems| {
+        CliError::new("failed to create the fleet's configuration").why(error::summary(&problems))
+    })?;
     let applied = apply::Args::plain(args.at.clone(), args.output, yes);
     let source =
         apply::with_overrides(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
@@ -201,7 +204,7 @@ async fn request_delete(
             let nums: Vec<String> = nums.iter().map(ToString::to_string).collect();
             format!("instance {} of {name}", nums.join(", "))
         }
-        _ => return Err(CliError::usage("`-i` names instances of one fleet, and several fleets are given")),
+        _ => return Err(CliError::usage("`-i` requires exactly one fleet, but several are given")),
     };
     if !output::confirm_delete(sure.yes, &what)? {
         return Ok(Vec::new());
@@ -327,7 +330,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
     row.extend([
         backend.into(),
         instance.price.map(format::price).unwrap_or_default().into(),
-        Cell::status(status(instance)),
+        Cell::status(format_status(instance)),
         format::ago(instance.created, now).into(),
     ]);
     if wide {
@@ -337,7 +340,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
 }
 
 /// `2/8 busy` for a shared instance, followed by its problems.
-pub(crate) fn status(instance: &Instance) -> String {
+pub(crate) fn format_status(instance: &Instance) -> String {
     let mut text = match instance.total_blocks {
         Some(total) if total > 1 && instance.status == "busy" => {
             format!("{}/{total} busy", instance.busy_blocks)
@@ -369,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_not_ready_or_not_reached_says_why() {
+    fn an_unready_or_unreachable_host_shows_the_reason() {
         let why = "connect to 10.0.0.7: no route to host";
         let told = format!("rack-0 (10.0.0.7): {why}");
         assert_eq!(format_unusable_reason(&instance("pending", Some(why), false)), Some(told.clone()));

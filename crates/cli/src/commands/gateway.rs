@@ -27,11 +27,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass gateway                                     gateways and their domains
-  windlass gateway update entry --set-default          services use it unless they say otherwise
-  windlass gateway update entry --domain example.org   where services appear
-  windlass apply -f gateway.yml                        makes one
-  windlass gateway install entry root@edge --server http://windlass:3000    a process of it on a host";
+  windlass gateway                                     list gateways and their domains
+  windlass gateway update entry --set-default          make it the default gateway of services
+  windlass gateway update entry --domain example.org   set the domain of its services
+  windlass apply -f gateway.yml                        create or update a gateway
+  windlass gateway install entry root@edge --server http://windlass:3000    install it on a host";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
-            let none = "No gateways. `windlass apply -f FILE` makes one.";
+            let none = "No gateways. Run `windlass apply -f FILE` to create one.";
             let name = |gateway: &Gateway| gateway.name.clone();
             let list = ListView { project: Some(&cx.project), kind: "gateways", name, none };
             list.show(format, listing.watch, async || self::list(cx).await, table).await
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::Token { name }) => {
             find(cx, name).await?;
             let made = cx.call::<CreateGatewayToken>(&NameRequest { name: name.clone() }).await?;
-            output::data(&made.token);
+            output::print_data(&made.token);
             Ok(Exit::Done)
         }
         Some(Action::Install(install)) => install::install(cx, install).await,
@@ -169,7 +169,7 @@ async fn update(
     domain: Option<String>,
 ) -> Result<Gateway, CliError> {
     if !set_default && domain.is_none() {
-        return Err(CliError::usage("nothing to change").hint("`--set-default` or `--domain DOMAIN`"));
+        return Err(CliError::usage("nothing to change").hint("pass `--set-default` or `--domain DOMAIN`"));
     }
     find(cx, name).await?;
     if set_default {

@@ -12,9 +12,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass help apply           the flags of a command
-  windlass help fleet delete    of one below it
-  windlass help exit-codes      what the exit codes mean
+  windlass help apply           show the flags of a command
+  windlass help fleet delete    show the flags of a subcommand
+  windlass help exit-codes      show the meaning of the exit codes
 
 Topics: exit-codes, environment, output";
 
@@ -24,52 +24,52 @@ const TOPICS: [(&str, &str); 3] =
 const EXIT_CODES: &str = "\
 Exit codes
 
-     0  done
-     1  refused or failed (all commands but `apply` and `attach`)
-     2  misuse: flags, or a question that nobody is there to answer
+     0  success
+     1  failure (all commands except `apply`, `run` and `attach`)
+     2  usage error: invalid flags, or a confirmation is required and there is no terminal
 
-`apply`, `attach` and whoever else waits for a run return its fate:
+`apply`, `run` and `attach` return the result of the run:
 
-     0  the run is done
- 1-199  what the job itself returned
-   200  it failed, and not by a job's exit code: an invalid file, no capacity, no server
-   201  somebody stopped the run
-   202  the job returned 200 or more
-   203  a limit of the run ended it: max_duration, inactivity_duration, utilization_policy, the log quota
+     0  the run succeeded
+ 1-199  exit code of the job
+   200  failure without an exit code of a job: an invalid file, no capacity, no server
+   201  the run was stopped
+   202  the job exited with 200 or more
+   203  the run reached a limit: max_duration, inactivity_duration, utilization_policy, the log quota
 
-With several jobs it is the code of the first, in their order, that is not 0.";
+With several jobs, it is the first code that is not 0, in the order of the jobs.";
 
 const ENVIRONMENT: &str = "\
 Environment
 
-  WINDLASS_URL, WINDLASS_TOKEN  the server, instead of the one that `windlass login` chose
-  WINDLASS_CERT                 the certificate that an `https` server is known by, as PEM or as a file
-  WINDLASS_PROJECT              the project to work in
-  WINDLASS_PROFILE              the profile that `apply` takes defaults from
-  WINDLASS_HOME                 where every file of windlass is; `~/.windlass` if not set
-  WINDLASS_GIT_TOKEN            the token with which hosts clone the repository
-  WINDLASS_AGENT                the program `windlass-agent`, if it is not beside `windlass`
-  WINDLASS_SERVER_…             every flag of `windlass server`
-  NO_COLOR, CLICOLOR=0          no colours
-  CLICOLOR_FORCE                colours where no terminal is, too
+  WINDLASS_URL, WINDLASS_TOKEN  server to use instead of that of `windlass login`
+  WINDLASS_CERT                 certificate of an `https` server: PEM text or a file
+  WINDLASS_PROJECT              project to use
+  WINDLASS_PROFILE              profile with defaults for `apply`
+  WINDLASS_HOME                 directory of all files of windlass; defaults to `~/.windlass`
+  WINDLASS_GIT_TOKEN            token with which instances clone the repository
+  WINDLASS_AGENT                path of `windlass-agent`; defaults to the directory of `windlass`
+  WINDLASS_SERVER_…             flags of `windlass server`
+  NO_COLOR, CLICOLOR=0          disable colours
+  CLICOLOR_FORCE                enable colours even without a terminal
 
-A flag wins over the environment, the environment over the login.";
+Flags take precedence over the environment, and the environment over the login.";
 
 const OUTPUT: &str = "\
 Output
 
-Data goes to standard output, talk to standard error. `-o` chooses the form of data:
+Data is written to standard output, messages to standard error. `-o` selects the format of the data:
 
-  table   for people; an empty list says on standard error what makes one
-  wide    the same with every column
-  json    one document: {\"version\": 1, \"project\": …, \"runs\": […]}, or the thing itself with a version
+  table   for people; for an empty list, a hint on standard error
+  wide    the same with all columns
+  json    one document: {\"version\": 1, \"project\": …, \"runs\": […]}, or the resource itself with a version
   jsonl   one document per line
-  name    names alone, one per line, for `xargs`
+  name    names only, one per line, for `xargs`
 
-`version` grows when a field goes away or changes its meaning. New fields may appear at any time.
+`version` increases when a field is removed or changes its meaning. New fields may be added at any time.
 
-Colours and movement are for terminals. What others wrote (names, logs, messages) cannot drive yours: escape
-sequences other than colours are taken out or shown, unless the command has `--raw` or its output is no terminal.";
+Colours and progress displays appear only on terminals. To protect your terminal, escape sequences other than colours
+in names, logs and messages are removed or shown as text, unless `--raw` is given or the output is not a terminal.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if let [word] = args.words.as_slice()
         && let Some((_, text)) = TOPICS.iter().find(|(topic, _)| topic == word)
     {
-        output::data(text);
+        output::print_data(text);
         return Ok(Exit::Done);
     }
     let mut root = Cli::command();
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let mut command = &mut root;
     for word in &args.words {
         let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
-        command = command.find_subcommand_mut(word).ok_or_else(|| unknown(word, &names))?;
+        command = command.find_subcommand_mut(word).ok_or_else(|| unknown_topic(word, &names))?;
     }
     // A closed stdout is not an error.
     let _ = command.print_long_help();
@@ -103,12 +103,12 @@ pub(crate) fn list_topics() -> impl Iterator<Item = &'static str> {
     TOPICS.iter().map(|(topic, _)| *topic)
 }
 
-fn unknown(word: &str, names: &[String]) -> CliError {
-    let problem = CliError::usage(format!("there is no command `{word}`")).code(ErrorCode::UnknownName);
+fn unknown_topic(word: &str, names: &[String]) -> CliError {
+    let problem = CliError::usage(format!("unknown command `{word}`")).code(ErrorCode::UnknownName);
     let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
     list_topics().for_each(|topic| all.push(topic));
     match closest_name(word, all.into_iter()) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
-        None => problem.hint("`windlass help` lists the commands"),
+        None => problem.hint("run `windlass help` to list the commands"),
     }
 }

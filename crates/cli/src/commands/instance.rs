@@ -7,7 +7,7 @@ use windlass_api::{
     instances::{Instance, ListRequest, ReadRequest},
     operations::{ListInstances, ReadInstance},
 };
-use windlass_backend::processes_of;
+use windlass_backend::processes_from;
 use windlass_model::plan::execution_mode::ProcessSupport;
 
 use super::instance_status;
@@ -28,10 +28,10 @@ const PAGE: i64 = 1000;
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass instance                   machines, their blocks and their health
-  windlass instance --fleet rack -a   of one fleet, those that are gone too
-  windlass instance get rack-0        all about one: why it cannot be reached, what is wrong with it
-  windlass fleet delete -i 0 rack     gives one back";
+  windlass instance                   list instances with their status
+  windlass instance --fleet rack -a   list all instances of a fleet, including terminated ones
+  windlass instance get rack-0        show the details of an instance, such as why it is unreachable
+  windlass fleet delete -i 0 rack     delete an instance";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -81,10 +81,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
-            let none = "No instances. `windlass apply -f FLEET.yml` makes a fleet of them.";
+            let none = "No instances. Run `windlass apply -f FLEET.yml` to create a fleet.";
             let name = |instance: &Instance| instance.name.clone();
             let list = ListView { project: Some(&cx.project), kind: "instances", name, none };
-            list.show(format, listing.often.watch, async || chosen(cx, listing).await, table).await
+            list.show(format, listing.often.watch, async || list_selected(cx, listing).await, table).await
         }
         Some(Action::Get { name }) => {
             let instance = find(cx, name).await?;
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-async fn chosen(cx: &Context, asked: &ListArgs) -> Result<Vec<Instance>, CliError> {
+async fn list_selected(cx: &Context, asked: &ListArgs) -> Result<Vec<Instance>, CliError> {
     let mut fleets = Vec::new();
     for name in &asked.fleet {
         fleets.push(super::fleet::find(cx, name).await?.id);
@@ -135,7 +135,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Instance, CliError>
     }
 }
 
-fn kind(instance: &Instance) -> Value {
+fn instance_type(instance: &Instance) -> Value {
     instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default()
 }
 
@@ -144,8 +144,8 @@ pub(crate) fn format_backend(instance: &Instance) -> &str {
     instance.backend.as_deref().map(|name| format::backend(name, region)).unwrap_or_default()
 }
 
-pub(crate) fn resources(instance: &Instance) -> String {
-    format::resources(&kind(instance)["resources"])
+pub(crate) fn format_resources(instance: &Instance) -> String {
+    format::resources(&instance_type(instance)["resources"])
 }
 
 /// `2/8`; empty for an instance that is not divided.
@@ -159,23 +159,23 @@ fn format_blocks(instance: &Instance) -> String {
 /// Problem of an instance, or the reason why it ended.
 pub(crate) fn status_reason(instance: &Instance) -> String {
     let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
-    let engine = || engine_away(instance).map(|why| format!("its container engine is away: {why}"));
+    let engine = || engine_error(instance).map(|why| format!("its container engine is not available: {why}"));
     ended.or_else(|| instance.status_message.clone()).or_else(engine).unwrap_or_default()
 }
 
 /// Reason why its container engine does not respond.
-pub(crate) fn engine_away(instance: &Instance) -> Option<String> {
-    kind(instance)["engine_away"].as_str().map(str::to_owned)
+pub(crate) fn engine_error(instance: &Instance) -> Option<String> {
+    instance_type(instance)["engine_away"].as_str().map(str::to_owned)
 }
 
 /// Isolation of plain processes on an instance; `None` if its agent has not reported it.
 pub(crate) fn processes(instance: &Instance) -> Option<ProcessSupport> {
-    let kind = kind(instance);
+    let kind = instance_type(instance);
     if kind["runtime"] == "docker" {
         return Some(ProcessSupport::None);
     }
     let told: ProcessesInfo = serde_json::from_value(kind["processes"].clone()).ok()?;
-    Some(processes_of(Some(&told), told.mode))
+    Some(processes_from(Some(&told), told.mode))
 }
 
 pub(crate) fn facts(instance: &Instance) -> DetailView {
@@ -198,9 +198,10 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
     facts.add("Backend", format_backend(instance));
     facts.add("Region", text(&instance.region));
     facts.add("Host", text(&instance.hostname));
-    facts.add("Type", kind(instance)["name"].as_str().unwrap_or_default());
-    facts.add("Resources", resources(instance));
-    facts.add("Engine", engine_away(instance).map(|why| format!("away: {why}")).unwrap_or_default());
+    facts.add("Type", instance_type(instance)["name"].as_str().unwrap_or_default());
+    facts.add("Resources", format_resources(instance));
+    facts
+        .add("Engine", engine_error(instance).map(|why| format!("not available: {why}")).unwrap_or_default());
     facts.add("Plain processes", processes(instance).map(|them| them.to_string()).unwrap_or_default());
     facts.add("Driver", instance.gpu_driver.as_ref().map(|gpu| gpu.version.clone()).unwrap_or_default());
     facts.add("Agent", text(&instance.agent_version));
@@ -213,9 +214,9 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
 fn unreachable_hint(instance: &Instance) -> String {
     match instance.hostname.as_deref() {
         Some(host) if format_backend(instance) == "ssh" => {
-            format!("is the host up, and does `ssh {host}` work from the server?")
+            format!("check that the host is up and that `ssh {host}` works from the server")
         }
-        Some(_) | None => "`windlass event --within-fleet FLEET` shows what happened to it".to_owned(),
+        Some(_) | None => "run `windlass event --within-fleet FLEET` to see what happened to it".to_owned(),
     }
 }
 
@@ -232,7 +233,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
             instance.name.as_str().into(),
             text(&instance.fleet_name),
             format_backend(instance).into(),
-            resources(instance).into(),
+            format_resources(instance).into(),
             instance.price.map(format::price).unwrap_or_default().into(),
             Cell::status(instance_status(instance)),
             text(&instance.job_name),
@@ -241,7 +242,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
             let driver = instance.gpu_driver.as_ref().map(|driver| driver.version.clone());
             row.extend([
                 format_blocks(instance).into(),
-                kind(instance)["name"].as_str().unwrap_or_default().into(),
+                instance_type(instance)["name"].as_str().unwrap_or_default().into(),
                 text(&instance.hostname),
                 text(&instance.region),
                 text(&driver),

@@ -22,14 +22,14 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass login --url http://localhost:3000                   asks for the token
+  windlass login --url http://localhost:3000                   prompt for the token
   windlass login --url http://host:3000 --token - < token.txt
   windlass login --url http://host:3000 --token - --project ml
   windlass login --url https://host:3443 --server-cert cert.pem
-  windlass login --name lab --url http://host:3000             one of several: `windlass context` lists them
+  windlass login --name lab --url http://host:3000             one of several servers: `windlass context` lists them
   curl -H \"Authorization: Bearer $(windlass login --show-token)\" http://host:3000/proxy/services/main/web/
 
-Nothing is written before the server has accepted the token. `windlass logout` is the way back.";
+Nothing is written until the server has accepted the token. `windlass logout` removes the login.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -65,24 +65,24 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             server_cert: args.server_cert.clone(),
         };
         return context::with_context(&at, async |cx| {
-            output::data(&cx.token);
+            output::print_data(&cx.token);
             Ok(Exit::Done)
         });
     }
     if let Some(name) = args.name.as_deref().filter(|name| !login::is_context_name(name)) {
-        return Err(CliError::usage(format!("`{name}` cannot be the name of a context"))
-            .hint("1 to 60 letters, digits, `.`, `-` and `_`, a letter or digit first; `local` is taken"));
+        return Err(CliError::usage(format!("invalid context name `{name}`"))
+            .hint("use 1 to 60 letters, digits, `.`, `-` and `_`, starting with a letter or digit; `local` is reserved"));
     }
     let home = Home::find()?;
     let token = match &args.token {
-        Some(given) => token(given)?,
+        Some(given) => read_token(given)?,
         None => output::prompt_secret("Token", "--token -")?,
     };
     let url = args.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
     let login = context::block_on(check_token(args, url, token))?;
     login.0.write(&home)?;
     output::print_message(&format!(
-        "Logged in at {} as `{}`, project `{}` (written to {}).",
+        "Logged in to {} as `{}`, project `{}` (written to {}).",
         login.0.url,
         login.1,
         login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT),
@@ -96,25 +96,25 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// Reads the token from standard input if it is `-`, because other users can see command lines.
-fn token(given: &str) -> Result<String, CliError> {
+fn read_token(given: &str) -> Result<String, CliError> {
     let mut token = given.to_owned();
     if given == "-" {
         token.clear();
         std::io::stdin()
             .lock()
             .read_to_string(&mut token)
-            .map_err(|error| CliError::from_error("read the token", &error))?;
+            .map_err(|error| CliError::from_error("failed to read the token", &error))?;
     }
     let token = token.trim().to_owned();
     if token.is_empty() || token.contains(|letter: char| letter.is_control()) {
-        return Err(CliError::usage("the token is empty or has a line break in it"));
+        return Err(CliError::usage("the token is empty or contains a control character"));
     }
     Ok(token)
 }
 
 async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, String), CliError> {
     let project = args.project.clone().unwrap_or_default();
-    let certificate = login::certificate(args.server_cert.as_deref())?;
+    let certificate = login::read_certificate(args.server_cert.as_deref())?;
     let chosen =
         ServerTarget { url: url.clone(), token: token.clone(), certificate: certificate.clone(), project };
     let context = Context::new(chosen)?;

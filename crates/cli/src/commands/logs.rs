@@ -28,16 +28,16 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass logs train                       all that its jobs wrote
-  windlass logs -f --tail 20 train          the last 20 lines, and what follows until the end
+  windlass logs train                       the output of all its jobs
+  windlass logs -f --tail 20 train          the last 20 lines, then new output until the end
   windlass logs --since 10m --grep 'loss=' train
-  windlass logs -t train                    each line with the time at which it was written
-  windlass logs --previous train            what the attempt before the newest wrote
-  windlass logs train-1-0                   one job of several; so does --job 1 --replica 0
+  windlass logs -t train                    each line with its timestamp
+  windlass logs --previous train            the output of the previous attempt
+  windlass logs train-1-0                   one of several jobs, like --job 1 --replica 0
 
-With several jobs each line has the rank and replica in front that it comes from, as the name of the job ends. In a file,
-and in a pipe of a script, every byte is as the job wrote it. On a terminal, and in a pipe that is typed at one, control
-sequences other than colours are taken out unless `--raw` is given.";
+With several jobs, each line is prefixed with the rank and replica of its job, as in the job name. Files, and pipes in
+scripts, receive every byte unchanged. On a terminal, and in pipes that are started from one, control sequences other
+than colours are removed unless `--raw` is given.";
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -92,13 +92,13 @@ struct LogQuery<'a> {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let grep = args.grep.as_deref().map(Regex::new).transpose().map_err(|error| {
-        CliError::usage(format!("understand the pattern `{}`", args.grep.as_deref().unwrap_or_default()))
+        CliError::usage(format!("invalid `--grep` pattern `{}`", args.grep.as_deref().unwrap_or_default()))
             .why(error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string))
     })?;
     let wanted = LogQuery {
         args,
-        since: args.since.as_deref().map(since).transpose()?,
-        until: args.until.as_deref().map(since).transpose()?,
+        since: args.since.as_deref().map(parse_since).transpose()?,
+        until: args.until.as_deref().map(parse_since).transpose()?,
         grep,
     };
     context::with_context(&args.at, async |cx| wanted.print(cx).await)
@@ -131,13 +131,13 @@ pub(crate) async fn print_run_logs(
 }
 
 /// Parses a time: a duration ago, or a timestamp.
-pub(crate) fn since(text: &str) -> Result<Timestamp, CliError> {
+pub(crate) fn parse_since(text: &str) -> Result<Timestamp, CliError> {
     if let Ok(secs) = parse_duration(text) {
         return Ok(format::now() - Span::secs(secs));
     }
     Timestamp::parse(text).map_err(|_| {
-        CliError::usage(format!("`{text}` is not a time"))
-            .hint("`10s`, `5m`, `2h` or `1d` ago, or a time such as `2026-11-20T09:00:00Z`")
+        CliError::usage(format!("invalid time `{text}`"))
+            .hint("use an age such as `10s`, `5m`, `2h` or `1d`, or a time such as `2026-11-20T09:00:00Z`")
     })
 }
 
@@ -236,9 +236,9 @@ impl LogQuery<'_> {
             return;
         }
         let name = &self.args.name;
-        let more = if self.args.follow { "" } else { ", and `windlass logs -f` follows it" };
+        let more = if self.args.follow { "" } else { ", or `windlass logs -f` to follow it" };
         output::print_message(&format!(
-            "`{name}` has not started yet: `windlass why {name}` says why{more}."
+            "`{name}` has not started yet. Run `windlass why {name}` to see why{more}."
         ));
     }
 
@@ -297,16 +297,16 @@ impl LogQuery<'_> {
             (None, Some(job)) => format!("job {job}"),
             (Some(replica), Some(job)) => format!("job {job} of replica {replica}"),
         };
-        let problem = CliError::new(format!("find {which} of `{name}`")).code(ErrorCode::UnknownName);
+        let problem = CliError::new(format!("cannot find {which} of `{name}`")).code(ErrorCode::UnknownName);
         if run.jobs.is_empty() {
-            return problem.why(format!("the run has no job yet: it is {}", run.status));
+            return problem.why(format!("the run has no jobs yet; its status is {}", run.status));
         }
         if *previous {
             return problem
-                .why("it was started once only")
-                .hint(format!("`windlass logs {name}` shows that"));
+                .why("there is only one attempt")
+                .hint(format!("run `windlass logs {name}` to print its output"));
         }
-        problem.hint(format!("`windlass ps` shows its {}", format::count(run.jobs.len(), "job")))
+        problem.hint(format!("run `windlass ps` to list its {}", format::count(run.jobs.len(), "job")))
     }
 }
 

@@ -24,13 +24,13 @@ const CHART_WIDTH: usize = 30;
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass metrics train             use of CPU, memory and GPUs as small charts, and the last value
-  windlass metrics train -w          again whenever it changes
-  windlass metrics train --job 1     of one node alone
-  windlass metrics train -o jsonl    every point
-  windlass metrics page --requests   rate, latency and answers of a service during the last minute
+  windlass metrics train             CPU, memory and GPU usage as small charts, with the last values
+  windlass metrics train -w          update the charts when they change
+  windlass metrics train --job 1     only one node
+  windlass metrics train -o jsonl    every data point
+  windlass metrics page --requests   request rate, latency and responses of a service in the last minute
 
-CPU is of all that the job has. A point is taken every ten seconds; the charts show the last hour.";
+CPU usage is relative to all CPUs of the job. Data points are ten seconds apart; the charts show the last hour.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -74,14 +74,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         let jobs = jobs(&run, args)?;
         if args.watch {
             return watch::watch_table(args.output.format, async |_| {
-                Ok(table(&used(cx, args, &jobs).await?, format::now()))
+                Ok(table(&fetch_usage(cx, args, &jobs).await?, format::now()))
             })
             .await;
         }
-        let used = used(cx, args, &jobs).await?;
+        let used = fetch_usage(cx, args, &jobs).await?;
         let known: Vec<JobUsage> = used.into_iter().filter(|one| !one.metrics.is_empty()).collect();
         let none = format!(
-            "Nothing is known of `{}` yet: it is {}, and two samples, ten seconds apart, make a point.",
+            "No metrics of `{}` yet (status: {}). The first data point requires two samples, ten seconds apart.",
             args.name, run.status
         );
         let name = |one: &JobUsage| format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
@@ -110,7 +110,7 @@ async fn show_requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let asked = ask().await?;
     output::print_one(args.output.format, &asked, &args.name, |_| {
         let lines = requests_table(&args.name, &asked).lines(Style::stdout());
-        lines.iter().for_each(|line| output::data(line));
+        lines.iter().for_each(|line| output::print_data(line));
     })?;
     Ok(Exit::Done)
 }
@@ -119,7 +119,7 @@ fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
     let mut table = Table::new([
         "SERVICE",
         "PER SECOND",
-        "AT ONCE",
+        "IN FLIGHT",
         "WAITING",
         "P50",
         "P99",
@@ -159,13 +159,15 @@ fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, CliError> {
     };
     let found: Vec<(i64, i64)> = all.filter(wanted).collect();
     if found.is_empty() {
-        let problem = CliError::new(format!("find that job of `{}`", args.name));
-        return Err(problem.hint(format!("`windlass ps` shows its {}", format::count(run.jobs.len(), "job"))));
+        let problem = CliError::new(format!("no such job in run `{}`", args.name));
+        return Err(
+            problem.hint(format!("run `windlass ps` to list its {}", format::count(run.jobs.len(), "job")))
+        );
     }
     Ok(found)
 }
 
-async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<JobUsage>, CliError> {
+async fn fetch_usage(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<JobUsage>, CliError> {
     let mut all = Vec::new();
     for (replica_num, job_num) in jobs.iter().copied() {
         let query =
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn each_job_has_a_row_for_its_processors_and_for_each_gpu() {
+    fn each_job_has_a_cpu_row_and_a_row_per_gpu() {
         let gb = 1 << 30;
         let used = JobUsage {
             run: "train".to_owned(),
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_said_in_their_largest_unit() {
+    fn byte_counts_are_formatted_in_mb_or_gb() {
         assert_eq!([format_bytes(0.0), format_bytes(5e8), format_bytes(3e9)], ["0MB", "477MB", "2.8GB"]);
     }
 }

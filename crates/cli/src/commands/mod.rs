@@ -39,7 +39,7 @@ pub(crate) mod why;
 
 use std::process::ExitCode;
 
-pub(crate) use self::fleet::{show as show_fleets, status as instance_status};
+pub(crate) use self::fleet::{format_status as instance_status, show as show_fleets};
 pub(crate) use self::instance::status_reason as instance_trouble;
 pub(crate) use self::stop::{is_finished, wait_for_end};
 

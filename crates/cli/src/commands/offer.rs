@@ -10,7 +10,7 @@ use windlass_api::{
 };
 use windlass_model::config::{Configuration, error};
 
-use super::{apply::refusals, resource_flags::ResourceArgs};
+use super::{apply::format_refusals, resource_flags::ResourceArgs};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
@@ -28,13 +28,13 @@ const REFUSALS_MAX: usize = 10;
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass offer                                    everything that a job could run on now
-  windlass offer --gpu H100:1.. --max-price 4       one GPU or more, for at most $4 an hour
+  windlass offer                                    all offers that are available now
+  windlass offer --gpu H100:1.. --max-price 4       at least one GPU, for at most $4 per hour
   windlass offer --gpu 24GB --spot -b aws -r eu-west-1
-  windlass offer --group-by gpu,backend             a line for each GPU and where it is
-  windlass offer --fleet rack -R                    what is free in a fleet
+  windlass offer --group-by gpu,backend             one line for each GPU and backend
+  windlass offer --fleet rack -R                    free instances of a fleet
 
-When nothing fits, every place is named with what it lacks.";
+If nothing fits, each candidate is listed with the reasons why it does not fit.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -54,47 +54,47 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    let spec = spec(&args.wants)?;
-    let by = group_by(&args.group_by)?;
+    let spec = build_run_spec(&args.wants)?;
+    let by = parse_group_by(&args.group_by)?;
     context::with_context(&args.at, async |cx| match by {
         Some(by) => show_groups(cx, args, spec.clone(), by.clone()).await,
-        None => offers(cx, args, spec.clone()).await,
+        None => show_offers(cx, args, spec.clone()).await,
     })
 }
 
 /// Builds a task with only the requirements of the flags. Reports all invalid flags.
-fn spec(wants: &ResourceArgs) -> Result<Document, CliError> {
+fn build_run_spec(wants: &ResourceArgs) -> Result<Document, CliError> {
     let mut configuration = json!({
         "type": "task", "image": "scratch", "user": "root", "commands": [":"],
         "resources": { "cpu": "1..", "memory": "0..", "gpu": "0..", "disk": null },
     });
     wants.write_to(&mut configuration);
     let configuration = Configuration::from_json(&configuration).map_err(|problems| {
-        CliError::usage("understand what is wanted")
+        CliError::usage("invalid requirements")
             .why(error::summary(&problems))
-            .hint("`windlass offer --help` shows how to write it")
+            .hint("run `windlass offer --help` for the syntax")
     })?;
     let spec = json!({ "run_name": null, "configuration": configuration, "profile": { "name": "default" } });
-    Document::new(&spec).map_err(|error| CliError::from_error("write the question", &error))
+    Document::new(&spec).map_err(|error| CliError::from_error("failed to encode the request", &error))
 }
 
 /// Validates the grouping, which must include `gpu`.
-fn group_by(words: &[String]) -> Result<Option<Vec<String>>, CliError> {
+fn parse_group_by(words: &[String]) -> Result<Option<Vec<String>>, CliError> {
     if words.is_empty() {
         return Ok(None);
     }
     let known = ["gpu", "backend", "region", "count"];
     if let Some(wrong) = words.iter().find(|word| !known.contains(&word.as_str())) {
-        return Err(
-            CliError::usage(format!("nothing is grouped by `{wrong}`")).hint("gpu, backend, region, count")
-        );
+        return Err(CliError::usage(format!("invalid `--group-by` value `{wrong}`"))
+            .hint("use `gpu`, `backend`, `region` and `count`"));
     }
     let has = |word: &str| words.iter().any(|other| other == word);
     if !has("gpu") {
-        return Err(CliError::usage("`--group-by` wants `gpu`").hint("`--group-by gpu,backend`"));
+        return Err(CliError::usage("`--group-by` requires `gpu`").hint("use `--group-by gpu,backend`"));
     }
     if has("region") && !has("backend") {
-        return Err(CliError::usage("a region is one of a backend").hint("`--group-by gpu,backend,region`"));
+        return Err(CliError::usage("`--group-by region` requires `backend`")
+            .hint("use `--group-by gpu,backend,region`"));
     }
     Ok(Some(words.iter().filter(|word| *word != "gpu").cloned().collect()))
 }
@@ -110,7 +110,7 @@ struct OfferDocument<'a> {
     why: Option<Value>,
 }
 
-async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, CliError> {
+async fn show_offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, CliError> {
     let request = PlanRequest {
         run_spec,
         max_offers: Some(args.max_offers.into()),
@@ -120,7 +120,7 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, C
         for_offers_only: true,
     };
     let plan = cx.call::<PlanRun>(&request).await?;
-    let none = || CliError::new("read the server's answer").why("it has no plan");
+    let none = || CliError::new("invalid response from the server").why("it has no job plan");
     let job: &JobPlan = plan.job_plans.first().ok_or_else(none)?;
     let why = job.why.as_ref().and_then(|why| why.value().ok());
     match args.output.format {
@@ -140,7 +140,7 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, C
         Format::Name => {
             let mut names: Vec<&str> = job.offers.iter().map(|offer| offer.instance.name.as_str()).collect();
             names.dedup();
-            names.iter().for_each(|name| output::data(&output::printable(name)));
+            names.iter().for_each(|name| output::print_data(&output::printable(name)));
         }
         Format::Table | Format::Wide => {
             if !job.offers.is_empty() {
@@ -158,19 +158,19 @@ fn print_notes(job: &JobPlan, why: Option<&Value>) {
     let (shown, total) = (job.offers.len(), usize::try_from(job.total_offers).unwrap_or(usize::MAX));
     if shown < total {
         output::print_message(&format!(
-            "Shown {shown} of {}; `--max-offers N` shows more.",
+            "Showing {shown} of {}. Use `--max-offers N` to show more.",
             format::count(total, "offer")
         ));
     }
-    let lines = why.map(|why| refusals(why, REFUSALS_MAX)).unwrap_or_default();
+    let lines = why.map(|why| format_refusals(why, REFUSALS_MAX)).unwrap_or_default();
     if job.offers.is_empty() {
         output::print_message("Nothing fits now.");
     } else if !lines.is_empty() {
-        output::print_message("A job would not start on any of them at once.");
+        output::print_message("A job cannot start on any of these offers immediately.");
     }
     lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
     if job.offers.is_empty() && lines.is_empty() {
-        output::print_message("  hint: `windlass fleet` lists fleets; a job runs in one that exists");
+        output::print_message("  hint: jobs run in existing fleets; run `windlass fleet` to list them");
     }
 }
 
@@ -228,7 +228,7 @@ async fn show_groups(
     let mut gpus = cx.call::<ListGpus>(&request).await?.gpus;
     gpus.truncate(args.max_offers.into());
     let name = |gpu: &Value| gpu["name"].as_str().unwrap_or("?").to_owned();
-    let none = "No GPU fits. `windlass offer` with the same flags says why.";
+    let none = "No GPU fits. Run `windlass offer` with the same flags to see why.";
     ListView { project: Some(&cx.project), kind: "gpus", name, none }.print(
         &gpus,
         args.output.format,
@@ -295,39 +295,39 @@ fn gpu_table(gpus: &[Value], regions: bool) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{ResourceArgs, gpu_table, group_by, spec};
+    use super::{ResourceArgs, build_run_spec, gpu_table, parse_group_by};
     use crate::output::style::Style;
     use serde_json::json;
 
     #[test]
-    fn what_is_wanted_is_checked_here() {
+    fn invalid_resource_flags_are_refused_by_the_client() {
         let wants = ResourceArgs {
             gpu: Some("H100:80GB:2..".to_owned()),
             max_price: Some(3.5),
             ..ResourceArgs::default()
         };
-        let sent = spec(&wants).unwrap().value().unwrap();
+        let sent = build_run_spec(&wants).unwrap().value().unwrap();
         assert_eq!(sent["configuration"]["resources"]["gpu"]["name"], json!(["H100"]));
         assert_eq!(sent["configuration"]["max_price"], 3.5);
         let wrong = ResourceArgs { memory: Some("lots".to_owned()), ..ResourceArgs::default() };
-        let text = spec(&wrong).unwrap_err().text();
+        let text = build_run_spec(&wrong).unwrap_err().text();
         assert!(text.contains("memory"), "{text}");
         let nowhere = ResourceArgs { backend: vec!["moon".to_owned()], ..ResourceArgs::default() };
-        assert!(spec(&nowhere).is_err());
+        assert!(build_run_spec(&nowhere).is_err());
     }
 
     #[test]
-    fn groups_are_of_gpus() {
+    fn group_by_accepts_only_valid_gpu_groupings() {
         let words = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
-        assert_eq!(group_by(&words("gpu,backend")).unwrap(), Some(words("backend")));
-        assert_eq!(group_by(&[]).unwrap(), None);
+        assert_eq!(parse_group_by(&words("gpu,backend")).unwrap(), Some(words("backend")));
+        assert_eq!(parse_group_by(&[]).unwrap(), None);
         for wrong in ["backend", "gpu,region", "gpu,colour"] {
-            assert!(group_by(&words(wrong)).is_err(), "{wrong}");
+            assert!(parse_group_by(&words(wrong)).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn a_group_is_one_line() {
+    fn a_gpu_group_is_printed_on_one_line() {
         let gpu = json!({ "name": "H100", "memory_mib": 81920, "spot": ["on-demand", "spot"], "backends": ["aws", "gcp"],
             "count": { "min": 1, "max": 8 }, "price": { "min": 2.5, "max": 4.0 }, "availability": ["available", "no_quota"] });
         let lines = gpu_table(&[gpu], false).lines(Style::plain());

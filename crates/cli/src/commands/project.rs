@@ -31,13 +31,13 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass project                                    projects that you may see; the default is marked
-  windlass project add lab                            a new one, with you as its admin
-  windlass project set-default lab                    what commands work in without `--project`
-  windlass project members lab                        who is in it
+  windlass project                                    list the projects that you can see; the default is marked
+  windlass project add lab                            create a project, with you as its admin
+  windlass project set-default lab                    use it in commands without `--project`
+  windlass project members lab                        list its members
   windlass project members lab --set ada=manager --remove bob
-  windlass project members lab --allow-ssh-fleets ada   for global admins
-  windlass project grant-backend lab local            for global admins: the server's machine serves it, too
+  windlass project members lab --allow-ssh-fleets ada   for global admins only
+  windlass project grant-backend lab local            for global admins only: allow the server's machine
   windlass project delete -y lab";
 
 #[derive(Debug, clap::Args)]
@@ -89,7 +89,7 @@ pub(crate) enum Action {
         #[arg(value_name = "PROJECT")]
         name: Option<String>,
         /// Assign a role (`user`, `manager` or `admin`) to a user; may be repeated
-        #[arg(long, value_name = "USER=ROLE", value_parser = setting)]
+        #[arg(long, value_name = "USER=ROLE", value_parser = parse_role_assignment)]
         set: Vec<(String, ProjectRole)>,
         /// Remove a user from the project; may be repeated
         #[arg(long, value_name = "USER")]
@@ -133,15 +133,15 @@ pub(crate) enum Action {
     },
 }
 
-fn setting(text: &str) -> Result<(String, ProjectRole), String> {
-    let (user, role) = text.split_once('=').ok_or("want USER=ROLE")?;
+fn parse_role_assignment(text: &str) -> Result<(String, ProjectRole), String> {
+    let (user, role) = text.split_once('=').ok_or("expected USER=ROLE")?;
     let role = match role {
         "user" => ProjectRole::User,
         "manager" => ProjectRole::Manager,
         "admin" => ProjectRole::Admin,
-        _ => return Err("the role is user, manager or admin".to_owned()),
+        _ => return Err("the role must be `user`, `manager` or `admin`".to_owned()),
     };
-    if user.is_empty() { Err("want USER=ROLE".to_owned()) } else { Ok((user.to_owned(), role)) }
+    if user.is_empty() { Err("expected USER=ROLE".to_owned()) } else { Ok((user.to_owned(), role)) }
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         None | Some(Action::List) => {
             let projects = list(cx).await?;
             let name = |project: &Project| project.project_name.clone();
-            let none = "No projects. `windlass project add NAME` makes one.";
+            let none = "No projects. Run `windlass project add NAME` to create one.";
             ListView { project: None, kind: "projects", name, none }
                 .print(&projects, format, |wide| table(&projects, &cx.project, wide))?;
             Ok(Exit::Done)
@@ -164,29 +164,31 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let request =
                 CreateRequest { project_name: name.clone(), is_public: *public, templates_repo: None };
             let project = cx.call::<CreateProject>(&request).await?;
-            let said =
-                format!("Added `{name}`. `windlass project set-default {name}` works in it from now on.");
+            let said = format!(
+                "Created project `{name}`. Run `windlass project set-default {name}` to make it your default."
+            );
             output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::SetDefault { name }) => {
             let project = find(cx, name).await?;
             let file = login::set_default_project(&Home::find()?, name)?;
-            let said = format!("Commands work in `{name}` from now on (written to {}).", file.display());
+            let said = format!("Your default project is now `{name}` (written to {}).", file.display());
             output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<GrantBackend>(&request).await?;
-            let said = format!("Fleets of `{name}` may use `{backend}` from now on.");
+            let said = format!("Fleets of `{name}` may now use `{backend}`.");
             output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::RevokeBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<RevokeBackend>(&request).await?;
-            let said = format!("Fleets of `{name}` may no longer use `{backend}`. Instances there stay.");
+            let said =
+                format!("Fleets of `{name}` may no longer use `{backend}`. Existing instances are kept.");
             output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
@@ -270,7 +272,7 @@ async fn change(
     Ok(project)
 }
 
-const fn role(role: ProjectRole) -> &'static str {
+const fn parse_role(role: ProjectRole) -> &'static str {
     match role {
         ProjectRole::User => "user",
         ProjectRole::Manager => "manager",
@@ -284,8 +286,9 @@ fn facts(project: &Project) -> DetailView {
     facts.add("Owner", &project.owner.username);
     facts.add("Public", if project.is_public { "yes" } else { "no" });
     let members = project.members.iter();
-    let members: Vec<String> =
-        members.map(|member| format!("{} ({})", member.user.username, role(member.project_role))).collect();
+    let members: Vec<String> = members
+        .map(|member| format!("{} ({})", member.user.username, parse_role(member.project_role)))
+        .collect();
     facts.add("Members", members.join("\n"));
     facts.add("Backends", project.granted_backends.join(", "));
     facts.add("Created", project.created_at.map(|time| time.to_string()).unwrap_or_default());
@@ -326,7 +329,8 @@ fn members_table(members: &[Member], wide: bool) -> Table {
         vec!["USER", "ROLE"]
     });
     for member in members {
-        let mut row: Vec<Cell> = vec![member.user.username.as_str().into(), role(member.project_role).into()];
+        let mut row: Vec<Cell> =
+            vec![member.user.username.as_str().into(), parse_role(member.project_role).into()];
         if wide {
             let secrets = if member.permissions.can_manage_secrets { "yes" } else { "" };
             let is_admin = member.user.global_role == GlobalRole::Admin;
@@ -340,13 +344,13 @@ fn members_table(members: &[Member], wide: bool) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{ProjectRole, setting};
+    use super::{ProjectRole, parse_role_assignment};
 
     #[test]
-    fn a_role_is_given_as_user_and_word() {
-        assert_eq!(setting("ada=manager"), Ok(("ada".to_owned(), ProjectRole::Manager)));
+    fn a_role_assignment_is_parsed_as_user_equals_role() {
+        assert_eq!(parse_role_assignment("ada=manager"), Ok(("ada".to_owned(), ProjectRole::Manager)));
         for wrong in ["ada", "=user", "ada=", "ada=king"] {
-            assert!(setting(wrong).is_err(), "{wrong}");
+            assert!(parse_role_assignment(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -25,14 +25,14 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass ps                  what waits and runs
-  windlass ps -a -o wide       finished runs too, with every column
-  windlass ps -w               show it again whenever it changes
-  windlass ps -n 20 -o json    the newest twenty, for a program
+  windlass ps                  active runs
+  windlass ps -a -o wide       also finished runs, with all columns
+  windlass ps -w               update the table when it changes
+  windlass ps -n 20 -o json    the newest 20 runs, as JSON
   windlass ps 'train-*' --status failed --user ada
 
-A job of a run with several is called RUN-RANK-REPLICA, here and everywhere. Where a service answers and when a schedule
-starts next are columns of their own when some run has them.";
+If a run has several jobs, each is named RUN-RANK-REPLICA, here and in other commands. The URL of a service and the next
+start of a schedule are shown in additional columns if a run has one.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -104,7 +104,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.watch && !matches!(args.output.format, Format::Table | Format::Wide) {
-        return Err(CliError::usage("`-w` shows tables only").hint("leave out `-o`"));
+        return Err(CliError::usage("`-w` requires the output format `table` or `wide`").hint("omit `-o`"));
     }
     context::with_context(&args.at, async |cx| {
         if args.watch { watch(cx, args).await } else { print_once(cx, args).await }
@@ -118,11 +118,11 @@ async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         cx.call::<ReadProject>(&EmptyRequest {}).await?;
     }
     let none = if args.is_filtered() {
-        "No such runs. `windlass ps -a` lists all."
+        "No matching runs. Run `windlass ps -a` to list all runs."
     } else if args.all || args.last.is_some() {
-        "No runs yet. `windlass apply -f FILE` starts one."
+        "No runs yet. Run `windlass apply -f FILE` to start one."
     } else {
-        "No active runs. `windlass ps -a` shows finished ones too."
+        "No active runs. Run `windlass ps -a` to include finished ones."
     };
     ListView { project: Some(&cx.project), kind: "runs", name: run_name, none }.print(
         &runs,
@@ -147,9 +147,9 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
                 draw(&lines);
             } else {
                 if before.is_some() {
-                    output::data("");
+                    output::print_data("");
                 }
-                lines.iter().for_each(|line| output::data(line));
+                lines.iter().for_each(|line| output::print_data(line));
             }
             before = Some(news);
         }
@@ -175,7 +175,7 @@ fn draw(lines: &[String]) {
         screen.push_str(&format!("{line}\x1b[K\n"));
     }
     screen.push_str("\x1b[J");
-    output::raw(screen.as_bytes());
+    output::write_raw(screen.as_bytes());
 }
 
 /// Lists page by page: a server returns at most a hundred runs at once.
@@ -265,8 +265,8 @@ fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
     let is_its_own = run.status_message.contains("retry") || run.status == "pending";
     let latest = job.and_then(|job| job.job_submissions.last());
     match latest.filter(|_| run.jobs.len() != 1 || !is_its_own) {
-        Some(latest) => format::status(&latest.status, &latest.status_message),
-        None => format::status(&run.status, &run.status_message),
+        Some(latest) => format::split_status(&latest.status, &latest.status_message),
+        None => format::split_status(&run.status, &run.status_message),
     }
 }
 
@@ -303,7 +303,7 @@ impl RunRows<'_> {
     fn row(&self, job: Option<&Job>, name: &str, url: String) -> Vec<Cell> {
         let Self { run, columns, now } = self;
         let latest = job.and_then(|job| job.job_submissions.last());
-        let given = latest.and_then(provisioned).unwrap_or_default();
+        let given = latest.and_then(provisioning_data).unwrap_or_default();
         let resources = &given["instance_type"]["resources"];
         let region = given["region"].as_str().unwrap_or_default();
         let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
@@ -344,7 +344,7 @@ impl RunRows<'_> {
     }
 }
 
-fn provisioned(submission: &JobSubmission) -> Option<Value> {
+fn provisioning_data(submission: &JobSubmission) -> Option<Value> {
     submission.job_provisioning_data.as_ref()?.value().ok()
 }
 
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_a_word_and_its_sentence_has_a_column_that_is_cut() {
+    fn long_status_messages_are_truncated_in_their_own_column() {
         let sentence = "no place for it now: local-0 needs 64 CPUs, has 2, and there is nothing else";
         let waits = run("waits", &json!({"status": "pending", "status_message": sentence}), &[]);
         let lines = table(&[waits], false, "http://h").lines_fitting(Style::plain(), Some(60));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_shows_its_address_and_its_jobs_by_their_names() {
+    fn ps_shows_the_service_url_and_its_job_names() {
         let job = json!({"status": "running", "status_message": "running"});
         let service = json!({"service": {"url": "/proxy/services/main/web/"}});
         let web = run("web", &service, &[job.clone(), job]);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_names() {
+    fn name_patterns_match_with_wildcards() {
         for (pattern, name) in [
             ("train", "train"),
             ("tr*", "train"),

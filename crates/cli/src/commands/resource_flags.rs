@@ -194,7 +194,7 @@ impl Overrides {
     /// Replaces the fields of the file with the flags. Fails for configurations without such fields.
     pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), CliError> {
         let mut document = serde_json::to_value(&*configuration)
-            .map_err(|error| CliError::from_error("complete the configuration", &error))?;
+            .map_err(|error| CliError::from_error("failed to add the flags to the configuration", &error))?;
         let mut settings = self.wants.settings();
         settings.extend(self.lifetime.settings(&document));
         if settings.is_empty() {
@@ -207,24 +207,24 @@ impl Overrides {
         if configuration.run().is_none() {
             let all = listed(&settings.iter().collect::<Vec<_>>());
             return Err(CliError::usage(format!("{all} cannot be used with a {kind}"))
-                .why("these flags are for tasks, services and dev environments")
-                .hint(format!("write it into the file of the {kind}")));
+                .why("these flags apply only to tasks, services and dev environments")
+                .hint(format!("set the values in the configuration of the {kind}")));
         }
         let resources: Vec<&FlagSetting> = settings.iter().filter(|setting| setting.is_resource()).collect();
         if !resources.is_empty() && document["groups"].as_array().is_some_and(|groups| !groups.is_empty()) {
             return Err(CliError::usage(format!("{} cannot be used with `groups`", listed(&resources)))
-                .why("each group has `resources` of its own")
+                .why("each group has its own `resources`")
                 .hint("change `resources` of the groups in the file"));
         }
         settings.iter().for_each(|setting| setting.write(&mut document));
         *configuration =
-            Configuration::from_json(&document).map_err(|problems| wrong(&settings, &problems))?;
+            Configuration::from_json(&document).map_err(|problems| invalid_flags(&settings, &problems))?;
         Ok(())
     }
 }
 
 /// Maps problems of the configuration to the flags that caused them.
-fn wrong(settings: &[FlagSetting], problems: &[Diagnosis]) -> CliError {
+fn invalid_flags(settings: &[FlagSetting], problems: &[Diagnosis]) -> CliError {
     let is_of = |problem: &Diagnosis, setting: &FlagSetting| problem.path.starts_with(setting.field);
     let all: Vec<String> = problems
         .iter()
@@ -234,7 +234,8 @@ fn wrong(settings: &[FlagSetting], problems: &[Diagnosis]) -> CliError {
         })
         .collect();
     let hint = problems.iter().find_map(|problem| problem.hint.clone());
-    CliError::usage(all.join("; ")).hint(hint.unwrap_or_else(|| "`--help` shows how to write it".to_owned()))
+    CliError::usage(all.join("; "))
+        .hint(hint.unwrap_or_else(|| "run the command with `--help` for the syntax".to_owned()))
 }
 
 #[cfg(test)]
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_the_place_of_what_the_file_says_and_the_rest_stays() {
+    fn flags_override_the_file_and_keep_other_fields() {
         let mut task = file(
             "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 8GB..}\nretry: {on_events: [interruption], duration: 5m}\n",
         );
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_means_nothing_is_named_and_so_is_one_that_does_not_apply() {
+    fn invalid_and_inapplicable_flags_are_named_in_the_error() {
         let gpu = |text: &str| Overrides {
             wants: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
             ..Overrides::default()
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_is_on_off_or_for_so_long() {
+    fn retry_flags_disable_retry_or_set_its_duration() {
         let retry = |lifetime: RunPolicyArgs| {
             let mut task = file("type: task\ncommands: [a]\nretry: true\n");
             Overrides { lifetime, ..Overrides::default() }.apply(&mut task).unwrap();

@@ -20,12 +20,12 @@ const COMMAND_SOURCE: &str = "the command line";
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass run -y -- nvidia-smi                       run it, follow it, return what it returned
+  windlass run -y -- nvidia-smi                       run a command, follow its output and return its exit code
   windlass run -y --image python:3.12 --cpu 4 -- python -c 'print(1)'
   windlass run -y -d -n sweep -e LR=0.1 --gpu H100:1 -- python train.py
-  windlass run -y -- 'make && make test'              one argument is a line of shell
+  windlass run -y -- 'make && make test'              a single argument is a shell command line
 
-What is typed reaches the program as it is. The exit codes are those of `windlass apply`.";
+Arguments are passed to the program unchanged. The exit codes are those of `windlass apply`.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 fn start(args: &Args) -> Result<Exit, CliError> {
-    let configuration = configuration(args)?;
+    let configuration = build_configuration(args)?;
     let applied = apply::Args {
         detach: args.detach,
         name: args.name.clone(),
@@ -89,8 +89,8 @@ fn start(args: &Args) -> Result<Exit, CliError> {
     submit(&applied, &source)
 }
 
-fn configuration(args: &Args) -> Result<Configuration, CliError> {
-    let mut document = json!({ "type": "task", "commands": [line(&args.command)] });
+fn build_configuration(args: &Args) -> Result<Configuration, CliError> {
+    let mut document = json!({ "type": "task", "commands": [shell_line(&args.command)] });
     if let Some(image) = &args.image {
         document["image"] = json!(image);
     }
@@ -98,12 +98,12 @@ fn configuration(args: &Args) -> Result<Configuration, CliError> {
         document["nodes"] = json!(nodes);
     }
     Configuration::from_json(&document)
-        .map_err(|problems| CliError::usage("read the command").why(error::summary(&problems)))
+        .map_err(|problems| CliError::usage("invalid command").why(error::summary(&problems)))
 }
 
 /// Renders the command. One argument is a shell command line, several are a program and its arguments. Dollar signs are
 /// doubled, because configurations treat two as one.
-fn line(command: &[String]) -> String {
+fn shell_line(command: &[String]) -> String {
     let line = match command {
         [only] => only.clone(),
         words => words.iter().map(|word| shell::quote(word)).collect::<Vec<_>>().join(" "),
@@ -115,13 +115,13 @@ fn line(command: &[String]) -> String {
 mod tests {
     use windlass_model::config::references;
 
-    use super::{Configuration, line};
+    use super::{Configuration, shell_line};
 
     #[test]
-    fn what_is_typed_reaches_the_program_as_it_is() {
+    fn run_command_reaches_the_program_unchanged() {
         let command = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-            let document = serde_json::json!({ "type": "task", "commands": [line(&words)] });
+            let document = serde_json::json!({ "type": "task", "commands": [shell_line(&words)] });
             let mut task = Configuration::from_json(&document).unwrap();
             references::resolve_for_client(&mut task, &[], |_| None).unwrap();
             serde_json::to_value(&task).unwrap()["commands"][0].as_str().unwrap().to_owned()

@@ -22,11 +22,11 @@ const VALUE_BYTES_MAX: u64 = 1 << 20;
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass secret                             names, never values
-  windlass secret set TOKEN                   asks for the value, without echo
-  windlass secret set TOKEN --for managers    runs of managers and admins alone may use it
-  pass show hub | windlass secret set TOKEN   reads it from standard input
-  windlass secret get TOKEN                   the value, to standard output
+  windlass secret                             list the names of secrets, never their values
+  windlass secret set TOKEN                   prompt for the value, without echo
+  windlass secret set TOKEN --for managers    only runs of managers and admins may use it
+  pass show hub | windlass secret set TOKEN   read the value from standard input
+  windlass secret get TOKEN                   print the value
   windlass secret delete -y TOKEN
 
 In a configuration: `env: [\"TOKEN=${{ secrets.TOKEN }}\"]`.";
@@ -67,7 +67,7 @@ pub(crate) enum Action {
         value: Option<String>,
         /// Users whose runs may use it: `everyone` in the project, `managers`, or members by name. Defaults to the
         /// current setting, and to `everyone` for a new secret
-        #[arg(long = "for", value_name = "USER,…|managers|everyone", value_parser = users)]
+        #[arg(long = "for", value_name = "USER,…|managers|everyone", value_parser = parse_users)]
         users: Option<SecretUsers>,
     },
     /// Delete secrets
@@ -90,7 +90,7 @@ struct SecretRow {
     users: SecretUsers,
 }
 
-fn users(text: &str) -> Result<SecretUsers, String> {
+fn parse_users(text: &str) -> Result<SecretUsers, String> {
     match text {
         "everyone" => Ok(SecretUsers::Group(SecretGroup::Everyone)),
         "managers" => Ok(SecretUsers::Group(SecretGroup::Managers)),
@@ -98,7 +98,7 @@ fn users(text: &str) -> Result<SecretUsers, String> {
             let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
             if names.iter().any(String::is_empty) {
                 return Err(
-                    "want `everyone`, `managers`, or names of members with commas between them".to_owned()
+                    "expected `everyone`, `managers`, or names of members, separated by commas".to_owned()
                 );
             }
             Ok(SecretUsers::Named(names))
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let listed = list(cx).await?.into_iter();
             let secrets: Vec<SecretRow> =
                 listed.map(|Secret { id, name, users, .. }| SecretRow { id, name, users }).collect();
-            let none = "No secrets. `windlass secret set NAME` stores one.";
+            let none = "No secrets. Run `windlass secret set NAME` to store one.";
             let name = |secret: &SecretRow| secret.name.clone();
             ListView { project: Some(&cx.project), kind: "secrets", name, none }.print(
                 &secrets,
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let secret = find(cx, name).await?;
             let value = secret.value.clone().unwrap_or_default();
             // The stored value is printed unmodified, with a line break.
-            output::print_one(format, &secret, name, |_| output::data(&value))?;
+            output::print_one(format, &secret, name, |_| output::print_data(&value))?;
             Ok(Exit::Done)
         }
         Some(Action::Set { name, users, .. }) => {
@@ -184,7 +184,9 @@ fn read_value(name: &str, given: Option<&str>) -> Result<String, CliError> {
         None => {
             let mut text = String::new();
             let read = std::io::stdin().lock().take(VALUE_BYTES_MAX).read_to_string(&mut text);
-            read.map_err(|error| CliError::from_error("read the value from standard input", &error))?;
+            read.map_err(|error| {
+                CliError::from_error("failed to read the value from standard input", &error)
+            })?;
             // `echo` and text editors append a line break that is not part of the value.
             text.strip_suffix('\n')
                 .map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned())
@@ -193,7 +195,7 @@ fn read_value(name: &str, given: Option<&str>) -> Result<String, CliError> {
     };
     if value.is_empty() {
         return Err(CliError::usage(format!("the value of `{name}` is empty"))
-            .hint(format!("`windlass secret set {name} < FILE` reads it from a file")));
+            .hint(format!("run `windlass secret set {name} < FILE` to read it from a file")));
     }
     Ok(value)
 }
@@ -216,15 +218,15 @@ fn table(secrets: &[SecretRow], wide: bool) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{SecretGroup, SecretUsers, users};
+    use super::{SecretGroup, SecretUsers, parse_users};
 
     #[test]
-    fn users_of_a_secret_are_a_word_or_names() {
-        assert_eq!(users("everyone"), Ok(SecretUsers::Group(SecretGroup::Everyone)));
-        assert_eq!(users("managers"), Ok(SecretUsers::Group(SecretGroup::Managers)));
-        assert_eq!(users("ada, bob"), Ok(SecretUsers::Named(vec!["ada".into(), "bob".into()])));
+    fn secret_users_are_a_group_or_a_list_of_names() {
+        assert_eq!(parse_users("everyone"), Ok(SecretUsers::Group(SecretGroup::Everyone)));
+        assert_eq!(parse_users("managers"), Ok(SecretUsers::Group(SecretGroup::Managers)));
+        assert_eq!(parse_users("ada, bob"), Ok(SecretUsers::Named(vec!["ada".into(), "bob".into()])));
         for wrong in ["", "ada,", ",bob"] {
-            assert!(users(wrong).is_err(), "{wrong}");
+            assert!(parse_users(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -31,16 +31,16 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass server                                        on port 3000 of this machine, with SQLite
+  windlass server                                        listen on port 3000 of this machine, with SQLite
   windlass server --host 0.0.0.0 --database-url postgres://windlass@db/windlass
-  windlass server start                                  in the background
+  windlass server start                                  start in the background
   windlass server status && windlass server stop
-  windlass server backup /backups/windlass.db            an online copy of its SQLite database";
+  windlass server backup /backups/windlass.db            copy the SQLite database of a running server";
 
 const STATUS: &str = "\
 Examples:
-  windlass server status            exit code 1 when none runs
-  windlass server status -o name    its address alone";
+  windlass server status            exit code 1 if no server is running
+  windlass server status -o name    only its URL";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = false, subcommand_negates_reqs = true)]
@@ -181,7 +181,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// Start the server of this machine in the background, unless it is running
     #[command(
-        after_help = "Examples:\n  windlass server start    as the first command does when no server is configured"
+        after_help = "Examples:\n  windlass server start    as the first command does if no server is configured"
     )]
     Start,
     /// Create a new encryption key, re-encrypt all secrets with it and delete the old keys
@@ -236,18 +236,19 @@ const WORKERS_MAX: usize = 4;
 pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
     if args.background {
         // A new session has no terminal: Ctrl-C and a closed window do not affect it.
-        rustix::process::setsid().map_err(|error| CliError::from_error("leave the terminal", &error))?;
+        rustix::process::setsid()
+            .map_err(|error| CliError::from_error("failed to detach from the terminal", &error))?;
     }
     let (action, format) = (args.action.take(), args.output.format);
     if matches!(action, Some(Action::Start)) {
-        return start(&args, format);
+        return start_in_background(&args, format);
     }
     if let (None, Some(token)) = (&action, &args.admin_token)
         && let Some(words) = strip_token(std::env::args_os().skip(1).collect())
     {
         return Err(reexec_without_token(words, token));
     }
-    log(args.log_level, args.log_format);
+    init_logging(args.log_level, args.log_format);
     let settings = settings(args)?;
     match action {
         None | Some(Action::Start) => block_on_workers(serve(settings, StartMode::Plain))?,
@@ -267,7 +268,7 @@ pub(crate) fn block_on_workers<T>(work: impl Future<Output = anyhow::Result<T>>)
         .worker_threads(workers)
         .enable_all()
         .build()
-        .context("start the runtime")?;
+        .context("failed to start the runtime")?;
     runtime.block_on(work)
 }
 
@@ -289,8 +290,9 @@ fn strip_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
 /// Replaces this process with the same program without the token in its arguments, because all users of the machine can
 /// read the command line of a process. The new program reads the token from a pipe. Returns only on failure.
 fn reexec_without_token(mut words: Vec<OsString>, token: &str) -> CliError {
-    let failed =
-        |error: &dyn std::error::Error| CliError::from_error("take the token off the command line", error);
+    let failed = |error: &dyn std::error::Error| {
+        CliError::from_error("failed to remove the token from the command line", error)
+    };
     let (read, mut write) = match std::io::pipe() {
         Ok(pipe) => pipe,
         Err(error) => return failed(&error),
@@ -320,13 +322,13 @@ fn reexec_without_token(mut words: Vec<OsString>, token: &str) -> CliError {
     failed(&error)
 }
 
-fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
+fn start_in_background(args: &Args, format: Format) -> Result<Exit, CliError> {
     let home = Home::find()?;
     if args.data_dir.as_ref().is_some_and(|given| *given != home.server_dir()) {
-        return Err(CliError::usage("`server start` starts the server of `WINDLASS_HOME`")
-            .hint("`windlass server --data-dir DIR` runs another one, in the foreground"));
+        return Err(CliError::usage("`server start` accepts only the data directory in `WINDLASS_HOME`")
+            .hint("run `windlass server --data-dir DIR` to use another one, in the foreground"));
     }
-    let flags = flags(std::env::args_os().skip(1).collect());
+    let flags = server_flags(std::env::args_os().skip(1).collect());
     let is_plain = flags.is_empty();
     let admin_token = match (&args.admin_token, &args.admin_token_file) {
         (None, Some(file)) => Some(read_token_file(file).map_err(anyhow::Error::from)?),
@@ -336,14 +338,14 @@ fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
         local_server::start_once(&home, local_server::StartRequest::Flags { flags, admin_token })?;
     if started {
         output::print_message(&format!(
-            "Started a server at {}. `windlass server stop` stops it.",
+            "Started a server at {}. Run `windlass server stop` to stop it.",
             login.url
         ));
     } else if is_plain {
-        output::print_message(&format!("A server runs already at {}.", login.url));
+        output::print_message(&format!("A server is already running at {}.", login.url));
     } else {
         output::print_message(&format!(
-            "A server runs already at {}: what you ask for counts after `windlass server stop`.",
+            "A server is already running at {}. Run `windlass server stop` first to start it with these flags.",
             login.url
         ));
     }
@@ -351,7 +353,7 @@ fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
 }
 
 /// Returns the flags of `server start` that are passed on to the server.
-fn flags(words: Vec<OsString>) -> Vec<OsString> {
+fn server_flags(words: Vec<OsString>) -> Vec<OsString> {
     let mut flags = Vec::new();
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -374,7 +376,10 @@ fn flags(words: Vec<OsString>) -> Vec<OsString> {
 fn stop(data_dir: &Path) -> Result<(), CliError> {
     match local_server::stop(data_dir)? {
         Some(running) => output::print_message(&format!("Stopped the server at {}.", running.url)),
-        None => output::print_message(&format!("No server runs with the data in {}.", data_dir.display())),
+        None => output::print_message(&format!(
+            "No server is running with data directory {}.",
+            data_dir.display()
+        )),
     }
     Ok(())
 }
@@ -392,8 +397,8 @@ fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
     });
     let name = running.as_ref().map_or("", |running| &running.url);
     output::print_one(format, &document, name, |_| match &running {
-        Some(running) => output::data(&format!("running at {} (process {})", running.url, running.pid)),
-        None => output::data("not running"),
+        Some(running) => output::print_data(&format!("running at {} (process {})", running.url, running.pid)),
+        None => output::print_data("not running"),
     })?;
     Ok(if running.is_some() { Exit::Done } else { Exit::Failed })
 }
@@ -448,20 +453,20 @@ pub(crate) enum StartMode {
 
 pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Result<()> {
     // Registered first, so that a signal during the start also shuts down cleanly.
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to listen for SIGINT")?;
     crate::fd_limit::raise_limit();
     let data_dir = settings.data_dir.clone();
     let is_own = settings.tls.as_ref().is_some_and(|tls| tls.given.is_none());
     let server = Server::start(settings).await?;
     let url = format!("http://{}", server.address());
     if let Some(token) = server.first_token() {
-        show_first_token(token.text(), &data_dir).context("write the token of user `admin`")?;
+        show_first_token(token.text(), &data_dir).context("failed to write the token of user `admin`")?;
     }
     // The socket is already listening: readers of the file can connect.
     let running = ServerProcess::this(&url);
     if let Some(running) = &running {
-        running.write(&data_dir).context("write down where the server is")?;
+        running.write(&data_dir).context("failed to record the address of the server")?;
     }
     match &start {
         StartMode::Plain => {}
@@ -469,10 +474,10 @@ pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Resul
     }
     if let Some(address) = server.tls_address() {
         let certificate = data_dir.join("tls/cert.pem");
-        let known = if is_own { format!(" (known by {})", certificate.display()) } else { String::new() };
+        let known = if is_own { format!(" (certificate: {})", certificate.display()) } else { String::new() };
         output::print_message(&format!("HTTPS is at https://{address}{known}"));
     }
-    output::print_message(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
+    output::print_message(&format!("windlass is ready at {url} (press Ctrl-C to stop)"));
     let stopped = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -495,21 +500,21 @@ fn show_first_token(token: &str, data_dir: &Path) -> std::io::Result<()> {
     let file = data_dir.join(FIRST_TOKEN_FILE);
     crate::home::write_private(&file, &format!("{token}\n"))?;
     if std::io::stderr().is_terminal() {
-        output::print_message(&format!("Token of user `admin`, shown this once: {token}"));
+        output::print_message(&format!("Token of user `admin`, shown only once: {token}"));
     }
     output::print_message(&format!(
-        "The token of user `admin` is in {}: keep it and delete the file.",
+        "The token of user `admin` is in {}. Store it elsewhere and delete the file.",
         file.display()
     ));
     Ok(())
 }
 
 fn print_dev_help(url: &str, token: &str, data_dir: &Path, kept: bool) {
-    let fate = if kept { "kept" } else { "removed at the end" };
+    let fate = if kept { "kept" } else { "removed at exit" };
     output::print_message(&format!(
-        "A server for development; its data in {} is {fate}. In another terminal:\n\n  \
+        "Development server: its data in {} is {fate}. In another terminal:\n\n  \
          export WINDLASS_URL={url} WINDLASS_TOKEN={token}\n  \
-         windlass apply -f FILE\n\nor, to choose it for all terminals:\n\n  \
+         windlass apply -f FILE\n\nor, to use it in all terminals:\n\n  \
          windlass login --url {url} --token {token}\n",
         data_dir.display()
     ));
@@ -522,11 +527,11 @@ async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
     let server = Server::start(settings).await?;
     windlass_server::services::secrets::rotate_keys(server.app()).await?;
     server.run(async {}).await;
-    output::print_message("Everything is sealed with a new key; the old ones are gone.");
+    output::print_message("All secrets are encrypted with a new key; the old keys are deleted.");
     Ok(())
 }
 
-pub(crate) fn log(level: LogLevel, format: LogFormat) {
+pub(crate) fn init_logging(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,

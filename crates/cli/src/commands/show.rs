@@ -3,7 +3,7 @@
 use serde_json::Value;
 use windlass_api::runs::{Job, JobSubmission, Run};
 
-use super::{apply::resources, is_finished};
+use super::{apply::format_resources, is_finished};
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, run_name},
@@ -20,9 +20,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass show train             what was submitted, its jobs, where they run, how they ended
+  windlass show train             the configuration, the jobs, their instances and results
   windlass show train -o wide     every submission of every job
-  windlass show train -o json     the whole run, for programs";
+  windlass show train -o json     the whole run, as JSON";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             facts(&run, &cx.url).print();
             let table = jobs(&run, wide);
             if !run.jobs.is_empty() {
-                output::data("");
+                output::print_data("");
                 if wide { table.whole().print() } else { table.print() }
             }
         })?;
@@ -55,7 +55,7 @@ fn facts(run: &Run, server: &str) -> DetailView {
     let now = format::now();
     let spec = run.run_spec.value().unwrap_or_default();
     let configuration = &spec["configuration"];
-    let (word, sentence) = format::status(&run.status, &run.status_message);
+    let (word, sentence) = format::split_status(&run.status, &run.status_message);
     let mut facts = DetailView::new();
     facts.add("Name", run_name(run));
     facts.status("Status", word);
@@ -77,7 +77,7 @@ fn facts(run: &Run, server: &str) -> DetailView {
     facts.add("Variables", format_variables(&configuration["env"]));
     let wanted = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
     if !wanted.is_null() {
-        facts.add("Resources", resources(&wanted["requirements"]["resources"]));
+        facts.add("Resources", format_resources(&wanted["requirements"]["resources"]));
     }
     facts.add("Fleet", run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default());
     facts.add("Cost", if run.cost > 0.0 { format::price(run.cost) } else { String::new() });
@@ -124,7 +124,7 @@ fn row(job: &Job, submission: &JobSubmission, wide: bool) -> Vec<Cell> {
         submission.job_provisioning_data.as_ref().and_then(|given| given.value().ok()).unwrap_or_default();
     let region = given["region"].as_str().unwrap_or_default();
     let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
-    let (word, sentence) = format::status(&submission.status, &submission.status_message);
+    let (word, sentence) = format::split_status(&submission.status, &submission.status_message);
     let said = submission.termination_reason_message.as_deref().and_then(|said| said.lines().next());
     let mut row: Vec<Cell> = vec![
         field_text(&spec["job_name"]).into(),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_shows_what_was_submitted_and_no_value_of_a_variable() {
+    fn show_prints_the_submitted_run_without_variable_values() {
         let lines = facts(&run(), "http://h").lines(Style::plain()).join("\n");
         for part in ["train", "failed", "train.yml", "debian", "make\n", "./train", "TOKEN", "ada"] {
             assert!(lines.contains(part), "no {part} in\n{lines}");

@@ -23,18 +23,18 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass ssh train                     a shell in its first job
-  windlass ssh train nvidia-smi          one command
+  windlass ssh train                     open a shell in the first job
+  windlass ssh train nvidia-smi          run one command
   windlass ssh train-1-0                 the second node: RUN-RANK-REPLICA
   windlass ssh --replica 2 web           a replica of a service
 
-The exit code is that of the shell or the command; 255 is OpenSSH's own. It needs OpenSSH's client on this machine, and
-nothing in the image.";
+The exit code is that of the shell or the command; 255 is OpenSSH's own. This machine needs the OpenSSH client; the
+image needs nothing.";
 
 const EXEC_EXAMPLES: &str = "\
 Examples:
   windlass exec train -- ls -l /tmp
-  windlass exec train -- python -c 'print(1)'    each argument arrives as it is
+  windlass exec train -- python -c 'print(1)'    each argument is passed unchanged
   windlass exec -t train -- top                  with a terminal
   tar c data | windlass exec train -- tar x -C /tmp
 
@@ -99,30 +99,30 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, CliError> {
 
 /// Replaces this process with OpenSSH.
 fn exec_ssh(which: &JobArgs, at: &ServerArgs, tty: bool, line: Option<String>) -> Result<Exit, CliError> {
-    let host = context::with_context(at, async |cx| host(cx, at, which).await)?;
+    let host = context::with_context(at, async |cx| write_ssh_entry(cx, at, which).await)?;
     let config = Home::find()?.ssh_dir().join("config");
     let mut command = Command::new("ssh");
     command.arg("-F").arg(config).arg(if tty { "-t" } else { "-T" });
     command.arg("--").arg(host).args(line);
     let error = command.exec();
-    let problem = CliError::from_error("start `ssh`", &error);
+    let problem = CliError::from_error("failed to start `ssh`", &error);
     Err(if error.kind() == std::io::ErrorKind::NotFound {
-        problem.hint("install OpenSSH's client")
+        problem.hint("install the OpenSSH client")
     } else {
         problem
     })
 }
 
 /// Returns the host name of the job in the OpenSSH configuration.
-async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, CliError> {
+async fn write_ssh_entry(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, CliError> {
     let (run, name, place) = find_job(cx, which).await?;
     if !job_progress(&run).iter().any(|job| place.matches(job) && job.status == "running") {
-        return Err(CliError::new(format!("log in to `{}`", which.name))
+        return Err(CliError::new(format!("cannot log in to `{}`", which.name))
             .why(format!(
-                "job {} of replica {} does not run: the run is {}",
+                "job {} of replica {} is not running: the run is {}",
                 place.job, place.replica, run.status
             ))
-            .hint(format!("`windlass why {name}` says more")));
+            .hint(format!("run `windlass why {name}` for details")));
     }
     ssh::write_entry(cx, at, &run, &name, place, &which.ssh_identity).await
 }
@@ -131,7 +131,7 @@ async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, 
 async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, LoginTarget), CliError> {
     let unknown = match cx.run(&which.name).await {
         Ok(run) => {
-            let place = attach::place(&run, which.replica, which.job.unwrap_or(0));
+            let place = attach::select_job(&run, which.replica, which.job.unwrap_or(0));
             return Ok((run, which.name.clone(), place));
         }
         Err(problem) => problem,

@@ -17,9 +17,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass stop train             ask, then let it end in good order
-  windlass stop -y -w train eval  no question, and wait for the end of both
-  windlass stop -x -y train       at once";
+  windlass stop train             stop a run gracefully, after a confirmation
+  windlass stop -y -w train eval  skip the confirmation, and wait until both have ended
+  windlass stop -x -y train       abort it without a grace period";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]

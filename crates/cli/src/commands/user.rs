@@ -28,14 +28,14 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass user                                  who there is
-  windlass user create ada > token.txt           prints the token, which is shown only once
-  windlass user grant ada queue                  may ask for containers of the queue; `revoke` takes it back
-  windlass user refresh-token ada                a new token; all that they had die at once
+  windlass user                                  list users
+  windlass user create ada > token.txt           create a user; the token is printed only once
+  windlass user grant ada queue                  allow container requests; `revoke` withdraws the right
+  windlass user refresh-token ada                replace all tokens of a user with a new one
   windlass user token create ci --scope submit --expires 30d > ci.token
   windlass user delete -y ada
 
-A user sees the projects that they are a member of: `windlass project members main --set ada=user`.";
+Users see the projects of which they are members. To add a member: `windlass project members main --set ada=user`.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -133,13 +133,13 @@ pub(crate) enum Right {
 
 const TOKENS: &str = "\
 Examples:
-  windlass user token                                              which you have
+  windlass user token                                              list your additional tokens
   windlass user token create ci --scope submit --expires 30d > ci.token
-  windlass user token create app --scope services                  for calls to services, and for nothing else
+  windlass user token create app --scope services                  only for requests to services
   windlass user token revoke -y ci
 
-Scopes: `all` that you may do; `read` looks; `submit` looks, runs and stops; `services` calls services. Streams that are
-open with a token end when it is revoked.";
+Scopes: `all` permits all that you may do; `read` permits reading; `submit` permits reading, running and stopping;
+`services` permits requests to services. Streams that were opened with a token end when it is revoked.";
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum TokenAction {
@@ -195,7 +195,7 @@ impl From<ScopeArg> for TokenScope {
 fn parse_expiry(text: &str) -> Result<i64, String> {
     parse_duration(text).and_then(|seconds| match seconds {
         1.. => Ok(seconds),
-        _ => Err("expected a time such as 12h or 30d".to_owned()),
+        _ => Err("expected a duration such as `12h` or `30d`".to_owned()),
     })
 }
 
@@ -213,7 +213,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {
-            let user = shown(cx, name).await?;
+            let user = fetch_without_creds(cx, name).await?;
             output::print_one(format, &user, name, |_| facts(&user).print())?;
             Ok(Exit::Done)
         }
@@ -227,25 +227,26 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
                 can_use_queue: queue.then_some(true),
             };
             let user = cx.call::<CreateUser>(&request).await?;
-            token(format, &user, &format!("Added `{name}`."))
+            print_token(format, &user, &format!("Created user `{name}`."))
         }
         Some(Action::Grant { name, right }) => change(cx, format, name, *right, true).await,
         Some(Action::Revoke { name, right }) => change(cx, format, name, *right, false).await,
         Some(Action::Token { action }) => run_token_action(cx, format, action.as_ref()).await,
         Some(Action::RefreshToken { name, yes }) => {
-            shown(cx, name).await?;
-            let question = format!("Replace all tokens of `{name}`? They die at once.");
+            fetch_without_creds(cx, name).await?;
+            let question = format!("Replace all tokens of `{name}`? They become invalid immediately.");
             if !output::confirm(*yes, &question)? {
                 output::print_message("Nothing was changed.");
                 return Ok(Exit::Failed);
             }
             let user = cx.call::<RefreshToken>(&NameRequest { username: name.clone() }).await?;
-            token(format, &user, &format!("The old tokens of `{name}` are dead."))
+            print_token(format, &user, &format!("The old tokens of `{name}` are no longer valid."))
         }
         Some(Action::Delete { names, yes }) => {
             let request = DeleteRequest { users: names.clone() };
             let call = async || cx.call::<DeleteUsers>(&request).await.map(drop);
-            output::delete(names, *yes, "Deleted", async |name| shown(cx, name).await, call).await
+            output::delete(names, *yes, "Deleted", async |name| fetch_without_creds(cx, name).await, call)
+                .await
         }
     })
 }
@@ -259,7 +260,7 @@ async fn run_token_action(
         None | Some(TokenAction::List) => {
             let tokens = cx.call::<ListTokens>(&EmptyRequest {}).await?;
             let name = |token: &NamedToken| token.name.clone();
-            ListView { project: None, kind: "tokens", name, none: "No tokens beside the first one." }.print(
+            ListView { project: None, kind: "tokens", name, none: "No additional tokens." }.print(
                 &tokens,
                 format,
                 |_| token_table(&tokens),
@@ -275,11 +276,13 @@ async fn run_token_action(
                 .expires_at
                 .map_or_else(|| "It does not expire.".to_owned(), |at| format!("It expires at {at}."));
             output::print_message(&if format == Format::Name {
-                format!("The token was not shown: `windlass user token revoke {name}`, and make another one.")
+                format!(
+                    "The token was not shown. Run `windlass user token revoke {name}` and create another one."
+                )
             } else {
                 format!("{until} This is the token; it is not shown again:")
             });
-            output::print_one(format, &made, name, |_| output::data(&made.token))?;
+            output::print_one(format, &made, name, |_| output::print_data(&made.token))?;
             Ok(Exit::Done)
         }
         Some(TokenAction::Revoke { names, yes }) => {
@@ -288,7 +291,7 @@ async fn run_token_action(
                 Some(token) => Ok(token.clone()),
                 None => Err(CliError::new(format!("you have no token named `{name}`"))
                     .code(ErrorCode::UnknownName)
-                    .hint("`windlass user token` lists them")),
+                    .hint("run `windlass user token` to list them")),
             };
             let request = RevokeTokensRequest { names: names.clone() };
             let call = async || cx.call::<RevokeTokens>(&request).await.map(drop);
@@ -320,7 +323,7 @@ async fn list(cx: &Context) -> Result<Vec<User>, CliError> {
 }
 
 /// Returns a user without credentials, which only `create` and `refresh-token` print.
-async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
+async fn fetch_without_creds(cx: &Context, name: &str) -> Result<User, CliError> {
     match cx.try_call::<ReadUser>(&NameRequest { username: name.to_owned() }).await {
         Ok(UserWithCreds {
             id,
@@ -339,7 +342,7 @@ async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
                 CliError::new(format!("no user named `{name}` on the server")).code(ErrorCode::UnknownName);
             Err(match closest_name(name, all.iter().map(|user| user.username.as_str())) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                None => problem.hint("`windlass user` lists them"),
+                None => problem.hint("run `windlass user` to list them"),
             })
         }
         Err(error) => Err(cx.explain(&error).await),
@@ -354,7 +357,7 @@ async fn change(
     right: Right,
     given: bool,
 ) -> Result<Exit, CliError> {
-    let user = shown(cx, name).await?;
+    let user = fetch_without_creds(cx, name).await?;
     let can_use_queue = match right {
         Right::Queue => Some(given),
     };
@@ -367,24 +370,26 @@ async fn change(
     };
     let user = cx.call::<UpdateUser>(&request).await?;
     output::print_message(&match (given, user.permissions.can_use_queue) {
-        (true, _) => format!("`{name}` may ask for containers of the queue."),
-        (false, false) => format!("`{name}` may not ask for containers of the queue any more."),
-        (false, true) => format!("`{name}` is an admin, and may ask for containers all the same."),
+        (true, _) => format!("`{name}` may now submit container requests."),
+        (false, false) => format!("`{name}` may no longer submit container requests."),
+        (false, true) => format!("`{name}` is an admin and may still submit container requests."),
     });
     output::print_one(format, &user, name, |_| ())?;
     Ok(Exit::Done)
 }
 
 /// Prints only the token to stdout, for `windlass user create ada > token`.
-fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, CliError> {
+fn print_token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, CliError> {
     let name = &user.username;
     output::print_message(&if format == Format::Name {
-        format!("{done} The token was not shown: `windlass user refresh-token {name}` makes another one.")
+        format!(
+            "{done} The token was not shown. Run `windlass user refresh-token {name}` to create another one."
+        )
     } else {
         format!("{done} This is the token; it is not shown again:")
     });
     let document = serde_json::json!({ "username": name, "token": user.creds.token });
-    output::print_one(format, &document, name, |_| output::data(&user.creds.token))?;
+    output::print_one(format, &document, name, |_| output::print_data(&user.creds.token))?;
     Ok(Exit::Done)
 }
 

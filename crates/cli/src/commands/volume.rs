@@ -21,10 +21,10 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass volume                         volumes, where they are and what uses them
-  windlass volume get checkpoints         all about one
-  windlass volume delete -y checkpoints   and what is on it
-  windlass apply -f volume.yml            makes one";
+  windlass volume                         list volumes, with their backends and instances
+  windlass volume get checkpoints         show one volume
+  windlass volume delete -y checkpoints   delete a volume and its data
+  windlass apply -f volume.yml            create a volume";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
-            let none = "No volumes. `windlass apply -f FILE` makes one.";
+            let none = "No volumes. Run `windlass apply -f FILE` to create one.";
             let name = |volume: &Volume| volume.name.clone();
             let list = ListView { project: Some(&cx.project), kind: "volumes", name, none };
             list.show(format, listing.watch, async || self::list(cx).await, table).await

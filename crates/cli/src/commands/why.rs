@@ -18,9 +18,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass why train              why it waits, with every place that it does not fit and what would help
-  windlass why 12                 the same of a managed job, by its number or name
-  windlass why train -o json      the same for programs";
+  windlass why train              show why it is waiting, what does not fit and what would help
+  windlass why 12                 the same for a managed job, by number or name
+  windlass why train -o json      the same as JSON";
 
 /// Maximum number of locations for which fixes are listed.
 const FIXES_MAX: usize = 3;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         let Some(run) = find_run(cx, &args.name).await? else {
             return jobs::why::explain_job(cx, &args.name, args.output.format).await;
         };
-        let plan = if waits_for_capacity(&run) { Some(plan(cx, &run).await?) } else { None };
+        let plan = if waits_for_capacity(&run) { Some(fetch_plan(cx, &run).await?) } else { None };
         let name = run_name(&run);
         let document = json!({
             "name": name,
@@ -59,9 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             "shortfalls": shortfalls(&run),
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
-        output::print_one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
+        output::print_one(args.output.format, &document, &name, |_| print_run(&run, plan.as_ref(), &cx.url))?;
         if let Some(job) = jobs::why::find_job_named(cx, &args.name).await {
-            output::print_message(&format!("A managed job has this name too: `windlass why {job}`."));
+            output::print_message(&format!("A managed job has the same name: run `windlass why {job}`."));
         }
         Ok(Exit::Done)
     })
@@ -93,7 +93,7 @@ fn waits_for_capacity(run: &Run) -> bool {
 }
 
 /// Describes how a submission ended.
-fn ended(last: &JobSubmission) -> Option<String> {
+fn format_end(last: &JobSubmission) -> Option<String> {
     match (last.termination_reason.as_deref()?, last.exit_status) {
         ("done_by_runner", code) => Some(format!("finished, exit code {}", code.unwrap_or(0))),
         (reason, Some(code)) => Some(format!("{}, exit code {code}", reason.replace('_', " "))),
@@ -111,7 +111,7 @@ fn shortfalls(run: &Run) -> Vec<Value> {
     run.jobs.iter().filter_map(of_job).collect()
 }
 
-async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
+async fn fetch_plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
     let request = PlanRequest {
         run_spec: run.run_spec.clone(),
         max_offers: Some(3),
@@ -123,53 +123,56 @@ async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
     cx.call::<PlanRun>(&request).await
 }
 
-fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
+fn print_run(run: &Run, plan: Option<&RunPlan>, server: &str) {
     let name = run_name(run);
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
     let since = format::ago(run.last_processed_at, format::now());
-    output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
+    output::print_data(&output::printable(&format!("{name}: {status} (last checked {since})")));
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
-    if let Some(reason) = latest.find_map(ended)
+    if let Some(reason) = latest.find_map(format_end)
         && is_finished(&run.status)
     {
-        output::data(&format!("  reason: {}", output::printable(&reason)));
+        output::print_data(&format!("  reason: {}", output::printable(&reason)));
     }
     if let Some(reason) = &run.reason {
-        output::data(&format!("  why:  {}", follow::indent_lines(&output::printable(reason))));
+        output::print_data(&format!("  why:  {}", follow::indent_lines(&output::printable(reason))));
     }
     if let Some(next) = deployment_status::next_start(run, format::now()) {
-        output::data(&format!("  next start: {next}"));
+        output::print_data(&format!("  next start: {next}"));
     }
     if let Some(address) =
         deployment_status::format_address(run, server).filter(|_| !is_finished(&run.status))
     {
-        output::data(&output::printable(&format!("  address: {address}")));
+        output::print_data(&output::printable(&format!("  address: {address}")));
     }
-    if let Some(line) = deployment_status::words(run) {
-        output::data(&output::printable(&format!("  {line}")));
+    if let Some(line) = deployment_status::format_deployment(run) {
+        output::print_data(&output::printable(&format!("  {line}")));
     }
     for line in deployment_status::format_scaling(run) {
-        output::data(&output::printable(&format!("  scaling: {line}")));
+        output::print_data(&output::printable(&format!("  scaling: {line}")));
     }
     for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
-        output::data(&format!("  why:  {}", follow::indent_lines(&output::printable(&why))));
+        output::print_data(&format!("  why:  {}", follow::indent_lines(&output::printable(&why))));
     }
     print_jobs(run);
     let noted = if needs_no_capacity(run) { Vec::new() } else { shortfalls(run) };
     for job in &noted {
-        let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
+        let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "does not fit" };
         print_refusals(heading, job);
     }
     if let Some(plan) = plan {
         for job in &plan.job_plans {
             let spec = job.job_spec.value().unwrap_or_default();
-            output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
+            output::print_data(&format!(
+                "  requires: {}",
+                apply::format_resources(&spec["requirements"]["resources"])
+            ));
             // The recorded refusals are the same, slightly older.
             match job.why.as_ref().filter(|_| noted.is_empty()) {
-                Some(why) => print_refusals("no place for it now", &why.value().unwrap_or_default()),
+                Some(why) => print_refusals("does not fit now", &why.value().unwrap_or_default()),
                 None if noted.is_empty() => {
                     let count = usize::try_from(job.total_offers).unwrap_or(0);
-                    output::data(&format!("  fits now: {}", format::count(count, "offer")));
+                    output::print_data(&format!("  fits now: {}", format::count(count, "offer")));
                 }
                 None => {}
             }
@@ -177,14 +180,14 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     }
     let mut seen =
         plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
-    let cures = cures(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
+    let cures = format_fixes(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
     if !cures.is_empty() {
-        output::data("  to make it fit:");
-        cures.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
+        output::print_data("  to make it fit:");
+        cures.iter().for_each(|line| output::print_data(&output::printable(&format!("    {line}"))));
     }
     // Skip hints to run this command.
     if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
-        output::data(&format!("  hint: {hint}"));
+        output::print_data(&format!("  hint: {hint}"));
     }
 }
 
@@ -198,23 +201,23 @@ fn print_jobs(run: &Run) {
         };
         let spec = job.job_spec.value().unwrap_or_default();
         let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
-        output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
+        output::print_data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
         match latest.queue_position {
-            Some(0) => output::data("    next in line for a machine"),
-            Some(ahead) => output::data(&format!(
-                "    {} in front of it",
+            Some(0) => output::print_data("    next in line for an instance"),
+            Some(ahead) => output::print_data(&format!(
+                "    {} ahead of it",
                 format::count(usize::try_from(ahead).unwrap_or(0), "job")
             )),
             None => {}
         }
-        if let Some(line) = runs_in(latest) {
-            output::data(&output::printable(&format!("    runs in {line}")));
+        if let Some(line) = format_runtime(latest) {
+            output::print_data(&output::printable(&format!("    runs in {line}")));
         }
     }
 }
 
 /// Runtime of a job, and its user if known.
-fn runs_in(submission: &JobSubmission) -> Option<String> {
+fn format_runtime(submission: &JobSubmission) -> Option<String> {
     let runtime = submission.job_runtime_data.as_ref()?.value().ok()?;
     let runs_in = runtime["runs_in"].as_str()?;
     let user = runtime["username"].as_str().map(|user| format!(", as user {user}")).unwrap_or_default();
@@ -222,7 +225,7 @@ fn runs_in(submission: &JobSubmission) -> Option<String> {
 }
 
 /// Lists the changes after which the job would fit, for locations where no other obstacle remains.
-pub(super) fn cures(why: &Value) -> Vec<String> {
+pub(super) fn format_fixes(why: &Value) -> Vec<String> {
     let refusals = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
     let cure = |refusal: &Value| {
         let short = refusal["shortfalls"].as_array().filter(|short| !short.is_empty())?;
@@ -234,10 +237,10 @@ pub(super) fn cures(why: &Value) -> Vec<String> {
 }
 
 pub(super) fn print_refusals(heading: &str, why: &Value) {
-    let lines = apply::refusals(why, usize::MAX);
+    let lines = apply::format_refusals(why, usize::MAX);
     if lines.is_empty() {
         return;
     }
-    output::data(&output::printable(&format!("  {heading}:")));
-    lines.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
+    output::print_data(&output::printable(&format!("  {heading}:")));
+    lines.iter().for_each(|line| output::print_data(&output::printable(&format!("    {line}"))));
 }

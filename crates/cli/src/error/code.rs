@@ -23,8 +23,8 @@ pub(crate) enum ErrorCode {
     TooLarge,
     Repository,
     UnsetVariable,
-    Unchangeable,
-    UnfitKey,
+    ImmutableField,
+    UnusableKey,
 }
 
 impl ErrorCode {
@@ -47,8 +47,8 @@ impl ErrorCode {
         Self::TooLarge,
         Self::Repository,
         Self::UnsetVariable,
-        Self::Unchangeable,
-        Self::UnfitKey,
+        Self::ImmutableField,
+        Self::UnusableKey,
     ];
 
     /// `W010`, as printed and matched.
@@ -71,8 +71,8 @@ impl ErrorCode {
             Self::TooLarge => "W030",
             Self::Repository => "W031",
             Self::UnsetVariable => "W032",
-            Self::Unchangeable => "W033",
-            Self::UnfitKey => "W034",
+            Self::ImmutableField => "W033",
+            Self::UnusableKey => "W034",
         }
     }
 
@@ -82,14 +82,14 @@ impl ErrorCode {
         match self {
             Self::Failed => "failed",
             Self::Usage => "usage",
-            Self::ConfirmationRequired => "unanswered",
+            Self::ConfirmationRequired => "no-confirmation",
             Self::Unreachable => "unreachable",
             Self::Address => "address",
             Self::UnknownToken => "unknown-token",
             Self::NoToken => "no-token",
             Self::NotAllowed => "not-allowed",
             Self::Refused => "refused",
-            Self::ProtocolError => "broken-talk",
+            Self::ProtocolError => "protocol-error",
             Self::LocalServer => "local-server",
             Self::Untrusted => "untrusted",
             Self::UnknownProject => "unknown-project",
@@ -97,8 +97,8 @@ impl ErrorCode {
             Self::TooLarge => "too-large",
             Self::Repository => "repository",
             Self::UnsetVariable => "unset-variable",
-            Self::Unchangeable => "unchangeable",
-            Self::UnfitKey => "unfit-key",
+            Self::ImmutableField => "immutable-field",
+            Self::UnusableKey => "unusable-key",
         }
     }
 }

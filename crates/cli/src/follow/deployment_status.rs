@@ -11,10 +11,10 @@ pub(crate) fn deployment(run: &Run) -> Option<&Deployment> {
 }
 
 /// Describes the newest deployment. The first deployment is described by its replicas.
-pub(crate) fn words(run: &Run) -> Option<String> {
+pub(crate) fn format_deployment(run: &Run) -> Option<String> {
     let one = deployment(run).filter(|one| one.num > 0)?;
     let num = one.num;
-    let took = format!("{} of {} new replicas take requests, {} old left", one.ready, one.wanted, one.old);
+    let took = format!("{} of {} new replicas ready, {} old remaining", one.ready, one.wanted, one.old);
     let waits = one.message.as_deref().map(|what| format!("; {what}")).unwrap_or_default();
     let words = match (one.state.as_str(), &one.rolled_back) {
         ("asleep", _) => return None,
@@ -23,10 +23,13 @@ pub(crate) fn words(run: &Run) -> Option<String> {
         }
         ("complete", None) => format!("deployment {num} is complete"),
         ("failed", _) => {
-            format!("deployment {num} failed: {}; {took}", one.message.as_deref().unwrap_or("no reason"))
+            format!(
+                "deployment {num} failed: {}; {took}",
+                one.message.as_deref().unwrap_or("no reason reported")
+            )
         }
         (_, Some(undone)) => {
-            format!("deployment {} is rolled back: {}; {took}{waits}", undone.num, undone.message)
+            format!("deployment {} is being rolled back: {}; {took}{waits}", undone.num, undone.message)
         }
         (_, None) => format!("deployment {num}: {took}{waits}"),
     };
@@ -70,7 +73,7 @@ pub(crate) fn format_scaling(run: &Run) -> Vec<String> {
     let line = |group: &windlass_api::runs::GroupScaling| {
         let said = group.message.as_ref()?;
         Some(format!(
-            "group {}: {} wanted; {said}",
+            "group {}: {} desired; {said}",
             group.group,
             crate::output::format::count(group.desired as usize, "replica")
         ))
@@ -97,9 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_is_told_from_its_beginning_to_its_end() {
+    fn deployment_status_is_described_from_rollout_to_end() {
         let told = |state: &str, message: Value, rolled_back: Value| {
-            words(&run(
+            format_deployment(&run(
                 2,
                 json!({"num": 2, "state": state, "ready": 1, "wanted": 2, "old": 1, "message": message,
                        "rolled_back": rolled_back}),
@@ -107,12 +110,12 @@ mod tests {
         };
         assert_eq!(
             told("rolling", json!("replica 2 starts"), Value::Null).unwrap(),
-            "deployment 2: 1 of 2 new replicas take requests, 1 old left; replica 2 starts"
+            "deployment 2: 1 of 2 new replicas ready, 1 old remaining; replica 2 starts"
         );
         assert_eq!(told("complete", Value::Null, Value::Null).unwrap(), "deployment 2 is complete");
         assert_eq!(
             told("failed", json!("replica 2 ended"), Value::Null).unwrap(),
-            "deployment 2 failed: replica 2 ended; 1 of 2 new replicas take requests, 1 old left"
+            "deployment 2 failed: replica 2 ended; 1 of 2 new replicas ready, 1 old remaining"
         );
         let undone = json!({"num": 1, "message": "replica 2 ended"});
         let back = told("complete", Value::Null, undone).unwrap();
@@ -120,11 +123,11 @@ mod tests {
         assert_eq!(told("asleep", Value::Null, Value::Null), None);
         // A deployment that the server has not processed yet is not described.
         let before = run(3, json!({"num": 2, "state": "complete", "ready": 1, "wanted": 1, "old": 0}));
-        assert_eq!((words(&before), is_complete(&before)), (None, false));
+        assert_eq!((format_deployment(&before), is_complete(&before)), (None, false));
     }
 
     #[test]
-    fn a_service_without_requests_sleeps_and_says_what_it_measures() {
+    fn an_idle_service_is_reported_as_scaled_to_zero_with_its_metric() {
         let mut run = run(0, Value::Null);
         run.status = "pending".to_owned();
         run.scaling = serde_json::from_value(
@@ -134,7 +137,7 @@ mod tests {
         assert!(is_scaled_to_zero(&run));
         assert_eq!(
             format_scaling(&run),
-            ["group 0: 0 replicas wanted; 0.00 requests per second over 60 s (target 1 each)"]
+            ["group 0: 0 replicas desired; 0.00 requests per second over 60 s (target 1 each)"]
         );
         run.status = "running".to_owned();
         assert!(!is_scaled_to_zero(&run));

@@ -91,20 +91,20 @@ pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
         latest_submissions(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
     let text = match reason? {
         "failed_to_start_due_to_no_capacity" => {
-            format!("`windlass fleet` shows what there is; `windlass why {name}` says what does not fit")
+            format!("run `windlass why {name}` to see what does not fit, and `windlass fleet` to list fleets")
         }
         "creating_container_error" => {
             "check `image` and `registry_auth`, and that the host can reach the registry".to_owned()
         }
         "executor_error" | "waiting_runner_limit_exceeded" => {
-            format!("`windlass logs --diagnose {name}` shows what the agent saw")
+            format!("run `windlass logs --diagnose {name}` to see the log of the agent")
         }
-        "instance_unreachable" => "`windlass fleet` shows the state of the host".to_owned(),
+        "instance_unreachable" => "run `windlass fleet` to see the status of the instance".to_owned(),
         "max_duration_exceeded" => "raise `max_duration`, or set it to `off`".to_owned(),
         "ports_binding_failed" => {
-            "another process on the host has the port; choose another in `ports`".to_owned()
+            "another process on the host uses the port; choose another one in `ports`".to_owned()
         }
-        "volume_error" => "`windlass volume` shows the state of the volumes".to_owned(),
+        "volume_error" => "run `windlass volume` to see the status of the volumes".to_owned(),
         _ => return None,
     };
     Some(text)
@@ -117,7 +117,7 @@ mod tests {
     use super::{super::progress::tests::run, Exit, exit_for};
 
     #[test]
-    fn a_run_that_a_limit_ended_has_a_code_of_its_own() {
+    fn a_run_ended_by_a_limit_has_its_own_exit_code() {
         let ended = |status: &str, job: serde_json::Value| {
             let mut run = run(&[job]);
             run.status = status.to_owned();

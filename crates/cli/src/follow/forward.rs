@@ -48,8 +48,11 @@ impl PortForwards {
         for port in &wanted.ports {
             let local = port.local_port.unwrap_or(0);
             let listener = TcpListener::bind((wanted.host, local)).await.map_err(|error| {
-                CliError::from_error(&format!("listen on port {local} of this machine"), &error)
-                    .hint(format!("`-p LOCAL:{}` chooses another, `-p '*:{0}'` any", port.container_port))
+                CliError::from_error(&format!("failed to listen on port {local} of this machine"), &error)
+                    .hint(format!(
+                        "use `-p LOCAL:{}` for another port, or `-p '*:{0}'` for any free port",
+                        port.container_port
+                    ))
             })?;
             bound.push((port.container_port, listener));
         }
@@ -126,7 +129,7 @@ impl PortForward {
 
     async fn forward_connection(&self, mut guest: TcpStream) {
         let Some(job_submission_id) = *self.target.lock() else {
-            return self.warn_once("the job does not run now");
+            return self.warn_once("the job is not running");
         };
         let _ = guest.set_nodelay(true);
         let request = ConnectRequest { run_name: self.run.clone(), job_submission_id, port: self.port };

@@ -35,7 +35,7 @@ pub(super) struct InterruptListener {
 
 impl InterruptListener {
     pub(super) fn listen() -> Result<Self, CliError> {
-        let failed = |error: std::io::Error| CliError::from_error("listen for signals", &error);
+        let failed = |error: std::io::Error| CliError::from_error("failed to listen for signals", &error);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
@@ -66,7 +66,7 @@ impl InterruptListener {
     pub(super) async fn prompt(&mut self, question: &str) -> UserRequest {
         let question = question.to_owned();
         // A thread that waits for input ends with the process.
-        let answer = tokio::task::spawn_blocking(move || read(&question));
+        let answer = tokio::task::spawn_blocking(move || read_choice(&question));
         tokio::select! {
             answer = answer => answer.unwrap_or(UserRequest::Detach),
             _ = self.interrupt.recv() => {
@@ -82,7 +82,7 @@ impl InterruptListener {
 }
 
 /// The end of the input detaches, because that is harmless.
-fn read(question: &str) -> UserRequest {
+fn read_choice(question: &str) -> UserRequest {
     loop {
         {
             let mut out = std::io::stderr().lock();

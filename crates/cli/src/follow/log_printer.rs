@@ -187,7 +187,7 @@ mod tests {
     const AT: Timestamp = Timestamp(1_000_000);
 
     #[test]
-    fn lines_are_whole_however_they_come() {
+    fn lines_are_reassembled_from_chunks_of_any_size() {
         let text = b"one\ntwo\r\n\nthree";
         for step in 1..text.len() {
             let (mut lines, mut out) = (LineSplitter::default(), Vec::new());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_shown_in_parts() {
+    fn an_overlong_line_is_printed_in_parts() {
         let (mut lines, mut out) = (LineSplitter::default(), Vec::new());
         lines.add(&vec![b'x'; LINE_MAX + 1], AT, |line, _| out.push(line.to_vec()));
         assert_eq!(out, [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_time_at_which_it_began() {
+    fn a_line_is_stamped_with_the_time_of_its_first_byte() {
         let (mut lines, mut text) = (LineSplitter::default(), Vec::new());
         let shown = LineFormat { several: true, timestamps: true, grep: None };
         lines.add(b"a", Timestamp::from_secs(1), |line, at| shown.add(&mut text, "0-1 | ", line, at));
@@ -222,7 +222,7 @@ mod tests {
     /// The cost of a line depends on its length alone, not on the size of the chunk: one million lines take little
     /// time.
     #[test]
-    fn many_lines_in_one_piece_are_found_in_one_pass() {
+    fn a_chunk_of_many_lines_is_split_in_one_pass_without_copying() {
         let piece = b"step 17 of training, loss=0.25\n".repeat(200_000);
         let grep = Regex::new("loss=9").unwrap();
         let shown = LineFormat { several: false, timestamps: false, grep: Some(&grep) };

@@ -241,7 +241,9 @@ impl LogPages {
 }
 
 fn decode(message: &str) -> Result<Vec<u8>, CliError> {
-    STANDARD.decode(message).map_err(|error| CliError::from_error("read the server's log page", &error))
+    STANDARD
+        .decode(message)
+        .map_err(|error| CliError::from_error("failed to decode the log page of the server", &error))
 }
 
 /// Finds the offset of the last `lines` of a range. `None` if the range has no more lines.
@@ -263,7 +265,8 @@ pub(crate) async fn find_last_lines(
         }
         let mut before: u64 = pieces.iter().map(|bytes| bytes.len() as u64).sum();
         let start = page.next_token.as_deref().map_or(Ok(0), str::parse::<u64>);
-        let start = start.map_err(|error| CliError::from_error("read the server's log page", &error))?;
+        let start = start
+            .map_err(|error| CliError::from_error("failed to decode the log page of the server", &error))?;
         if lines == 0 {
             return Ok(Some(start + before));
         }
@@ -319,7 +322,7 @@ mod tests {
     use super::PollBackoff;
 
     #[test]
-    fn a_run_is_looked_at_soon_after_news_and_seldom_without() {
+    fn polling_backs_off_while_idle_and_resets_on_news() {
         let mut pace = PollBackoff::new();
         let waits: Vec<u128> = (0..8).map(|_| pace.wait().as_millis()).collect();
         assert_eq!(waits, [25, 50, 100, 200, 400, 800, 1000, 1000]);

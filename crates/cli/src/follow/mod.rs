@@ -121,7 +121,11 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
         is_open: false,
         pace: PollBackoff::new(),
         seen: String::new(),
-        rollout: if deployment_status::is_complete(run) { deployment_status::words(run) } else { None },
+        rollout: if deployment_status::is_complete(run) {
+            deployment_status::format_deployment(run)
+        } else {
+            None
+        },
         wish: InterruptListener::listen()?,
         may_stop: how.may_stop,
     };
@@ -180,7 +184,7 @@ impl RunFollower<'_> {
 
     /// Prints each step of a deployment once, above the tree.
     fn print_deployment(&mut self, run: &Run) {
-        let words = deployment_status::words(run);
+        let words = deployment_status::format_deployment(run);
         if words.is_none() || words == self.rollout {
             return;
         }
@@ -253,7 +257,7 @@ impl RunFollower<'_> {
             UserRequest::Interrupt if !self.may_stop => UserRequest::Detach,
             UserRequest::Interrupt if output::can_prompt() => {
                 let question = format!(
-                    "`{}` is not over. [s]top it, or [d]etach and leave it running? (Ctrl-C detaches)",
+                    "`{}` has not ended. [s]top it, or [d]etach and leave it running? (Ctrl-C detaches)",
                     self.name
                 );
                 self.wish.prompt(&question).await
@@ -274,14 +278,14 @@ impl RunFollower<'_> {
                 } else {
                     let name = &self.name;
                     output::print_message(&format!(
-                        "Left `{name}` running; `windlass attach --logs {name}` follows it again."
+                        "Detached from `{name}`, which is still running. Run `windlass attach --logs {name}` to follow it again."
                     ));
                 }
                 return Ok(Some(Exit::Done));
             }
             UserRequest::StopWaiting => {
                 output::print_message(&format!(
-                    "Left; `windlass ps -a` shows what became of `{}`.",
+                    "Stopped waiting. Run `windlass ps -a` to see the status of `{}`.",
                     self.name
                 ));
                 return Ok(Some(Exit::RunStopped));

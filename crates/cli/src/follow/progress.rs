@@ -4,7 +4,7 @@ use serde::Serialize;
 use uuid::Uuid;
 use windlass_api::runs::{Job, JobSubmission, Run};
 
-use crate::{commands::apply::refusals, output::format};
+use crate::{commands::apply::format_refusals, output::format};
 
 /// Progress of an image pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -52,7 +52,7 @@ impl JobProgress {
     }
 
     /// Returns whether the job has not started yet.
-    pub(crate) fn is_coming(&self) -> bool {
+    pub(crate) fn is_starting(&self) -> bool {
         matches!(self.status.as_str(), "submitted" | "provisioning" | "pulling")
     }
 
@@ -74,7 +74,7 @@ impl JobProgress {
 
 /// Returns whether the run has not started yet: its jobs have not, or it waits for a retry.
 pub(crate) fn is_coming(run: &Run, jobs: &[JobProgress]) -> bool {
-    matches!(run.status.as_str(), "pending" | "submitted") || jobs.iter().any(JobProgress::is_coming)
+    matches!(run.status.as_str(), "pending" | "submitted") || jobs.iter().any(JobProgress::is_starting)
 }
 
 /// Returns the newest submission of each job.
@@ -85,10 +85,10 @@ pub(crate) fn job_progress(run: &Run) -> Vec<JobProgress> {
 fn progress_of(job: &Job) -> Option<JobProgress> {
     let latest = job.job_submissions.last()?;
     let spec = job.job_spec.value().unwrap_or_default();
-    let pull = pull(latest);
+    let pull = pull_progress(latest);
     let lacks = latest.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity");
     let noted = latest.why.as_ref().filter(|_| latest.status == "submitted");
-    let noted = noted.and_then(|why| refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
+    let noted = noted.and_then(|why| format_refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
     // For a finished attempt, use its termination message.
     let said = latest.termination_reason_message.as_deref().filter(|_| lacks);
     let why = noted.or_else(|| said.and_then(|said| said.lines().next()).map(str::to_owned));
@@ -104,7 +104,7 @@ fn progress_of(job: &Job) -> Option<JobProgress> {
     })
 }
 
-fn pull(latest: &JobSubmission) -> Option<PullProgress> {
+fn pull_progress(latest: &JobSubmission) -> Option<PullProgress> {
     let seen = latest.image_pull_progress.as_ref()?.value().ok()?;
     let bytes = |name: &str| seen[name].as_u64().unwrap_or(0);
     Some(PullProgress {
@@ -123,7 +123,7 @@ fn message(latest: &JobSubmission, pull: Option<&PullProgress>) -> String {
     };
     match (latest.status.as_str(), latest.queue_position) {
         ("submitted", Some(0)) => "queued, next in line".to_owned(),
-        ("submitted", Some(ahead)) => format!("queued, {ahead} in front of it"),
+        ("submitted", Some(ahead)) => format!("queued, {ahead} ahead of it"),
         ("submitted", None) => "queued".to_owned(),
         ("provisioning", _) => match machine() {
             Some(name) => format!("provisioning on {name}"),
@@ -174,7 +174,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn each_step_to_a_running_job_has_its_words() {
+    fn every_startup_stage_has_a_progress_text() {
         let pull = |downloaded: u64, extracted: u64, last: bool| {
             json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": downloaded,
                 "extracted_bytes": extracted, "total_bytes": 2_000_000_u64, "is_total_bytes_final": last}})
@@ -197,7 +197,7 @@ pub(super) mod tests {
             said,
             [
                 "queued, next in line",
-                "queued, 3 in front of it: gpu-0: needs 8 CPUs, has 2",
+                "queued, 3 ahead of it: gpu-0: needs 8 CPUs, has 2",
                 "provisioning on gpu-0",
                 "preparing",
                 "pulling the image, 500 kB of at least 2 MB",
@@ -208,7 +208,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pull_is_told_by_quarters() {
+    fn pull_progress_is_reported_in_quarters() {
         let at = |downloaded: u64| {
             let job = json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": downloaded,
                 "extracted_bytes": 0, "total_bytes": 100, "is_total_bytes_final": true}});

@@ -136,7 +136,7 @@ impl ProgressTree {
                 text.push_str(&render_bar(pull));
             }
             text.push_str(&output::printable(&job.words().replace('\n', " ")));
-            let colour = if job.is_coming() { Colour::None } else { Colour::for_status(&job.status) };
+            let colour = if job.is_starting() { Colour::None } else { Colour::for_status(&job.status) };
             lines.push(style.paint(colour, &truncate(&text, columns)));
         }
         if jobs.len() > shown.len() {
@@ -180,7 +180,7 @@ mod tests {
     };
 
     #[test]
-    fn the_tree_has_a_branch_for_each_job_and_a_bar_for_an_image() {
+    fn tree_has_a_branch_per_job_and_a_bar_for_image_pulls() {
         let jobs = job_progress(&run(&[
             json!({"status": "submitted", "queue_position": 2}),
             json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": 500_000, "extracted_bytes": 500_000,
@@ -192,7 +192,7 @@ mod tests {
             tree.lines("provisioning", &jobs, 100, Style::plain()),
             [
                 "⠋ train  provisioning  0 s",
-                "├─ 0-0  queued, 2 in front of it",
+                "├─ 0-0  queued, 2 ahead of it",
                 "├─ 1-0  [████████████░░░░░░░░░░░░]  50% pulling the image, 500 kB of 1 MB",
                 "└─ 2-0  running",
             ]
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn many_jobs_are_counted_and_not_all_drawn() {
+    fn tree_draws_a_limited_number_of_jobs_and_counts_the_rest() {
         let jobs = job_progress(&run(&vec![json!({"status": "submitted"}); 40]));
         let lines = ProgressTree::new("train").lines("submitted", &jobs, 80, Style::plain());
         assert_eq!((lines.len(), lines.last().unwrap().as_str()), (14, "└─ and 28 more"));

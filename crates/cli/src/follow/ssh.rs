@@ -54,15 +54,16 @@ pub(crate) async fn write_entry(
 ) -> Result<String, CliError> {
     let home = Home::find()?;
     let dir = home.ssh_dir();
-    let failed =
-        |error: std::io::Error| CliError::from_error(&format!("write to `{}`", dir.display()), &error);
+    let failed = |error: std::io::Error| {
+        CliError::from_error(&format!("failed to write to `{}`", dir.display()), &error)
+    };
     make_private_dir(&dir.join("runs")).map_err(failed)?;
     let dir = dir.canonicalize().map_err(failed)?;
     let identity = match identity {
         Some(file) => std::path::absolute(file).map_err(failed)?,
         None => write_private_key(cx, &dir).await?,
     };
-    let host = host(name, place);
+    let host = host_alias(name, place);
     let door = dir.join("runs").join(format!("{host}.json"));
     let is_named = [&at.url, &at.token, &at.server_cert].into_iter().flatten().any(|value| !value.is_empty());
     if is_named {
@@ -71,13 +72,13 @@ pub(crate) async fn write_entry(
             token: Some(cx.token.clone()),
             certificate: cx.certificate.clone(),
         })
-        .map_err(|error| CliError::from_error("write the way to the server", &error))?;
+        .map_err(|error| CliError::from_error("failed to encode the address of the server", &error))?;
         write_private(&door, &text).map_err(failed)?;
     }
     let program = std::env::current_exe().map_err(failed)?;
     let entry = SshConfigEntry {
         host: &host,
-        user: user(run, place),
+        user: login_user(run, place),
         identity: &identity,
         home: dir.parent().unwrap_or(&dir),
         program: &program,
@@ -96,7 +97,7 @@ pub(crate) async fn write_entry(
 /// Removes the entry of a run that has ended.
 pub(crate) fn remove_entry(name: &str, place: LoginTarget) {
     let Ok(home) = Home::find() else { return };
-    let host = host(name, place);
+    let host = host_alias(name, place);
     for kind in ["conf", "json"] {
         let _ = std::fs::remove_file(home.ssh_dir().join("runs").join(format!("{host}.{kind}")));
     }
@@ -105,17 +106,17 @@ pub(crate) fn remove_entry(name: &str, place: LoginTarget) {
 /// Reads the connection data of a proxy command, if the server was given by flags.
 pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<ServerArgs, CliError> {
     let text = read_if_exists(file)?.ok_or_else(|| {
-        CliError::new(format!("read `{}`", file.display()))
-            .why("it is gone")
-            .hint("`windlass attach RUN` writes it")
+        CliError::new(format!("cannot read `{}`", file.display()))
+            .why("the file does not exist")
+            .hint("run `windlass attach RUN` to write it")
     })?;
     let door: SavedServer = serde_json::from_str(&text)
-        .map_err(|error| CliError::from_error(&format!("understand `{}`", file.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("failed to parse `{}`", file.display()), &error))?;
     Ok(ServerArgs { project, url: door.url, token: door.token, server_cert: door.certificate })
 }
 
 /// Name of the run for its first job, else the job name: `RUN-RANK-REPLICA`.
-fn host(name: &str, place: LoginTarget) -> String {
+fn host_alias(name: &str, place: LoginTarget) -> String {
     match (place.replica, place.job) {
         (0, 0) => name.to_owned(),
         (replica, job) => format!("{name}-{job}-{replica}"),
@@ -131,7 +132,7 @@ pub(crate) fn parse_job_name(name: &str) -> Option<(&str, LoginTarget)> {
 
 /// User for the login. The SSH server maps every user except root to the job's user; the real name makes prompts and
 /// paths right.
-fn user(run: &Run, place: LoginTarget) -> String {
+fn login_user(run: &Run, place: LoginTarget) -> String {
     let of_place = run.jobs.iter().find(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
         spec["replica_num"].as_i64().unwrap_or(0) == place.replica
@@ -151,13 +152,14 @@ fn user(run: &Run, place: LoginTarget) -> String {
 async fn write_private_key(cx: &Context, dir: &Path) -> Result<PathBuf, CliError> {
     let me = cx.call::<ReadMyUser>(&EmptyRequest {}).await?;
     let private = me.ssh_private_key.ok_or_else(|| {
-        CliError::new("log in to the job")
-            .why("the server keeps no SSH key for you")
-            .hint("`--ssh-identity FILE` names one of your own, if the run was submitted with it")
+        CliError::new("cannot log in to the job")
+            .why("the server has no SSH key for your user")
+            .hint("if the run was submitted with your own key, pass it with `--ssh-identity FILE`")
     })?;
     let path = dir.join(format!("{}.key", me.username));
     let text = if private.ends_with('\n') { private } else { private + "\n" };
-    write_private(&path, &text).map_err(|error| CliError::from_error("write the SSH key", &error))?;
+    write_private(&path, &text)
+        .map_err(|error| CliError::from_error("failed to write the SSH key", &error))?;
     Ok(path)
 }
 
@@ -214,8 +216,8 @@ fn add_include(config: &Path) -> Result<(), CliError> {
     let file = dir.join("config");
     let line = format!("Include {}", quote_config(config));
     let failed = |error: std::io::Error| {
-        CliError::from_error(&format!("write `{}`", file.display()), &error)
-            .hint(format!("put `{line}` on its first line"))
+        CliError::from_error(&format!("failed to write `{}`", file.display()), &error)
+            .hint(format!("add `{line}` as its first line"))
     };
     let text = read_if_exists(&file)?.unwrap_or_default();
     if text.lines().any(|known| known.trim() == line) {
@@ -230,20 +232,20 @@ fn add_include(config: &Path) -> Result<(), CliError> {
 mod tests {
     use std::path::Path;
 
-    use super::{LoginTarget, SshConfigEntry, host, parse_job_name};
+    use super::{LoginTarget, SshConfigEntry, host_alias, parse_job_name};
 
     #[test]
-    fn a_job_is_called_by_its_rank_and_then_its_replica() {
+    fn job_host_name_contains_rank_then_replica() {
         let place = LoginTarget { replica: 2, job: 0 };
-        assert_eq!(host("svc", place), "svc-0-2");
+        assert_eq!(host_alias("svc", place), "svc-0-2");
         let (run, found) = parse_job_name("my-svc-0-2").unwrap();
         assert_eq!((run, found.job, found.replica), ("my-svc", 0, 2));
         assert!(parse_job_name("svc").is_none() && parse_job_name("my-svc").is_none());
-        assert_eq!(host("svc", LoginTarget { replica: 0, job: 0 }), "svc");
+        assert_eq!(host_alias("svc", LoginTarget { replica: 0, job: 0 }), "svc");
     }
 
     #[test]
-    fn an_entry_quotes_what_a_shell_or_openssh_would_read_otherwise() {
+    fn config_entry_quotes_paths_for_the_shell_and_openssh() {
         let entry = SshConfigEntry {
             host: "train",
             user: "dev".to_owned(),

@@ -1,7 +1,7 @@
 //! Details of one resource: a line for each known fact.
 
 use super::{
-    data, printable,
+    print_data, printable,
     style::{Colour, Style},
 };
 
@@ -31,7 +31,7 @@ impl DetailView {
     }
 
     pub(crate) fn print(&self) {
-        self.lines(Style::stdout()).iter().for_each(|line| data(line));
+        self.lines(Style::stdout()).iter().for_each(|line| print_data(line));
     }
 
     /// Renders the lines; multi-line values stay in their column.
@@ -53,7 +53,7 @@ mod tests {
     use super::{DetailView, Style};
 
     #[test]
-    fn facts_are_aligned_and_what_is_unknown_is_left_out() {
+    fn detail_fields_are_aligned_and_empty_ones_are_omitted() {
         let mut facts = DetailView::new();
         facts.add("Name", "a\u{1b}[2J");
         facts.add("Region", "");

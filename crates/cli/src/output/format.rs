@@ -119,7 +119,7 @@ pub(crate) fn size(gibibytes: f64) -> String {
 const STATUS_MAX: usize = 24;
 
 /// Splits a status into a short form and an optional sentence, which tables show in a separate column.
-pub(crate) fn status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
+pub(crate) fn split_status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
     let is_short =
         message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
     match message {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_said_in_their_largest_unit() {
+    fn ages_are_formatted_in_the_largest_unit() {
         let now = Timestamp::from_secs(1_000_000);
         let said = |secs| ago(now - Span::secs(secs), now);
         let all = [said(0), said(59), said(60), said(7200), said(3 * 86_400)];
@@ -149,33 +149,33 @@ mod tests {
     }
 
     #[test]
-    fn machines_of_ones_own_are_told_apart() {
+    fn local_machine_and_remote_hosts_are_shown_as_different_backends() {
         let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
             .map(|(name, region)| backend(name, region));
         assert_eq!(said, ["local", "ssh", "aws"]);
     }
 
     #[test]
-    fn a_sentence_is_not_a_status() {
-        assert_eq!(status("failed", "exited (3)"), ("exited (3)", ""));
-        assert_eq!(status("running", ""), ("running", ""));
+    fn a_sentence_is_shown_as_message_not_as_status() {
+        assert_eq!(split_status("failed", "exited (3)"), ("exited (3)", ""));
+        assert_eq!(split_status("running", ""), ("running", ""));
         let sentence = "no place for it now: local-0 needs 64 CPUs, has 2";
-        assert_eq!(status("pending", sentence), ("pending", sentence));
+        assert_eq!(split_status("pending", sentence), ("pending", sentence));
     }
 
     #[test]
-    fn sizes_are_said_as_people_write_them() {
+    fn sizes_are_formatted_in_gb_or_mb() {
         let sizes = [size(16.0), size(1.5), size(100.0 / 1024.0), size(1500.0 / 1024.0), size(0.0)];
         assert_eq!(sizes, ["16GB", "1.5GB", "100MB", "1500MB", "0GB"]);
     }
 
     #[test]
-    fn money_has_as_many_digits_as_it_needs() {
+    fn prices_have_no_trailing_zeros() {
         assert_eq!([price(0.0), price(1.25), price(0.0004), price(12.0)], ["$0", "$1.25", "$0.0004", "$12"]);
     }
 
     #[test]
-    fn resources_are_one_line() {
+    fn resources_are_formatted_on_one_line() {
         let host = json!({"cpus": 26, "cpu_arch": "x86", "memory_mib": 229_376, "spot": true, "disk": {"size_mib": 1536},
             "gpus": [{"name": "H100", "memory_mib": 81920}, {"name": "H100", "memory_mib": 81920}]});
         assert_eq!(resources(&host), "cpu=x86:26 mem=224GB disk=1.5GB gpu=H100:80GB:2 (spot)");

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde_json::Map;
 
-use super::{data, print_message, table::Table, watch};
+use super::{print_data, print_message, table::Table, watch};
 use crate::{cli::Format, error::CliError, exit::Exit};
 
 /// Increases when a field of any document is removed or changes its meaning. New fields do not increase it.
@@ -34,7 +34,7 @@ impl<T: Serialize> ListView<'_, T> {
         match format {
             Format::Json => self.document(rows)?,
             Format::Jsonl => print_jsonl(rows)?,
-            Format::Name => rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
+            Format::Name => rows.iter().for_each(|row| print_data(&super::printable(&(self.name)(row)))),
             Format::Table | Format::Wide if rows.is_empty() => print_message(self.none),
             Format::Table => table(false).print(),
             Format::Wide => table(true).whole().print(),
@@ -61,7 +61,8 @@ impl<T: Serialize> ListView<'_, T> {
     fn document(&self, rows: &[T]) -> Result<(), CliError> {
         let mut document = Map::new();
         document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
-        let rows = serde_json::to_value(rows).map_err(|error| CliError::from_error("write JSON", &error))?;
+        let rows = serde_json::to_value(rows)
+            .map_err(|error| CliError::from_error("failed to write JSON", &error))?;
         document.insert(self.kind.to_owned(), rows);
         print_json(&document)
     }
@@ -77,7 +78,7 @@ pub(crate) fn print_one<T: Serialize>(
     match format {
         Format::Json => print_json(thing)?,
         Format::Jsonl => print_jsonl(std::slice::from_ref(thing))?,
-        Format::Name => data(&super::printable(name)),
+        Format::Name => print_data(&super::printable(name)),
         Format::Table | Format::Wide => show(format == Format::Wide),
     }
     Ok(())
@@ -93,14 +94,14 @@ struct VersionedDocument<'a, T> {
 
 /// Prints a JSON document.
 fn print_json<T: Serialize>(value: &T) -> Result<(), CliError> {
-    data(&text(value, |value| serde_json::to_string_pretty(value))?);
+    print_data(&to_json_text(value, |value| serde_json::to_string_pretty(value))?);
     Ok(())
 }
 
 /// Prints one document per line.
 pub(crate) fn print_jsonl<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     for value in values {
-        data(&text(value, |value| serde_json::to_string(value))?);
+        print_data(&to_json_text(value, |value| serde_json::to_string(value))?);
     }
     Ok(())
 }
@@ -109,29 +110,30 @@ pub(crate) fn print_jsonl<T: Serialize>(values: &[T]) -> Result<(), CliError> {
 pub(crate) fn print_json_array<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     let values: Vec<VersionedDocument<'_, T>> =
         values.iter().map(|value| VersionedDocument { version: FORMAT_VERSION, value }).collect();
-    let text =
-        serde_json::to_string_pretty(&values).map_err(|error| CliError::from_error("write JSON", &error))?;
-    data(&text);
+    let text = serde_json::to_string_pretty(&values)
+        .map_err(|error| CliError::from_error("failed to write JSON", &error))?;
+    print_data(&text);
     Ok(())
 }
 
-fn text<T: Serialize>(
+fn to_json_text<T: Serialize>(
     value: &T,
     write: impl FnOnce(&VersionedDocument<'_, T>) -> serde_json::Result<String>,
 ) -> Result<String, CliError> {
     write(&VersionedDocument { version: FORMAT_VERSION, value })
-        .map_err(|error| CliError::from_error("write JSON", &error))
+        .map_err(|error| CliError::from_error("failed to write JSON", &error))
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::text;
+    use super::to_json_text;
 
     #[test]
-    fn the_version_stands_in_front_of_what_a_document_says() {
-        let line = text(&json!({ "name": "a", "cpus": 1.50 }), |value| serde_json::to_string(value)).unwrap();
+    fn version_is_the_first_field_of_json_output() {
+        let line = to_json_text(&json!({ "name": "a", "cpus": 1.50 }), |value| serde_json::to_string(value))
+            .unwrap();
         assert_eq!(line, r#"{"version":1,"name":"a","cpus":1.5}"#);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use self::{
 };
 
 /// Prints one line of data. On a terminal only colour sequences have an effect.
-pub(crate) fn data(text: &str) {
+pub(crate) fn print_data(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = if is_for_a_screen() { out.write_all(&filter_line(text)) } else { writeln!(out, "{text}") };
 }
@@ -48,7 +48,7 @@ impl StdoutKind {
 
     /// Returns whether the output is shown on a screen. For a pipe (`| head`) that is likely if stderr is a terminal. A
     /// file, and a script without a terminal, receive every byte.
-    const fn is_for_a_screen(self, stderr_is_terminal: bool) -> bool {
+    const fn is_stdout_for_screen(self, stderr_is_terminal: bool) -> bool {
         match self {
             Self::Terminal => true,
             Self::Pipe => stderr_is_terminal,
@@ -58,11 +58,11 @@ impl StdoutKind {
 }
 
 fn is_for_a_screen() -> bool {
-    StdoutKind::detect().is_for_a_screen(std::io::stderr().is_terminal())
+    StdoutKind::detect().is_stdout_for_screen(std::io::stderr().is_terminal())
 }
 
 /// Writes bytes unmodified. Returns false if stdout is closed.
-pub(crate) fn raw(bytes: &[u8]) -> bool {
+pub(crate) fn write_raw(bytes: &[u8]) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).is_ok()
 }
@@ -82,8 +82,8 @@ impl UntrustedWriter {
     /// Returns false if stdout is closed.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> bool {
         match &mut self.filter {
-            Some(filter) => raw(&filter.push(bytes)),
-            None => raw(bytes),
+            Some(filter) => write_raw(&filter.push(bytes)),
+            None => write_raw(bytes),
         }
     }
 }
@@ -91,13 +91,13 @@ impl UntrustedWriter {
 impl Drop for UntrustedWriter {
     fn drop(&mut self) {
         if let Some(filter) = &mut self.filter {
-            raw(&filter.end());
+            write_raw(&filter.end());
         }
     }
 }
 
 /// Stdout as an async stream.
-pub(crate) fn stream() -> tokio::io::Stdout {
+pub(crate) fn async_stdout() -> tokio::io::Stdout {
     tokio::io::stdout()
 }
 
@@ -133,7 +133,7 @@ mod tests {
     use super::StdoutKind;
 
     #[test]
-    fn what_may_end_on_a_screen_is_filtered_and_files_and_scripts_get_every_byte() {
+    fn output_is_filtered_if_it_may_reach_a_terminal_and_raw_otherwise() {
         for (out, stderr_is_terminal, filtered) in [
             (StdoutKind::Terminal, true, true),
             (StdoutKind::Terminal, false, true),
@@ -142,7 +142,11 @@ mod tests {
             (StdoutKind::File, true, false),
             (StdoutKind::File, false, false),
         ] {
-            assert_eq!(out.is_for_a_screen(stderr_is_terminal), filtered, "{out:?} {stderr_is_terminal}");
+            assert_eq!(
+                out.is_stdout_for_screen(stderr_is_terminal),
+                filtered,
+                "{out:?} {stderr_is_terminal}"
+            );
         }
     }
 }

@@ -62,10 +62,10 @@ pub(crate) async fn delete<T>(
 /// Prompts for a secret without echo. `flag` is the alternative for scripts, named in the error.
 pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> {
     if !can_prompt() {
-        return Err(CliError::usage("no terminal to ask on")
+        return Err(CliError::usage("there is no terminal to ask on")
             .code(ErrorCode::ConfirmationRequired)
             .why(format!("{what}?"))
-            .hint(format!("`{flag}` reads it from standard input")));
+            .hint(format!("use `{flag}` to read it from standard input")));
     }
     let mut answer = String::new();
     {
@@ -74,11 +74,11 @@ pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> 
         let _ = write!(out, "{what}: ").and_then(|()| out.flush());
         let read = std::io::stdin().lock().read_line(&mut answer);
         let _ = writeln!(out);
-        read.map_err(|error| CliError::from_error("read the answer", &error))?;
+        read.map_err(|error| CliError::from_error("failed to read the answer", &error))?;
     }
     let answer = answer.trim().to_owned();
     if answer.is_empty() {
-        return Err(CliError::usage("nothing was typed").why(format!("{what}?")));
+        return Err(CliError::usage("the answer is empty").why(format!("{what}?")));
     }
     Ok(answer)
 }

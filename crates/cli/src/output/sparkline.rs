@@ -16,11 +16,12 @@ pub(crate) fn sparkline(points: &[(i64, f64)], from: i64, until: i64, width: usi
             (*sum, *count) = (*sum + value, *count + 1);
         }
     }
-    let bar = |(sum, count): &(f64, u32)| if *count == 0 { ' ' } else { bar(sum / f64::from(*count), full) };
+    let bar =
+        |(sum, count): &(f64, u32)| if *count == 0 { ' ' } else { bar_for(sum / f64::from(*count), full) };
     sums.iter().map(bar).collect()
 }
 
-fn bar(value: f64, full: f64) -> char {
+fn bar_for(value: f64, full: f64) -> char {
     let part = if full > 0.0 { (value / full).clamp(0.0, 1.0) } else { 0.0 };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 7")]
     let at = (part * 7.0).round() as usize;
@@ -32,13 +33,13 @@ mod tests {
     use super::sparkline;
 
     #[test]
-    fn a_series_is_drawn_against_what_there_is() {
+    fn sparkline_is_scaled_to_the_given_maximum() {
         let points = [(0, 0.0), (10, 50.0), (20, 100.0), (40, 400.0)];
         assert_eq!(sparkline(&points, 0, 50, 5, 100.0), "▁▅█ █");
     }
 
     #[test]
-    fn what_falls_together_is_the_mean_and_what_falls_outside_is_nothing() {
+    fn sparkline_averages_points_per_column_and_ignores_points_out_of_range() {
         assert_eq!(sparkline(&[(0, 0.0), (1, 100.0), (-5, 100.0), (99, 100.0)], 0, 10, 2, 100.0), "▅ ");
         assert_eq!(sparkline(&[(10, 100.0)], 0, 10, 2, 100.0), " █");
         assert_eq!(sparkline(&[], 0, 0, 3, 0.0), "   ");

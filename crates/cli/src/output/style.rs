@@ -98,7 +98,7 @@ mod tests {
     use super::decide_colours;
 
     #[test]
-    fn colours_are_for_terminals_and_the_environment_has_the_last_word() {
+    fn colours_default_to_terminals_and_environment_variables_override() {
         let check = |terminal: bool, name: &str, value: &str| {
             decide_colours(terminal, |asked| (asked == name).then(|| value.to_owned()))
         };

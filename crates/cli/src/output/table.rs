@@ -2,7 +2,7 @@
 //! are truncated.
 
 use super::{
-    columns, data, printable,
+    columns, print_data, printable,
     style::{Colour, Style},
 };
 
@@ -76,7 +76,7 @@ impl Table {
         if self.rows.is_empty() {
             return;
         }
-        self.screen().iter().for_each(|line| data(line));
+        self.screen().iter().for_each(|line| print_data(line));
     }
 
     /// Renders for stdout.
@@ -104,7 +104,7 @@ impl Table {
         if let Some(columns) = columns.filter(|_| !self.is_whole) {
             self.shrink_columns(&mut widths, columns);
         }
-        all.iter().map(|row| line(row, &widths, style)).collect()
+        all.iter().map(|row| render_line(row, &widths, style)).collect()
     }
 
     /// Shrinks the widest column, one character at a time.
@@ -127,7 +127,7 @@ pub(crate) fn truncate(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-fn line(row: &[Cell], widths: &[usize], style: Style) -> String {
+fn render_line(row: &[Cell], widths: &[usize], style: Style) -> String {
     let mut line = String::new();
     for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
         let text = truncate(&cell.text, *width);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_fits_its_terminal_and_names_are_cut_last() {
+    fn a_table_fits_the_terminal_and_truncates_names_last() {
         let mut table = Table::new(["NAME", "STATUS", "MESSAGE", "URL"]);
         table.keep("URL");
         let message = "needs a GPU that no machine of this project has, and there is no other";
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_cannot_break_the_line_or_drive_the_terminal() {
+    fn a_cell_cannot_contain_line_breaks_or_escape_sequences() {
         let mut table = Table::new(["NAME"]);
         table.row(vec!["a\nb\u{1b}[2J".into()]);
         assert_eq!(table.lines(Style::plain())[1], "a b\\u{1b}[2J");

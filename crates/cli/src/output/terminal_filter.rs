@@ -16,13 +16,13 @@ const ESC: u8 = 0x1b;
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
-        let kept = matches!(letter, '\n' | '\t') || !(letter.is_control() || turns(letter));
+        let kept = matches!(letter, '\n' | '\t') || !(letter.is_control() || is_bidi_control(letter));
         if kept { out.push(letter) } else { out.extend(letter.escape_default()) }
     }
     out
 }
 
-const fn turns(letter: char) -> bool {
+const fn is_bidi_control(letter: char) -> bool {
     matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -87,7 +87,7 @@ impl TerminalFilter {
                 } else {
                     let held = std::mem::take(&mut self.held);
                     self.state = FilterState::Text;
-                    letter(&held, out);
+                    push_char(&held, out);
                 }
             }
             FilterState::Utf8(_) => {
@@ -156,9 +156,9 @@ fn push_replacement(out: &mut Vec<u8>) {
 }
 
 /// Writes a multi-byte character. Controls beyond ASCII affect terminals as well.
-fn letter(bytes: &[u8], out: &mut Vec<u8>) {
+fn push_char(bytes: &[u8], out: &mut Vec<u8>) {
     match std::str::from_utf8(bytes) {
-        Ok(text) if text.chars().all(|letter| !letter.is_control() && !turns(letter)) => {
+        Ok(text) if text.chars().all(|letter| !letter.is_control() && !is_bidi_control(letter)) => {
             out.extend_from_slice(bytes);
         }
         Ok(text) => out.extend_from_slice(printable(text).as_bytes()),
@@ -186,25 +186,25 @@ mod tests {
     }
 
     #[test]
-    fn text_and_colours_pass() {
+    fn text_and_colour_sequences_pass_unchanged() {
         check(b"a\tb\r\nc\r", "a\tb\r\nc\r");
         check("grün 緑 🟢".as_bytes(), "grün 緑 🟢");
         check(b"\x1b[1;32mok\x1b[0m \x1b[38:5:8mx\x1b[m", "\u{1b}[1;32mok\u{1b}[0m \u{1b}[38:5:8mx\u{1b}[m");
     }
 
     #[test]
-    fn a_colour_that_nobody_ended_ends_with_the_stream() {
+    fn an_unterminated_colour_is_reset_at_the_end() {
         check(b"\x1b[31mred", "\u{1b}[31mred\u{1b}[0m");
         check(b"\x1b[31mred\x1b[0;0m", "\u{1b}[31mred\u{1b}[0;0m");
     }
 
     #[test]
-    fn movement_is_taken_out() {
+    fn cursor_movement_is_removed() {
         check(b"10%\x1b[2K\r20%\x1b[A\x1b[?25l\x1b[>4;2mx", "10%\r20%x");
     }
 
     #[test]
-    fn what_carries_text_is_shown_and_not_obeyed() {
+    fn sequences_that_carry_text_are_printed_not_executed() {
         // A title, the clipboard, a query, a device control string.
         check(b"\x1b]0;title\x07x", "^[]0;title^Gx");
         check(b"\x1b]52;c;Y3VybA==\x1b\\x", "^[]52;c;Y3VybA==^[\\x");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_off_hides_nothing() {
+    fn incomplete_sequences_do_not_hide_text() {
         check(b"\x1b[12\nnext", "^[[12\nnext");
         check(b"\x1b[12", "^[[12");
         check(b"\x1b", "^[");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_drive_the_terminal_or_turn_the_line() {
+    fn names_cannot_inject_escape_sequences_or_reverse_the_text() {
         assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\nc");
         assert_eq!(printable("\u{9b}1m"), "\\u{9b}1m");
         assert_eq!(printable("txt.\u{202e}exe"), "txt.\\u{202e}exe");
@@ -242,7 +242,9 @@ mod tests {
                 });
                 let Some(after) = after.and_then(|rest| rest.strip_prefix('m')) else { return Some(letter) };
                 rest = after;
-            } else if letter.is_control() && !matches!(letter, '\n' | '\r' | '\t') || super::turns(letter) {
+            } else if letter.is_control() && !matches!(letter, '\n' | '\r' | '\t')
+                || super::is_bidi_control(letter)
+            {
                 return Some(letter);
             }
         }
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_drives_a_terminal_gets_through() {
+    fn fuzzed_input_yields_no_terminal_control_sequence() {
         const PIECES: &[&[u8]] = &[
             b"\x1b",
             b"[",

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use super::{data, raw, table::Table};
+use super::{print_data, table::Table, write_raw};
 use crate::{cli::Format, error::CliError, exit::Exit};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -17,7 +17,9 @@ pub(crate) async fn watch_table(
         Format::Table => false,
         Format::Wide => true,
         Format::Json | Format::Jsonl | Format::Name => {
-            return Err(CliError::usage("`-w` shows tables only").hint("leave out `-o`"));
+            return Err(
+                CliError::usage("`-w` requires the output format `table` or `wide`").hint("omit `-o`")
+            );
         }
     };
     let mut before = Vec::new();
@@ -27,9 +29,9 @@ pub(crate) async fn watch_table(
         if lines != before {
             if std::io::stdout().is_terminal() {
                 // Move the cursor home and clear the screen.
-                raw(b"\x1b[H\x1b[2J");
+                write_raw(b"\x1b[H\x1b[2J");
             }
-            lines.iter().for_each(|line| data(line));
+            lines.iter().for_each(|line| print_data(line));
             before = lines;
         }
         tokio::time::sleep(POLL_INTERVAL).await;

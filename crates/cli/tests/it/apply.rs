@@ -23,7 +23,7 @@ fn a_run_is_submitted_listed_and_stopped() {
     assert!(!table.contains('\u{1b}'), "colours go to terminals only");
 
     // Applying an unchanged configuration returns the existing run.
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("nothing changed");
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("is already active and unchanged");
     // A different name creates a different run.
     let other = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", "other", "-o", "name"]).ok();
     assert_eq!(other.stdout, "other\n");
@@ -46,26 +46,26 @@ fn a_run_is_submitted_listed_and_stopped() {
 }
 
 #[test]
-fn a_change_that_an_active_run_cannot_take_names_the_field_and_replaces_it() {
+fn an_incompatible_change_names_the_field_and_replaces_the_active_run() {
     let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     let before = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok().json();
     stage.file("later.yml", &WAITING.replace("echo hi", "echo ho"));
     let after = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
-    after.says("`configuration.commands` cannot change");
+    after.says("`configuration.commands` cannot be changed in place");
     assert_ne!(before["id"], after.json()["id"]);
     stage.file(
         "later.yml",
         &WAITING.replace("echo hi", "echo ho").replace("name: later", "name: later\npriority: 5"),
     );
     let updated = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
-    updated.says("it takes the changes as it runs.\n  ");
+    updated.says("can be updated in place.\n  ");
     updated.says("priority: ");
     assert_eq!(updated.json()["id"], after.json()["id"]);
 }
 
 #[test]
-fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
+fn apply_exits_200_and_explains_why_nothing_fits() {
     let stage = CliEnv::new();
     stage.file("hello.yml", TASK);
     let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y"]);
@@ -73,12 +73,12 @@ fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
     assert_eq!(applied.stdout, "");
     applied.says("why:");
     applied.says("Nothing fits now:\n  ");
-    applied.says("hint: `windlass fleet`");
+    applied.says("hint: run `windlass why hello`");
     let why = stage.windlass(&["why", "hello", "-o", "json"]).ok().json();
     assert!(!why["reasons"].as_array().unwrap().is_empty(), "{why}");
     let why = stage.windlass(&["why", "hello"]).ok().stdout;
     assert!(
-        why.contains("reason: failed to start due to no capacity") && why.contains("no place for it"),
+        why.contains("reason: failed to start due to no capacity") && why.contains("does not fit"),
         "{why}"
     );
     // No output is not an error.
@@ -86,19 +86,19 @@ fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
 }
 
 #[test]
-fn a_run_that_waits_for_a_machine_says_what_is_in_the_way() {
+fn apply_and_why_show_what_a_waiting_run_lacks() {
     let stage = CliEnv::new();
     stage.file("hello.yml", &(TASK.to_owned() + "retry: {on_events: [no-capacity], duration: 1h}\n"));
     let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y", "-d"]).ok();
     applied.says("Nothing fits now:\n  ");
     let place = applied.stderr.split("Nothing fits now:\n  ").nth(1).unwrap().lines().next().unwrap();
     let why = stage.windlass(&["why", "hello"]).ok().stdout;
-    assert!(why.contains("no place for it") && why.contains(place), "no `{place}` in\n{why}");
+    assert!(why.contains("does not fit") && why.contains(place), "no `{place}` in\n{why}");
     stage.windlass(&["stop", "-xy", "--wait", "hello"]).ok();
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
+fn configuration_errors_show_their_line_and_need_no_server() {
     let home = TestHome::new();
     home.0.file("bad.yml", "type: task\ncomands: [echo]\n");
     let bad = home.windlass(&["apply", "-f", "bad.yml", "-y"]);
@@ -108,7 +108,7 @@ fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
     home.0.file("env.yml", "type: task\ncommands: [echo]\nenv: [SURELY_NOT_SET]\n");
     let unset = home.windlass(&["apply", "-f", "env.yml", "-y"]);
     assert_eq!(unset.code, Some(200));
-    unset.says("hint: `-e SURELY_NOT_SET=VALUE`");
+    unset.says("hint: pass `-e SURELY_NOT_SET=VALUE`");
     let absent = home.windlass(&["apply", "-f", "absent.yml", "-y"]);
     assert_eq!(absent.code, Some(200));
     absent.says("read `absent.yml`");
@@ -116,7 +116,7 @@ fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
 }
 
 #[test]
-fn misuse_exits_2_and_names_the_flag() {
+fn apply_usage_errors_exit_2_and_name_the_flag() {
     let home = TestHome::new();
     home.0.file("hello.yml", TASK);
     let ask = home.windlass(&["apply", "-f", "hello.yml"]);
@@ -124,7 +124,7 @@ fn misuse_exits_2_and_names_the_flag() {
     ask.says("pass `-y`");
     let output = home.windlass(&["apply", "-f", "hello.yml", "-y", "-o", "json"]);
     assert_eq!(output.code, Some(2));
-    output.says("`-o` goes together with `-d`");
+    output.says("`-o` cannot be used while the run is followed");
     assert_eq!(home.windlass(&["apply", "-y"]).code, Some(2), "no file");
     assert_eq!(home.windlass(&["apply", "-f", "hello.yml", "-y", "-n", "Not A Name"]).code, Some(2));
     assert_eq!(home.windlass(&["apply", "-f", "hello.yml", "-y", "-e", "=x"]).code, Some(2));
@@ -144,7 +144,7 @@ fn variables_and_arguments_of_the_command_line_reach_the_run() {
 }
 
 #[test]
-fn files_go_along_once() {
+fn identical_files_reuse_the_uploaded_archive() {
     let stage = CliEnv::new();
     stage.file("conf/data/a.txt", "1");
     stage.file("conf/later.yml", &(WAITING.to_owned() + "files: [data, data/a.txt:/etc/a]\n"));
@@ -159,19 +159,19 @@ fn files_go_along_once() {
 }
 
 #[test]
-fn a_directory_that_is_no_clone_is_sent_whole() {
+fn a_directory_without_git_is_uploaded_whole() {
     let stage = CliEnv::new();
     stage.file("code/main.py", "print(1)");
     stage.file("code/later.yml", &(WAITING.to_owned() + "repos: [.]\n"));
     let run = stage.windlass(&["apply", "-f", "code/later.yml", "-y", "-d", "-o", "json"]).ok();
-    run.says("it is no git repository");
+    run.says("it is not a git repository");
     let spec = &run.json()["run_spec"];
     assert_eq!(spec["repo_data"]["repo_type"], "virtual");
     assert_eq!(spec["repo_code_hash"].as_str().unwrap().len(), 64);
 }
 
 #[test]
-fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() {
+fn ssh_fleet_keys_are_read_by_the_client_and_private_keys_are_never_returned() {
     let stage = CliEnv::new();
     let key = stage.home.path().join("id");
     let made = std::process::Command::new("ssh-keygen")
@@ -198,7 +198,7 @@ fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() 
 }
 
 #[test]
-fn a_key_that_cannot_be_used_is_refused_here() {
+fn an_unusable_key_is_refused_by_the_client() {
     let stage = CliEnv::new();
     stage.file("id", "not a key");
     stage.file(
@@ -208,5 +208,5 @@ fn a_key_that_cannot_be_used_is_refused_here() {
     let refused = stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]);
     assert_eq!(refused.code, Some(200));
     refused.says("read the private key");
-    refused.says("no passphrase");
+    refused.says("without a passphrase");
 }

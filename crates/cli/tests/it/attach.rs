@@ -24,7 +24,7 @@ fn task(home: &TestHome, command: &str) {
 }
 
 #[test]
-fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
+fn apply_prints_job_output_byte_for_byte_and_exits_with_its_code() {
     require_agent();
     let home = TestHome::new();
     task(&home, "printf 'a\\nb'");
@@ -57,7 +57,7 @@ fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
 }
 
 #[test]
-fn an_interrupt_stops_the_run_where_nobody_can_be_asked() {
+fn interrupting_apply_stops_the_run_if_no_prompt_is_possible() {
     require_agent();
     let home = TestHome::new();
     task(&home, "echo started; sleep 600");
@@ -72,7 +72,7 @@ fn an_interrupt_stops_the_run_where_nobody_can_be_asked() {
 }
 
 #[test]
-fn a_first_job_runs_in_a_home_with_a_long_name() {
+fn a_job_runs_with_a_long_home_path() {
     require_agent();
     let home = TestHome(TestDir::named(&"h".repeat(90)));
     task(&home, "echo $((6 * 7))");
@@ -92,7 +92,7 @@ fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Rel
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
         command
     };
-    crate::ran(&mut local(&["ps"])).ok();
+    crate::run_command(&mut local(&["ps"])).ok();
     let server = home.path().join("home/server");
     let running = std::fs::read_to_string(server.join("running.json")).unwrap();
     let running: serde_json::Value = serde_json::from_str(&running).unwrap();
@@ -113,7 +113,7 @@ fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Rel
     let done = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!((rest.trim_end(), done.status.code()), ("two", Some(3)), "{said}");
-    let logs = crate::ran(
+    let logs = crate::run_command(
         local(&["logs", "-f", "job"]).env("WINDLASS_URL", relay.url()).env("WINDLASS_TOKEN", token.trim()),
     );
     assert_eq!(logs.ok().stdout.replace("\r\n", "\n"), "one\ntwo\n");
@@ -121,13 +121,13 @@ fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Rel
 }
 
 #[test]
-fn a_stream_of_output_that_breaks_is_taken_up_where_it_was() {
+fn a_broken_log_stream_resumes_where_it_stopped() {
     let relay = follow_through(|server| Relay::new(server, true), Relay::cut);
     assert!(relay.streams() >= 3, "two for the run, one for `logs -f`: {}", relay.streams());
 }
 
 #[test]
-fn a_server_without_streams_is_asked_for_pages() {
+fn logs_are_read_in_pages_if_the_server_has_no_streams() {
     let relay = follow_through(|server| Relay::new(server, false), |_| {});
     assert_eq!(relay.streams(), 2, "it is asked once each time");
 }

@@ -16,7 +16,7 @@ fn read_running_file(home: &TestHome) -> serde_json::Value {
 }
 
 #[test]
-fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
+fn the_first_command_starts_a_server_and_the_next_reuses_it() {
     let home = TestHome::new();
     let first = home.windlass(&["ps", "-o", "name"]).ok();
     first.says("No server is configured: started one at http://127.0.0.1:");
@@ -30,13 +30,13 @@ fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
     home.windlass(&["server", "status"]).ok();
     home.windlass(&["server", "stop"]).ok().says("Stopped the server at");
     assert_eq!(home.windlass(&["server", "status"]).code, Some(1));
-    home.windlass(&["server", "stop"]).ok().says("No server runs");
+    home.windlass(&["server", "stop"]).ok().says("No server is running");
 }
 
 #[test]
-fn a_server_that_comes_back_is_where_it_was() {
+fn a_restarted_server_reuses_its_port_if_it_is_free() {
     let home = TestHome::new();
-    let port = ports::free();
+    let port = ports::reserve_free_port();
     home.0.file("home/server/port", &format!("{port}\n"));
     home.windlass(&["ps"]).ok();
     assert_eq!(read_running_file(&home)["url"], format!("http://127.0.0.1:{port}"));
@@ -52,9 +52,9 @@ fn a_server_that_comes_back_is_where_it_was() {
 }
 
 #[test]
-fn server_start_does_as_its_flags_say() {
+fn server_start_applies_its_flags() {
     let home = TestHome::new();
-    let port = ports::free().to_string();
+    let port = ports::reserve_free_port().to_string();
     let token = "0123456789abcdef0123456789abcdef";
     let args =
         ["server", "start", "--port", &port, "--host", "127.0.0.2", "--no-local", "--admin-token", token];
@@ -62,13 +62,13 @@ fn server_start_does_as_its_flags_say() {
     assert_eq!(home.windlass(&["fleet", "-o", "name"]).ok().stdout, "", "this machine is not offered");
     let kept = std::fs::read_to_string(home.path().join("home/server/admin-token")).unwrap();
     assert_eq!(kept.trim(), token);
-    home.windlass(&args).ok().says("what you ask for counts after `windlass server stop`");
-    home.windlass(&["server", "start"]).ok().says("A server runs already at");
+    home.windlass(&args).ok().says("Run `windlass server stop` first to start it with these flags.");
+    home.windlass(&["server", "start"]).ok().says("A server is already running at");
     home.windlass(&["server", "stop"]).ok();
 }
 
 #[test]
-fn commands_that_race_start_one_server() {
+fn concurrent_commands_start_one_server() {
     let home = TestHome::new();
     let start = || {
         let mut command = home.command(&["ps", "-o", "json"]);
@@ -86,7 +86,7 @@ fn commands_that_race_start_one_server() {
 }
 
 #[test]
-fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
+fn a_killed_server_is_restarted_with_its_data_and_token() {
     let home = TestHome::new();
     home.windlass(&["ps"]).ok();
     let dead = read_running_file(&home);
@@ -101,7 +101,7 @@ fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
 }
 
 #[test]
-fn a_server_that_cannot_start_is_explained_by_its_log() {
+fn a_failed_server_start_shows_the_cause_from_its_log() {
     let home = TestHome::new();
     home.0.file("home/server/config.yml", "prot: 1\n");
     let ran = home.windlass(&["ps"]);

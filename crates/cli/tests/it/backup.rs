@@ -20,7 +20,7 @@ fn windlass(data: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -39,32 +39,32 @@ fn leftover_files(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
+fn a_backup_of_a_running_server_restores_the_earlier_state() {
     let (dir, elsewhere) = (TestDir::new(), TestDir::new());
     let server = start(dir.path(), &["--admin-token", TOKEN]);
     let project = |name: &str| format!(r#"{{"project_name": "{name}"}}"#);
     assert!(server.post("/api/projects/create", TOKEN, &project("kept")).contains("200 OK"));
     let copy = elsewhere.path().join("copy.db");
     let made = windlass(dir.path(), &["backup", path_str(&copy)]);
-    assert!(made.status.success(), "{}", said(&made));
-    assert!(said(&made).contains("copy.db"), "{}", said(&made));
+    assert!(made.status.success(), "{}", output_text(&made));
+    assert!(output_text(&made).contains("copy.db"), "{}", output_text(&made));
     assert!(server.post("/api/projects/create", TOKEN, &project("later")).contains("200 OK"));
 
     let again = windlass(dir.path(), &["backup", path_str(&copy)]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(said(&again).contains("it is there already"), "{}", said(&again));
+    assert!(output_text(&again).contains("already exists"), "{}", output_text(&again));
     let refused = windlass(dir.path(), &["restore", path_str(&copy)]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
-        said(&refused).contains("another server") && said(&refused).contains("server stop"),
+        output_text(&refused).contains("another server") && output_text(&refused).contains("server stop"),
         "{}",
-        said(&refused)
+        output_text(&refused)
     );
     assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"), "nothing was changed");
     assert_eq!(server.stop("-TERM").0, Some(0));
 
     let restored = windlass(dir.path(), &["restore", path_str(&copy)]);
-    assert!(restored.status.success(), "{}", said(&restored));
+    assert!(restored.status.success(), "{}", output_text(&restored));
     assert_eq!(leftover_files(dir.path()), ["windlass.db.before-restore-1"]);
     assert_eq!(leftover_files(elsewhere.path()), [""; 0]);
     let server = start(dir.path(), &[]);
@@ -89,7 +89,7 @@ fn x3_a_backup_has_no_secret_in_it() {
     assert!(server.post("/api/users/get_my_user", TOKEN, "").contains("BEGIN OPENSSH PRIVATE KEY"));
     let copy = elsewhere.path().join("copy.db");
     let made = windlass(dir.path(), &["backup", path_str(&copy)]);
-    assert!(made.status.success(), "{}", said(&made));
+    assert!(made.status.success(), "{}", output_text(&made));
     let bytes = std::fs::read(&copy).unwrap();
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
     assert!(has("create_project") || has("main"), "the copy holds what is no secret");
@@ -102,7 +102,7 @@ fn x3_a_backup_has_no_secret_in_it() {
 }
 
 #[test]
-fn what_is_no_backup_is_refused_and_changes_nothing() {
+fn restore_refuses_an_invalid_backup_and_changes_nothing() {
     let (dir, elsewhere) = (TestDir::new(), TestDir::new());
     assert_eq!(start(dir.path(), &["--admin-token", TOKEN]).stop("-TERM").0, Some(0));
     let before = std::fs::read(dir.path().join("windlass.db")).unwrap();
@@ -120,21 +120,21 @@ fn what_is_no_backup_is_refused_and_changes_nothing() {
     let absent = elsewhere.path().join("absent.db");
     for file in [&damaged, &foreign, &absent] {
         let refused = windlass(dir.path(), &["restore", path_str(file)]);
-        assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
-        assert!(said(&refused).contains(path_str(file)), "{}", said(&refused));
+        assert_eq!(refused.status.code(), Some(1), "{}", output_text(&refused));
+        assert!(output_text(&refused).contains(path_str(file)), "{}", output_text(&refused));
     }
     assert_eq!(std::fs::read(dir.path().join("windlass.db")).unwrap(), before);
     assert_eq!(leftover_files(dir.path()), [""; 0]);
 }
 
 #[test]
-fn for_postgres_its_own_tools_are_named() {
+fn backup_and_restore_of_postgres_name_pg_dump_and_pg_restore() {
     let dir = TestDir::new();
     let url = "postgres://windlass:hidden@db.example/windlass";
     for (action, tool) in [("backup", "pg_dump"), ("restore", "pg_restore")] {
         let refused = windlass(dir.path(), &["--database-url", url, action, "/tmp/none.db"]);
         assert_eq!(refused.status.code(), Some(1));
-        let said = said(&refused);
+        let said = output_text(&refused);
         assert!(said.contains(tool) && said.contains("postgres://windlass@db.example/windlass"), "{said}");
         assert!(!said.contains("hidden"), "{said}");
     }

@@ -8,12 +8,12 @@ use std::{
 use crate::{
     TestHome,
     cli_env::{CliEnv, TOKEN},
-    ran,
+    run_command,
     snapshot::CliSnapshot,
 };
 
 #[test]
-fn the_program_says_what_it_is() {
+fn version_help_and_usage_errors_are_printed() {
     let home = TestHome::new();
     let mut story = CliSnapshot::new("windlass", &home);
     story.run(&["--version"]);
@@ -27,7 +27,7 @@ fn the_program_says_what_it_is() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_output_pipe_is_not_an_error() {
     let home = TestHome::new();
     for args in [&["explain"][..], &["--help"], &["completion", "bash"], &["explain", "-o", "jsonl"]] {
         let mut command = home.command(args);
@@ -39,17 +39,18 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn colours_come_where_they_are_asked_for() {
+fn colours_can_be_forced_and_no_color_overrides() {
     let home = TestHome::new();
     let plain = home.windlass(&["explain"]).ok().stdout;
-    let forced = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1")).ok().stdout;
-    let neither = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1")).ok().stdout;
+    let forced = run_command(home.command(&["explain"]).env("CLICOLOR_FORCE", "1")).ok().stdout;
+    let neither =
+        run_command(home.command(&["explain"]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1")).ok().stdout;
     assert!(forced.starts_with("\u{1b}[1mCODE\u{1b}[0m"), "{forced}");
     assert_eq!(plain, neither);
 }
 
 #[test]
-fn a_login_tells_where_it_leads() {
+fn login_prints_the_server_user_and_project() {
     let stage = CliEnv::new();
     let url = stage.server.url();
     let mut story = CliSnapshot::new("login", &stage.home);
@@ -64,7 +65,7 @@ fn a_login_tells_where_it_leads() {
 }
 
 #[test]
-fn files_are_checked_one_by_one() {
+fn check_reports_each_file_separately() {
     let home = TestHome::new();
     home.0.file("good.yml", "type: task\nname: good\ncommands: [echo]\nenv: [SURELY_NOT_SET]\n");
     home.0
@@ -79,7 +80,7 @@ fn files_are_checked_one_by_one() {
 }
 
 #[test]
-fn a_server_for_development_says_how_to_use_it() {
+fn dev_server_prints_how_to_use_it() {
     let home = TestHome::new();
     let args = ["dev", "--log-level", "error"];
     let mut child = home.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -96,8 +97,8 @@ fn a_server_for_development_says_how_to_use_it() {
     let place = said.split("its data in ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(!std::path::Path::new(&place).exists(), "{place} is left");
     let mut story = CliSnapshot::new("dev", &home);
-    story.mask(&token, "[TOKEN]");
-    story.mask(&place, "[DATA]");
+    story.mask_patterns(&token, "[TOKEN]");
+    story.mask_patterns(&place, "[DATA]");
     let stdout = String::from_utf8(done.stdout).unwrap();
     story.add(&args, &crate::CommandOutput { code: done.status.code(), stdout, stderr: said });
     story.end();

@@ -32,7 +32,7 @@ const GOOD: &str = "type: task\ncommands: [echo hi]\n";
 const BAD: &str = "type: task\ncomands: [echo hi]\nresources:\n  cpu: many\n";
 
 #[test]
-fn a_valid_file_exits_0_and_says_nothing_on_stdout() {
+fn check_of_a_valid_file_exits_0_and_prints_nothing_to_stdout() {
     let dir = TestDir::new();
     dir.file("good.yml", GOOD);
     let ran = check(dir.path(), &["good.yml"]);
@@ -52,14 +52,14 @@ fn every_problem_is_shown_with_its_line_and_the_exit_code_is_1() {
         "2 | comands: [echo hi]\n  | ^^^^^^^",
         "hint: did you mean `commands`?",
         " --> bad.yml:4:8",
-        "error[W001]: read `absent.yml`",
+        "error[W001]: failed to read `absent.yml`",
     ] {
         assert!(ran.stderr.contains(part), "{part}\n---\n{}", ran.stderr);
     }
 }
 
 #[test]
-fn json_goes_to_stdout_whole() {
+fn check_prints_all_json_to_stdout() {
     let dir = TestDir::new();
     dir.file("good.yml", GOOD);
     dir.file("bad.yml", BAD);
@@ -72,7 +72,7 @@ fn json_goes_to_stdout_whole() {
 }
 
 #[test]
-fn standard_input_is_a_file_too() {
+fn check_reads_standard_input() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["check", "-"])
         .stdin(Stdio::piped())
@@ -93,7 +93,7 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
 }
 
 #[test]
-fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
+fn check_substitutes_variables_and_lists_unset_env_entries_without_error() {
     let dir = TestDir::new();
     dir.file("env.yml", "type: task\nimage: a\nenv: [SURELY_NOT_SET]\nregistry_auth:\n  username: a\n  password: ${{ env.PASSWORD }}\n");
     let ran = check(dir.path(), &["env.yml"]);
@@ -101,11 +101,11 @@ fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
     assert!(ran.stderr.contains("env.PASSWORD"), "{}", ran.stderr);
     let ran = check(dir.path(), &["-e", "PASSWORD=x", "env.yml"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(ran.stderr.contains("is not set: SURELY_NOT_SET"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("are not set: SURELY_NOT_SET"), "{}", ran.stderr);
 }
 
 #[test]
-fn what_is_valid_elsewhere_and_not_done_here_is_told_with_its_line() {
+fn unsupported_dstack_fields_are_reported_with_their_line() {
     let dir = TestDir::new();
     dir.file("elsewhere.yml", "type: task\ncommands: [echo hi]\ndstack: true\n");
     let ran = check(dir.path(), &["elsewhere.yml"]);
@@ -116,14 +116,14 @@ fn what_is_valid_elsewhere_and_not_done_here_is_told_with_its_line() {
 }
 
 #[test]
-fn misuse_exits_2() {
+fn check_usage_errors_exit_2() {
     let dir = TestDir::new();
     assert_eq!(check(dir.path(), &[]).code, Some(2));
     assert_eq!(check(dir.path(), &["-e", "novalue", "x.yml"]).code, Some(2));
 }
 
 #[test]
-fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_launch() {
+fn managed_job_files_are_detected_and_checked_as_launch_would() {
     let dir = TestDir::new();
     dir.file("single.yaml", "resources: {cpus: 1+}\nenvs:\n  MODEL:\nrun: echo $MODEL\n");
     dir.file("pipeline.yaml", "name: two\n---\nrun: a\n---\nrun: b\n");
@@ -135,7 +135,7 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
     let unset = check(dir.path(), &["single.yaml"]);
     assert_eq!(unset.code, Some(1));
     assert!(unset.stderr.contains("--> single.yaml:3:3"), "{}", unset.stderr);
-    assert!(unset.stderr.contains("hint: give one: `--env MODEL=…`"), "{}", unset.stderr);
+    assert!(unset.stderr.contains("hint: set it with `--env MODEL=…`"), "{}", unset.stderr);
     let fine =
         check(dir.path(), &["-e", "MODEL=x", "single.yaml", "pipeline.yaml", "group.yaml", "ours.yaml"]);
     assert_eq!(fine.code, Some(0), "{}", fine.stderr);
@@ -146,7 +146,7 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
     let service = check(dir.path(), &["service.yaml"]);
     assert_eq!(service.code, Some(1));
     assert!(
-        service.stderr.contains("valid SkyPilot service, which cannot be launched here"),
+        service.stderr.contains("valid SkyPilot service, but windlass cannot launch it"),
         "{}",
         service.stderr
     );
@@ -163,7 +163,7 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
 
 /// Task files of other projects, if available.
 #[test]
-fn real_task_files_are_read_as_launch_reads_them() {
+fn check_accepts_the_same_real_task_files_as_launch() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
     let Ok(index) = std::fs::read_to_string(corpus.join("index.json")) else { return };
     let index: Vec<serde_json::Value> = serde_json::from_str(&index).unwrap();
@@ -185,7 +185,7 @@ fn real_task_files_are_read_as_launch_reads_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn registries_say_whether_images_exist() {
+async fn check_images_asks_the_registry_whether_images_exist() {
     let registry = windlass_testkit::lab::registry::Registry::start().await;
     let (there, by_digest) = registry.put("team/app", "1", b"a layer".to_vec());
     let missing = registry.name("team/app:2");

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{CommandOutput, TestHome, ran, server};
+use crate::{CommandOutput, TestHome, run_command, server};
 
 pub(crate) const TOKEN: &str = "a-token-for-this-test-only";
 
@@ -29,7 +29,7 @@ impl CliEnv {
     }
 
     pub(crate) fn windlass(&self, args: &[&str]) -> CommandOutput {
-        ran(&mut self.command(args))
+        run_command(&mut self.command(args))
     }
 
     pub(crate) fn file(&self, name: &str, text: &str) {

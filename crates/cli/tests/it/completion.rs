@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{CommandOutput, TestHome, cli_env::CliEnv, ran, snapshot::CliSnapshot};
+use crate::{CommandOutput, TestHome, cli_env::CliEnv, run_command, snapshot::CliSnapshot};
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 const WAITING: &str = "type: task\nname: NAME\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
@@ -10,7 +10,8 @@ const WAITING: &str = "type: task\nname: NAME\ncommands: [echo hi]\nschedule:\n 
 /// Requests completions as the script of that shell does.
 fn complete(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
     command.env("WINDLASS_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
-    let CommandOutput { code, stdout, stderr } = ran(command.env("_CLAP_IFS", "\n").args(["--"]).args(words));
+    let CommandOutput { code, stdout, stderr } =
+        run_command(command.env("_CLAP_IFS", "\n").args(["--"]).args(words));
     assert_eq!((code, stderr.as_str()), (Some(0), ""), "{shell}");
     // Some shells also receive descriptions.
     stdout.lines().map(|line| line.split(['\t', ':']).next().unwrap().to_owned()).collect()
@@ -44,7 +45,7 @@ fn names_are_completed_in_five_shells() {
 }
 
 #[test]
-fn without_a_server_completion_is_silent_and_starts_none() {
+fn completion_without_a_server_returns_no_names_and_starts_no_server() {
     let home = TestHome::new();
     for shell in SHELLS {
         assert_eq!(complete(home.command(&[]), shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
@@ -66,7 +67,7 @@ fn without_a_server_completion_is_silent_and_starts_none() {
 }
 
 #[test]
-fn bash_itself_completes_with_the_script() {
+fn generated_script_completes_in_real_bash() {
     let stage = CliEnv::new();
     stage.file("run.yml", &WAITING.replace("NAME", "train-a"));
     stage.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
@@ -83,11 +84,11 @@ fn bash_itself_completes_with_the_script() {
             None => bash.env_remove(name),
         };
     }
-    assert_eq!(ran(&mut bash).ok().stdout, "train-a\n");
+    assert_eq!(run_command(&mut bash).ok().stdout, "train-a\n");
 }
 
 #[test]
-fn each_shell_has_its_script() {
+fn completion_prints_a_script_for_every_shell() {
     let home = TestHome::new();
     for shell in SHELLS {
         let script = home.windlass(&["completion", shell]).ok().stdout;

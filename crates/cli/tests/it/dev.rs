@@ -5,10 +5,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{TestHome, ran};
+use crate::{TestHome, run_command};
 
 #[test]
-fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
+fn dev_server_prints_how_to_reach_it_and_deletes_its_data_on_exit() {
     let home = TestHome::new();
     let mut command = home.command(&["dev", "--log-level", "error"]);
     command.env("TMPDIR", home.path());
@@ -23,8 +23,9 @@ fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
         rest.split_whitespace().next().unwrap().to_owned()
     };
     let mut ps = home.command(&["ps", "-o", "json"]);
-    let listed =
-        ran(ps.env("WINDLASS_URL", word("WINDLASS_URL")).env("WINDLASS_TOKEN", word("WINDLASS_TOKEN")));
+    let listed = run_command(
+        ps.env("WINDLASS_URL", word("WINDLASS_URL")).env("WINDLASS_TOKEN", word("WINDLASS_TOKEN")),
+    );
     assert_eq!(listed.ok().json()["project"], "main");
     let left = || {
         let all = std::fs::read_dir(home.path()).unwrap().flatten();

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::{CommandOutput, TestHome, cli_env::CliEnv, ran, snapshot::CliSnapshot};
+use crate::{CommandOutput, TestHome, cli_env::CliEnv, run_command, snapshot::CliSnapshot};
 
 fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
     checks["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
@@ -13,14 +13,16 @@ fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
 /// Sets everything that the command depends on, so that the result is the same everywhere.
 fn run_without_tools(mut command: std::process::Command) -> CommandOutput {
     let absent = "/nowhere/at-all";
-    ran(command
-        .env("PATH", absent)
-        .env("WINDLASS_AGENT", absent)
-        .env("WINDLASS_SERVER_DOCKER_SOCKET", absent))
+    run_command(
+        command
+            .env("PATH", absent)
+            .env("WINDLASS_AGENT", absent)
+            .env("WINDLASS_SERVER_DOCKER_SOCKET", absent),
+    )
 }
 
 #[test]
-fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
+fn doctor_lists_missing_tools_and_starts_no_server() {
     let home = TestHome::new();
     let done = run_without_tools(home.command(&["doctor", "-o", "json"])).ok();
     let checks = done.json();
@@ -32,7 +34,7 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
         assert!(found["fix"].as_str().unwrap().contains(part), "{found}");
     }
     assert!(check(&checks, "agent")["fix"].as_str().unwrap().contains("WINDLASS_AGENT"));
-    assert!(check(&checks, "server")["found"].as_str().unwrap().contains("none is configured"));
+    assert!(check(&checks, "server")["found"].as_str().unwrap().contains("not configured"));
     // The amount of free space depends on the machine.
     let room = check(&checks, "home")["found"].as_str().unwrap();
     assert!(room.contains(" GB free") || room.contains(" GB left"), "{room}");
@@ -43,7 +45,7 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
 }
 
 #[test]
-fn the_way_to_the_server_is_walked() {
+fn doctor_checks_url_token_and_project() {
     let stage = CliEnv::new();
     let well = stage.windlass(&["doctor", "-o", "json"]);
     let found = well.json();
@@ -63,17 +65,19 @@ fn the_way_to_the_server_is_walked() {
 }
 
 #[test]
-fn a_home_that_others_can_read_is_noticed() {
+fn doctor_reports_a_home_that_others_can_read() {
     let home = TestHome::new();
     let path = home.path().join("home");
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let found = run_without_tools(home.command(&["doctor", "-o", "json"])).ok().json();
-    assert!(check(&found, "home")["fix"].as_str().unwrap().starts_with("tokens are in it: `chmod 700 "));
+    assert!(
+        check(&found, "home")["fix"].as_str().unwrap().starts_with("it contains tokens: run `chmod 700 ")
+    );
 }
 
 #[test]
-fn a_folder_becomes_a_configuration_that_can_be_checked() {
+fn init_writes_a_valid_configuration_for_a_folder() {
     let home = TestHome::new();
     home.0.file("code/requirements.txt", "torch\n");
     home.0.file("code/train.py", "print(1)\n");
@@ -96,12 +100,12 @@ fn a_folder_becomes_a_configuration_that_can_be_checked() {
 }
 
 #[test]
-fn the_server_of_this_machine_is_started_asked_and_stopped() {
+fn server_start_status_and_stop_control_the_local_server() {
     let home = TestHome::new();
     let mut story = CliSnapshot::new("server", &home);
     story.run(&["server", "status"]);
     let started = story.run(&["server", "start", "-o", "json"]).ok();
-    story.mask(&started.json()["pid"].to_string(), "[PID]");
+    story.mask_patterns(&started.json()["pid"].to_string(), "[PID]");
     story.run(&["server", "start"]);
     story.run(&["server", "status"]);
     story.run(&["server", "status", "-o", "name"]);

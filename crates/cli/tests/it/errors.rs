@@ -3,7 +3,7 @@
 use crate::{TestHome, cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
-fn an_error_is_explained_by_its_code_and_without_a_server() {
+fn explain_describes_an_error_code_without_a_server() {
     let home = TestHome::new();
     let mut story = CliSnapshot::new("explain", &home);
     story.run(&["explain"]);
@@ -30,7 +30,7 @@ fn help_knows_commands_and_topics() {
 }
 
 #[test]
-fn a_server_that_is_away_or_refuses_is_named_and_so_is_the_way_out() {
+fn an_unreachable_or_refusing_server_is_reported_with_a_hint() {
     let stage = CliEnv::new();
     let mut story = CliSnapshot::new("errors", &stage);
     story.run(&["ps", "--url", "http://127.0.0.1:9"]);

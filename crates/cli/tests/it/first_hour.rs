@@ -6,7 +6,7 @@ use crate::{
     TestHome,
     attach::require_agent,
     cli_env::{CliEnv, TOKEN},
-    ran, server,
+    run_command, server,
 };
 
 /// A schedule that keeps a run pending for the duration of a test.
@@ -49,7 +49,7 @@ fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
         "either",
         "eu-west-1",
         "rack",
-        "only those that exist",
+        "existing instances only",
         "2 h",
     ] {
         applied.says(row);
@@ -79,7 +79,7 @@ fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
 }
 
 #[test]
-fn a_secret_that_does_not_exist_and_a_remote_that_hosts_cannot_reach_are_told_before_anything_is_sent() {
+fn apply_reports_unknown_secrets_and_unreachable_remotes_before_submitting() {
     let stage = CliEnv::new();
     stage.windlass(&["secret", "set", "TOKEN", "x"]).ok();
     stage.file("later.yml", &(WAITING.to_owned() + "env: {A: '${{ secrets.TOKNE }}'}\n"));
@@ -90,12 +90,12 @@ fn a_secret_that_does_not_exist_and_a_remote_that_hosts_cannot_reach_are_told_be
     stage.file("repo.yml", &(WAITING.to_owned() + "repos: ['file:///srv/app.git']\n"));
     let remote = stage.windlass(&["apply", "-f", "repo.yml", "-y", "-d"]);
     assert_eq!(remote.code, Some(200));
-    remote.says("hosts clone over https, ssh and git only");
+    remote.says("instances clone only over https, ssh or git");
     assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
-fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
+fn delete_by_name_requires_a_finished_run_and_delete_by_file_stops_it_first() {
     let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
@@ -122,7 +122,7 @@ fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
 }
 
 #[test]
-fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
+fn delete_with_a_fleet_file_deletes_the_fleet() {
     let stage = CliEnv::new();
     stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
     stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
@@ -132,7 +132,7 @@ fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
 }
 
 #[test]
-fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
+fn ps_filters_by_name_status_and_user() {
     let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     for name in ["train-1", "train-2", "eval"] {
@@ -149,7 +149,7 @@ fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
     assert_eq!(names(&["--status", "terminated"]), ["train-2"]);
     assert_eq!(names(&["--status", "pending", "eval", "train-?"]), ["eval", "train-1"]);
     assert_eq!(names(&["--user", "admin", "-n", "1", "train-*"]).len(), 1);
-    stage.windlass(&["ps", "nothing-like-it"]).ok().says("No such runs");
+    stage.windlass(&["ps", "nothing-like-it"]).ok().says("No matching runs");
     let table = stage.windlass(&["ps"]).ok().stdout;
     assert!(table.lines().next().unwrap().contains("NEXT START"), "{table}");
     let nothing = stage.windlass(&["stop", "-y", "eval", "nosuch"]);
@@ -164,7 +164,7 @@ fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
 }
 
 #[test]
-fn several_servers_are_known_and_one_is_in_use_until_logout() {
+fn contexts_switch_between_servers_until_logout() {
     let home = TestHome::new();
     let first = server::start_quiet(&home.path().join("one"), &["--admin-token", TOKEN]);
     let second = server::start_quiet(&home.path().join("two"), &["--admin-token", TOKEN]);
@@ -196,13 +196,13 @@ fn several_servers_are_known_and_one_is_in_use_until_logout() {
 }
 
 #[test]
-fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
+fn a_command_runs_without_a_file_and_can_be_inspected_while_running() {
     require_agent();
     let home = TestHome::new();
     let local = |args: &[&str]| {
         let mut command = home.command(args);
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
-        ran(&mut command)
+        run_command(&mut command)
     };
     let wants = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
     let done =
@@ -229,17 +229,17 @@ fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
     local(&["stop", "-x", "-y", "--wait", "stays"]).ok();
     let over = local(&["ssh", "stays"]);
     assert_eq!(over.code, Some(1));
-    over.says("does not run");
+    over.says("is not running");
 }
 
 #[test]
-fn the_fleet_of_the_servers_machine_comes_back() {
+fn the_local_fleet_can_be_deleted_and_added_again() {
     require_agent();
     let home = TestHome::new();
     let local = |args: &[&str]| {
         let mut command = home.command(args);
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
-        ran(&mut command)
+        run_command(&mut command)
     };
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
     local(&["fleet", "delete", "-y", "--wait", "local"]).ok().says("`windlass fleet add local`");

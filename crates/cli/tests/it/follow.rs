@@ -11,7 +11,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 use windlass_testkit::{ports, wait::eventually};
 
-use crate::{TestHome, attach::require_agent, ran};
+use crate::{TestHome, attach::require_agent, run_command};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -44,10 +44,10 @@ fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, part
 }
 
 #[test]
-fn ports_of_a_job_are_at_hand_while_it_is_followed() {
+fn job_ports_are_forwarded_while_apply_is_attached() {
     require_agent();
     let home = TestHome::new();
-    let port = ports::free();
+    let port = ports::reserve_free_port();
     let pong = "import socket as s, sys; l = s.create_server(('127.0.0.1', int(sys.argv[1]))); print('started', flush=True)\n\
                 while True: c = l.accept()[0]; c.sendall(c.recv(4) + b' pong'); c.close()";
     let env = format!("ports: ['*:{port}']\nenv:\n  PONG: {}\n", serde_json::json!(pong));
@@ -75,22 +75,22 @@ fn ports_of_a_job_are_at_hand_while_it_is_followed() {
 }
 
 #[test]
-fn an_apply_that_found_the_service_running_leaves_it_running() {
+fn interrupting_apply_of_an_unchanged_service_leaves_it_running() {
     require_agent();
     let home = TestHome::new();
     let text = format!(
         "type: service\nname: job\nport: {}\nauth: false\ncommands: [echo started; sleep 600]\n\
          resources: {{cpu: 1.., memory: 0.., disk: null}}\n",
-        ports::free()
+        ports::reserve_free_port()
     );
     home.0.file("job.yml", &text);
-    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
+    run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
     for signal in ["-TERM", "-INT"] {
         let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for_line(
             &mut BufReader::new(child.stderr.take().unwrap()).lines(),
-            "runs already and nothing changed",
+            "is already active and unchanged",
         );
         wait_for_line(&mut BufReader::new(child.stdout.take().unwrap()).lines(), "started");
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
@@ -102,15 +102,15 @@ fn an_apply_that_found_the_service_running_leaves_it_running() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_found_before_anything_is_started() {
+fn apply_refuses_a_taken_local_port_before_submitting() {
     let home = TestHome::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     task(&home, &format!("ports: ['{port}:80']\n"), "true");
-    let refused = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"]));
+    let refused = run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"]));
     assert_eq!(refused.code, Some(200), "{}", refused.stderr);
     refused.says(&format!("listen on port {port} of this machine"));
-    refused.says("`-p LOCAL:80` chooses another");
+    refused.says("use `-p LOCAL:80` for another port");
     assert_eq!(home.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
 }
 
@@ -121,7 +121,7 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     let own = "Host other\n  Port 2222\n";
     home.0.file(".ssh/config", own);
     task(&home, "", "echo started; sleep 600");
-    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
+    run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
     let mut command = windlass(&home, &["attach", "job"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -134,7 +134,7 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     let ssh = |command: &str| {
         let mut ssh = Command::new("ssh");
         ssh.arg("-F").arg(&config).args(["-o", "BatchMode=yes", "job", command]).stdin(Stdio::null());
-        ran(&mut ssh)
+        run_command(&mut ssh)
     };
     assert_eq!(ssh("echo $((6 * 7))").ok().stdout, "42\n");
     assert_eq!(ssh("exit 7").code, Some(7));
@@ -145,18 +145,18 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     home.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
     let late = ssh("true");
     assert_ne!(late.code, Some(0));
-    late.says("does not run");
+    late.says("is not running");
     let ended = home.windlass(&["attach", "job"]);
     assert_eq!(ended.code, Some(200));
     ended.says("it has ended");
 }
 
 #[test]
-fn machines_follow_a_run_by_events() {
+fn apply_with_jsonl_prints_run_events() {
     require_agent();
     let home = TestHome::new();
     task(&home, "", "printf 'a\\nb'; exit 3");
-    let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-o", "jsonl"]));
+    let done = run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-o", "jsonl"]));
     assert_eq!(done.code, Some(3), "{}", done.stderr);
     let events: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().all(|event| event["version"] == 1 && event["time"].is_string()), "{}", done.stdout);
@@ -175,22 +175,22 @@ fn machines_follow_a_run_by_events() {
 }
 
 #[test]
-fn a_pipe_gets_dated_lines_and_nothing_that_moves() {
+fn piped_output_has_timestamped_lines_without_animation() {
     require_agent();
     let home = TestHome::new();
     task(&home, "", "true");
-    let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
+    let done = run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
     assert!(!done.stderr.contains('\u{1b}'), "{:?}", done.stderr);
     let dated = |line: &str| line.as_bytes().get(10) == Some(&b'T') && line.contains("Z job: ");
     assert!(done.stderr.lines().any(dated), "{}", done.stderr);
 }
 
 #[test]
-fn parts_of_a_log_are_chosen_by_lines_times_and_patterns() {
+fn logs_are_selected_by_tail_time_and_pattern() {
     require_agent();
     let home = TestHome::new();
     task(&home, "", "for i in 1 2 3 4 5 6 7 8 9 10; do echo \"line $i\"; done; printf half");
-    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
+    run_command(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
     let logs = |args: &[&str]| {
         let all: Vec<&str> = ["logs"].iter().chain(args).chain(&["job"]).copied().collect();
         home.windlass(&all).ok().stdout.replace("\r\n", "\n")
@@ -206,18 +206,18 @@ fn parts_of_a_log_are_chosen_by_lines_times_and_patterns() {
 
     let misuse = home.windlass(&["logs", "--grep", "(", "job"]);
     assert_eq!(misuse.code, Some(2));
-    misuse.says("understand the pattern");
+    misuse.says("invalid `--grep` pattern");
     assert_eq!(home.windlass(&["logs", "--until", "1h", "-f", "job"]).code, Some(2));
     let previous = home.windlass(&["logs", "--previous", "job"]);
     assert_eq!(previous.code, Some(1));
-    previous.says("it was started once only");
+    previous.says("there is only one attempt");
     let none = home.windlass(&["logs", "--job", "4", "job"]);
     assert_eq!(none.code, Some(1));
     none.says("find job 4 of `job`");
 }
 
 #[test]
-fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
+fn following_a_run_loses_no_output_when_the_server_restarts() {
     require_agent();
     let home = TestHome::new();
     let server = |home: &TestHome, port: &str| {

@@ -3,7 +3,7 @@
 use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
-fn a_job_is_asked_for_in_words_that_can_be_understood() {
+fn managed_job_commands_print_clear_results_and_errors() {
     let stage = CliEnv::new();
     stage.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
     stage.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
@@ -32,7 +32,7 @@ fn a_job_is_asked_for_in_words_that_can_be_understood() {
     for name in ["1", "good"] {
         let why = stage.windlass(&["why", name]).ok().stdout;
         assert!(why.starts_with("good: managed job 1, FAILED_PRECHECKS, DONE (launched "), "{why}");
-        assert!(why.contains("\n  why:  no fleet can take it: "), "{why}");
+        assert!(why.contains("\n  why:  no fleet can run it: "), "{why}");
         assert!(why.contains("\n  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
     }
     let why = stage.windlass(&["why", "1", "-o", "json"]).ok().json();

@@ -3,7 +3,7 @@
 use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
-fn an_empty_list_says_what_makes_one() {
+fn an_empty_list_prints_a_hint_instead_of_a_table() {
     let stage = CliEnv::new();
     let mut story = CliSnapshot::new("lists-empty", &stage);
     for thing in ["ps", "fleet", "volume", "gateway", "jobs"] {
@@ -15,7 +15,7 @@ fn an_empty_list_says_what_makes_one() {
 }
 
 #[test]
-fn nothing_is_deleted_where_nobody_can_be_asked() {
+fn delete_is_refused_without_a_terminal_or_yes_flag() {
     let stage = CliEnv::new();
     let mut story = CliSnapshot::new("delete-unasked", &stage);
     story.run(&["secret", "set", "SOME", "value"]);
@@ -29,7 +29,7 @@ fn nothing_is_deleted_where_nobody_can_be_asked() {
 
 /// A new list must be documented.
 #[test]
-fn every_list_is_described() {
+fn every_json_list_is_documented() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = std::fs::read_to_string(root.join("../../docs/json.md")).unwrap();
     let mut folders = vec![root.join("src")];

@@ -15,7 +15,7 @@ fn login_file(home: &TestHome) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
+fn login_is_verified_and_stored_in_a_private_file() {
     let home = TestHome::new();
     let server = start_server(&home);
     let url = server.url();
@@ -35,7 +35,7 @@ fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
 }
 
 #[test]
-fn a_wrong_token_or_project_is_refused_and_nothing_is_written() {
+fn login_with_a_wrong_token_or_project_fails_and_stores_nothing() {
     let home = TestHome::new();
     let server = start_server(&home);
     let url = server.url();
@@ -49,29 +49,29 @@ fn a_wrong_token_or_project_is_refused_and_nothing_is_written() {
     assert_eq!(nobody.code, Some(1));
     nobody.says("reach the server at http://127.0.0.1:9");
     let odd = home.windlass(&["login", "--url", "gopher://x", "--token", TOKEN]);
-    odd.says("understand the server's address");
+    odd.says("invalid server address");
     assert!(!Path::exists(&login_file(&home)));
 }
 
 #[test]
-fn the_environment_wins_over_the_login() {
+fn environment_variables_override_the_stored_login() {
     let home = TestHome::new();
     let server = start_server(&home);
     home.windlass(&["login", "--url", &server.url(), "--token", TOKEN]).ok();
-    let bad = crate::ran(home.command(&["ps"]).env("WINDLASS_TOKEN", "other"));
+    let bad = crate::run_command(home.command(&["ps"]).env("WINDLASS_TOKEN", "other"));
     assert_eq!(bad.code, Some(1));
     bad.says("does not know this token");
-    let elsewhere = crate::ran(home.command(&["ps"]).env("WINDLASS_URL", "http://127.0.0.1:9"));
+    let elsewhere = crate::run_command(home.command(&["ps"]).env("WINDLASS_URL", "http://127.0.0.1:9"));
     // The token of one server is never sent to another.
     assert_eq!(elsewhere.code, Some(2));
     elsewhere.says("no token is known for http://127.0.0.1:9");
-    let project = crate::ran(home.command(&["ps"]).env("WINDLASS_PROJECT", "other"));
+    let project = crate::run_command(home.command(&["ps"]).env("WINDLASS_PROJECT", "other"));
     assert_eq!(project.code, Some(1));
-    project.says("one of yours: main");
+    project.says("one of your projects: main");
 }
 
 #[test]
-fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
+fn login_stores_the_certificate_of_a_tls_server_and_trusts_only_it() {
     let (home, other) = (TestHome::new(), TestHome::new());
     let tls = ["--admin-token", TOKEN, "--tls-port", "0"];
     let server = server::start_quiet(&home.path().join("data"), &tls);
@@ -87,12 +87,12 @@ fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
     for more in [&[][..], &["--server-cert", &theirs]] {
         let unknown = login(&at, more);
         assert_eq!(unknown.code, Some(1));
-        unknown.says("error[W018]: trust the server at https://");
-        unknown.says("`--server-cert FILE` names the certificate");
+        unknown.says("error[W018]: cannot verify the server at https://");
+        unknown.says("pass the certificate of the server with `--server-cert FILE`");
     }
     let empty = login(&at, &["--server-cert", "copy.pem"]);
     assert_eq!(empty.code, Some(2));
-    empty.says("there is no certificate in `copy.pem`");
+    empty.says("`copy.pem` contains no certificate");
     assert!(!Path::exists(&login_file(&home)));
 
     std::fs::copy(home.path().join("data/tls/cert.pem"), &certificate).unwrap();

@@ -35,7 +35,7 @@ use std::{
 
 use windlass_testkit::{
     TempDir,
-    cli_snapshot::{CommandOutput, ran},
+    cli_snapshot::{CommandOutput, run_command},
     temp_dir,
 };
 
@@ -93,7 +93,7 @@ impl TestHome {
     }
 
     fn windlass(&self, args: &[&str]) -> CommandOutput {
-        ran(&mut self.command(args))
+        run_command(&mut self.command(args))
     }
 }
 

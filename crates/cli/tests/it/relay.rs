@@ -39,7 +39,7 @@ impl Relay {
                     return;
                 }
                 let (shared, server) = (Arc::clone(&shared), server.clone());
-                std::thread::spawn(move || join(&shared, client, &server, streams));
+                std::thread::spawn(move || copy_both_ways(&shared, client, &server, streams));
             }
         });
         Self { state, address }
@@ -70,7 +70,7 @@ impl Drop for Relay {
 }
 
 /// Relays until either side closes.
-fn join(state: &RelayState, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
+fn copy_both_ways(state: &RelayState, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
     let mut first = [0; 4096];
     let length = client.read(&mut first).ok()?;
     let line = String::from_utf8_lossy(&first[..length]).lines().next().unwrap_or_default().to_owned();

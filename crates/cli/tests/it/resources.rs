@@ -11,7 +11,7 @@ use crate::{
     CommandOutput,
     attach::require_agent,
     cli_env::{CliEnv, TOKEN},
-    ran, server,
+    run_command, server,
     snapshot::{CliSnapshot, SnapshotEnv},
 };
 
@@ -65,7 +65,7 @@ fn a_secret_is_stored_read_and_deleted() {
 }
 
 #[test]
-fn projects_and_their_members_are_changed() {
+fn project_commands_manage_projects_and_members() {
     let stage = CliEnv::new();
     let mut story = CliSnapshot::new("project", &stage);
     run_in_all_formats(&mut story, &["project"]);
@@ -96,13 +96,13 @@ fn projects_and_their_members_are_changed() {
 }
 
 #[test]
-fn the_default_project_is_where_commands_work() {
+fn commands_use_the_default_project() {
     let stage = CliEnv::new();
     stage.windlass(&["project", "add", "lab"]).ok();
     let url = stage.server.url();
-    let logged_in = |args: &[&str]| ran(&mut stage.home.command(args));
+    let logged_in = |args: &[&str]| run_command(&mut stage.home.command(args));
     logged_in(&["login", "--url", &url, "--token", TOKEN]).ok().says("project `main`");
-    logged_in(&["project", "set-default", "lab"]).ok().says("Commands work in `lab` from now on");
+    logged_in(&["project", "set-default", "lab"]).ok().says("Your default project is now `lab`");
     logged_in(&["secret", "set", "A", "1"]).ok();
     assert_eq!(logged_in(&["secret", "-o", "json"]).ok().json()["project"], "lab");
     assert_eq!(logged_in(&["secret", "-o", "name", "--project", "main"]).ok().stdout, "");
@@ -112,10 +112,11 @@ fn the_default_project_is_where_commands_work() {
 }
 
 #[test]
-fn the_default_project_of_this_machine_is_kept_too() {
+fn the_default_project_is_kept_for_the_local_server() {
     let home = crate::TestHome::new();
     // Projects need no agent.
-    let local = |args: &[&str]| ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"));
+    let local =
+        |args: &[&str]| run_command(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"));
     local(&["project", "add", "lab"]).ok();
     local(&["project", "set-default", "lab"]).ok();
     assert_eq!(local(&["secret", "-o", "json"]).ok().json()["project"], "lab");
@@ -141,7 +142,7 @@ fn users_are_added_and_their_token_is_shown_once() {
     let again = story.run(&["user", "refresh-token", "-y", "ada"]);
     story.run(&["user", "delete", "ada"]);
     // A user who is not an admin sees only themselves, and cannot create users.
-    let as_ada = |args: &[&str]| ran(stage.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
+    let as_ada = |args: &[&str]| run_command(stage.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
     for args in [&["user", "-o", "name"][..], &["user", "create", "mallory"], &["secret"]] {
         story.add(args, &as_ada(args));
     }
@@ -154,7 +155,7 @@ fn users_are_added_and_their_token_is_shown_once() {
         "the token alone: {}",
         made.stdout
     );
-    let old = ran(stage.command(&["user"]).env("WINDLASS_TOKEN", made.stdout.trim()));
+    let old = run_command(stage.command(&["user"]).env("WINDLASS_TOKEN", made.stdout.trim()));
     assert_eq!(old.code, Some(1), "the old token is dead");
 }
 
@@ -190,7 +191,7 @@ fn events_are_listed_oldest_first_and_filtered() {
 }
 
 #[test]
-fn events_that_happen_are_followed() {
+fn event_follow_prints_new_events() {
     let stage = CliEnv::new();
     stage.windlass(&["secret", "set", "BEFORE", "1"]).ok();
     let mut follow =
@@ -248,7 +249,7 @@ impl Drop for CloudServer {
 }
 
 #[test]
-fn offers_are_what_fits_with_its_price_and_why_the_rest_does_not() {
+fn offer_lists_prices_of_fitting_offers_and_shortfalls_of_others() {
     let cloud = CloudServer::new();
     let mut story = CliSnapshot::new("offer", &cloud.0);
     run_in_all_formats(&mut story, &["offer"]);
@@ -266,20 +267,20 @@ fn offers_are_what_fits_with_its_price_and_why_the_rest_does_not() {
 }
 
 #[test]
-fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
+fn a_plan_never_lists_a_fitting_offer_as_unfit() {
     let cloud = CloudServer::new();
     let resources = "{cpu: 1.., memory: 0.., disk: null, gpu: 'H100:2'}";
     let task = format!("type: task\nname: gpu\ncommands: [echo hi]\nresources: {resources}\n");
     cloud.0.file("gpu.yml", &task);
     let plan = cloud.0.windlass(&["apply", "-f", "gpu.yml", "-y", "-d"]).ok().stderr;
-    let (fits, misses) = plan.split_once("What does not fit:").unwrap();
+    let (fits, misses) = plan.split_once("Does not fit:").unwrap();
     // The fleet allows spot and on-demand, and an offer without this information matches either.
     assert_eq!(fits.matches(" big ").count(), 2, "{plan}");
     assert!(misses.contains("small") && !misses.contains(" big"), "{plan}");
 }
 
 #[test]
-fn machines_their_jobs_and_their_cost_are_shown() {
+fn instances_with_their_jobs_and_costs_are_shown() {
     let cloud = CloudServer::new();
     let task =
         "type: task\nname: busy\ncommands: ['sleep 600']\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
@@ -330,7 +331,7 @@ fn machines_their_jobs_and_their_cost_are_shown() {
 }
 
 #[test]
-fn volumes_are_made_shown_and_deleted() {
+fn volumes_are_created_shown_and_deleted() {
     let cloud = CloudServer::new();
     cloud.0.file("disk.yml", "type: volume\nname: disk\nbackend: mock\nregion: east\nsize: 100GB\n");
     cloud.0.windlass(&["apply", "-f", "disk.yml", "-y"]).ok();
@@ -363,7 +364,7 @@ fn backends_that_the_server_does_not_have_are_refused() {
 }
 
 #[test]
-fn a_field_without_effect_is_told_and_something_of_another_project_is_refused() {
+fn apply_warns_about_fields_without_effect_and_refuses_fleets_of_other_projects() {
     let stage = CliEnv::new();
     stage.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
     let applied = stage.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
@@ -393,7 +394,7 @@ fn gateways_are_shown_changed_and_deleted() {
 }
 
 #[test]
-fn every_command_of_these_has_examples_in_its_help() {
+fn resource_commands_have_examples_in_their_help() {
     let home = crate::TestHome::new();
     let commands = [
         "offer", "fleet", "instance", "volume", "gateway", "secret", "event", "metrics", "project", "user",
@@ -406,7 +407,7 @@ fn every_command_of_these_has_examples_in_its_help() {
 }
 
 #[test]
-fn watching_shows_tables_only() {
+fn watch_mode_refuses_json_output() {
     let home = crate::TestHome::new();
     for thing in ["fleet", "instance", "volume", "gateway"] {
         let refused =

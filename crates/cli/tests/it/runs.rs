@@ -17,7 +17,7 @@ fn wait_until_no_capacity(stage: &CliEnv) {
 }
 
 #[test]
-fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
+fn a_waiting_run_can_be_listed_explained_changed_and_stopped() {
     let stage = CliEnv::new();
     stage.file("job.yml", TASK);
     let mut story = CliSnapshot::new("runs", &stage);
@@ -43,13 +43,13 @@ fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
 }
 
 #[test]
-fn what_an_update_would_change_is_shown_field_by_field() {
+fn apply_shows_an_update_field_by_field() {
     let stage = CliEnv::new();
     stage.file("job.yml", TASK);
     stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
     stage.file("job.yml", &TASK.replace("echo hi", "echo ho").replace("cpu: 8..", "cpu: 4.."));
     let applied = stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
-    applied.says("`job` is active, and `configuration.");
+    applied.says("`job` is active and must be stopped first, because `configuration.");
     applied.says("  ~ commands[0]: \"echo hi\" → \"echo ho\"\n");
     applied.says("  ~ resources.cpu.count.min: 8 → 4\n");
     stage.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();

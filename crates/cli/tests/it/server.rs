@@ -135,7 +135,7 @@ fn command_line(pid: u32) -> String {
 }
 
 #[test]
-fn a_token_of_the_command_line_is_not_in_the_list_of_processes() {
+fn an_admin_token_flag_is_hidden_from_the_process_list() {
     const TOKEN: &str = "a-token-that-is-not-to-be-seen";
     let dir = TestDir::new();
     let file = dir.path().join("token");
@@ -153,7 +153,7 @@ fn a_token_of_the_command_line_is_not_in_the_list_of_processes() {
 }
 
 #[test]
-fn files_of_a_server_are_closed_to_others() {
+fn server_files_are_not_accessible_to_other_users() {
     let dir = TestDir::new();
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
@@ -179,7 +179,7 @@ fn files_of_a_server_are_closed_to_others() {
         .output()
         .unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && said.contains("everybody may write to it"), "{said}");
+    assert!(!refused.status.success() && said.contains("is writable by all users"), "{said}");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn l8_a_second_server_on_the_same_files_refuses_to_start() {
 
 /// Newlines and control characters that a client sends stay inside one record.
 #[test]
-fn what_clients_send_cannot_forge_a_line_of_the_log() {
+fn client_input_cannot_forge_log_records() {
     let dir = TestDir::new();
     let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     let path = "/api/project/x%0a%7B%22level%22:%22ERROR%22%7D/runs/get";
@@ -232,7 +232,7 @@ fn settings_come_from_flags_then_environment_then_the_file() {
 }
 
 #[test]
-fn keys_are_rotated_by_a_command() {
+fn rotate_keys_replaces_the_master_key_and_keeps_data_readable() {
     let dir = TestDir::new();
     let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     assert_eq!(server.stop("-TERM").0, Some(0));
@@ -251,7 +251,7 @@ fn keys_are_rotated_by_a_command() {
 }
 
 #[test]
-fn as_many_files_may_be_open_as_the_administrator_allows() {
+fn the_server_raises_its_open_file_limit_to_the_hard_limit() {
     let dir = TestDir::new();
     let limits = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();

@@ -94,7 +94,7 @@ impl Drop for Terminal {
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 
 #[test]
-fn a_question_is_asked_on_a_terminal_until_it_is_answered() {
+fn a_confirmation_prompt_repeats_until_it_is_answered() {
     let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
@@ -124,7 +124,7 @@ fn a_token_that_is_typed_is_not_shown() {
 }
 
 #[test]
-fn colours_are_for_terminals() {
+fn colours_are_printed_on_a_terminal_unless_no_color_is_set() {
     let home = TestHome::new();
     let terminal = Terminal::run(&home, &["explain"]);
     terminal.wait_for_text("exit: 0");

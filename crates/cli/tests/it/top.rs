@@ -2,17 +2,17 @@
 
 use std::process::Command;
 
-use crate::{TestHome, attach::require_agent, ran, terminal::Terminal};
+use crate::{TestHome, attach::require_agent, run_command, terminal::Terminal};
 
 /// Jobs run as processes, on any machine.
-fn local(home: &TestHome, args: &[&str]) -> Command {
+fn local_command(home: &TestHome, args: &[&str]) -> Command {
     let mut command = home.command(args);
     command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
     command
 }
 
 #[test]
-fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
+fn top_filters_opens_describes_and_stops_a_run() {
     require_agent();
     let home = TestHome::new();
     let task = |name: &str, cpus: &str| {
@@ -24,9 +24,9 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     };
     for (name, cpus) in [("alpha", "1.."), ("omega", "9999..")] {
         home.0.file("run.yml", &task(name, cpus));
-        ran(&mut local(&home, &["apply", "-f", "run.yml", "-y", "-d"])).ok();
+        run_command(&mut local_command(&home, &["apply", "-f", "run.yml", "-y", "-d"])).ok();
     }
-    let top = Terminal::command(&home, &local(&home, &["top"]));
+    let top = Terminal::command(&home, &local_command(&home, &["top"]));
     top.wait_for_text("[1 runs (2)]");
     let screen = top.wait_for_text("1 running, 1 waiting");
     for part in ["alpha", "omega", "main at http://127.0.0.1:"] {
@@ -76,16 +76,16 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     top.keys(&["q"]);
     top.wait_for_text("exit: 0");
     // The run was asked to stop; it may not have ended yet.
-    ran(&mut local(&home, &["stop", "-y", "--wait", "alpha"])).ok();
-    assert_eq!(ran(&mut local(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
+    run_command(&mut local_command(&home, &["stop", "-y", "--wait", "alpha"])).ok();
+    assert_eq!(run_command(&mut local_command(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
 }
 
 #[test]
-fn top_gives_the_terminal_back_when_it_is_interrupted() {
+fn top_restores_the_terminal_when_interrupted() {
     require_agent();
     let home = TestHome::new();
-    ran(&mut local(&home, &["ps"])).ok();
-    let command = local(&home, &["top"]);
+    run_command(&mut local_command(&home, &["ps"])).ok();
+    let command = local_command(&home, &["top"]);
     let mut shell = Command::new("sh");
     let script =
         "\"$0\" top; echo \"code $?\"; stty -a | tr ' ;' '\\n\\n' | grep -x -e icanon -e echo | tr '\\n' ' '";
@@ -105,7 +105,7 @@ fn top_gives_the_terminal_back_when_it_is_interrupted() {
 }
 
 #[test]
-fn top_without_a_terminal_names_what_scripts_use() {
+fn top_without_a_terminal_suggests_ps_with_json() {
     let home = TestHome::new();
     let refused = home.windlass(&["top"]);
     assert_eq!(refused.code, Some(2));

@@ -12,7 +12,7 @@ fn env_with_waiting_task() -> CliEnv {
 }
 
 #[test]
-fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
+fn a_waiting_run_is_an_animated_tree_and_a_second_ctrl_c_detaches() {
     let stage = env_with_waiting_task();
     let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml"]);
     terminal.wait_for_text("Submit the run? [y/n]");
@@ -29,14 +29,14 @@ fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
     let asked = terminal.wait_for_text("[s]top it, or [d]etach");
     assert!(!asked.contains("└─"), "the tree makes room for the question:\n{asked}");
     terminal.keys(&["C-c"]);
-    terminal.wait_for_text("Left `job` running");
+    terminal.wait_for_text("Detached from `job`");
     terminal.wait_for_text("exit: 0");
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "job\n");
     stage.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
 }
 
 #[test]
-fn ctrl_c_and_an_answer_stop_the_run() {
+fn ctrl_c_asks_and_stops_the_run_on_confirmation() {
     let stage = env_with_waiting_task();
     let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml", "-y"]);
     terminal.wait_for_text("└─ 0-0  ");
@@ -51,7 +51,7 @@ fn ctrl_c_and_an_answer_stop_the_run() {
 }
 
 #[test]
-fn a_terminal_is_not_driven_by_what_a_job_writes_unless_it_is_asked_for() {
+fn job_output_cannot_control_the_terminal_unless_raw_output_is_requested() {
     require_agent();
     let home = TestHome::new();
     let text = "type: task\nname: job\ncommands:\n  - |\n    printf 'one\\033]0;owned\\007 \\033[32mgreen\\033[0m\\n'\n\
@@ -68,7 +68,7 @@ fn a_terminal_is_not_driven_by_what_a_job_writes_unless_it_is_asked_for() {
 }
 
 #[test]
-fn runs_are_watched_in_place() {
+fn ps_watch_redraws_in_place() {
     let stage = env_with_waiting_task();
     stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
     let terminal = Terminal::run(&stage, &["ps", "-w"]);

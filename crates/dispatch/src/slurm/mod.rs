@@ -107,7 +107,7 @@ impl Slurm {
     /// Returns this cluster's name for the requested GPUs.
     fn gpu_type(&self, needs: &ContainerNeeds) -> Option<String> {
         let nodes = parse::nodes(&self.nodes.lock()).unwrap_or_default();
-        let cluster = ClusterCapacity { nodes, open: 1 };
+        let cluster = ClusterCapacity { nodes, free_job_slots: 1 };
         cluster.gpu_type(needs).map(str::to_owned)
     }
 
@@ -133,16 +133,16 @@ impl Scheduler for Slurm {
         let jobs = parse::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
             *ended.entry(attempt.clone()).or_insert(asked_at)
         })?;
-        ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.life.is_over()));
+        ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.state.is_ended()));
         let is_whole = parse::have_all_reported(&nodes);
         *self.nodes.lock() = nodes;
-        Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
+        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: is_whole })
     }
 
     async fn room(&self, lower: &SchedulerSnapshot) -> Result<ClusterCapacity, SchedulerError> {
-        let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
+        let waiting = lower.jobs.iter().filter(|job| !job.state.is_ended()).count();
         let nodes = parse::nodes(&self.nodes.lock())?;
-        Ok(ClusterCapacity { nodes, open: PENDING_JOBS_MAX.saturating_sub(waiting) })
+        Ok(ClusterCapacity { nodes, free_job_slots: PENDING_JOBS_MAX.saturating_sub(waiting) })
     }
 
     async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
@@ -153,7 +153,7 @@ impl Scheduler for Slurm {
                 .await;
         }
         let args = translate::sbatch_arguments(order, gpu_type.as_deref(), &self.settings);
-        let script = translate::script(order, &self.settings);
+        let script = translate::batch_script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
             Ok(said) => match parse::job_id(&said) {
                 Some(id) => Ok(id),

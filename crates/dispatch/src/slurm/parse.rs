@@ -39,13 +39,19 @@ pub(super) fn jobs(
         }
         // A foreign job with our tag is ignored as well.
         let Ok(attempt) = name.parse::<Attempt>() else { continue };
-        let life = life(state, || ended(&attempt));
+        let life = job_state(state, || ended(&attempt));
         let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
-        let said = said(life, state, nodes, reason);
-        let job = SchedulerJob { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
+        let said = state_message(life, state, nodes, reason);
+        let job = SchedulerJob {
+            attempt: attempt.clone(),
+            id: id.to_owned(),
+            state: life,
+            priority,
+            message: said,
+        };
         // A duplicate name: a controller that lost a job and got it again. The living one counts.
         match jobs.get(&attempt) {
-            Some(known) if !known.life.is_over() => {}
+            Some(known) if !known.state.is_ended() => {}
             Some(_) | None => drop(jobs.insert(attempt, job)),
         }
     }
@@ -53,7 +59,7 @@ pub(super) fn jobs(
 }
 
 /// Returns why a job waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
-fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Option<String> {
+fn state_message(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Option<String> {
     let reason =
         Some(reason.trim_matches(['(', ')'])).filter(|reason| !matches!(*reason, "" | "None" | "null"));
     match life {
@@ -70,7 +76,7 @@ fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Opti
 }
 
 /// Maps a state. An unknown state may mean anything, so the job is assumed to live.
-fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
+fn job_state(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
     match state {
         "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => {
             SchedulerJobState::Waiting
@@ -110,9 +116,9 @@ pub(super) fn nodes(listed: &str) -> Result<Vec<ClusterNode>, SchedulerError> {
             size: ResourceAmount {
                 cpus,
                 memory: memory * MIB,
-                gpus: gpus(gres).map(|(_, count)| count).sum(),
+                gpus: parse_gpus(gres).map(|(_, count)| count).sum(),
             },
-            gpu_types: gpus(gres)
+            gpu_types: parse_gpus(gres)
                 .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
                 .collect(),
             partitions: Vec::new(),
@@ -134,7 +140,7 @@ fn parse_list(text: &str) -> Vec<String> {
 }
 
 /// Parses type and count: `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `gpu:a100`, `(null)`.
-fn gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
+fn parse_gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
     gres.split(',').filter_map(|one| {
         let one = one.split('(').next().unwrap_or_default();
         let mut words = one.split(':');
@@ -181,21 +187,21 @@ mod tests {
     }
 
     #[test]
-    fn c5_only_jobs_with_our_tag_and_a_name_of_ours_are_seen() {
+    fn c5_only_jobs_with_the_dispatchers_tag_and_a_container_name_are_listed() {
         let listed = "1;wlass-dz642-a.1;RUNNING;400000;n1;None;windlass:d1\n\
                       2;wlass-dz642-b.1;RUNNING;0;n1;None;(null)\n\
                       3;wlass-dz642-c.1;RUNNING;0;n1;None;windlass:d2\n4;interactive;RUNNING;0;n1;None;windlass:d1\n";
         let jobs = read(listed);
         assert_eq!(jobs.len(), 1);
         assert_eq!(
-            (jobs[0].id.as_str(), jobs[0].life, jobs[0].priority),
+            (jobs[0].id.as_str(), jobs[0].state, jobs[0].priority),
             ("1", SchedulerJobState::Running, Some(600))
         );
     }
 
     #[test]
-    fn every_state_of_the_manual_is_told_apart_and_a_new_word_is_no_end() {
-        let of = |state: &str| read(&format!("1;a.1;{state};0;;None;{TAG}"))[0].life;
+    fn every_documented_state_is_parsed_and_an_unknown_state_is_not_an_end() {
+        let of = |state: &str| read(&format!("1;a.1;{state};0;;None;{TAG}"))[0].state;
         for waiting in ["PENDING", "CONFIGURING", "REQUEUED"] {
             assert_eq!(of(waiting), SchedulerJobState::Waiting, "{waiting}");
         }
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_jobs_with_one_name_the_living_one_counts() {
+    fn the_active_job_wins_when_two_jobs_have_the_same_name() {
         for listed in [
             "1;a.1;FAILED;0;n1;None;windlass:d1\n2;a.1;RUNNING;0;n1;None;windlass:d1",
             "2;a.1;RUNNING;0;n1;None;windlass:d1\n1;a.1;FAILED;0;n1;None;windlass:d1",
@@ -220,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_says_why_a_job_waits_and_how_it_ended() {
+    fn slurm_reports_why_a_job_waits_and_how_it_ended() {
         for (line, told) in [
             ("PENDING;0;;Resources", Some("Resources")),
             (
@@ -234,18 +240,18 @@ mod tests {
             ("TIMEOUT;0;n1;TimeLimit", Some("TIMEOUT (TimeLimit)")),
             ("COMPLETED;0;n1;None", Some("COMPLETED")),
         ] {
-            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].said.as_deref(), told, "{line}");
+            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].message.as_deref(), told, "{line}");
         }
     }
 
     #[test]
-    fn a_line_that_is_cut_is_an_error_and_not_a_shorter_list() {
+    fn a_truncated_line_is_an_error_and_not_a_shorter_list() {
         assert!(jobs("1;a.1;RUNNING", TAG, 1, |_| Timestamp(0)).is_err());
         assert!(nodes("n1;idle;4").is_err());
     }
 
     #[test]
-    fn r15_a_silent_node_makes_the_picture_incomplete() {
+    fn r15_an_unresponsive_node_makes_the_snapshot_incomplete() {
         assert!(have_all_reported(
             "n1;idle;4;4000;main*;(null);(null)\nn2;mixed;4;4000;main*;(null);(null)\nn3;down;4;4000;main*;(null);(null)\n"
         ));
@@ -261,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_gathered_over_their_partitions() {
+    fn a_node_in_several_partitions_is_listed_once_with_all_of_them() {
         let listed = "n1;idle;4;4000;main*;(null);gpu:2(S:0)\nn1;idle;4;4000;night;(null);gpu:2(S:0)\n\
                       n2;down*;2;2000;main*;fast,quiet;(null)\n";
         let nodes = nodes(listed).unwrap();
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_counted_by_the_type_that_the_cluster_gave_them() {
+    fn gpus_are_counted_per_gres_type() {
         for (gres, told) in [
             ("gpu:2", vec![(None, 2)]),
             ("gpu:a100:4(S:0-1),shard:8", vec![(Some("a100"), 4)]),
@@ -281,12 +287,12 @@ mod tests {
             ("gpu:a100", vec![(Some("a100"), 1)]),
             ("gpu:a:1,gpu:b:2", vec![(Some("a"), 1), (Some("b"), 2)]),
         ] {
-            assert_eq!(gpus(gres).collect::<Vec<_>>(), told, "{gres}");
+            assert_eq!(parse_gpus(gres).collect::<Vec<_>>(), told, "{gres}");
         }
     }
 
     #[test]
-    fn a_timeout_of_the_controller_is_no_refusal() {
+    fn an_unreachable_controller_does_not_count_as_a_refusal() {
         assert!(is_refusal(
             "sbatch: error: Batch job submission failed: Requested node configuration is not available"
         ));

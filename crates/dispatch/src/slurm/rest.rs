@@ -53,7 +53,7 @@ impl RestClient {
     pub(super) async fn version(&self) -> Result<Option<&'static str>, SchedulerError> {
         let agree = || async {
             let offered = self.offered().await?;
-            let chosen = choose(&offered);
+            let chosen = choose_version(&offered);
             if chosen.is_none() {
                 let offered = offered.join(", ");
                 tracing::warn!(
@@ -133,7 +133,7 @@ impl RestClient {
             ["error", "description"].iter().find_map(|name| error[*name].as_str()).map(str::to_owned)
         };
         let said: Vec<String> = errors.iter().filter_map(words).collect();
-        let said = if said.is_empty() { format!("it answered {status}") } else { said.join("; ") };
+        let said = if said.is_empty() { format!("it responded with {status}") } else { said.join("; ") };
         Ok(Err(RestError { code: errors.iter().find_map(code).unwrap_or_default(), said }))
     }
 
@@ -152,18 +152,20 @@ impl RestClient {
 }
 
 /// Chooses a version. A daemon that lists none is assumed to support the newest known one.
-fn choose(offered: &[String]) -> Option<&'static str> {
+fn choose_version(offered: &[String]) -> Option<&'static str> {
     let is_offered = |spoken: &&str| offered.is_empty() || offered.iter().any(|one| one == *spoken);
     SUPPORTED_VERSIONS.into_iter().find(is_offered)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::choose;
+    use super::choose_version;
 
     #[test]
-    fn the_best_version_that_both_sides_speak_is_chosen() {
-        let of = |offered: &[&str]| choose(&offered.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+    fn the_newest_api_version_that_both_sides_support_is_chosen() {
+        let of = |offered: &[&str]| {
+            choose_version(&offered.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>())
+        };
         assert_eq!(of(&["v0.0.36", "v0.0.37", "v0.0.38"]), Some("v0.0.38"));
         assert_eq!(of(&["v0.0.36", "v0.0.37"]), Some("v0.0.37"));
         assert_eq!(of(&["v0.0.38", "v0.0.39", "v0.0.40"]), Some("v0.0.38"));

@@ -66,7 +66,7 @@ impl<'a> JobParameters<'a> {
             partition: joined(&needs.partitions, ",").or_else(|| settings.partition.clone()),
             constraint: joined(&needs.features, "&"),
             account: settings.account.as_deref(),
-            qos: settings.preemptible_qos.as_deref().filter(|_| needs.preemptible),
+            qos: settings.preemptible_qos.as_deref().filter(|_| needs.is_preemptible),
         }
     }
 }
@@ -119,12 +119,12 @@ pub(super) fn rest_submission(order: &SubmitRequest, gpu_type: Option<&str>, set
     if let Some(job) = job.as_object_mut() {
         job.retain(|_, value| !value.is_null());
     }
-    json!({ "job": job, "script": script(order, settings) })
+    json!({ "job": job, "script": batch_script(order, settings) })
 }
 
 /// Returns the batch script: the executor replaces the shell, and reads the token that follows. Only the job's owner
 /// can read the script; environments are visible to others. All values are ours, and quoted all the same.
-pub(super) fn script(order: &SubmitRequest, settings: &Settings) -> String {
+pub(super) fn batch_script(order: &SubmitRequest, settings: &Settings) -> String {
     let executor = quote(&settings.executor.to_string_lossy());
     let SubmitRequest { attempt, token, .. } = order;
     // Tokens have no white space; one that did would be cut after its first part.
@@ -152,16 +152,16 @@ mod tests {
     }
 
     #[test]
-    fn everything_a_container_needs_is_told_and_no_secret_is() {
+    fn sbatch_arguments_cover_all_container_needs_and_contain_no_secret() {
         let needs = ContainerNeeds {
             cpus: 4,
             memory: (1 << 30) + 1,
             gpus: 2,
-            gpu: GpuRequirement::default(),
+            gpu_requirement: GpuRequirement::default(),
             partitions: vec!["gpu".into(), "night".into()],
             features: vec!["fast".into(), "quiet".into()],
             max_run_time: Some(Span::mins(60)),
-            preemptible: true,
+            is_preemptible: true,
         };
         let mut settings = Settings::new("windlass:d1", "/usr/bin/windlass-agent");
         settings.account = Some("lab".into());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn slurmrestd_is_told_the_same_and_nothing_that_was_not_asked_for() {
+    fn rest_submission_has_only_requested_fields_and_keeps_the_token_in_the_script() {
         let needs = ContainerNeeds { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..ContainerNeeds::default() };
         let told =
             rest_submission(&order(needs), None, &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_priority_is_less_nice_and_both_read_back() {
+    fn a_higher_priority_maps_to_a_lower_nice_value_and_back() {
         let all = [0, 1, 500, 999, 1_000];
         assert!(all.windows(2).all(|pair| nice(pair[0], 1_000) > nice(pair[1], 1_000)));
         for one in all {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_starts_the_executor_and_nothing_in_it_is_read_twice() {
+    fn batch_script_starts_the_executor_with_all_values_quoted() {
         let settings = Settings::new("t", "/opt/it's here/windlass-agent");
         let attempt = Attempt { uuid: "a;rm".into(), number: 3 };
         let order = SubmitRequest {
@@ -227,7 +227,7 @@ mod tests {
             ..order(ContainerNeeds::default())
         };
         assert_eq!(
-            script(&order, &settings),
+            batch_script(&order, &settings),
             "#!/bin/sh\nexec '/opt/it'\"'\"'s here/windlass-agent' exec 'a;rm' --attempt 3 \
              <<'END-OF-TOKEN'\nv2/$(rm)/s\nEND-OF-TOKEN\n"
         );

@@ -68,12 +68,12 @@ fn find<'a>(lower: &'a SchedulerSnapshot, name: &str) -> Option<&'a SchedulerJob
 }
 
 #[tokio::test]
-async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
+async fn slurm_container_gets_its_token_on_stdin_and_not_the_dispatchers_environment() {
     let script = r#"echo "$*" >> ran; env > environment; cat > given; scontrol show job $SLURM_JOB_ID > shown
         tr '\0' '\n' < /proc/$$/environ >> environment; tr '\0' ' ' < /proc/$$/cmdline >> shown"#;
     let kit = SlurmFixture::start(&[SIZE], script);
     let id = kit.slurm.submit(&order("a", 600, 1)).await.unwrap();
-    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.state.is_ended());
     let seen = kit.wait_until("the job ends", over).await;
     let job = find(&seen, "a").unwrap();
     assert_eq!((job.id.as_str(), job.priority), (id.as_str(), Some(600)));
@@ -89,15 +89,15 @@ async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
     assert!(!environment.contains("CARGO"), "the dispatcher's own environment came along: {environment}");
     // The end keeps the time at which it was first observed.
     let again = kit.slurm.look().await.unwrap();
-    assert_eq!(find(&again, "a").unwrap().life, job.life);
+    assert_eq!(find(&again, "a").unwrap().state, job.state);
 }
 
 #[tokio::test]
-async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_counts() {
+async fn waiting_jobs_start_by_priority_including_later_changes() {
     let kit = SlurmFixture::start(&[SIZE], r#"echo "$2" >> order; while [ ! -e go ]; do sleep 0.05; done"#);
     kit.slurm.submit(&order("first", 1, 4)).await.unwrap();
     kit.wait_until("the node is taken", |lower| {
-        find(lower, "first").is_some_and(|job| job.life == SchedulerJobState::Running)
+        find(lower, "first").is_some_and(|job| job.state == SchedulerJobState::Running)
     })
     .await;
     for (name, priority) in [("low", 100), ("mid", 500), ("raised", 50)] {
@@ -110,14 +110,14 @@ async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_co
     })
     .await;
     fs::write(kit.cluster.dir().join("go"), "").unwrap();
-    kit.wait_until("all end", |lower| lower.jobs.iter().all(|job| job.life.is_over())).await;
+    kit.wait_until("all end", |lower| lower.jobs.iter().all(|job| job.state.is_ended())).await;
     let order: Vec<String> =
         kit.written("order").lines().map(|line| line.trim_start_matches("wlass-dz642-").to_owned()).collect();
     assert_eq!(order, ["first", "raised", "mid", "low"]);
 }
 
 #[tokio::test]
-async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmless() {
+async fn stopping_a_waiting_or_running_job_is_idempotent() {
     let kit = SlurmFixture::start(
         &[SIZE],
         "trap 'echo asked > asked; exit 0' TERM; echo yes > listens; while :; do sleep 0.05; done",
@@ -125,14 +125,14 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
     let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
     // Slurm reports a job as running before its program is: one that is signalled too early dies without output.
     kit.wait_until("it runs and listens", |lower| {
-        find(lower, "runs").is_some_and(|job| job.life == SchedulerJobState::Running)
+        find(lower, "runs").is_some_and(|job| job.state == SchedulerJobState::Running)
             && !kit.written("listens").is_empty()
     })
     .await;
     let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
     // A job that was just started may miss the first signal, so a dispatcher repeats it until the job has ended.
     let since = Instant::now();
-    while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
+    while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.state.is_ended()) {
         assert!(since.elapsed() < TIMEOUT, "they do not end");
         for id in [&waiting, &running] {
             kit.slurm.stop(id, StopMode::Ask).await.unwrap();
@@ -150,27 +150,33 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
 }
 
 #[tokio::test]
-async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is() {
+async fn impossible_container_needs_are_detected_early_and_refused_at_submission() {
     let kit = SlurmFixture::start(&[SIZE, NodeSize { gpus: 2, ..SIZE }], "true");
     let lower = kit.slurm.look().await.unwrap();
     let room = kit.slurm.room(&lower).await.unwrap();
     let with = |cpus, gpus| ContainerNeeds { cpus, gpus, memory: 1 << 20, ..ContainerNeeds::default() };
-    assert_eq!(room.fit(&with(4, 2)), Fit::Now);
-    assert_eq!(room.fit(&with(5, 0)), Fit::Never("no node is big enough: 5 cpus of 4".into()));
-    assert_eq!(room.fit(&with(1, 3)), Fit::Never("no node is big enough: 3 GPUs of 2".into()));
+    assert_eq!(room.check_fit(&with(4, 2)), Fit::Now);
+    assert_eq!(
+        room.check_fit(&with(5, 0)),
+        Fit::Never("no node is large enough: 5 CPUs requested, 4 available".into())
+    );
+    assert_eq!(
+        room.check_fit(&with(1, 3)),
+        Fit::Never("no node is large enough: 3 GPUs requested, 2 available".into())
+    );
     let on = |feature: &str| ContainerNeeds { features: vec!["any".into(), feature.into()], ..with(1, 0) };
-    assert_eq!(room.fit(&on("on-n2")), Fit::Now);
-    assert_eq!(room.fit(&on("on-n9")), Fit::Never("no node with any and on-n9".into()));
+    assert_eq!(room.check_fit(&on("on-n2")), Fit::Now);
+    assert_eq!(room.check_fit(&on("on-n9")), Fit::Never("no node with any and on-n9".into()));
     let refused = kit.slurm.submit(&order("huge", 500, 64)).await;
     assert!(matches!(refused, Err(SubmitError::Refused { .. })), "{refused:?}");
 }
 
 #[tokio::test]
-async fn r15_a_controller_that_is_away_is_unknown_and_not_an_empty_cluster() {
+async fn r15_an_unreachable_controller_is_an_error_and_not_an_empty_cluster() {
     let mut kit = SlurmFixture::start(&[SIZE], "sleep 600");
     kit.slurm.submit(&order("a", 500, 1)).await.unwrap();
     kit.wait_until("it runs", |lower| {
-        find(lower, "a").is_some_and(|job| job.life == SchedulerJobState::Running)
+        find(lower, "a").is_some_and(|job| job.state == SchedulerJobState::Running)
     })
     .await;
     kit.cluster.kill_controller();
@@ -178,11 +184,11 @@ async fn r15_a_controller_that_is_away_is_unknown_and_not_an_empty_cluster() {
     let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
     assert!(matches!(unclear, Err(SubmitError::Unclear(_))), "{unclear:?}");
     kit.cluster.start_controller();
-    kit.wait_until("it answers again", |lower| lower.is_whole).await;
+    kit.wait_until("it answers again", |lower| lower.is_complete).await;
 }
 
 #[tokio::test]
-async fn c5_jobs_of_others_are_not_seen() {
+async fn c5_jobs_without_the_dispatchers_tag_are_not_listed() {
     let kit = SlurmFixture::start(&[SIZE], "true");
     let script = kit.cluster.dir().join("foreign.sh");
     fs::write(&script, "#!/bin/sh\nsleep 600\n").unwrap();
@@ -194,7 +200,7 @@ async fn c5_jobs_of_others_are_not_seen() {
 }
 
 #[tokio::test]
-async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
+async fn slurmrestd_submits_renices_and_refuses_jobs_like_the_commands() {
     let mut kit = SlurmFixture::start(
         &[NodeSize { gpus: 2, ..SIZE }],
         r#"echo "$*" >> ran; env > environment; cat > given"#,
@@ -206,7 +212,7 @@ async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_c
     });
     let with_gpu = ContainerNeeds { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
     let id = kit.slurm.submit(&SubmitRequest { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
-    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.state.is_ended());
     let seen = kit.wait_until("the job ends", over).await;
     assert_eq!(
         (find(&seen, "a").unwrap().id.as_str(), find(&seen, "a").unwrap().priority),

@@ -3,7 +3,7 @@
 use windlass_dispatch::wake_socket::{WakeSocket, notify};
 
 #[tokio::test]
-async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
+async fn repeated_notifications_wake_once_and_a_stale_socket_is_replaced() {
     let dir = windlass_testkit::temp_dir("hook").unwrap();
     let path = dir.path().join("sock");
     assert!(notify(&path).is_err(), "nobody is there");

@@ -72,7 +72,7 @@ async fn a_batch_pipeline_sees_the_whole_claim_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_arrives_while_a_batch_runs_is_the_next_batch() {
+async fn rows_claimed_during_a_batch_form_the_next_batch() {
     let lab = TestEnv::new(3);
     let mut whole = TestBatchPipeline::new(&lab.new_store());
     whole.process_time = secs(60);
@@ -91,7 +91,7 @@ async fn what_arrives_while_a_batch_runs_is_the_next_batch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_the_batch_says_nothing_about_is_tried_again_later() {
+async fn a_row_missing_from_the_batch_result_is_retried_later() {
     let lab = TestEnv::new(5);
     let mut whole = TestBatchPipeline::new(&lab.new_store());
     whole.omitted_rows.insert(id(2));
@@ -102,7 +102,7 @@ async fn a_row_the_batch_says_nothing_about_is_tried_again_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_fails_backs_off_all_of_its_rows() {
+async fn a_failed_batch_backs_off_all_of_its_rows() {
     let lab = TestEnv::new(5);
     let mut whole = TestBatchPipeline::new(&lab.new_store());
     whole.fails = true;
@@ -115,7 +115,7 @@ async fn a_batch_that_fails_backs_off_all_of_its_rows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_a_batch_whose_heartbeat_fails_is_dropped_before_anybody_else_may_take_it() {
+async fn l9_a_batch_is_dropped_before_its_leases_expire_when_heartbeats_fail() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     let mut whole = TestBatchPipeline::new(&way);

@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_row_that_keeps_failing_comes_back_later_and_later() {
+async fn a_failing_row_is_retried_with_growing_delays() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_act(|_| async { Err(TestError("no")) });
@@ -32,7 +32,7 @@ async fn a_row_that_keeps_failing_comes_back_later_and_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_success_forgives_earlier_failures() {
+async fn a_success_resets_the_retry_delay() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let visits = Arc::new(AtomicUsize::new(0));
@@ -66,7 +66,7 @@ async fn a_poison_row_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_pass_is_an_error_of_that_row_and_of_nothing_else() {
+async fn a_panic_in_a_pass_fails_only_that_row() {
     let lab = TestEnv::new(20);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_act(|lease| async move {
@@ -109,7 +109,7 @@ impl Pipeline for MissingRowPipeline {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_that_is_gone_is_let_go() {
+async fn a_missing_row_is_released_without_an_error() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let mut engine = Engine::new(way.clone(), lab.hints.clone());
@@ -145,7 +145,7 @@ fn apply_with_shared_lock(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
+async fn l10_an_item_with_a_busy_related_row_is_reset_and_retried_soon() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
@@ -170,7 +170,7 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_in_waiting_for_a_related_lock_do_not_slow_down_the_others() {
+async fn rows_waiting_for_a_related_lock_do_not_delay_other_rows() {
     let lab = TestEnv::new(50);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_apply(|store, lease| {
@@ -188,7 +188,7 @@ async fn rows_in_waiting_for_a_related_lock_do_not_slow_down_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_fails_for_a_while_is_asked_with_growing_delays_and_recovers() {
+async fn claims_back_off_while_the_store_fails_and_resume_afterwards() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     way.fails.store(true, SeqCst);
@@ -203,7 +203,7 @@ async fn a_store_that_fails_for_a_while_is_asked_with_growing_delays_and_recover
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finish_that_fails_is_tried_again() {
+async fn a_failed_finish_is_retried() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     let (shy, applied) = (way.clone(), AtomicUsize::new(0));
@@ -224,7 +224,7 @@ async fn a_finish_that_fails_is_tried_again() {
 /// Each child is in progress two thirds of the time, so they are hardly ever idle all at once: the parent depends on
 /// them releasing what it has reserved.
 #[tokio::test(start_paused = true)]
-async fn l6_a_parent_gets_all_its_busy_children() {
+async fn l6_a_parent_eventually_locks_all_of_its_busy_children() {
     const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };
     let ids: Vec<Uuid> = (1..=5).map(Uuid::from_u128).collect();
     let lab = TestEnv::new(1);

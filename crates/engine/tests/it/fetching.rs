@@ -42,7 +42,7 @@ async fn l7_a_lost_hint_costs_latency_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l7_doubled_hints_change_nothing() {
+async fn l7_repeated_hints_cause_no_extra_work() {
     let lab = TestEnv::new(0);
     let way = lab.new_store();
     let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
@@ -74,7 +74,7 @@ async fn a_hint_during_a_claim_is_not_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn empty_fetches_back_off_and_a_full_one_starts_over() {
+async fn empty_fetches_back_off_and_a_successful_one_resets_the_delay() {
     let lab = TestEnv::new(0);
     let way = lab.new_store();
     let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
@@ -118,7 +118,7 @@ async fn the_fetcher_wakes_when_a_row_is_due() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_inserted_with_a_due_time_is_fetched_when_it_comes() {
+async fn a_row_inserted_with_a_due_time_is_fetched_at_that_time() {
     let lab = TestEnv::new(1);
     let mut row = lab.row(0);
     row.due_at = Some(lab.store.now() + 3_210_000);
@@ -130,7 +130,7 @@ async fn a_row_inserted_with_a_due_time_is_fetched_when_it_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_written_row_wakes_the_pipelines_it_names() {
+async fn a_write_wakes_the_pipelines_it_lists() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let others = lab.hints.subscribe("others");
@@ -185,7 +185,7 @@ async fn rows_wait_in_the_database_while_the_queue_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_replicas_drain_ten_thousand_rows_each_once() {
+async fn two_replicas_process_each_of_ten_thousand_rows_once() {
     let lab = TestEnv::new(10_000);
     let (one, two) = (lab.new_store(), lab.new_store());
     let mut engines = Vec::new();
@@ -239,7 +239,7 @@ async fn replicas_on_many_threads_process_each_row_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_with_nothing_to_write_are_finished_in_groups() {
+async fn unchanged_rows_are_finished_in_batches() {
     let lab = TestEnv::new(2000);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(1000)) });

@@ -26,7 +26,7 @@ async fn act_one_hour(_: Lease) -> Result<(), TestError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_a_heartbeat_keeps_long_work() {
+async fn l9_heartbeats_keep_the_leases_of_long_work() {
     let lab = TestEnv::new(3);
     let (one, two) = (lab.new_store(), lab.new_store());
     let engine = lab.start(&one, lab.pipeline(&one).with_act(act_one_hour), standard_settings());
@@ -41,7 +41,7 @@ async fn l9_a_heartbeat_keeps_long_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_rows_waiting_in_the_queue_are_kept_too() {
+async fn l9_heartbeats_also_renew_the_leases_of_queued_rows() {
     let lab = TestEnv::new(2);
     let (one, two) = (lab.new_store(), lab.new_store());
     let settings = windlass_engine::Settings { workers: 1, ..standard_settings() };
@@ -57,7 +57,7 @@ async fn l9_rows_waiting_in_the_queue_are_kept_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn short_work_costs_no_heartbeat() {
+async fn short_work_needs_no_heartbeat() {
     let lab = TestEnv::new(50);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_act(|_| async {
@@ -107,7 +107,7 @@ async fn l9_a_hanging_heartbeat_drops_the_work_before_the_lock_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
+async fn l9_a_frozen_process_takes_no_step_once_its_lease_is_over() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let thaw = Arc::new(Notify::new());
@@ -132,7 +132,7 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
+async fn a_heartbeat_refused_during_a_write_does_not_count_as_a_lost_lease() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     // The heartbeat comes during the write, and may or may not find the row unlocked by it.
@@ -147,7 +147,7 @@ async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l4_rows_of_a_dead_replica_are_taken_over_in_time() {
+async fn l4_rows_of_a_dead_replica_are_taken_over_soon_after_their_leases_expire() {
     let lab = TestEnv::new(20);
     let (one, two) = (lab.new_store(), lab.new_store());
     let first = lab.start(&one, lab.pipeline(&one).with_act(act_one_hour), standard_settings());
@@ -177,7 +177,7 @@ async fn l5_a_skewed_database_clock_is_harmless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_lost_to_somebody_else_is_reported_stale() {
+async fn a_row_taken_by_another_holder_is_reported_stale() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let store = lab.store.clone();
@@ -243,7 +243,7 @@ async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>)
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
+async fn l9_no_interleaving_gives_a_row_two_valid_holders() {
     for seed in 0..300 {
         let mut rng = Rng::new(seed);
         let store = Arc::new(MemoryStore::new());

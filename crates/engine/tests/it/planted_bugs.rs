@@ -8,7 +8,7 @@ use windlass_planted_bugs::{Bug, plant};
 use crate::support::{PassEvent, TestEnv, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
-async fn a_heartbeat_that_stops_renewing_lets_two_hold_one_row() {
+async fn planted_heartbeat_bug_lets_two_replicas_hold_one_row() {
     plant(Some(Bug::HeartbeatStopsRenewing));
     let lab = TestEnv::new(1);
     let (one, two) = (lab.new_store(), lab.new_store());

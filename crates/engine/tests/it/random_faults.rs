@@ -100,7 +100,7 @@ async fn run_seed(seed: u64) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn l9_in_any_weather_no_row_is_worked_on_twice_at_once_and_all_get_done() {
+async fn l9_random_faults_never_cause_concurrent_passes_on_a_row_and_all_rows_finish() {
     let mut dropped = 0;
     for seed in 0..16 {
         dropped += run_seed(seed).await;

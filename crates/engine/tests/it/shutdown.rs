@@ -8,7 +8,7 @@ use windlass_engine::{Engine, Hints, Settings};
 use crate::support::{PassEvent, QUEUE, TestEnv, millis, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
-async fn a_graceful_stop_hands_queued_rows_back_at_once() {
+async fn a_graceful_stop_releases_queued_rows_immediately() {
     let lab = TestEnv::new(30);
     let way = lab.new_store();
     let before: Vec<_> = (0..30).map(|number| lab.row(number).last_processed_at).collect();
@@ -32,7 +32,7 @@ async fn a_graceful_stop_hands_queued_rows_back_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlasts_the_grace_is_dropped_and_handed_back() {
+async fn work_beyond_the_grace_period_is_dropped_and_released() {
     let lab = TestEnv::new(3);
     let way = lab.new_store();
     let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
@@ -70,7 +70,7 @@ async fn a_rolling_restart_delays_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_on_its_way_is_waited_for_and_handed_back() {
+async fn a_stop_awaits_an_in_flight_claim_and_releases_its_rows() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
@@ -83,7 +83,7 @@ async fn a_claim_on_its_way_is_waited_for_and_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_claimed_too_late_do_not_wait_for_the_grace() {
+async fn rows_claimed_during_a_stop_are_released_immediately() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_act(|_| async {
@@ -105,7 +105,7 @@ async fn rows_claimed_too_late_do_not_wait_for_the_grace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_does_not_hang_on_a_store_that_does() {
+async fn a_stop_does_not_wait_forever_for_a_hanging_store() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
@@ -140,7 +140,7 @@ async fn a_dropped_engine_takes_no_further_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crashed_task_restarts_its_pipeline_and_no_other() {
+async fn a_crashed_task_restarts_only_its_pipeline() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     let mut engine = Engine::new(way.clone(), lab.hints.clone());
@@ -158,7 +158,7 @@ async fn a_crashed_task_restarts_its_pipeline_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_held_when_a_task_crashes_are_handed_back() {
+async fn rows_held_by_a_crashed_task_are_released() {
     let lab = TestEnv::new(10);
     let way = lab.new_store();
     let toy = lab.pipeline(&way).with_act(|_| async {

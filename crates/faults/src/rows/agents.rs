@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use windlass_agent::shim::journal::JournalEvent;
 
 use super::fixtures::{
-    LabEnv, agent, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent, log_len,
-    read_journal, running, set_pause_at, signal, start_agent, wait_for_log_growth,
+    LabEnv, agent_pid, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent,
+    log_len, pids_matching, read_journal, send_signal, set_pause_at, start_agent, wait_for_log_growth,
 };
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::test_env::{small_task_config, submission_of};
+use windlass_testenv::test_env::{newest_submission, small_task_config};
 use windlass_testkit::lab::LabHost;
 use windlass_testkit::wait::eventually;
 
@@ -23,31 +23,32 @@ pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F14",
         injection: "agent kill -9 in each of pending, preparing, pulling, creating, running, terminating",
-        expected: "taken up again: exit code and whole log told, everything given back",
+        expected: "task resumed: exit status and whole log reported, all resources released",
         bound: "≤ 15 s after start",
         proves: "G1 G2 G6 O2",
         play: RowTest::Now(|trial| Box::pin(agent_killed(trial))),
     },
     FaultRow {
         id: "F16",
-        injection: "runner kill -9, runner SIGSTOP, OOM of the user's process",
-        expected: "OOM: `oom_killed`, 137, tail kept; runner death: the task ends, its log is read from disk",
+        injection: "runner kill -9; runner SIGSTOP; user's process out of memory",
+        expected: "OOM: `oom_killed`, 137, end of the log kept; runner killed or frozen: the task ends, its log is \
+                   read from disk",
         bound: "≤ 30 s",
         proves: "O2 O3 O7",
         play: RowTest::Now(|trial| Box::pin(runner_killed(trial))),
     },
     FaultRow {
         id: "F33",
-        injection: "plain processes: agent kill -9, a child that forks twice into a session of its own",
-        expected: "every descendant ends with its task, nobody else is signalled",
+        injection: "plain processes: agent kill -9, a child that forks twice into a new session",
+        expected: "every descendant ends with its task, no other process is signalled",
         bound: "≤ 10 s",
         proves: "R7 G6 C5",
         play: RowTest::Now(|trial| Box::pin(escaped_process(trial))),
     },
     FaultRow {
         id: "F35",
-        injection: "torn tail, flipped byte, missing file: the agent's journal",
-        expected: "cut or reported, nothing invented; tasks resolved from what runs",
+        injection: "the agent's journal: torn tail, flipped byte, missing file",
+        expected: "truncated or reported, nothing invented; tasks resolved from what is running",
         bound: "start ≤ 5 s",
         proves: "G2 O1 R7",
         play: RowTest::Now(|trial| Box::pin(damaged(trial))),
@@ -83,7 +84,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
     let gate = format!("/var/tmp/{status}");
     ground.stage.apply(&small_task_config(status, &[&counting_command(&gate), "exit 7"])).await;
     let run = ground.stage.run(status).await;
-    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let is_there = |host: &LabHost| {
         read_journal(host).iter().any(|record| {
             record.submission.to_string() == id
@@ -101,7 +102,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
     };
     let started = kill_and_start(trial, ground.host(1), what);
     ground.stage.says(status, "line 1").await;
-    trial.within("goes on", RECONNECT_BOUND, started.elapsed());
+    trial.within("resumed", RECONNECT_BOUND, started.elapsed());
     finish_job(ground, status, &gate).await;
 }
 
@@ -109,7 +110,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
 async fn finish_job(ground: &mut LabEnv, name: &str, gate: &str) {
     ground.host(1).run(&format!("touch {gate}")).unwrap();
     let run = ground.stage.reaches(name, &["failed"]).await;
-    assert_eq!(submission_of(&run)["exit_status"], 7, "{run:#}");
+    assert_eq!(newest_submission(&run)["exit_status"], 7, "{run:#}");
     assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
 }
@@ -124,7 +125,7 @@ async fn killed_while_running(trial: &mut Trial, ground: &mut LabEnv) {
     let started = kill_and_start(trial, ground.host(1), "killed in running");
     let had = log_len(&mut ground.stage, "running").await;
     wait_for_log_growth(&mut ground.stage, "running", had).await;
-    trial.within("goes on", RECONNECT_BOUND, started.elapsed());
+    trial.within("resumed", RECONNECT_BOUND, started.elapsed());
     finish_job(ground, "running", "/var/tmp/running").await;
 }
 
@@ -142,13 +143,13 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     eventually("the end was asked for", || asked(ground.host(1)));
     let started = kill_and_start(trial, ground.host(1), "killed in terminating");
     let run = ground.stage.reaches("terminating", &["terminated"]).await;
-    trial.within("ends", RECONNECT_BOUND, started.elapsed());
+    trial.within("ended", RECONNECT_BOUND, started.elapsed());
     assert_eq!(run["termination_reason"], "aborted_by_user");
 }
 
 /// Process ID of the runner of the only task on a host.
 fn runner_pid(host: &LabHost) -> u32 {
-    let found = running(host, "--inner");
+    let found = pids_matching(host, "--inner");
     assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
     found[0]
 }
@@ -158,11 +159,11 @@ async fn runner_killed(trial: &mut Trial) {
     ground.stage.apply(&small_task_config("killed", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("killed", "line 5").await;
     trial.pause(0, 500).await;
-    signal(runner_pid(ground.host(1)), "KILL");
+    send_signal(runner_pid(ground.host(1)), "KILL");
     trial.fired("runner killed");
     let began = Instant::now();
     let run = ground.stage.reaches("killed", &["failed"]).await;
-    trial.within("runner's death told", Duration::from_secs(30), began.elapsed());
+    trial.within("runner death reported", Duration::from_secs(30), began.elapsed());
     let log = ground.stage.log(&run).await;
     for (number, line) in log.lines().enumerate() {
         assert_eq!(line, format!("line {number}"), "O3");
@@ -178,7 +179,7 @@ async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
     ground.stage.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("frozen", "line 5").await;
     trial.pause(0, 500).await;
-    signal(runner_pid(ground.host(1)), "STOP");
+    send_signal(runner_pid(ground.host(1)), "STOP");
     trial.fired("runner frozen");
     let began = Instant::now();
     ground.stage.stop("frozen", true).await;
@@ -194,18 +195,18 @@ async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     ground.stage.apply(&small_task_config("greedy", &[wait])).await;
     ground.stage.says("greedy", "last words").await;
     let run = ground.stage.run("greedy").await;
-    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let limited = limit_memory(&id, 192 << 20);
     assert!(limited > 0, "the task has no control group of its own");
     trial.pause(0, 500).await;
     ground.host(1).run("touch /var/tmp/hog").unwrap();
     let began = Instant::now();
     let run = ground.stage.reaches("greedy", &["failed"]).await;
-    let detail = end_detail(&ground.stage, submission_of(&run));
+    let detail = end_detail(&ground.stage, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("oom_killed"), "{run:#}");
-    assert_eq!(submission_of(&run)["exit_status"], 137, "{run:#}");
+    assert_eq!(newest_submission(&run)["exit_status"], 137, "{run:#}");
     trial.fired("user's process out of memory");
-    trial.within("OOM told", Duration::from_secs(30), began.elapsed());
+    trial.within("OOM reported", Duration::from_secs(30), began.elapsed());
     assert!(ground.stage.log(&run).await.starts_with("last words\n"), "O2");
 }
 
@@ -235,10 +236,10 @@ async fn escaped_process(trial: &mut Trial) {
     ground.stage.apply(&small_task_config("parent", &[away, "echo up; sleep 4713"])).await;
     ground.stage.says("parent", "up").await;
     let host = ground.host(1);
-    eventually("it ran away", || !running(host, "away-4713").is_empty());
+    eventually("it ran away", || !pids_matching(host, "away-4713").is_empty());
     // An unrelated process on the same machine with a similar command line.
     host.run("setsid sleep 4713000 < /dev/null > /dev/null 2>&1 &").unwrap();
-    let bystander = running(host, "sleep 4713000");
+    let bystander = pids_matching(host, "sleep 4713000");
     assert_eq!(bystander.len(), 1);
     trial.pause(0, 500).await;
     kill_agent(host);
@@ -250,10 +251,10 @@ async fn escaped_process(trial: &mut Trial) {
     let asked = Instant::now();
     ground.stage.reaches("parent", &["terminated"]).await;
     let host = ground.host(1);
-    eventually("nothing runs on", || running(host, "away-4713").is_empty());
+    eventually("nothing runs on", || pids_matching(host, "away-4713").is_empty());
     trial.within("all ended", Duration::from_secs(10), asked.elapsed());
-    assert_eq!(running(host, "sleep 4713000"), bystander, "C5: a stranger was signalled");
-    signal(bystander[0], "KILL");
+    assert_eq!(pids_matching(host, "sleep 4713000"), bystander, "C5: a stranger was signalled");
+    send_signal(bystander[0], "KILL");
     ground.judge(trial).await;
 }
 
@@ -318,5 +319,5 @@ fn check_log(log: &str, run: &Value) {
 
 fn is_answering(host: &LabHost) -> bool {
     let socket = host.path("/var/lib/windlass/door/shim.sock");
-    agent(host).is_some() && std::os::unix::net::UnixStream::connect(socket).is_ok()
+    agent_pid(host).is_some() && std::os::unix::net::UnixStream::connect(socket).is_ok()
 }

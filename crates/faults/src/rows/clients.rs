@@ -19,11 +19,11 @@ use windlass_api::{
     runs::ConnectRequest,
 };
 
-use super::fixtures::{LabEnv, assert_single_attempt, signal};
+use super::fixtures::{LabEnv, assert_single_attempt, send_signal};
 use crate::{AgentSite, FaultRow, RowTest, Trial};
 use windlass_testenv::{
     server::{TOKEN, submission},
-    test_env::{HostMode, TestEnv, small_task_config, submission_of, task},
+    test_env::{HostMode, TestEnv, newest_submission, small_task_config, task_config},
 };
 use windlass_testkit::fault_proxy::{ConnectionFaults, FaultProxy};
 use windlass_testkit::wait::{TIMEOUT, eventually, eventually_async};
@@ -31,15 +31,15 @@ use windlass_testkit::wait::{TIMEOUT, eventually, eventually_async};
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F20",
-        injection: "agent and API calls doubled, delayed, cut in the middle",
-        expected: "one effect",
+        injection: "agent and API calls duplicated, delayed, cut off midway",
+        expected: "exactly one effect",
         bound: "–",
         proves: "A1 A2 R26",
         play: RowTest::Now(|trial| Box::pin(doubled(trial))),
     },
     FaultRow {
         id: "F31",
-        injection: "50 tailers around the end of a job, one never reads",
+        injection: "50 tailers around the end of a job, one of which never reads",
         expected: "all readers get all bytes",
         bound: "lag ≤ 1 s",
         proves: "O4",
@@ -48,7 +48,7 @@ pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F32",
         injection: "kill -9 of `apply` and `attach`; Ctrl-C twice",
-        expected: "run goes on, or ends as asked; no forward left",
+        expected: "the run continues, or ends as requested; no forwarded port left",
         bound: "≤ 5 s",
         proves: "R12",
         play: RowTest::Now(|trial| Box::pin(command_lines(trial))),
@@ -69,7 +69,7 @@ fn client(stage: &TestEnv, token: &str) -> ApiClient {
 
 fn stream_of(run: &Value) -> StreamRequest {
     let name = run["run_spec"]["run_name"].as_str().unwrap().to_owned();
-    let id = submission_of(run)["id"].as_str().unwrap().parse().unwrap();
+    let id = newest_submission(run)["id"].as_str().unwrap().parse().unwrap();
     let (offset, start_time, follow, diagnose) = (0, None, true, false);
     StreamRequest { run_name: name, job_submission_id: id, offset, start_time, follow, diagnose }
 }
@@ -112,7 +112,7 @@ async fn tailers(trial: &mut Trial) {
     let wait = format!("until [ -e {} ]; do echo waits; sleep 0.05; done", gate.display());
     let burst = "i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done";
     let last = "i=0; while [ $i -lt 300 ]; do echo more $i; i=$((i+1)); done; echo last";
-    stage.apply(&task("wordy", &[burst, &wait, last])).await;
+    stage.apply(&task_config("wordy", &[burst, &wait, last])).await;
     stage.says("wordy", "line 4000").await;
     let run = stage.run("wordy").await;
     let client = Arc::new(client(&stage, TOKEN));
@@ -159,7 +159,7 @@ async fn tailers(trial: &mut Trial) {
 async fn access_revoked(trial: &mut Trial) {
     let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
-    stage.apply(&task("open", &["while :; do echo tick; sleep 0.1; done"])).await;
+    stage.apply(&task_config("open", &["while :; do echo tick; sleep 0.1; done"])).await;
     stage.says("open", "tick").await;
     let run = stage.run("open").await;
     for (name, what) in [("ann", "token revoked"), ("ben", "user disabled"), ("cat", "member removed")] {
@@ -264,7 +264,7 @@ async fn command_lines(trial: &mut Trial) {
     stage.reaches("open", &["running"]).await;
     stage.says("open", "up").await;
     trial.pause(0, 500).await;
-    signal(apply.0.id(), "KILL");
+    send_signal(apply.0.id(), "KILL");
     apply.0.wait().unwrap();
     trial.fired("apply killed");
     // Killed while it forwards: nothing of the forward remains on either side.
@@ -282,12 +282,12 @@ async fn command_lines(trial: &mut Trial) {
     through.write_all(b"hello\n").unwrap();
     eventually("the job is reached", || connections(port) > 0);
     trial.pause(0, 500).await;
-    signal(attach.0.id(), "KILL");
+    send_signal(attach.0.id(), "KILL");
     attach.0.wait().unwrap();
     trial.fired("attach killed");
     let killed = Instant::now();
     eventually("no forward is left", || connections(port) == 0 && TcpStream::connect(&address).is_err());
-    trial.within("forward gone", Duration::from_secs(5), killed.elapsed());
+    trial.within("forward closed", Duration::from_secs(5), killed.elapsed());
     assert_eq!(stage.run("open").await["status"], "running");
     stage.stop("open", true).await;
     stage.reaches("open", &["terminated"]).await;
@@ -305,9 +305,9 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
     wait_until_submitted(stage, "deaf").await;
     stage.reaches("deaf", &["running"]).await;
     stage.says("deaf", "up").await;
-    signal(apply.0.id(), "INT");
+    send_signal(apply.0.id(), "INT");
     trial.pause(300, 900).await;
-    signal(apply.0.id(), "INT");
+    send_signal(apply.0.id(), "INT");
     trial.fired("interrupted twice");
     let asked = Instant::now();
     let run = stage.reaches("deaf", &["terminated"]).await;
@@ -318,11 +318,11 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
 }
 
 /// Sends one request on a separate connection, and repeats it if the connection is cut.
-async fn asked(address: &str, path: &str, key: Option<&str>, body: &Value) -> Value {
-    eventually_async(&format!("{path} is answered"), async || attempt(address, path, key, body).await).await
+async fn post_with_retry(address: &str, path: &str, key: Option<&str>, body: &Value) -> Value {
+    eventually_async(&format!("{path} is answered"), async || try_post(address, path, key, body).await).await
 }
 
-async fn attempt(address: &str, path: &str, key: Option<&str>, body: &Value) -> Option<Value> {
+async fn try_post(address: &str, path: &str, key: Option<&str>, body: &Value) -> Option<Value> {
     use tokio::io::AsyncWriteExt as _;
     let body = body.to_string();
     let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
@@ -360,7 +360,7 @@ async fn doubled(trial: &mut Trial) {
         let name = format!("run-{number}");
         let body = submission(&small_task_config(&name, &["echo said; sleep 0.5"]));
         let key = format!("{}-{number}", trial.seed);
-        asked(api.address(), "/api/project/main/runs/apply", Some(&key), &body).await;
+        post_with_retry(api.address(), "/api/project/main/runs/apply", Some(&key), &body).await;
         trial.pause(0, 1000).await;
         shim.cut();
         let run = stage.reaches(&name, &["done"]).await;
@@ -371,16 +371,16 @@ async fn doubled(trial: &mut Trial) {
     stage.apply(&small_task_config("stopped", &["echo up; sleep 4716"])).await;
     stage.says("stopped", "up").await;
     let stop = json!({"runs_names": ["stopped"], "abort": true});
-    asked(api.address(), "/api/project/main/runs/stop", None, &stop).await;
+    post_with_retry(api.address(), "/api/project/main/runs/stop", None, &stop).await;
     stage.reaches("stopped", &["terminated"]).await;
     shim.cut();
     eventually("calls were said again", || {
         let again = |proxy: &FaultProxy| proxy.counts().replayed.load(Ordering::Relaxed);
         again(&api) > RUNS as u64 && again(&shim) > 0
     });
-    trial.record_faults("API calls doubled", api.counts().replayed.load(Ordering::Relaxed));
-    trial.record_faults("agent connections said again", shim.counts().replayed.load(Ordering::Relaxed));
-    trial.record_faults("pieces delayed", shim.counts().delayed.load(Ordering::Relaxed));
+    trial.record_faults("API calls duplicated", api.counts().replayed.load(Ordering::Relaxed));
+    trial.record_faults("agent connections replayed", shim.counts().replayed.load(Ordering::Relaxed));
+    trial.record_faults("chunks delayed", shim.counts().delayed.load(Ordering::Relaxed));
     trial.record_faults("connections cut", shim.counts().cut.load(Ordering::Relaxed));
     let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "limit": 100})).await;
     assert_eq!(runs.as_array().unwrap().len(), RUNS + 1, "A1: a run came twice");

@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 
 use super::{POLL_INTERVAL, TIMEOUT, wait_until};
 use crate::{FaultRow, RowTest, Trial};
-use windlass_testenv::test_env::{self, HostMode, TestEnv, task};
+use windlass_testenv::test_env::{self, HostMode, TestEnv, task_config};
 
 pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F27",
-    injection: "stub cloud: create and delete errors 10 %, quota, rate limit, no capacity by type, a machine that the cloud \
-                does not know yet, 503 half way, machines that die",
+    injection: "stub cloud: 10 % create and delete errors, quota, rate limit, no capacity by type, instances that \
+                are not visible yet, 503 midway, instances that die",
     expected: "200 jobs done, each by one submission at a time, 0 instances left, every fault counter > 0",
-    bound: "no 5 s without progress while jobs wait that need not wait for a retry",
+    bound: "progress every 5 s while jobs wait, except for those that wait for a retry",
     proves: "R2 R7 G7 C11",
-    play: RowTest::OutsideCi("takes some minutes", |trial| Box::pin(bad_cloud(trial))),
+    play: RowTest::OutsideCi("takes several minutes", |trial| Box::pin(bad_cloud(trial))),
 }];
 
 const JOBS: usize = 200;
@@ -35,9 +35,9 @@ const FAULT_COUNTERS: &[(&str, &str)] = &[
     ("create error", "creation failed"),
     ("delete error", "deletion failed"),
     ("throttled", "too many requests"),
-    ("half way", "503 half way"),
-    ("stale", "not known yet"),
-    ("quota", "quota used up"),
+    ("half way", "503 midway"),
+    ("stale", "not visible yet"),
+    ("quota", "quota exceeded"),
     ("no capacity small east on-demand", "no capacity"),
 ];
 
@@ -96,13 +96,13 @@ async fn bad_cloud(trial: &mut Trial) {
     let written = trial.dir().join("done");
     let line = format!("sleep 0.3; echo $DSTACK_RUN_NAME >> {}", written.display());
     for number in 0..JOBS {
-        let mut job = task(&format!("job-{number}"), &[&line]);
+        let mut job = task_config(&format!("job-{number}"), &[&line]);
         job["resources"] = json!({"cpu": "1..", "memory": "0.1GB..", "disk": "1GB.."});
         job["retry"] = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": "1h"});
         stage.apply(&job).await;
     }
     let dead = preempt_until_done(trial, &books, &written).await;
-    trial.record_faults("machine died", dead);
+    trial.record_faults("instance died", dead);
     assert_all_done(&mut stage, &written).await;
     stage.project("fleets/delete", &json!({"names": ["cloud"]})).await;
     wait_until("G7: the cloud is empty", async || books.machines().is_empty()).await;
@@ -114,7 +114,7 @@ async fn bad_cloud(trial: &mut Trial) {
     trial.judge(&mut stage, &[]).await;
 }
 
-fn lines(path: &Path) -> Vec<String> {
+fn read_lines(path: &Path) -> Vec<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
@@ -124,7 +124,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
     let (began, mut last, mut seen) = (Instant::now(), Instant::now(), (0, 0, Vec::new()));
     let (mut silence, mut dead, mut next) = (Duration::ZERO, 0, Instant::now() + Duration::from_secs(3));
     loop {
-        let names: std::collections::BTreeSet<String> = lines(written).into_iter().collect();
+        let names: std::collections::BTreeSet<String> = read_lines(written).into_iter().collect();
         let faults = FAULT_COUNTERS.iter().map(|(name, _)| books.count(name)).sum::<u64>();
         let now = (names.len(), faults, books.machines());
         if now != seen {
@@ -133,7 +133,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
             silence = silence.max(last.elapsed());
         }
         if names.len() == JOBS {
-            trial.within("silence", PROGRESS_BOUND, silence);
+            trial.within("time without progress", PROGRESS_BOUND, silence);
             return dead;
         }
         assert!(began.elapsed() < DONE_BOUND, "{} of {JOBS} are done", names.len());
@@ -148,7 +148,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
 }
 
 async fn assert_all_done(stage: &mut TestEnv, written: &Path) {
-    let times = lines(written);
+    let times = read_lines(written);
     for number in 0..JOBS {
         let name = format!("job-{number}");
         let run = stage.wait_for_status_within(&name, &["done"], TIMEOUT).await;

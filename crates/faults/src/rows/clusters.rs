@@ -20,8 +20,8 @@ use windlass_testenv::queue_env::{QueueEnv, RequestedContainer};
 
 pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F26",
-    injection: "Slurm: reply of sbatch lost; squeue empty; scancel ignored; slurmctld restart; job purged",
-    expected: "found by name, never submitted twice; cancel until gone",
+    injection: "Slurm: responses of sbatch lost; squeue empty; scancel ignored; slurmctld restarted; jobs purged",
+    expected: "jobs found by name, never submitted twice; cancelled until gone",
     bound: "cancelled ≤ 30 s after scancel works again, all ended ≤ 120 s",
     proves: "C4 C6 C12 R13",
     play: RowTest::Now(|trial| Box::pin(faulty_scheduler(trial))),
@@ -76,12 +76,12 @@ impl FaultyCommands {
         Self { dir }
     }
 
-    fn lines(&self, name: &str) -> Vec<String> {
+    fn read_lines(&self, name: &str) -> Vec<String> {
         lines(&self.dir.join(name))
     }
 
     fn count(&self, name: &str) -> u64 {
-        self.lines(name).len() as u64
+        self.read_lines(name).len() as u64
     }
 
     /// Enables a fault for a while, at least until a command has been called.
@@ -153,11 +153,11 @@ async fn faulty_scheduler(trial: &mut Trial) {
     wait_until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
     trial.fired("jobs purged");
     for (what, file) in
-        [("replies of sbatch lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]
+        [("sbatch responses lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]
     {
         trial.record_faults(what, liars.count(file));
     }
-    check_no_duplicates(trial, "C6: submitted", &liars.lines("submitted"));
+    check_no_duplicates(trial, "C6: submitted", &liars.read_lines("submitted"));
     check_no_duplicates(trial, "R13: started", &lines(&starts));
     for wrong in find_violations(&ground.history().await, &ground.containers().await) {
         trial.violation(&wrong);

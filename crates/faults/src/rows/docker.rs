@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::fixtures::{assert_single_attempt, counting_command_until, end_detail};
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::test_env::{HostMode, IMAGE, TestEnv, load_busybox_image, submission_of, task};
+use windlass_testenv::test_env::{
+    HostMode, IMAGE, TestEnv, load_busybox_image, newest_submission, task_config,
+};
 use windlass_testkit::lab::{
     engine::{Engine, EngineKind},
     registry::{LayerDelivery, Registry},
@@ -18,25 +20,25 @@ use windlass_testkit::wait::eventually;
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F12",
-        injection: "dockerd restart, live-restore on and off, killed and stopped",
-        expected: "on: job unaffected; off: told as `host_runtime_restart`, 137, retryable",
+        injection: "dockerd restart: with and without live-restore, killed and stopped",
+        expected: "with: job unaffected; without: reported as `host_runtime_restart`, exit status 137, retryable",
         bound: "≤ 30 s",
         proves: "R2",
         play: RowTest::Now(|trial| Box::pin(restarted(trial))),
     },
     FaultRow {
         id: "F13",
-        injection: "dockerd SIGSTOP during terminate",
-        expected: "calls time out, a repeat is harmless, agent alive",
-        bound: "≤ 15 s after CONT",
+        injection: "dockerd SIGSTOP while a task is terminated",
+        expected: "calls time out, repeated calls are harmless, agent alive",
+        bound: "≤ 15 s after SIGCONT",
         proves: "A2",
         play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
     FaultRow {
         id: "F17",
-        injection: "pull: 404, 401, in drops, corrupt layer, cancelled; stall at 50 % (`--long`)",
-        expected: "distinct reasons; a stall is no byte for 120 s",
-        bound: "cancel ≤ 2 s",
+        injection: "image pull: 404, 401, corrupt layer, slow and cancelled; stalled at 50 % (`--long`)",
+        expected: "distinct reasons; a stall is 120 s without a byte",
+        bound: "cancelled ≤ 2 s",
         proves: "R24",
         play: RowTest::Now(|trial| Box::pin(pulls(trial))),
     },
@@ -68,7 +70,7 @@ impl EngineEnv {
 
 /// A task in a container.
 pub(super) fn container_task(name: &str, commands: &[&str]) -> Value {
-    let mut job = task(name, commands);
+    let mut job = task_config(name, commands);
     job["image"] = json!(IMAGE);
     job
 }
@@ -96,8 +98,8 @@ async fn restarted(trial: &mut Trial) {
         super::fixtures::assert_counted(&machine.stage.log(&run).await);
     } else {
         let run = machine.stage.reaches("job", &["failed"]).await;
-        trial.within("told", Duration::from_secs(30), up.elapsed());
-        let detail = end_detail(&machine.stage, submission_of(&run));
+        trial.within("reported", Duration::from_secs(30), up.elapsed());
+        let detail = end_detail(&machine.stage, newest_submission(&run));
         assert_eq!(detail.as_deref(), Some("host_runtime_restart"), "{run:#}");
         assert!(machine.stage.log(&run).await.contains("line 3"), "O2");
     }
@@ -128,7 +130,7 @@ async fn frozen(trial: &mut Trial) {
     let thawed = Instant::now();
     let run = machine.stage.reaches("job", &["terminated"]).await;
     trial.within("ended", Duration::from_secs(15), thawed.elapsed());
-    assert_eq!(submission_of(&run)["termination_reason"], "aborted_by_user", "{run:#}");
+    assert_eq!(newest_submission(&run)["termination_reason"], "aborted_by_user", "{run:#}");
     let gone = || machine.engine.docker(&["ps", "--all", "--quiet"]).is_ok_and(|ids| ids.is_empty());
     eventually("no container is left", gone);
     machine.judge(trial).await;
@@ -154,7 +156,7 @@ pub(super) fn unique_layer(size: usize) -> Vec<u8> {
 
 /// A task with an image of the registry.
 pub(super) fn image_task(name: &str, image: &str) -> Value {
-    let mut job = task(name, &["true"]);
+    let mut job = task_config(name, &["true"]);
     job["image"] = json!(image);
     job
 }
@@ -162,7 +164,7 @@ pub(super) fn image_task(name: &str, image: &str) -> Value {
 /// Waits for the failure of a job whose image is unavailable, and returns its message.
 async fn wait_for_pull_failure(stage: &mut TestEnv, job: &Value) -> String {
     let run = stage.ends(job).await;
-    let ended = submission_of(&run);
+    let ended = newest_submission(&run);
     assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
     ended["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
@@ -186,7 +188,7 @@ async fn pulls(trial: &mut Trial) {
                 .await,
         );
         trial.fired("stall");
-        trial.within("stall noticed", Duration::from_secs(150), began.elapsed());
+        trial.within("stall detected", Duration::from_secs(150), began.elapsed());
     }
     check_pull_cancelled(trial, stage, &registry).await;
     registry.set_layers(LayerDelivery::Fast);
@@ -205,7 +207,7 @@ async fn pulls(trial: &mut Trial) {
 async fn wait_for_pull_failure_within(stage: &mut TestEnv, job: &Value, patience: Duration) -> String {
     stage.apply(job).await;
     let run = stage.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
-    submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
+    newest_submission(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
 
 /// A slow pull is cancelled immediately when its run is stopped.
@@ -217,7 +219,7 @@ async fn check_pull_cancelled(trial: &mut Trial, stage: &mut TestEnv, registry: 
     trial.pause(0, 2000).await;
     stage.stop("slow", true).await;
     let asked = Instant::now();
-    trial.fired("cancelled in drops");
+    trial.fired("slow pull cancelled");
     eventually("nothing comes any more", || registry.open() == 0);
     trial.within("cancelled", Duration::from_secs(2), asked.elapsed());
     stage.reaches("slow", &["terminated"]).await;

@@ -81,13 +81,13 @@ impl Drop for LabEnv {
 }
 
 /// Sends a signal to a process, which must exist.
-pub(super) fn signal(pid: u32, name: &str) {
+pub(super) fn send_signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
     assert!(sent.success(), "{pid} is not there to get {name}");
 }
 
 /// Process ID of the agent on a host.
-pub(super) fn agent(host: &LabHost) -> Option<u32> {
+pub(super) fn agent_pid(host: &LabHost) -> Option<u32> {
     let is_agent = |line: &str| line.starts_with(&format!("{AGENT_ROOT}/agent shim"));
     host.processes()
         .unwrap()
@@ -97,9 +97,9 @@ pub(super) fn agent(host: &LabHost) -> Option<u32> {
 }
 
 pub(super) fn kill_agent(host: &LabHost) {
-    let pid = agent(host).expect("an agent");
-    signal(pid, "KILL");
-    eventually("the agent is dead", || agent(host) != Some(pid));
+    let pid = agent_pid(host).expect("an agent");
+    send_signal(pid, "KILL");
+    eventually("the agent is dead", || agent_pid(host) != Some(pid));
 }
 
 /// Starts the agent as the host does at boot.
@@ -125,7 +125,7 @@ pub(super) fn is_reachable(host: &LabHost) -> bool {
 }
 
 /// Processes of a host whose command line contains a text.
-pub(super) fn running(host: &LabHost, words: &str) -> Vec<u32> {
+pub(super) fn pids_matching(host: &LabHost, words: &str) -> Vec<u32> {
     let all = host.processes().unwrap().into_iter();
     all.filter(|process| process.command.contains(words)).map(|process| process.pid).collect()
 }

@@ -8,25 +8,25 @@ use serde_json::json;
 
 use super::{
     docker::{EngineEnv, image_task, unique_layer},
-    fixtures::{LabEnv, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
+    fixtures::{LabEnv, SmallDisk, agent_pid, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
 };
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::test_env::{HostMode, host_of, small_task_config, submission_of, task};
+use windlass_testenv::test_env::{HostMode, host_of_job, newest_submission, small_task_config, task_config};
 use windlass_testkit::lab::{engine::EngineKind, registry::Registry};
 
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F11",
-        injection: "host disk full: while a job logs, before a pull, and in the middle of one",
-        expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
+        injection: "host disk full: while a job logs, before an image pull, and during one",
+        expected: "the job fails with `no_disk`; the agent survives, removes the task and accepts the next one",
         bound: "≤ 30 s",
         proves: "G6 O2",
         play: RowTest::Now(|trial| Box::pin(disk_full(trial))),
     },
     FaultRow {
         id: "F15",
-        injection: "host reboot: agent and jobs all killed",
-        expected: "the job ends retryable with `host_reboot`, host idle again",
+        injection: "host reboot: agent and jobs killed",
+        expected: "the job ends as retryable with `host_reboot`, host idle again",
         bound: "≤ 60 s",
         proves: "R2 G6",
         play: RowTest::Now(|trial| Box::pin(rebooted(trial))),
@@ -37,7 +37,7 @@ pub(super) const ROWS: &[FaultRow] = &[
         expected: "whole replica replaced, once",
         bound: "≤ 60 s",
         proves: "R9",
-        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(node_lost(trial))),
+        play: RowTest::OutsideCi("takes several minutes", |trial| Box::pin(node_lost(trial))),
     },
 ];
 
@@ -47,17 +47,17 @@ async fn disk_full(trial: &mut Trial) {
     let _disk = SmallDisk::at(&stage.home().join("server/local"), 64 + trial.rng.between(14, 24));
     let mut stage = stage;
     stage.start().await;
-    stage.apply(&task("wordy", &["echo first; yes fills the disk"])).await;
+    stage.apply(&task_config("wordy", &["echo first; yes fills the disk"])).await;
     stage.says("wordy", "first").await;
     let began = Instant::now();
     let run = stage.reaches("wordy", &["failed"]).await;
-    trial.within("told", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&stage, submission_of(&run));
+    trial.within("reported", Duration::from_secs(30), began.elapsed());
+    let detail = end_detail(&stage, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full");
     assert!(stage.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
     // There is space again.
-    let next = stage.ends(&task("next", &["echo usable"])).await;
+    let next = stage.ends(&task_config("next", &["echo usable"])).await;
     assert_eq!(next["status"], "done", "{next:#}");
     let site = AgentSite::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
@@ -70,8 +70,8 @@ async fn full_before_a_pull(trial: &mut Trial, machine: &mut EngineEnv, registry
     let (little, _) = registry.put("little", "1", unique_layer(1 << 20));
     let began = Instant::now();
     let run = machine.stage.ends(&image_task("little", &little)).await;
-    trial.within("told before the pull", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&machine.stage, submission_of(&run));
+    trial.within("reported before the pull", Duration::from_secs(30), began.elapsed());
+    let detail = end_detail(&machine.stage, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full before a pull");
     machine.engine.free_disk().unwrap();
@@ -86,10 +86,10 @@ async fn full_by_a_pull(trial: &mut Trial) {
     let (large, _) = registry.put("large", "1", unique_layer(40 << 20));
     let began = Instant::now();
     let run = machine.stage.ends(&image_task("large", &large)).await;
-    trial.within("told of the pull", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&machine.stage, submission_of(&run));
+    trial.within("reported during the pull", Duration::from_secs(30), began.elapsed());
+    let detail = end_detail(&machine.stage, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
-    trial.fired("disk full by a pull");
+    trial.fired("disk full during a pull");
     machine.judge(trial).await;
 }
 
@@ -99,9 +99,9 @@ async fn rebooted(trial: &mut Trial) {
     ground.stage.apply(&with_retry(small_task_config("job", &[once]))).await;
     ground.stage.says("job", "up").await;
     trial.pause(0, 1000).await;
-    let before = agent(ground.host(1));
+    let before = agent_pid(ground.host(1));
     ground.host(1).reboot().unwrap();
-    assert_ne!(agent(ground.host(1)), before);
+    assert_ne!(agent_pid(ground.host(1)), before);
     trial.fired("reboot");
     let up = Instant::now();
     let run = ground.stage.reaches("job", &["done"]).await;
@@ -140,7 +140,7 @@ async fn node_lost(trial: &mut Trial) {
         ground.stage.says("four", "up").await;
         ground.stage.reaches("four", &["running"]).await
     };
-    let lost = host_of(&ground.lab, &run, 1);
+    let lost = host_of_job(&ground.lab, &run, 1);
     trial.pause(0, 1000).await;
     ground.host(lost).power_off().unwrap();
     trial.fired(if is_pulling { "lost while pulling" } else { "lost while running" });
@@ -162,7 +162,7 @@ async fn node_lost(trial: &mut Trial) {
     let again = again.await;
     trial.within("replaced", Duration::from_secs(60), cut.elapsed());
     for node in 0..NODES {
-        assert_ne!(host_of(&ground.lab, &again, node), lost);
+        assert_ne!(host_of_job(&ground.lab, &again, node), lost);
     }
     // The host returns with its old task, and removes it.
     set_pause_at(ground.host(lost), None);

@@ -7,45 +7,46 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::fixtures::{
-    LabEnv, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, running, signal,
-    wait_for_log_growth, with_retry,
+    LabEnv, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, pids_matching,
+    send_signal, wait_for_log_growth, with_retry,
 };
 use crate::{FaultRow, RowTest, Trial};
-use windlass_testenv::test_env::{host_of, small_task_config, submission_of};
+use windlass_testenv::test_env::{host_of_job, newest_submission, small_task_config};
 use windlass_testkit::wait::{eventually, eventually_ok_async};
 
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F4",
         injection: "server–host partition: short, and longer than `lost_after`",
-        expected: "short: the same container goes on, log complete; long: lost and replaced, on heal the old one dies",
-        bound: "heal → clean ≤ 15 s",
+        expected: "short: the same container continues, log complete; long: job lost and replaced, old container \
+                   removed on heal",
+        bound: "heal to cleanup ≤ 15 s",
         proves: "R7 R15 G6",
-        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(partition(trial))),
+        play: RowTest::OutsideCi("takes several minutes", |trial| Box::pin(partition(trial))),
     },
     FaultRow {
         id: "F5",
         injection: "one-way partition: server → host, or host → server",
-        expected: "seen as unreachable, job kept, no second start",
-        bound: "detect ≤ 30 s",
+        expected: "host reported as unreachable, job kept, no second start",
+        bound: "detected ≤ 30 s",
         proves: "R7",
         play: RowTest::Now(|trial| Box::pin(one_way(trial))),
     },
     FaultRow {
         id: "F6",
         injection: "partition for longer than the job's `max_duration`",
-        expected: "the agent ends the job itself and reports on heal",
+        expected: "the agent ends the job by itself and reports it on heal",
         bound: "limit + 10 s",
         proves: "R16",
         play: RowTest::Now(|trial| Box::pin(outlived(trial))),
     },
     FaultRow {
         id: "F18",
-        injection: "SSH: sessions dropped; sessions frozen; SSH server gone for a while; host key changed",
-        expected: "reconnected, log complete; another key: hard stop and said so, no work there",
-        bound: "≤ 10 s, a freeze is noticed ≤ 30 s",
+        injection: "SSH: sessions dropped; sessions frozen; SSH server down for a while; host key changed",
+        expected: "reconnected, log complete; changed key: reported, host not used",
+        bound: "reconnected ≤ 10 s, freeze detected ≤ 30 s",
         proves: "X5 C9",
-        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(ssh(trial))),
+        play: RowTest::OutsideCi("takes several minutes", |trial| Box::pin(ssh(trial))),
     },
 ];
 
@@ -65,7 +66,7 @@ async fn short_partition(trial: &mut Trial, ground: &mut LabEnv, lost_after: u64
     ground.stage.says("short", "line 3").await;
     trial.pause(0, 500).await;
     let run = ground.stage.run("short").await;
-    let at = host_of(&ground.lab, &run, 0);
+    let at = host_of_job(&ground.lab, &run, 0);
     ground.host(at).partition().unwrap();
     assert!(!is_reachable(ground.host(at)));
     trial.fired("short partition");
@@ -88,7 +89,7 @@ async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
     ground.stage.apply(&job).await;
     ground.stage.says("long", "up").await;
     let run = ground.stage.run("long").await;
-    let at = host_of(&ground.lab, &run, 0);
+    let at = host_of_job(&ground.lab, &run, 0);
     trial.pause(0, 500).await;
     ground.host(at).partition().unwrap();
     assert!(!is_reachable(ground.host(at)));
@@ -97,15 +98,15 @@ async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
         run["jobs"][0]["job_submissions"].as_array().unwrap().len() == 2 && run["status"] == "running"
     });
     let run = replaced.await;
-    assert_ne!(host_of(&ground.lab, &run, 0), at);
+    assert_ne!(host_of_job(&ground.lab, &run, 0), at);
     let first = &run["jobs"][0]["job_submissions"][0];
     assert_eq!(first["termination_reason"], "instance_unreachable", "{first:#}");
-    assert!(!running(ground.host(at), "marker-4711").is_empty(), "nobody could have ended it");
+    assert!(!pids_matching(ground.host(at), "marker-4711").is_empty(), "nobody could have ended it");
     ground.host(at).heal().unwrap();
     let healed = Instant::now();
-    eventually("the old container is dead", || running(ground.host(at), "marker-4711").is_empty());
+    eventually("the old container is dead", || pids_matching(ground.host(at), "marker-4711").is_empty());
     ground.stage.wait_for_hosts("lab", 1).await;
-    trial.within("heal to clean", CLEANUP_BOUND, healed.elapsed());
+    trial.within("heal to cleanup", CLEANUP_BOUND, healed.elapsed());
     for host in ground.lab.hosts() {
         host.run("touch /var/tmp/long").unwrap();
     }
@@ -155,14 +156,14 @@ async fn outlived(trial: &mut Trial) {
     ground.host(1).partition().unwrap();
     assert!(!is_reachable(ground.host(1)));
     trial.fired("partition");
-    eventually("the agent ended it by itself", || running(ground.host(1), "sleep 4711").is_empty());
+    eventually("the agent ended it by itself", || pids_matching(ground.host(1), "sleep 4711").is_empty());
     trial.within("ended", Duration::from_secs(LIMIT + 10), began.elapsed());
     trial.pause(0, 2000).await;
     ground.host(1).heal().unwrap();
     let healed = Instant::now();
     let run = ground.stage.reaches("limited", &["failed", "terminated"]).await;
     trial.within("heal to report", CLEANUP_BOUND, healed.elapsed());
-    assert_eq!(submission_of(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
+    assert_eq!(newest_submission(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
     assert_eq!(ground.stage.log(&run).await, "up\n");
     ground.judge(trial).await;
 }
@@ -172,7 +173,7 @@ async fn ssh(trial: &mut Trial) {
     ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
     // All processes except the listener.
-    let sessions = |ground: &LabEnv| running(ground.host(1), "sshd: root");
+    let sessions = |ground: &LabEnv| pids_matching(ground.host(1), "sshd: root");
     // Dropped: the processes of all sessions end at once.
     trial.pause(0, 1000).await;
     for pid in sessions(&ground) {
@@ -187,12 +188,12 @@ async fn ssh(trial: &mut Trial) {
     trial.pause(0, 1000).await;
     let frozen = sessions(&ground);
     assert!(!frozen.is_empty());
-    frozen.iter().for_each(|pid| signal(*pid, "STOP"));
+    frozen.iter().for_each(|pid| send_signal(*pid, "STOP"));
     trial.fired("sessions frozen");
     tokio::time::sleep(Duration::from_millis(300)).await;
     let had = log_len(&mut ground.stage, "kept").await;
     let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
-    trial.within("freeze noticed", Duration::from_secs(30), took);
+    trial.within("freeze detected", Duration::from_secs(30), took);
     frozen.iter().for_each(|pid| {
         let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
     });
@@ -209,8 +210,8 @@ async fn ssh(trial: &mut Trial) {
         if said.contains("key") && said.contains("changed") { Ok(()) } else { Err(said) }
     })
     .await;
-    trial.within("key noticed", Duration::from_secs(30), began.elapsed());
-    let there = running(ground.host(1), "windlass");
+    trial.within("key change detected", Duration::from_secs(30), began.elapsed());
+    let there = pids_matching(ground.host(1), "windlass");
     assert!(there.is_empty(), "C9: something of ours was started on a stranger: {there:?}");
     ground.judge(trial).await;
 }

@@ -17,23 +17,23 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet};
 
 use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    server::{Server, ServerOptions, ask, binary, submission},
+    server::{Server, ServerOptions, binary_path, call_api, submission},
     test_hosts::{HostOptions, HostRuntime, RunningHosts, empty_job},
 };
 
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F28",
-        injection: "200 cancels at once; 600 submits in a burst (1 000 and 5 000 with --long), on SQLite",
-        expected: "nothing but 200, 429, 503; 0 \"locked\"",
+        injection: "200 cancellations at once; 600 submissions in a burst (1,000 and 5,000 with `--long`), on SQLite",
+        expected: "only 200, 429 and 503; no \"locked\" error",
         bound: "all final ≤ 60 s",
         proves: "L8",
         play: RowTest::Now(|trial| Box::pin(burst(trial))),
     },
     FaultRow {
         id: "F29",
-        injection: "no file descriptor left in the server",
-        expected: "connections wait or are refused, runs go on, recovery without restart",
+        injection: "server without free file descriptors",
+        expected: "connections wait or are refused, runs continue, recovery without restart",
         bound: "≤ 10 s",
         proves: "R2",
         play: RowTest::Now(|trial| Box::pin(no_descriptors(trial))),
@@ -56,7 +56,7 @@ impl LoadedServer {
     async fn new(trial: &Trial, hosts: usize, blocks: i64) -> Self {
         let (data, log) = (trial.dir().join("server"), trial.dir().join("server.log"));
         std::fs::create_dir_all(&data).unwrap();
-        let (windlass, agent) = (binary("windlass").unwrap(), binary("windlass-agent").unwrap());
+        let (windlass, agent) = (binary_path("windlass").unwrap(), binary_path("windlass-agent").unwrap());
         let options = ServerOptions {
             binary: &windlass,
             data: &data,
@@ -82,7 +82,7 @@ impl LoadedServer {
         let body =
             json!({"project_name": "main", "only_active": true, "limit": 100, "job_submissions_limit": 1});
         loop {
-            let list = ask(self.server.address(), "/api/runs/list", &body).await.unwrap().ok().unwrap();
+            let list = call_api(self.server.address(), "/api/runs/list", &body).await.unwrap().ok().unwrap();
             if holds(list.as_array().unwrap()) {
                 return began.elapsed();
             }
@@ -105,7 +105,7 @@ impl LoadedServer {
             clients.spawn(async move {
                 let mut taken = 0;
                 while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let answer = ask(&address, path, body).await.unwrap();
+                    let answer = call_api(&address, path, body).await.unwrap();
                     assert!(matches!(answer.status, 200 | 429 | 503), "{answer:?}");
                     taken += usize::from(answer.status == 200);
                 }
@@ -141,16 +141,16 @@ async fn burst(trial: &mut Trial) {
         |number: usize| json!({"runs_names": [format!("long-{number}")], "abort": number.is_multiple_of(2)});
     let began = Instant::now();
     let taken = place.send_all(STOP, (0..cancels).map(stop).collect()).await;
-    trial.record_faults("cancel", taken as u64);
+    trial.record_faults("cancellation", taken as u64);
     assert_eq!(taken, cancels, "all of them are taken");
     place.wait_for_active(<[Value]>::is_empty).await;
     trial.within("all cancelled", FINAL_BOUND, began.elapsed());
     let began = Instant::now();
     let empty = |number: usize| submission(&empty_job(&format!("burst-{number}")));
     let taken = place.send_all(APPLY, (0..submits).map(empty).collect()).await;
-    trial.record_faults("submit", taken as u64);
+    trial.record_faults("submission", taken as u64);
     place.wait_for_active(<[Value]>::is_empty).await;
-    trial.within("all submitted are final", FINAL_BOUND, began.elapsed());
+    trial.within("all submitted runs final", FINAL_BOUND, began.elapsed());
     place.assert_no_lock_errors();
     let url = format!("sqlite:{}/server/windlass.db", trial.dir().display());
     drop(place);
@@ -161,7 +161,7 @@ async fn no_descriptors(trial: &mut Trial) {
     let place = LoadedServer::new(trial, 1, 8).await;
     let mut job = empty_job("through");
     job["env"]["HOLLOW_RUN_MS"] = "2000".into();
-    ask(place.server.address(), APPLY, &submission(&job)).await.unwrap().ok().unwrap();
+    call_api(place.server.address(), APPLY, &submission(&job)).await.unwrap().ok().unwrap();
     let pid = place.server.pid();
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let limit = format!("--nofile={}", open + 8);
@@ -174,25 +174,25 @@ async fn no_descriptors(trial: &mut Trial) {
         crowd.push(stream);
     }
     let health = json!({});
-    let call = ask(place.server.address(), "/api/server/pipelines", &health);
+    let call = call_api(place.server.address(), "/api/server/pipelines", &health);
     let answered = tokio::time::timeout(Duration::from_secs(2), call).await;
     assert!(!matches!(&answered, Ok(Ok(answer)) if answer.status == 200), "it has descriptors left");
-    trial.fired("no file descriptor left");
+    trial.fired("no free file descriptor");
     tokio::time::sleep(Duration::from_secs(2)).await;
     drop(crowd);
     let began = Instant::now();
     loop {
-        let call = ask(place.server.address(), "/api/server/pipelines", &health);
+        let call = call_api(place.server.address(), "/api/server/pipelines", &health);
         if matches!(tokio::time::timeout(Duration::from_secs(1), call).await, Ok(Ok(answer)) if answer.status == 200)
         {
             break;
         }
         assert!(began.elapsed() < FINAL_BOUND, "it does not recover");
     }
-    trial.within("answers again", Duration::from_secs(10), began.elapsed());
+    trial.within("responding again", Duration::from_secs(10), began.elapsed());
     place.wait_for_active(<[Value]>::is_empty).await;
     let run =
-        ask(place.server.address(), "/api/project/main/runs/get", &json!({"run_name": "through"})).await;
+        call_api(place.server.address(), "/api/project/main/runs/get", &json!({"run_name": "through"})).await;
     assert_eq!(run.unwrap().ok().unwrap()["status"], "done", "R2");
     place.assert_no_lock_errors();
     let url = format!("sqlite:{}/server/windlass.db", trial.dir().display());

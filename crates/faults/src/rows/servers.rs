@@ -15,40 +15,40 @@ use super::submit_load::{self, SubmitLoad};
 use crate::{AgentSite, FaultRow, RowTest, Trial};
 use windlass_testenv::{
     replicas::{ReplicaOptions, Replicas},
-    server::{TOKEN, binary},
-    test_env::{HostMode, TestEnv, task},
+    server::{TOKEN, binary_path},
+    test_env::{HostMode, TestEnv, task_config},
     test_hosts::HostRuntime,
 };
 
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F1",
-        injection: "server kill -9: idle, while runs come, end and write, during its first start",
-        expected: "jobs untouched, 0 double containers, logs byte-exact",
-        bound: "ready ≤ 3 s, rows retaken ≤ 35 s",
+        injection: "server kill -9: idle, after a submit, while jobs write output, during its first start",
+        expected: "jobs unaffected, no container started twice, logs byte-exact",
+        bound: "ready ≤ 3 s, rows claimed again ≤ 35 s",
         proves: "R1 R7 L4 O1",
         play: RowTest::Now(|trial| Box::pin(killed(trial))),
     },
     FaultRow {
         id: "F2",
-        injection: "a replica SIGSTOP for longer than its locks, then SIGCONT",
-        expected: "the other finishes; what the first still wants to write or do is refused",
-        bound: "the other holds ≤ 5 s after the lock timeout",
+        injection: "one replica stopped with SIGSTOP for longer than its locks, then SIGCONT",
+        expected: "the other replica takes over; late writes and calls of the first are rejected",
+        bound: "takeover ≤ 5 s after the lock timeout",
         proves: "L1 L2 L9",
         play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
     FaultRow {
         id: "F3",
-        injection: "2 replicas, killed, frozen and stopped at random while runs go on (50 times, 500 runs with --long)",
-        expected: "all runs final, nothing left",
+        injection: "2 replicas killed, frozen and stopped at random during runs (50 times, 500 runs with `--long`)",
+        expected: "all runs final, nothing left over",
         bound: "20 min",
         proves: "all",
-        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(cycles(trial))),
+        play: RowTest::OutsideCi("takes several minutes", |trial| Box::pin(cycles(trial))),
     },
     FaultRow {
         id: "F30",
-        injection: "rolling change of the program on 2 replicas and back, with live runs (200 with --long)",
-        expected: "0 lost, 0 doubled",
+        injection: "rolling upgrade of 2 replicas and back, with live runs (200 with `--long`)",
+        expected: "no run lost, none started twice",
         bound: "–",
         proves: "A6 A7 R19",
         play: RowTest::Now(|trial| Box::pin(replaced(trial))),
@@ -64,7 +64,7 @@ const LINES: usize = 40;
 /// A task that writes numbered lines for about two seconds.
 fn counting_task(name: &str) -> Value {
     let say = format!("i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); sleep 0.05; done");
-    task(name, &[&say])
+    task_config(name, &[&say])
 }
 
 fn expected_lines() -> String {
@@ -96,8 +96,8 @@ async fn killed(trial: &mut Trial) {
     }
     // Another run starts immediately: nothing is still locked.
     let began = Instant::now();
-    stage.ends(&task("last", &["true"])).await;
-    trial.within("work goes on", TAKEOVER_BOUND, began.elapsed());
+    stage.ends(&task_config("last", &["true"])).await;
+    trial.within("work continues", TAKEOVER_BOUND, began.elapsed());
     let sites = [AgentSite::local(&stage, None)];
     trial.judge(&mut stage, &sites).await;
 }
@@ -106,7 +106,7 @@ async fn killed(trial: &mut Trial) {
 async fn killed_during_migration(trial: &mut Trial, stage: &mut TestEnv) {
     let data = stage.home().join("server");
     for _ in 0..3 {
-        let mut child = Command::new(binary("windlass").unwrap())
+        let mut child = Command::new(binary_path("windlass").unwrap())
             .args(["server", "--port", "0", "--no-local", "--admin-token", TOKEN, "--data-dir"])
             .arg(&data)
             .stdin(Stdio::null())
@@ -139,7 +139,7 @@ pub(super) async fn start_pair(trial: &Trial, row: &str) -> Replicas {
     Replicas::start(plan).await.unwrap()
 }
 
-fn sites(replicas: &Replicas, hosts: usize) -> Vec<AgentSite> {
+fn agent_sites(replicas: &Replicas, hosts: usize) -> Vec<AgentSite> {
     let site = |number| {
         let home = replicas.host_home(number);
         AgentSite { label: home.clone(), home, keys: Vec::new(), engine: None, is_damaged: false }
@@ -155,7 +155,7 @@ pub(super) async fn stop_and_check(trial: &mut Trial, replicas: &mut Replicas, h
         }
     }
     let url = replicas.postgres.url().parse().unwrap();
-    trial.check_database(&url, &sites(replicas, hosts)).await;
+    trial.check_database(&url, &agent_sites(replicas, hosts)).await;
 }
 
 async fn frozen(trial: &mut Trial) {
@@ -175,7 +175,7 @@ async fn frozen(trial: &mut Trial) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     replicas.freeze(0).unwrap();
-    trial.fired("replica frozen in the middle of a pass");
+    trial.fired("replica frozen during a pass");
     let froze = Instant::now();
     let tokens = submit_load::held_lock_tokens(&replicas.postgres).await;
     replicas.thaw_hosts().unwrap();
@@ -183,7 +183,7 @@ async fn frozen(trial: &mut Trial) {
         assert!(froze.elapsed() < taken_over * 2, "the rows stay with the frozen server");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    trial.within("the other holds all rows", taken_over, froze.elapsed());
+    trial.within("other replica holds all rows", taken_over, froze.elapsed());
     replicas.wait_until_no_active_runs(Duration::from_secs(90)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(long).saturating_sub(froze.elapsed())).await;
     replicas.thaw(0).unwrap();
@@ -193,13 +193,13 @@ async fn frozen(trial: &mut Trial) {
         assert!(began.elapsed() < TAKEOVER_BOUND, "L9: the first server noticed nothing");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    trial.fired("late passes given up");
+    trial.fired("late passes rejected");
     stop_and_check(trial, &mut replicas, 2).await;
 }
 
 /// A task that needs only a part of a host.
 pub(super) fn small_task(name: &str) -> Value {
-    let mut job = task(name, &["echo one", "echo two"]);
+    let mut job = task_config(name, &["echo one", "echo two"]);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
     job
 }
@@ -242,7 +242,7 @@ async fn cycles(trial: &mut Trial) {
 }
 
 pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
-    let done = submit_load::done(&replicas.postgres).await;
+    let done = submit_load::done_runs(&replicas.postgres).await;
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     if !lost.is_empty() {
         let ended = "SELECT concat_ws(' ', r.name, r.status, j.status, j.termination_reason, j.termination_message) \
@@ -258,7 +258,7 @@ async fn replaced(trial: &mut Trial) {
     let mut replicas = start_pair(trial, "f30").await;
     let runs = if trial.is_long { 200 } else { 30 };
     let load = SubmitLoad::start(replicas.addresses(), runs, small_task);
-    let (old, new) = (binary("windlass").unwrap(), write_next_version(trial));
+    let (old, new) = (binary_path("windlass").unwrap(), write_next_version(trial));
     for program in [&new, &old] {
         for number in 0..2 {
             trial.pause(100, 800).await;
@@ -278,7 +278,7 @@ async fn replaced(trial: &mut Trial) {
 
 fn write_next_version(trial: &Trial) -> PathBuf {
     let copy = trial.dir().join("windlass-next");
-    let mut bytes = std::fs::read(binary("windlass").unwrap()).unwrap();
+    let mut bytes = std::fs::read(binary_path("windlass").unwrap()).unwrap();
     bytes.push(0);
     std::fs::write(&copy, bytes).unwrap();
     std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

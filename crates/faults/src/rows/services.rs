@@ -21,15 +21,16 @@ use windlass_testkit::wait::eventually_ok;
 pub(super) const ROWS: &[FaultRow] = &[
     FaultRow {
         id: "F21",
-        injection: "gateway kill -9; its state file torn; server down for 10 s (10 min with --long), gateway killed meanwhile",
-        expected: "routes restored, serving goes on",
+        injection: "gateway kill -9; its state file truncated; server down for 10 s (10 min with `--long`), gateway \
+                    killed meanwhile",
+        expected: "routes restored, requests served",
         bound: "≤ 2 s",
         proves: "S5",
         play: RowTest::Now(|trial| Box::pin(gateway_lost(trial))),
     },
     FaultRow {
         id: "F22",
-        injection: "service replica dies under load",
+        injection: "service replica killed under load",
         expected: "≤ 0.1 % errors",
         bound: "0 errors after 5 s",
         proves: "S3",
@@ -37,16 +38,16 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
     FaultRow {
         id: "F23",
-        injection: "deployment under load whose replicas never get ready, or end at once",
-        expected: "old ones stay, 0 errors, rolled back",
-        bound: "time to get ready + 15 s",
+        injection: "deployment under load whose replicas never become ready, or exit at once",
+        expected: "old replicas stay, 0 errors, rolled back",
+        bound: "`ready_within` + 15 s",
         proves: "S1 S2",
         play: RowTest::Now(|trial| Box::pin(bad_deployment(trial))),
     },
     FaultRow {
         id: "F24",
-        injection: "nobody says what came: the gateway that counts is killed",
-        expected: "replicas are held, and go only when it is known that nobody asks",
+        injection: "no request metrics: the gateway that counts requests is killed",
+        expected: "replicas kept; scaled down only when metrics show no requests",
         bound: "–",
         proves: "S4",
         play: RowTest::OutsideCi("takes two minutes", |trial| Box::pin(metrics_missing(trial))),
@@ -102,10 +103,10 @@ async fn gateway_lost(trial: &mut Trial) {
     let whole = std::fs::read(&file).unwrap();
     let cut = usize::try_from(trial.rng.between(0, whole.len() as u64 - 1)).unwrap();
     std::fs::write(&file, &whole[..cut]).unwrap();
-    trial.fired("state file torn");
+    trial.fired("state file truncated");
     node = GatewayProcess::start(&stage, &url, &token, "one", port);
     let took = wait_until_answered(&caller, 200, || node.said());
-    trial.within("serves with a torn file", SERVE_BOUND, took);
+    trial.within("serves with a truncated file", SERVE_BOUND, took);
 
     stage.kill();
     trial.fired("server killed");
@@ -115,7 +116,7 @@ async fn gateway_lost(trial: &mut Trial) {
     let (answered, failed) = traffic.end();
     assert!(answered > 0 && failed.is_empty(), "S5: {failed:#?}\n{}", node.said());
     node.kill();
-    trial.fired("gateway killed without a server");
+    trial.fired("gateway killed while the server is down");
     node = GatewayProcess::start(&stage, &url, &token, "one", port);
     let took = wait_until_answered(&caller, 200, || node.said());
     trial.within("serves without a server", SERVE_BOUND, took);
@@ -168,7 +169,7 @@ async fn bad_deployment(trial: &mut Trial) {
     let traffic = ConstantTraffic::start(&caller, "/proxy/services/main/page/");
     traffic.goes_on();
     let mut bad = with_port(&first, free_port());
-    let what = trial.choose(&["never ready", "ends at once"]);
+    let what = trial.choose(&["never ready", "exits at once"]);
     if what == "never ready" {
         bad["env"] = json!({"PAGE": REPLICA_PROGRAM, "VERSION": "2", "SICK": "1"});
     } else {
@@ -201,7 +202,9 @@ async fn metrics_missing(trial: &mut Trial) {
     node.kill();
     trial.fired("gateway killed");
     let silent = |run: &Value| {
-        run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("nobody says what came"))
+        run["scaling"][0]["message"]
+            .as_str()
+            .is_some_and(|said| said.starts_with("no request metrics received"))
     };
     stage.eventually_run("open", TIMEOUT, silent).await;
     // Longer than the window: by the counts alone it would be scaled to zero now.

@@ -158,7 +158,7 @@ pub(super) async fn held_lock_tokens(postgres: &Postgres) -> BTreeSet<String> {
 }
 
 /// Names of successful runs.
-pub(super) async fn done(postgres: &Postgres) -> BTreeSet<String> {
+pub(super) async fn done_runs(postgres: &Postgres) -> BTreeSet<String> {
     let rows = postgres.run("SELECT name FROM runs WHERE status = 'done'").await.unwrap();
     rows.into_iter().flatten().collect()
 }

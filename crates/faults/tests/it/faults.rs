@@ -15,20 +15,20 @@ fn row(play: fn(&mut Trial) -> TrialFuture<'_>) -> FaultRow {
 fn run_row(dir: &TempDir, row: FaultRow, times: u64) -> Vec<TrialOutcome> {
     let dir = dir.path().to_owned();
     let order = RunOptions { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir };
-    let mut outcomes = faults::play(&order, |_| {}).unwrap();
+    let mut outcomes = faults::run_trials(&order, |_| {}).unwrap();
     outcomes.sort_by_key(|outcome| outcome.seed);
     outcomes
 }
 
 #[test]
-fn the_matrix_has_each_row_once_and_in_order() {
+fn fault_matrix_lists_each_row_once_and_in_order() {
     let ids: Vec<u32> = faults::all_rows().iter().map(|row| row.id[1..].parse().unwrap()).collect();
     assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
     assert!(ids.iter().all(|id| (1..=35).contains(id)), "{ids:?}");
 }
 
 #[test]
-fn a_row_whose_fault_fired_leaves_nothing_behind() {
+fn a_passing_fault_row_leaves_no_files_behind() {
     let dir = temp_dir("faults").unwrap();
     let outcomes = run_row(&dir, row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
     let seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
@@ -40,14 +40,14 @@ fn a_row_whose_fault_fired_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_row_of_which_no_fault_fired_has_failed() {
+fn a_fault_row_fails_if_no_fault_fired() {
     let dir = temp_dir("faults").unwrap();
     let outcomes = run_row(&dir, row(|_| Box::pin(async move {})), 1);
     assert!(outcomes[0].violations[0].contains("no fault fired"), "{outcomes:?}");
 }
 
 #[test]
-fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
+fn a_failed_assertion_is_a_violation_and_keeps_its_directory() {
     let broken = row(|trial| {
         Box::pin(async move {
             trial.fired("harm");
@@ -69,7 +69,7 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
 }
 
 #[test]
-fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
+fn exceeding_a_time_limit_is_a_violation_and_the_report_shows_the_worst_time() {
     let late = row(|trial| {
         Box::pin(async move {
             trial.fired("harm");
@@ -84,7 +84,7 @@ fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
     assert_eq!(outcomes[0].violations.len(), 0);
     assert!(outcomes[1].violations[0].contains("slow took 2"), "{outcomes:?}");
     let rows = [late];
-    let lines = report::lines(&rows, &outcomes);
+    let lines = report::summarize_rows(&rows, &outcomes);
     let table = report::render_table(&lines);
     assert!(table.contains("F0       2      2          1  slow: 2.0 of 1 s"), "{table}");
     assert!(

@@ -27,7 +27,7 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x06, 3, 0x55, 0x1d, 0x11];
 const COMMON_NAME: &[u8] = &[0x06, 3, 0x55, 4, 3];
 
 /// Encodes a tag, the length and the parts.
-fn tagged(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+fn encode_element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];
     if length < 128 {
@@ -42,7 +42,7 @@ fn tagged(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
 }
 
 fn bit_string(bytes: &[u8]) -> Vec<u8> {
-    tagged(BITS, &[&[0], bytes])
+    encode_element(BITS, &[&[0], bytes])
 }
 
 /// Generates a key for a certificate, as PKCS #8.
@@ -55,18 +55,19 @@ pub(super) fn certificate_request(key: &[u8], names: &[String]) -> Result<Vec<u8
     let random = SystemRandom::new();
     let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key, &random)
         .map_err(|_| ring::error::Unspecified)?;
-    let algorithm = tagged(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
-    let public = tagged(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
-    let names: Vec<u8> = names.iter().flat_map(|name| tagged(DNS_NAME, &[name.as_bytes()])).collect();
-    let names = tagged(OCTETS, &[&tagged(SEQUENCE, &[&names])]);
-    let extension = tagged(SEQUENCE, &[SUBJECT_ALT_NAME, &names]);
-    let extensions = tagged(SET, &[&tagged(SEQUENCE, &[&extension])]);
-    let attribute = tagged(SEQUENCE, &[EXTENSION_REQUEST, &extensions]);
-    let subject = tagged(SEQUENCE, &[]);
-    let info = tagged(SEQUENCE, &[ZERO, &subject, &public, &tagged(ATTRIBUTES, &[&attribute])]);
+    let algorithm = encode_element(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
+    let public = encode_element(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
+    let names: Vec<u8> = names.iter().flat_map(|name| encode_element(DNS_NAME, &[name.as_bytes()])).collect();
+    let names = encode_element(OCTETS, &[&encode_element(SEQUENCE, &[&names])]);
+    let extension = encode_element(SEQUENCE, &[SUBJECT_ALT_NAME, &names]);
+    let extensions = encode_element(SET, &[&encode_element(SEQUENCE, &[&extension])]);
+    let attribute = encode_element(SEQUENCE, &[EXTENSION_REQUEST, &extensions]);
+    let subject = encode_element(SEQUENCE, &[]);
+    let info =
+        encode_element(SEQUENCE, &[ZERO, &subject, &public, &encode_element(ATTRIBUTES, &[&attribute])]);
     let signature = pair.sign(&random, &info)?;
-    let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
-    Ok(tagged(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]))
+    let how = encode_element(SEQUENCE, &[ECDSA_WITH_SHA256]);
+    Ok(encode_element(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]))
 }
 
 /// Creates a self-signed certificate for these names and addresses, with its key. Clients trust this exact certificate,
@@ -83,27 +84,29 @@ pub fn self_signed(names: &[String]) -> Result<(Vec<u8>, Vec<u8>), ring::error::
     let alternatives: Vec<u8> = names
         .iter()
         .flat_map(|name| match name.parse() {
-            Ok(std::net::IpAddr::V4(address)) => tagged(IP_ADDRESS, &[&address.octets()]),
-            Ok(std::net::IpAddr::V6(address)) => tagged(IP_ADDRESS, &[&address.octets()]),
-            Err(_) => tagged(DNS_NAME, &[name.as_bytes()]),
+            Ok(std::net::IpAddr::V4(address)) => encode_element(IP_ADDRESS, &[&address.octets()]),
+            Ok(std::net::IpAddr::V6(address)) => encode_element(IP_ADDRESS, &[&address.octets()]),
+            Err(_) => encode_element(DNS_NAME, &[name.as_bytes()]),
         })
         .collect();
-    let alternatives = tagged(OCTETS, &[&tagged(SEQUENCE, &[&alternatives])]);
-    let extension = tagged(SEQUENCE, &[SUBJECT_ALT_NAME, &alternatives]);
-    let extensions = tagged(EXTENSIONS, &[&tagged(SEQUENCE, &[&extension])]);
-    let called = tagged(SEQUENCE, &[COMMON_NAME, &tagged(UTF8, &[b"windlass"])]);
-    let subject = tagged(SEQUENCE, &[&tagged(SET, &[&called])]);
-    let life =
-        tagged(SEQUENCE, &[&tagged(TIME, &[b"20240101000000Z"]), &tagged(TIME, &[b"99991231235959Z"])]);
-    let algorithm = tagged(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
-    let public = tagged(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
-    let version = tagged(VERSION, &[&[INTEGER, 1, 2]]);
-    let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
-    let serial = tagged(INTEGER, &[&serial]);
+    let alternatives = encode_element(OCTETS, &[&encode_element(SEQUENCE, &[&alternatives])]);
+    let extension = encode_element(SEQUENCE, &[SUBJECT_ALT_NAME, &alternatives]);
+    let extensions = encode_element(EXTENSIONS, &[&encode_element(SEQUENCE, &[&extension])]);
+    let called = encode_element(SEQUENCE, &[COMMON_NAME, &encode_element(UTF8, &[b"windlass"])]);
+    let subject = encode_element(SEQUENCE, &[&encode_element(SET, &[&called])]);
+    let life = encode_element(
+        SEQUENCE,
+        &[&encode_element(TIME, &[b"20240101000000Z"]), &encode_element(TIME, &[b"99991231235959Z"])],
+    );
+    let algorithm = encode_element(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
+    let public = encode_element(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
+    let version = encode_element(VERSION, &[&[INTEGER, 1, 2]]);
+    let how = encode_element(SEQUENCE, &[ECDSA_WITH_SHA256]);
+    let serial = encode_element(INTEGER, &[&serial]);
     let parts: [&[u8]; 8] = [&version, &serial, &how, &subject, &life, &subject, &public, &extensions];
-    let info = tagged(SEQUENCE, &parts);
+    let info = encode_element(SEQUENCE, &parts);
     let signature = pair.sign(&random, &info)?;
-    Ok((tagged(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]), key))
+    Ok((encode_element(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]), key))
 }
 
 #[cfg(test)]
@@ -111,9 +114,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_written_short_and_long() {
-        assert_eq!(tagged(4, &[b"ab"]), [4, 2, b'a', b'b']);
-        assert_eq!(tagged(4, &[&[0; 200]])[..3], [4, 0x81, 200]);
-        assert_eq!(tagged(4, &[&[0; 300]])[..4], [4, 0x82, 1, 44]);
+    fn der_lengths_use_the_short_and_the_long_form() {
+        assert_eq!(encode_element(4, &[b"ab"]), [4, 2, b'a', b'b']);
+        assert_eq!(encode_element(4, &[&[0; 200]])[..3], [4, 0x81, 200]);
+        assert_eq!(encode_element(4, &[&[0; 300]])[..4], [4, 0x82, 1, 44]);
     }
 }

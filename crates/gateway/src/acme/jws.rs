@@ -22,11 +22,11 @@ impl std::fmt::Debug for AccountKey {
 
 /// Failure to generate or load the key of an account.
 #[derive(Debug, thiserror::Error)]
-#[error("use the key of the ACME account")]
+#[error("failed to create or use an ACME key")]
 pub struct KeyError;
 
 impl AccountKey {
-    pub fn draw() -> Result<Self, KeyError> {
+    pub fn generate() -> Result<Self, KeyError> {
         let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new());
         Self::load(made.map_err(|_| KeyError)?.as_ref())
     }
@@ -44,14 +44,14 @@ impl AccountKey {
     fn jwk(&self) -> Value {
         // 0x04, then the two coordinates of 32 bytes each.
         let point = self.pair.public_key().as_ref();
-        let coordinate = |from: usize| encode(point.get(from..from + 32).unwrap_or_default());
+        let coordinate = |from: usize| base64url(point.get(from..from + 32).unwrap_or_default());
         // In alphabetical order, as the thumbprint requires.
         json!({ "crv": "P-256", "kty": "EC", "x": coordinate(1), "y": coordinate(33) })
     }
 
     /// Returns the key authorization for a challenge, which proves possession of this key.
-    pub(super) fn authorization(&self, token: &str) -> String {
-        format!("{token}.{}", encode(&Sha256::digest(self.jwk().to_string())))
+    pub(super) fn key_authorization(&self, token: &str) -> String {
+        format!("{token}.{}", base64url(&Sha256::digest(self.jwk().to_string())))
     }
 
     /// Encodes a signed request. Without an account URL it contains the public key itself. Without a payload it is a
@@ -68,16 +68,16 @@ impl AccountKey {
             Some(account) => protected["kid"] = json!(account),
             None => protected["jwk"] = self.jwk(),
         }
-        let protected = encode(protected.to_string().as_bytes());
-        let payload = payload.map_or_else(String::new, |payload| encode(payload.to_string().as_bytes()));
+        let protected = base64url(protected.to_string().as_bytes());
+        let payload = payload.map_or_else(String::new, |payload| base64url(payload.to_string().as_bytes()));
         let signed = format!("{protected}.{payload}");
         let signature = self.pair.sign(&SystemRandom::new(), signed.as_bytes()).map_err(|_| KeyError)?;
         let document =
-            json!({ "protected": protected, "payload": payload, "signature": encode(signature.as_ref()) });
+            json!({ "protected": protected, "payload": payload, "signature": base64url(signature.as_ref()) });
         Ok(document.to_string().into_bytes())
     }
 }
 
-pub(super) fn encode(bytes: &[u8]) -> String {
+pub(super) fn base64url(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }

@@ -40,7 +40,7 @@ const NONCE_ATTEMPTS_MAX: u32 = 5;
 pub struct Challenges(RwLock<HashMap<String, String>>);
 
 impl Challenges {
-    pub fn put(&self, token: String, proof: String) {
+    pub fn insert(&self, token: String, proof: String) {
         self.0.write().insert(token, proof);
     }
 
@@ -62,39 +62,39 @@ pub trait Dialer: Send + Sync + 'static {
 /// Failure to obtain a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum AcmeError {
-    #[error("`{url}` is no address of an authority")]
+    #[error("invalid URL of the certificate authority: `{url}`")]
     Url { url: String },
-    #[error("reach the authority at `{url}`")]
+    #[error("failed to connect to the certificate authority at `{url}`")]
     Dial {
         url: String,
         #[source]
         source: io::Error,
     },
-    #[error("speak with the authority at `{url}`")]
+    #[error("request to the certificate authority at `{url}` failed")]
     Http {
         url: String,
         #[source]
         source: hyper::Error,
     },
-    #[error("read the answer of the authority at `{url}`")]
+    #[error("failed to read the response of the certificate authority at `{url}`")]
     Body {
         url: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("understand the answer of the authority at `{url}`")]
+    #[error("failed to parse the response of the certificate authority at `{url}`")]
     Json {
         url: String,
         #[source]
         source: serde_json::Error,
     },
-    #[error("the authority refuses: {detail} ({kind}, status {status})")]
+    #[error("the certificate authority rejected the request: {detail} ({kind}, status {status})")]
     Refused { status: u16, kind: String, detail: String },
-    #[error("the authority gives no {what}")]
+    #[error("the certificate authority returned no {what}")]
     Missing { what: &'static str },
-    #[error("the authority could not verify `{name}`: {detail}")]
+    #[error("the certificate authority could not verify `{name}`: {detail}")]
     Unproven { name: String, detail: String },
-    #[error("the order for `{name}` was not done in time")]
+    #[error("timed out waiting for the certificate of `{name}`")]
     Late { name: String },
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -147,7 +147,7 @@ pub struct Account {
     key: AccountKey,
     url: Option<String>,
     nonce: Option<String>,
-    pause: Duration,
+    poll_interval: Duration,
 }
 
 struct AcmeResponse {
@@ -164,23 +164,24 @@ impl Account {
         key: AccountKey,
         contact: Option<&str>,
     ) -> Result<Self, AcmeError> {
-        let request = |url: &str| build(Method::GET, url, Bytes::new());
+        let request = |url: &str| build_request(Method::GET, url, Bytes::new());
         let answer =
             read_body(directory, send_request(&*dialer, directory, request(directory)?).await?).await?;
         let directory: Directory = parse_json(directory, &answer.1)?;
         let new_account = directory.new_account.clone();
-        let mut account = Self { dialer, directory, key, url: None, nonce: None, pause: POLL_INTERVAL };
+        let mut account =
+            Self { dialer, directory, key, url: None, nonce: None, poll_interval: POLL_INTERVAL };
         let contact: Vec<String> = contact.iter().map(|mail| format!("mailto:{mail}")).collect();
         let payload = json!({ "termsOfServiceAgreed": true, "contact": contact });
         let answer = account.post(&new_account, Some(&payload)).await?;
-        account.url = Some(answer.location.ok_or(AcmeError::Missing { what: "address of the account" })?);
+        account.url = Some(answer.location.ok_or(AcmeError::Missing { what: "account URL" })?);
         Ok(account)
     }
 
     /// Sets the interval between two polls of an order.
     #[must_use]
     pub const fn with_poll_interval(mut self, pause: Duration) -> Self {
-        self.pause = pause;
+        self.poll_interval = pause;
         self
     }
 
@@ -190,7 +191,7 @@ impl Account {
 
     /// Obtains a certificate for these names; the first becomes its name. `challenges` must be served on port 80 of all
     /// of them.
-    pub async fn certificate(
+    pub async fn order_certificate(
         &mut self,
         names: &[String],
         challenges: &Challenges,
@@ -200,14 +201,14 @@ impl Account {
             names.iter().map(|name| json!({ "type": "dns", "value": name })).collect();
         let new_order = self.directory.new_order.clone();
         let answer = self.post(&new_order, Some(&json!({ "identifiers": identifiers }))).await?;
-        let order_url = answer.location.ok_or(AcmeError::Missing { what: "address of the order" })?;
+        let order_url = answer.location.ok_or(AcmeError::Missing { what: "order URL" })?;
         let order: Order = parse_json(&order_url, &answer.body)?;
         for url in &order.authorizations {
             self.complete_authorization(url, challenges).await?;
         }
         let key = der::new_key().map_err(|_| KeyError)?;
         let csr = der::certificate_request(&key, names).map_err(|_| KeyError)?;
-        self.post(&order.finalize, Some(&json!({ "csr": jws::encode(&csr) }))).await?;
+        self.post(&order.finalize, Some(&json!({ "csr": jws::base64url(&csr) }))).await?;
         let url = self.await_order(&order_url, &name).await?;
         let chain = self.post(&url, None).await?.body.to_vec();
         Ok(CertificatePem { name, chain, key: key_pem(&key) })
@@ -220,8 +221,8 @@ impl Account {
             return Ok(());
         }
         let challenge = authorization.challenges.into_iter().find(|challenge| challenge.kind == "http-01");
-        let challenge = challenge.ok_or(AcmeError::Missing { what: "challenge over HTTP" })?;
-        challenges.put(challenge.token.clone(), self.key.authorization(&challenge.token));
+        let challenge = challenge.ok_or(AcmeError::Missing { what: "HTTP challenge" })?;
+        challenges.insert(challenge.token.clone(), self.key.key_authorization(&challenge.token));
         let proven = self.await_validation(url, &challenge.url, &authorization.identifier.value).await;
         challenges.remove(&challenge.token);
         proven
@@ -233,7 +234,7 @@ impl Account {
             let seen: Authorization = parse_json(url, &self.post(url, None).await?.body)?;
             match seen.status.as_str() {
                 "valid" => return Ok(()),
-                "pending" | "processing" => tokio::time::sleep(self.pause).await,
+                "pending" | "processing" => tokio::time::sleep(self.poll_interval).await,
                 other => {
                     let error = seen.challenges.into_iter().find_map(|challenge| challenge.error);
                     let detail = error.as_ref().and_then(|error| error["detail"].as_str()).unwrap_or(other);
@@ -250,7 +251,7 @@ impl Account {
             let order: Order = parse_json(url, &self.post(url, None).await?.body)?;
             match order.status.as_str() {
                 "valid" => return order.certificate.ok_or(AcmeError::Missing { what: "certificate" }),
-                "pending" | "ready" | "processing" => tokio::time::sleep(self.pause).await,
+                "pending" | "ready" | "processing" => tokio::time::sleep(self.poll_interval).await,
                 other => {
                     let detail =
                         order.error.as_ref().and_then(|error| error["detail"].as_str()).unwrap_or(other);
@@ -270,7 +271,8 @@ impl Account {
             };
             let body = self.key.sign(url, &nonce, self.url.as_deref(), payload)?;
             let response =
-                send_request(&*self.dialer, url, build(Method::POST, url, Bytes::from(body))?).await?;
+                send_request(&*self.dialer, url, build_request(Method::POST, url, Bytes::from(body))?)
+                    .await?;
             self.nonce = header_text(&response, "replay-nonce");
             let location = header_text(&response, "location");
             let (status, body) = read_body(url, response).await?;
@@ -280,7 +282,7 @@ impl Account {
             let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
             let kind = problem["type"].as_str().unwrap_or("no type");
             if !kind.ends_with(":badNonce") {
-                let detail = problem["detail"].as_str().unwrap_or("without a word").to_owned();
+                let detail = problem["detail"].as_str().unwrap_or("no details").to_owned();
                 return Err(AcmeError::Refused { status: status.as_u16(), kind: kind.to_owned(), detail });
             }
         }
@@ -289,7 +291,8 @@ impl Account {
 
     async fn new_nonce(&self) -> Result<String, AcmeError> {
         let url = &self.directory.new_nonce;
-        let response = send_request(&*self.dialer, url, build(Method::HEAD, url, Bytes::new())?).await?;
+        let response =
+            send_request(&*self.dialer, url, build_request(Method::HEAD, url, Bytes::new())?).await?;
         header_text(&response, "replay-nonce").ok_or(AcmeError::Missing { what: "nonce" })
     }
 }
@@ -304,7 +307,7 @@ fn header_text(response: &Response<hyper::body::Incoming>, name: &str) -> Option
     response.headers().get(name)?.to_str().ok().map(ToOwned::to_owned)
 }
 
-fn build(method: Method, url: &str, body: Bytes) -> Result<Request<Full<Bytes>>, AcmeError> {
+fn build_request(method: Method, url: &str, body: Bytes) -> Result<Request<Full<Bytes>>, AcmeError> {
     let wrong = || AcmeError::Url { url: url.to_owned() };
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.authority().ok_or_else(wrong)?.to_string();

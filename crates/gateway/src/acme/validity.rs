@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_life_of_a_certificate_is_found() {
+    fn validity_period_of_a_certificate_is_parsed() {
         let (der, _) = super::super::self_signed(&["a.test".to_owned()]).unwrap();
         assert_eq!(period(&der), Some((1_704_067_200, 253_402_300_799)));
         for end in 0..der.len().min(120) {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_to_write_a_time_are_read() {
+    fn utc_times_and_generalized_times_are_parsed() {
         assert_eq!(parse_time(UTC_TIME, b"700101000000Z"), Some(0));
         assert_eq!(parse_time(UTC_TIME, b"260301000001Z"), Some(1_772_323_201));
         assert_eq!(parse_time(GENERALIZED_TIME, b"20240229120000Z"), Some(1_709_208_000));

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windlass_dial::{Endpoint, TlsRoots};
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 use super::NodeError;
 use crate::{
@@ -59,9 +59,9 @@ pub(super) struct CertificateManager {
     folder: PathBuf,
     acme: AcmeSettings,
     /// Files given at the start of the process; they take precedence over everything else.
-    given: Option<(PathBuf, PathBuf)>,
-    wanted: Mutex<RequestedCertificates>,
-    news: Notify,
+    fixed_files: Option<(PathBuf, PathBuf)>,
+    requested: Mutex<RequestedCertificates>,
+    changed: Notify,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,7 +75,7 @@ struct RequestedCertificates {
 enum OrderError {
     #[error(transparent)]
     Acme(#[from] AcmeError),
-    #[error("keep it in `{}`", path.display())]
+    #[error("failed to read or write `{}`", path.display())]
     Store {
         path: PathBuf,
         #[source]
@@ -83,7 +83,7 @@ enum OrderError {
     },
     #[error(transparent)]
     Tls(#[from] crate::tls::TlsError),
-    #[error("the order took too long")]
+    #[error("timed out waiting for the certificate authority")]
     TimedOut,
 }
 
@@ -101,11 +101,11 @@ impl CertificateManager {
             challenges: Arc::default(),
             folder,
             acme,
-            given,
-            wanted: Mutex::default(),
-            news: Notify::new(),
+            fixed_files: given,
+            requested: Mutex::default(),
+            changed: Notify::new(),
         };
-        if let Some((chain, key)) = &keeper.given {
+        if let Some((chain, key)) = &keeper.fixed_files {
             keeper.load(chain, key)?;
         }
         Ok(keeper)
@@ -123,22 +123,22 @@ impl CertificateManager {
     pub(super) fn update(&self, told: &GatewayConfig) {
         let services = told.services.iter().filter(|service| service.https);
         let names = services.flat_map(|service| &service.domains).chain(&told.own);
-        let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_plain(name));
+        let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_valid_name(name));
         let wanted = RequestedCertificates {
             source: told.certificate.clone(),
             names: names.take(NAMES_MAX).collect(),
         };
-        let mut slot = self.wanted.lock();
+        let mut slot = self.requested.lock();
         if *slot != wanted {
             *slot = wanted;
-            self.news.notify_one();
+            self.changed.notify_one();
         }
     }
 
     /// Reads the files again.
     pub(super) fn reload(&self) -> Result<(), NodeError> {
-        let source = self.wanted.lock().source.clone();
-        match (&self.given, source) {
+        let source = self.requested.lock().source.clone();
+        match (&self.fixed_files, source) {
             (Some((chain, key)), _) => self.load(chain, key),
             (None, Some(CertificateSource::Files { chain, key })) => self.load(&chain, &key),
             (None, Some(CertificateSource::Acme) | None) => Ok(()),
@@ -161,8 +161,8 @@ impl CertificateManager {
         let mut orders = OrderState::default();
         let mut loaded = None;
         loop {
-            let wanted = self.wanted.lock().clone();
-            let pause = match (&self.given, wanted.source) {
+            let wanted = self.requested.lock().clone();
+            let pause = match (&self.fixed_files, wanted.source) {
                 (Some(_), _) | (None, None) => RENEWAL_CHECK_INTERVAL,
                 (None, Some(CertificateSource::Acme)) => self.order_missing(&wanted.names, &mut orders).await,
                 (None, Some(CertificateSource::Files { chain, key })) => {
@@ -178,20 +178,20 @@ impl CertificateManager {
                     if loaded.is_some() { RENEWAL_CHECK_INTERVAL } else { FILE_RETRY_DELAY }
                 }
             };
-            let _ = timeout(pause, self.news.notified()).await;
+            let _ = timeout(pause, self.changed.notified()).await;
         }
     }
 
     /// Orders missing certificates, one after the other. Returns the time until the next check.
     async fn order_missing(&self, names: &BTreeSet<String>, orders: &mut OrderState) -> Duration {
-        orders.troubles.retain(|name, _| names.contains(name));
+        orders.failures.retain(|name, _| names.contains(name));
         let mut next = RENEWAL_CHECK_INTERVAL;
         for name in names {
             if self.is_current(name) {
                 continue;
             }
             let now = Instant::now();
-            if let Some((_, until)) = orders.troubles.get(name)
+            if let Some((_, until)) = orders.failures.get(name)
                 && *until > now
             {
                 next = next.min(*until - now);
@@ -203,17 +203,17 @@ impl CertificateManager {
             };
             match ordered {
                 Ok(()) => {
-                    orders.troubles.remove(name);
+                    orders.failures.remove(name);
                     tracing::info!(name, "certificate issued");
                 }
                 Err(error) => {
                     orders.account = None;
-                    let failures = orders.troubles.get(name).map_or(0, |(failures, _)| *failures);
+                    let failures = orders.failures.get(name).map_or(0, |(failures, _)| *failures);
                     let last = RETRY_DELAYS_S.len() - 1;
                     let after = RETRY_DELAYS_S.get(failures.min(last)).copied().unwrap_or(3_600);
                     let after = Duration::from_secs(after);
-                    tracing::warn!(name, error = %chain(&error), again_s = after.as_secs(), "failed to obtain certificate");
-                    orders.troubles.insert(name.clone(), (failures + 1, Instant::now() + after));
+                    tracing::warn!(name, error = %format_chain(&error), again_s = after.as_secs(), "failed to obtain certificate");
+                    orders.failures.insert(name.clone(), (failures + 1, Instant::now() + after));
                     next = next.min(after);
                 }
             }
@@ -223,7 +223,7 @@ impl CertificateManager {
 
     /// Returns whether a certificate is in use or stored, and not due for renewal. Loads a stored one.
     fn is_current(&self, name: &str) -> bool {
-        let Ok(kept) = fs::read(self.file(name)) else { return false };
+        let Ok(kept) = fs::read(self.path_for(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
         let Some((from, until)) = validity::period(&first) else { return false };
         if unix_now() > from + (until - from) / 3 * 2 {
@@ -235,22 +235,22 @@ impl CertificateManager {
     async fn order(&self, name: &str, account: &mut Option<Account>) -> Result<(), OrderError> {
         let account = match account {
             Some(account) => account,
-            None => account.insert(self.account().await?),
+            None => account.insert(self.open_account().await?),
         };
-        let got = account.certificate(&[name.to_owned()], &self.challenges).await?;
-        let path = self.file(name);
+        let got = account.order_certificate(&[name.to_owned()], &self.challenges).await?;
+        let path = self.path_for(name);
         let whole = [got.chain.as_slice(), b"\n", &got.key].concat();
         write_private_file(&path, &whole).map_err(|source| OrderError::Store { path, source })?;
         Ok(self.certificates.put(&combined_pem(name, whole))?)
     }
 
     /// Opens the account of this gateway; generates its key at the first use.
-    async fn account(&self) -> Result<Account, OrderError> {
+    async fn open_account(&self) -> Result<Account, OrderError> {
         let path = self.folder.join("account.key");
         let key = match fs::read(&path) {
             Ok(kept) => AccountKey::load(&kept).map_err(AcmeError::from)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let key = AccountKey::draw().map_err(AcmeError::from)?;
+                let key = AccountKey::generate().map_err(AcmeError::from)?;
                 write_private_file(&path, key.pkcs8())
                     .map_err(|source| OrderError::Store { path, source })?;
                 key
@@ -261,7 +261,7 @@ impl CertificateManager {
         Ok(Account::open(dialer, &self.acme.directory, key, self.acme.contact.as_deref()).await?)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    fn path_for(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.pem"))
     }
 }
@@ -271,11 +271,11 @@ impl CertificateManager {
 struct OrderState {
     account: Option<Account>,
     /// Number of consecutive failures of a name, and the time of the next attempt.
-    troubles: HashMap<String, (usize, Instant)>,
+    failures: HashMap<String, (usize, Instant)>,
 }
 
 /// Returns whether a name can be validated over HTTP and used as a file name.
-fn is_plain(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(['.', '-'])
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))

@@ -32,11 +32,11 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<RouteSync>, stop:
         let follower = Arc::clone(&follower);
         let answer = service_fn(move |request| {
             let follower = Arc::clone(&follower);
-            async move { Ok::<_, Infallible>(answer(&follower, &request)) }
+            async move { Ok::<_, Infallible>(respond(&follower, &request)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(ListenerLimits::USUAL.head)
+            .header_read_timeout(ListenerLimits::USUAL.head_timeout)
             .serve_connection(TokioIo::new(stream), answer);
         let stop = stop.clone();
         tokio::spawn(async move {
@@ -48,13 +48,13 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<RouteSync>, stop:
     }
 }
 
-fn answer(follower: &RouteSync, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn respond(follower: &RouteSync, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() != "/metrics" {
         *response.status_mut() = StatusCode::NOT_FOUND;
         return response;
     }
-    let text = format!("{}{}", follower.metrics(), metrics::text(follower.routes()));
+    let text = format!("{}{}", follower.metrics(), metrics::render(follower.routes()));
     let kind = header::HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     *response.body_mut() = Full::new(Bytes::from(text));

@@ -52,7 +52,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 pub enum NodeError {
     #[error(transparent)]
     ServerClient(#[from] ServerError),
-    #[error("make the state directory `{}`", path.display())]
+    #[error("failed to create the state directory `{}`", path.display())]
     Directory {
         path: PathBuf,
         #[source]
@@ -60,7 +60,7 @@ pub enum NodeError {
     },
     #[error(transparent)]
     State(#[from] RouteFileError),
-    #[error("read `{}`", path.display())]
+    #[error("failed to read `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
@@ -68,15 +68,15 @@ pub enum NodeError {
     },
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("listen on {address}")]
+    #[error("failed to listen on {address}")]
     Listen {
         address: SocketAddr,
         #[source]
         source: io::Error,
     },
-    #[error("take over from the process that is there")]
+    #[error("failed to take over from the running gateway process")]
     TakeOver(#[source] io::Error),
-    #[error("let the next process take over")]
+    #[error("failed to open the handover socket")]
     HandOver(#[source] io::Error),
 }
 
@@ -93,60 +93,69 @@ pub struct Settings {
     /// Public address of the gateway.
     pub address: Option<String>,
     /// Time for which a token stays valid after the server has accepted it.
-    pub trust: Duration,
+    pub token_cache_ttl: Duration,
 }
 
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
     pub listen: SocketAddr,
     /// Chain and key. They take precedence over the gateway's configuration.
-    pub given: Option<(PathBuf, PathBuf)>,
+    pub certificate_files: Option<(PathBuf, PathBuf)>,
     pub acme: AcmeSettings,
 }
 
 /// Gateway with open listeners.
 pub struct Node {
-    follower: Arc<RouteSync>,
+    route_sync: Arc<RouteSync>,
     proxy: Arc<Proxy>,
     plain: TcpListener,
     encrypted: Option<(TcpListener, Arc<CertificateManager>)>,
     metrics: Option<TcpListener>,
-    given: Option<socket_handover::InheritedListeners>,
+    inherited: Option<socket_handover::InheritedListeners>,
     state: PathBuf,
 }
 
 impl Node {
     /// Loads the stored routes, and takes over the listeners of a running process, if there is one.
     pub fn start(settings: Settings, id: Uuid) -> Result<Self, NodeError> {
-        let Settings { server, state, listen, tls, metrics, address, trust } = settings;
+        let Settings { server, state, listen, tls, metrics, address, token_cache_ttl: trust } = settings;
         make_private_dir(&state)?;
         let server = Arc::new(server);
         let (tls_listen, keeper) = match tls {
-            Some(TlsSettings { listen, given, acme }) => {
+            Some(TlsSettings { listen, certificate_files: given, acme }) => {
                 (Some(listen), Some(Arc::new(CertificateManager::new(&state, acme, given)?)))
             }
             None => (None, None),
         };
         let follower = Arc::new(RouteSync::new(Arc::clone(&server), id, address, &state, keeper.clone()));
         follower.restore()?;
-        let trust = TokenCacheConfig { allow: trust, deny: DENY_TTL.min(trust), entries_max: TOKENS_MAX };
+        let trust =
+            TokenCacheConfig { allow_ttl: trust, deny_ttl: DENY_TTL.min(trust), entries_max: TOKENS_MAX };
         let proxy = Proxy {
             routes: Arc::clone(follower.routes()),
             connector: follower.connector(),
             gatekeeper: Arc::new(CachingGatekeeper::new(ServerGatekeeper(server), trust)),
-            wake: Arc::clone(&follower) as Arc<dyn crate::scale_from_zero::ServiceWaker>,
+            waker: Arc::clone(&follower) as Arc<dyn crate::scale_from_zero::ServiceWaker>,
             log: Some(Arc::new(TracingAccessLog)),
             certificates: keeper.as_ref().map(|keeper| keeper.certificates()),
-            bounds: ProxyLimits { connect: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
+            limits: ProxyLimits { connect_timeout: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
         };
         let mut given = socket_handover::request_listeners(&state).map_err(NodeError::TakeOver)?;
-        let plain = listener(listen, given.as_mut())?;
+        let plain = open_listener(listen, given.as_mut())?;
         let encrypted = match (tls_listen, keeper) {
-            (Some(address), Some(keeper)) => Some((listener(address, given.as_mut())?, keeper)),
+            (Some(address), Some(keeper)) => Some((open_listener(address, given.as_mut())?, keeper)),
             _ => None,
         };
-        let metrics = metrics.map(|address| listener(address, given.as_mut())).transpose()?;
-        Ok(Self { follower, proxy: Arc::new(proxy), plain, encrypted, metrics, given, state })
+        let metrics = metrics.map(|address| open_listener(address, given.as_mut())).transpose()?;
+        Ok(Self {
+            route_sync: follower,
+            proxy: Arc::new(proxy),
+            plain,
+            encrypted,
+            metrics,
+            inherited: given,
+            state,
+        })
     }
 
     /// Returns the addresses of the plain and the TLS listener.
@@ -168,10 +177,10 @@ impl Node {
 
     /// Serves until `stop`, or until another process has taken over the listeners; then lets requests finish.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NodeError> {
-        let Self { follower, proxy, plain, encrypted, metrics, given, state } = self;
+        let Self { route_sync: follower, proxy, plain, encrypted, metrics, inherited: given, state } = self;
         let listening = ListenerConfig {
             proxy,
-            door: RequestRouting::Gateway(follower.own()),
+            routing: RequestRouting::Gateway(follower.own()),
             challenges: encrypted.as_ref().map(|(_, keeper)| keeper.challenges()),
             tls: None,
             patience: ListenerLimits::USUAL,
@@ -185,7 +194,7 @@ impl Node {
         };
         let mut beside = tokio::task::JoinSet::new();
         if let Some((listener, keeper)) = encrypted {
-            let tls = Some(tls::config(keeper.certificates())?);
+            let tls = Some(tls::server_config(keeper.certificates())?);
             doors.spawn(serve(open(listener)?, ListenerConfig { tls, ..listening.clone() }, stop.clone()));
             beside.spawn(keeper.run());
         }
@@ -196,11 +205,11 @@ impl Node {
         let next = socket_handover::bind(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
             // Both processes accept for a moment, so that no connection is refused.
-            given.taken().map_err(NodeError::TakeOver)?;
+            given.acknowledge().map_err(NodeError::TakeOver)?;
         }
         let next = tokio::spawn(await_handover(next, handed, stop.clone()));
-        let following = tokio::spawn(Arc::clone(&follower).follow());
-        let reporting = tokio::spawn(Arc::clone(&follower).report());
+        let following = tokio::spawn(Arc::clone(&follower).run());
+        let reporting = tokio::spawn(Arc::clone(&follower).run_reports());
         stop.cancelled().await;
         next.abort();
         // Closes the listeners that were kept for a handover.
@@ -257,12 +266,12 @@ async fn await_handover(
     }
 }
 
-fn listener(
+fn open_listener(
     address: SocketAddr,
     given: Option<&mut socket_handover::InheritedListeners>,
 ) -> Result<TcpListener, NodeError> {
     let failed = |source| NodeError::Listen { address, source };
-    let listener = match given.and_then(|given| given.take(address)) {
+    let listener = match given.and_then(|given| given.take_listener(address)) {
         Some(listener) => listener,
         None => TcpListener::bind(address).map_err(failed)?,
     };

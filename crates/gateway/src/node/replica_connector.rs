@@ -27,30 +27,30 @@ use crate::{
 
 /// Hosts from the routes, and the connections to them.
 pub(super) struct ReplicaConnector {
-    known: RwLock<BTreeMap<String, ReplicaHost>>,
-    hosts: SshPool<String>,
+    hosts: RwLock<BTreeMap<String, ReplicaHost>>,
+    ssh_pool: SshPool<String>,
 }
 
 impl ReplicaConnector {
     pub(super) fn new() -> Self {
-        Self { known: RwLock::default(), hosts: SshPool::new(Backoff::STANDARD) }
+        Self { hosts: RwLock::default(), ssh_pool: SshPool::new(Backoff::STANDARD) }
     }
 
     /// Replaces the known hosts. Connections to removed ones are closed when they are no longer in use.
     pub(super) fn replace(&self, sites: BTreeMap<String, ReplicaHost>) {
-        let old = std::mem::replace(&mut *self.known.write(), sites);
-        let known = self.known.read();
+        let old = std::mem::replace(&mut *self.hosts.write(), sites);
+        let known = self.hosts.read();
         for name in old.keys().filter(|name| !known.contains_key(*name)) {
-            self.hosts.forget(name);
+            self.ssh_pool.forget(name);
         }
     }
 
-    async fn open(&self, target: &ReplicaTarget) -> io::Result<Stream> {
+    async fn open_stream(&self, target: &ReplicaTarget) -> io::Result<Stream> {
         let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
         let ReplicaTarget::Tunnel { name, port } = target else { return Err(absent()) };
         let (host, job) = name.split_once('/').ok_or_else(absent)?;
         let job: SubmissionId = job.parse().map_err(|_| absent())?;
-        let site = self.known.read().get(host).cloned().ok_or_else(absent)?;
+        let site = self.hosts.read().get(host).cloned().ok_or_else(absent)?;
         let (stream, below) = match &site.way {
             AgentAddress::Socket { path } => {
                 let stream = unix::connect(path).await?;
@@ -58,11 +58,11 @@ impl ReplicaConnector {
             }
             AgentAddress::Ssh { socket, login } => {
                 if !login.is_pinned() {
-                    return Err(io::Error::other("the server does not know the key of this host yet"));
+                    return Err(io::Error::other("the SSH host key of this instance is not known yet"));
                 }
                 let target = login.target().map_err(io::Error::other)?;
                 let (below, _) = self
-                    .hosts
+                    .ssh_pool
                     .traffic_connection(&host.to_owned(), &target)
                     .await
                     .map_err(io::Error::other)?;
@@ -77,7 +77,7 @@ impl ReplicaConnector {
 
 impl Connector for ReplicaConnector {
     fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>> {
-        Box::pin(self.open(target))
+        Box::pin(self.open_stream(target))
     }
 }
 

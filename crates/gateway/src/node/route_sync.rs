@@ -50,27 +50,27 @@ pub(super) struct RouteSync {
     file: PathBuf,
     /// Manager of certificates, if HTTPS is enabled.
     certificates: Option<Arc<CertificateManager>>,
-    own: Arc<OwnHostname>,
+    own_hostname: Arc<OwnHostname>,
     routes: Arc<Routes>,
-    sites: Arc<ReplicaConnector>,
+    connector: Arc<ReplicaConnector>,
     state: Mutex<SyncState>,
     /// Notified when a report is due at once.
-    news: Notify,
+    report_due: Notify,
 }
 
 #[derive(Default)]
 struct SyncState {
     version: Option<String>,
     /// Counters of each service at the last report.
-    told: HashMap<String, TrafficTotals>,
-    left: Vec<Uuid>,
+    reported: HashMap<String, TrafficTotals>,
+    drained: Vec<Uuid>,
     /// Last error of the server connection; logged once.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
 impl ServiceWaker for RouteSync {
     fn wake(&self, _project: &str, _run: &str) {
-        self.news.notify_one();
+        self.report_due.notify_one();
     }
 }
 
@@ -88,11 +88,11 @@ impl RouteSync {
             address,
             file: state.join("routes"),
             certificates,
-            own: Arc::default(),
+            own_hostname: Arc::default(),
             routes: Arc::default(),
-            sites: Arc::new(ReplicaConnector::new()),
+            connector: Arc::new(ReplicaConnector::new()),
             state: Mutex::default(),
-            news: Notify::new(),
+            report_due: Notify::new(),
         }
     }
 
@@ -102,16 +102,16 @@ impl RouteSync {
 
     /// Returns the name of the gateway itself.
     pub(super) fn own(&self) -> Arc<OwnHostname> {
-        Arc::clone(&self.own)
+        Arc::clone(&self.own_hostname)
     }
 
     /// Returns the metrics of the connection to the server, for Prometheus.
     pub(super) fn metrics(&self) -> String {
-        let reached = u8::from(self.state.lock().trouble.is_none());
+        let reached = u8::from(self.state.lock().last_error.is_none());
         format!(
-            "# HELP windlass_gateway_server_reached Whether the server answered the last time it was asked.\n\
+            "# HELP windlass_gateway_server_reached Whether the last request to the server succeeded.\n\
              # TYPE windlass_gateway_server_reached gauge\nwindlass_gateway_server_reached {reached}\n\
-             # HELP windlass_gateway_generation How often the routes of this process have changed.\n\
+             # HELP windlass_gateway_generation Number of route changes in this process.\n\
              # TYPE windlass_gateway_generation gauge\nwindlass_gateway_generation {}\n",
             self.routes.generation()
         )
@@ -119,14 +119,14 @@ impl RouteSync {
 
     /// Applies the settings that come with the routes.
     fn apply_settings(&self, told: &gateway_config::GatewayConfig) {
-        self.own.set(told.own.as_deref());
+        self.own_hostname.set(told.own.as_deref());
         if let Some(certificates) = &self.certificates {
             certificates.update(told);
         }
     }
 
     pub(super) fn connector(&self) -> Arc<dyn Connector> {
-        Arc::clone(&self.sites) as Arc<dyn Connector>
+        Arc::clone(&self.connector) as Arc<dyn Connector>
     }
 
     /// Loads the stored routes. A damaged file is logged and ignored; the routes then come from the server.
@@ -135,7 +135,7 @@ impl RouteSync {
             Ok(None) => {}
             Ok(Some(kept)) => {
                 self.apply_settings(&kept.told);
-                self.sites.replace(kept.told.sites.clone());
+                self.connector.replace(kept.told.sites.clone());
                 if let Err(stale) = self.routes.replace(kept.snapshot()) {
                     tracing::warn!(%stale, "failed to apply stored routes");
                 }
@@ -149,7 +149,7 @@ impl RouteSync {
     }
 
     /// Polls the server for routes until dropped.
-    pub(super) async fn follow(self: Arc<Self>) {
+    pub(super) async fn run(self: Arc<Self>) {
         loop {
             let asked = RoutesRequest {
                 node: self.id,
@@ -159,10 +159,10 @@ impl RouteSync {
             };
             match self.server.call::<ReadGatewayRoutes>(&asked, RESPONSE_TIMEOUT).await {
                 Ok(answer) => {
-                    self.reached();
+                    self.mark_reachable();
                     let Some(document) = answer.routes else { continue };
                     match serde_json::from_str::<gateway_config::GatewayConfig>(document.text()) {
-                        Ok(told) => self.take(answer.version, told).await,
+                        Ok(told) => self.apply_routes(answer.version, told).await,
                         Err(error) => {
                             tracing::error!(%error, "failed to parse routes; the server may be newer than this gateway");
                             tokio::time::sleep(RETRY_DELAY).await;
@@ -177,8 +177,8 @@ impl RouteSync {
         }
     }
 
-    fn reached(&self) {
-        if self.state.lock().trouble.take().is_some() {
+    fn mark_reachable(&self) {
+        if self.state.lock().last_error.take().is_some() {
             tracing::info!("server is reachable again");
         }
     }
@@ -186,13 +186,13 @@ impl RouteSync {
     fn mark_unreachable(&self, error: &ServerError) {
         let text = error.to_string();
         let mut state = self.state.lock();
-        if state.trouble.as_ref() != Some(&text) {
+        if state.last_error.as_ref() != Some(&text) {
             tracing::warn!(%error, "failed to fetch routes; continuing with the known ones");
-            state.trouble = Some(text);
+            state.last_error = Some(text);
         }
     }
 
-    async fn take(self: &Arc<Self>, version: String, mut told: gateway_config::GatewayConfig) {
+    async fn apply_routes(self: &Arc<Self>, version: String, mut told: gateway_config::GatewayConfig) {
         for service in &mut told.services {
             // A redirect to HTTPS requires an HTTPS listener.
             service.https &= self.certificates.is_some();
@@ -200,7 +200,7 @@ impl RouteSync {
         self.apply_settings(&told);
         let kept = SavedRoutes { generation: self.routes.generation() + 1, version: version.clone(), told };
         // Sites first, so that every replica in the routes can be reached.
-        self.sites.replace(kept.told.sites.clone());
+        self.connector.replace(kept.told.sites.clone());
         let leaving = self.routes.replace(kept.snapshot()).unwrap_or_default();
         self.state.lock().version = Some(version);
         tracing::info!(generation = kept.generation, services = kept.told.services.len(), "routes updated");
@@ -215,19 +215,19 @@ impl RouteSync {
     }
 
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
-        let drained = replica.drained(DRAIN_TIMEOUT).await;
+        let drained = replica.drain(DRAIN_TIMEOUT).await;
         tracing::debug!(replica = replica.id(), ?drained, "replica drained");
         if let Ok(id) = replica.id().parse() {
-            self.state.lock().left.push(id);
-            self.news.notify_one();
+            self.state.lock().drained.push(id);
+            self.report_due.notify_one();
         }
     }
 
     /// Sends traffic reports until dropped.
-    pub(super) async fn report(self: Arc<Self>) {
+    pub(super) async fn run_reports(self: Arc<Self>) {
         loop {
-            let _ = timeout(REPORT_INTERVAL, self.news.notified()).await;
-            if let Err(error) = self.tell().await {
+            let _ = timeout(REPORT_INTERVAL, self.report_due.notified()).await;
+            if let Err(error) = self.send_report().await {
                 tracing::debug!(%error, "failed to report traffic");
                 tokio::time::sleep(RETRY_DELAY).await;
             }
@@ -235,7 +235,7 @@ impl RouteSync {
         }
     }
 
-    async fn tell(&self) -> Result<(), ServerError> {
+    async fn send_report(&self) -> Result<(), ServerError> {
         let (now, mut totals) = (std::time::Instant::now(), Vec::new());
         let mut report = GatewayReport {
             node: self.id,
@@ -245,12 +245,12 @@ impl RouteSync {
         };
         {
             let state = self.state.lock();
-            report.left.clone_from(&state.left);
+            report.left.clone_from(&state.drained);
             for live in self.routes.services() {
                 let service = live.service();
                 let key = format!("{}/{}", service.project, service.run);
                 let total = TrafficTotals::now(live.stats(), now);
-                let before = state.told.get(&key).copied().unwrap_or_default();
+                let before = state.reported.get(&key).copied().unwrap_or_default();
                 if let Some(came) = total.since(before) {
                     report.came.push(TrafficReport {
                         project: service.project.clone(),
@@ -267,14 +267,14 @@ impl RouteSync {
         }
         self.server.call::<ReportGateway>(&report, REPORT_TIMEOUT).await?;
         let mut state = self.state.lock();
-        state.left.retain(|id| !report.left.contains(id));
-        state.told = totals.into_iter().collect();
+        state.drained.retain(|id| !report.left.contains(id));
+        state.reported = totals.into_iter().collect();
         Ok(())
     }
 
     /// Sends the last report and deregisters this process.
     pub(super) async fn deregister(&self) {
-        if let Err(error) = self.tell().await {
+        if let Err(error) = self.send_report().await {
             tracing::debug!(%error, "failed to send the last traffic report");
         }
         let asked = LeaveRequest { node: self.id };

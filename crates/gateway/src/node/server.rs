@@ -25,36 +25,36 @@ const ERROR_TEXT_MAX: usize = 300;
 pub enum ServerError {
     #[error(transparent)]
     Place(#[from] ServerUrlError),
-    #[error("reach the server")]
+    #[error("failed to connect to the server")]
     Dial(#[from] DialError),
-    #[error("exchange with the server")]
+    #[error("request to the server failed")]
     Exchange(#[source] hyper::Error),
-    #[error("build a request to the server")]
+    #[error("failed to build a request to the server")]
     Build(#[source] hyper::http::Error),
-    #[error("write a request to the server")]
+    #[error("failed to encode a request to the server")]
     Encode(#[source] serde_json::Error),
-    #[error("understand the server's answer")]
+    #[error("failed to parse the server's response")]
     Decode(#[source] serde_json::Error),
-    #[error("read the server's answer: it is too long, or was cut")]
+    #[error("failed to read the server's response: too long or truncated")]
     Body,
-    #[error("the server took longer than {} s", after.as_secs())]
+    #[error("the server did not respond within {} s", after.as_secs())]
     Late { after: Duration },
     /// The token does not belong to an existing gateway.
-    #[error("the server does not know this gateway's token")]
+    #[error("the server rejected this gateway's token")]
     Denied,
-    #[error("the server answered {status}: {words}")]
+    #[error("the server responded with {status}: {words}")]
     Refused { status: StatusCode, words: String },
 }
 
 /// Address and credential of the server.
 pub struct ServerClient {
-    place: ServerUrl,
+    url: ServerUrl,
     authorization: HeaderValue,
 }
 
 impl std::fmt::Debug for ServerClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Server").field("place", &self.url).finish_non_exhaustive()
     }
 }
 
@@ -65,7 +65,7 @@ impl ServerClient {
         let mut authorization =
             HeaderValue::try_from(format!("Bearer {}", token.trim())).map_err(|_| ServerError::Denied)?;
         authorization.set_sensitive(true);
-        Ok(Self { place, authorization })
+        Ok(Self { url: place, authorization })
     }
 
     pub async fn call<O: Operation>(
@@ -80,14 +80,14 @@ impl ServerClient {
 
     async fn exchange<O: Operation>(&self, request: &O::Request) -> Result<Bytes, ServerError> {
         let body = serde_json::to_vec(request).map_err(ServerError::Encode)?;
-        let request = Request::post(format!("{}{}", self.place.base, O::PATH))
-            .header(header::HOST, &self.place.authority)
+        let request = Request::post(format!("{}{}", self.url.base, O::PATH))
+            .header(header::HOST, &self.url.authority)
             .header(header::AUTHORIZATION, self.authorization.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::CONNECTION, "close")
             .body(Full::new(Bytes::from(body)))
             .map_err(ServerError::Build)?;
-        let stream = TokioIo::new(self.place.endpoint.connect(CONNECT_TIMEOUT).await?);
+        let stream = TokioIo::new(self.url.endpoint.connect(CONNECT_TIMEOUT).await?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(ServerError::Exchange)?;
         let connection = tokio::spawn(connection);
         let answered = async {

@@ -29,7 +29,7 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(30);
 const GREETING: &[u8] = b"windlass-gateway 1\n";
 const ACKNOWLEDGED: u8 = b'!';
 
-fn path(state: &Path) -> PathBuf {
+fn socket_path(state: &Path) -> PathBuf {
     state.join("handover.sock")
 }
 
@@ -41,21 +41,21 @@ pub(super) struct InheritedListeners {
 
 impl InheritedListeners {
     /// Returns the listener with this address, if there is one.
-    pub(super) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
+    pub(super) fn take_listener(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let at =
             self.listeners.iter().position(|one| one.local_addr().is_ok_and(|local| local == address))?;
         Some(self.listeners.swap_remove(at))
     }
 
     /// Acknowledges that this process serves, so that the other one can exit.
-    pub(super) fn taken(mut self) -> io::Result<()> {
+    pub(super) fn acknowledge(mut self) -> io::Result<()> {
         self.stream.write_all(&[ACKNOWLEDGED])
     }
 }
 
 /// Requests the listeners of a running process, if there is one.
 pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedListeners>> {
-    let stream = match UnixStream::connect(path(state)) {
+    let stream = match UnixStream::connect(socket_path(state)) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Ok(None);
@@ -69,7 +69,7 @@ pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedList
     let got =
         recvmsg(stream.as_fd(), &mut [IoSliceMut::new(&mut words)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if got.bytes != GREETING.len() || words != *GREETING {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "another kind of process is there"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected data on the handover socket"));
     }
     let mut fds: Vec<OwnedFd> = Vec::new();
     for message in control.drain() {
@@ -82,7 +82,7 @@ pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedList
 
 /// Opens the socket for the next process. Replaces that of a previous process.
 pub(super) fn bind(state: &Path) -> io::Result<UnixListener> {
-    let path = path(state);
+    let path = socket_path(state);
     let fresh = path.with_extension("new");
     let _ = fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh)?;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_goes_over_with_those_who_wait_at_it() {
+    fn a_listener_is_handed_over_with_its_pending_connections() {
         let folder = temp_dir("handover").unwrap();
         assert!(request_listeners(folder.path()).unwrap().is_none(), "nobody is there");
         let door = bind(folder.path()).unwrap();
@@ -131,9 +131,9 @@ mod tests {
             send_listeners(&stream, &[listener]).unwrap()
         });
         let mut given = request_listeners(folder.path()).unwrap().unwrap();
-        let taken = given.take(address).unwrap();
-        assert!(given.take(address).is_none());
-        given.taken().unwrap();
+        let taken = given.take_listener(address).unwrap();
+        assert!(given.take_listener(address).is_none());
+        given.acknowledge().unwrap();
         assert!(old.join().unwrap());
         // The old process has closed its listener; a connection that was pending is accepted here.
         assert_eq!(taken.accept().unwrap().1, waiting.local_addr().unwrap());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_and_does_not_serve_takes_nothing() {
+    fn an_unconfirmed_handover_leaves_the_listeners_with_the_old_process() {
         let folder = temp_dir("handover").unwrap();
         let door = bind(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();

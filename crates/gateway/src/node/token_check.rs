@@ -41,11 +41,16 @@ impl Gatekeeper for ServerGatekeeper {
         })
     }
 
-    fn knows<'a>(&'a self, token: &'a str, project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+    fn is_known<'a>(
+        &'a self,
+        token: &'a str,
+        project: &'a str,
+        _peer: IpAddr,
+    ) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move { check_token(&self.0, token, project).await.map(|answer| answer.known) })
     }
 
-    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
+    fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
         let (server, token, project) = (Arc::clone(&self.0), token.to_owned(), project.to_owned());
         Box::pin(async move {
             loop {

@@ -42,7 +42,7 @@ impl ChunkedDecoder {
                     let Some(end) = line_end(buffer, LINE_MAX)? else { return Ok(ChunkPart::NeedMore) };
                     let line = buffer.split_to(end);
                     buffer.advance(2);
-                    *self = match size(&line)? {
+                    *self = match parse_size(&line)? {
                         0 => Self::Trailers,
                         size => Self::Data(size),
                     };
@@ -63,13 +63,15 @@ impl ChunkedDecoder {
                         return Ok(ChunkPart::NeedMore);
                     }
                     if !buffer.starts_with(b"\r\n") {
-                        return Err(ExchangeError::Malformed("a chunk is longer than it says"));
+                        return Err(ExchangeError::Malformed("a chunk is longer than its size"));
                     }
                     buffer.advance(2);
                     *self = Self::Size;
                 }
                 Self::Trailers => {
-                    let Some((length, trailers)) = trailers(buffer)? else { return Ok(ChunkPart::NeedMore) };
+                    let Some((length, trailers)) = parse_trailers(buffer)? else {
+                        return Ok(ChunkPart::NeedMore);
+                    };
                     buffer.advance(length);
                     *self = Self::End;
                     if !trailers.is_empty() {
@@ -85,27 +87,28 @@ impl ChunkedDecoder {
 fn line_end(buffer: &[u8], max: usize) -> Result<Option<usize>, ExchangeError> {
     match buffer.iter().take(max).position(|b| *b == b'\n') {
         Some(at) if at > 0 && buffer.get(at - 1) == Some(&b'\r') => Ok(Some(at - 1)),
-        Some(_) => Err(ExchangeError::Malformed("a chunk's size does not end with CR LF")),
-        None if buffer.len() >= max => Err(ExchangeError::Malformed("a chunk's size is too long")),
+        Some(_) => Err(ExchangeError::Malformed("a chunk size does not end with CR LF")),
+        None if buffer.len() >= max => Err(ExchangeError::Malformed("a chunk size line is too long")),
         None => Ok(None),
     }
 }
 
-fn size(line: &[u8]) -> Result<u64, ExchangeError> {
+fn parse_size(line: &[u8]) -> Result<u64, ExchangeError> {
     let digits = line.iter().position(|b| *b == b';').map_or(line, |at| line.get(..at).unwrap_or(line));
     // White space is allowed before an extension only.
     let digits = if digits.len() < line.len() { digits.trim_ascii_end() } else { digits };
     if digits.is_empty() || digits.len() > 15 {
-        return Err(ExchangeError::Malformed("a chunk has no sensible size"));
+        return Err(ExchangeError::Malformed("a chunk size is empty or too large"));
     }
     digits.iter().try_fold(0_u64, |size, digit| {
-        let digit =
-            char::from(*digit).to_digit(16).ok_or(ExchangeError::Malformed("a chunk's size is no number"))?;
+        let digit = char::from(*digit)
+            .to_digit(16)
+            .ok_or(ExchangeError::Malformed("a chunk size is not a hexadecimal number"))?;
         Ok(size << 4 | u64::from(digit))
     })
 }
 
-fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, ExchangeError> {
+fn parse_trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, ExchangeError> {
     let mut slots = [httparse::EMPTY_HEADER; TRAILER_FIELDS_MAX];
     match httparse::parse_headers(buffer, &mut slots) {
         Ok(httparse::Status::Complete((length, fields))) => {
@@ -114,7 +117,7 @@ fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, ExchangeError> 
                 let name = HeaderName::from_bytes(field.name.as_bytes());
                 let value = HeaderValue::from_bytes(field.value);
                 let (Ok(name), Ok(value)) = (name, value) else {
-                    return Err(ExchangeError::Malformed("a trailer is no header"));
+                    return Err(ExchangeError::Malformed("a trailer is not a valid header"));
                 };
                 map.append(name, value);
             }
@@ -122,7 +125,7 @@ fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, ExchangeError> 
         }
         Ok(httparse::Status::Partial) if buffer.len() < TRAILERS_MAX => Ok(None),
         Ok(httparse::Status::Partial) | Err(_) => {
-            Err(ExchangeError::Malformed("its trailers are no headers"))
+            Err(ExchangeError::Malformed("the trailers are invalid or too large"))
         }
     }
 }
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_come_out_whole_however_they_arrive() {
+    fn chunked_bodies_are_decoded_regardless_of_read_boundaries() {
         let text = "5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nX-Sum: 1\r\n\r\nnext";
         for step in 1..text.len() {
             let expect = ("hello world".to_owned(), vec!["x-sum".to_owned()], "next".to_owned());
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_could_be_read_otherwise_are_refused() {
+    fn ambiguous_or_malformed_chunks_are_rejected() {
         for text in [
             "5\nhello\r\n0\r\n\r\n",
             "5\r\nhelloX\r\n0\r\n\r\n",

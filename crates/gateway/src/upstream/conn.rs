@@ -256,7 +256,7 @@ impl UpstreamConnection {
                 if answer.status == StatusCode::SWITCHING_PROTOCOLS {
                     let fine = upgrade.then_some(answer);
                     return Poll::Ready(
-                        fine.ok_or(ExchangeError::Malformed("it changes the protocol unasked")),
+                        fine.ok_or(ExchangeError::Malformed("protocol switch without an upgrade request")),
                     );
                 }
                 if !answer.status.is_informational() {
@@ -314,7 +314,7 @@ impl UpstreamConnection {
                     return Poll::Ready(Some(Ok(BodyPart::Data(self.read.split().freeze()))));
                 }
             };
-            debug_assert!(need_more, "every other way returns or goes on");
+            debug_assert!(need_more, "every other case returns or continues");
             match ready!(self.poll_fill(cx)) {
                 Ok(0) if matches!(reading, BodyReader::Close) => *reading = BodyReader::End,
                 Ok(0) => return Poll::Ready(Some(Err(ExchangeError::Cut))),

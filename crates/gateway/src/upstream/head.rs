@@ -77,7 +77,7 @@ pub(super) fn parse(
             }
             Ok(httparse::Status::Partial) => return Ok(None),
             Err(httparse::Error::TooManyHeaders) => return Err(ExchangeError::HeadTooLarge),
-            Err(_) => return Err(ExchangeError::Malformed("its head is not HTTP/1")),
+            Err(_) => return Err(ExchangeError::Malformed("the head is not HTTP/1")),
         };
         if length > HEAD_MAX {
             return Err(ExchangeError::HeadTooLarge);
@@ -93,8 +93,7 @@ pub(super) fn parse(
         }
         (length, response.version.unwrap_or(0), response.code.unwrap_or(0), response.headers.len())
     };
-    let status =
-        StatusCode::from_u16(code).map_err(|_| ExchangeError::Malformed("its status is no status"))?;
+    let status = StatusCode::from_u16(code).map_err(|_| ExchangeError::Malformed("invalid status code"))?;
     let head = buffer.split_to(length).freeze();
     let mut headers = std::mem::take(headers);
     headers.clear();
@@ -102,9 +101,9 @@ pub(super) fn parse(
     for span in spans.iter().take(count) {
         let name = head.get(span.name()).unwrap_or_default();
         let name =
-            HeaderName::from_bytes(name).map_err(|_| ExchangeError::Malformed("a header has no name"))?;
+            HeaderName::from_bytes(name).map_err(|_| ExchangeError::Malformed("invalid header name"))?;
         let value = HeaderValue::from_maybe_shared(head.slice(span.value()))
-            .map_err(|_| ExchangeError::Malformed("a header has a control character"))?;
+            .map_err(|_| ExchangeError::Malformed("a header value contains a control character"))?;
         headers.append(name, value);
     }
     let framing = framing(&headers, status, method, version)?;
@@ -124,7 +123,7 @@ fn framing(
     let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let encoding = encodings.next();
     if encoding.is_some() && (length.is_some() || encodings.next().is_some() || version != 1) {
-        return Err(ExchangeError::Malformed("it says its length in two ways"));
+        return Err(ExchangeError::Malformed("ambiguous body length"));
     }
     if method == Method::HEAD
         || status.is_informational()
@@ -135,7 +134,7 @@ fn framing(
     }
     match (encoding, length) {
         (Some(value), _) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
-        (Some(_), _) => Err(ExchangeError::Malformed("its transfer encoding is not `chunked`")),
+        (Some(_), _) => Err(ExchangeError::Malformed("the transfer encoding is not `chunked`")),
         (None, Some(0)) => Ok(Framing::None),
         (None, Some(length)) => Ok(Framing::Sized(length)),
         (None, None) => Ok(Framing::Close),
@@ -150,9 +149,9 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, &'stati
         // `u64::from_str` would accept a sign.
         let this = (!bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit))
             .then(|| bytes.iter().fold(0_u64, |n, digit| n * 10 + u64::from(digit - b'0')))
-            .ok_or("its content length is no number")?;
+            .ok_or("the content length is not a number")?;
         if length.is_some_and(|length| length != this) {
-            return Err("it says two lengths");
+            return Err("conflicting content lengths");
         }
         length = Some(this);
     }
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_an_answer_is_read_as_the_standard_says() {
+    fn response_framing_follows_the_http_standard() {
         let get = Method::GET;
         assert_eq!(
             check("HTTP/1.1 200 OK\r\nContent-Length: 12", get.clone()),
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_can_be_read_in_two_ways_is_refused() {
+    fn an_ambiguous_response_head_is_rejected() {
         for head in [
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_without_end_is_refused() {
+    fn a_response_head_above_the_size_limit_is_rejected() {
         let mut buffer = BytesMut::from(format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(HEAD_MAX)).as_bytes());
         let parsed = parse(&mut buffer, &Method::GET, &mut HeaderMap::new());
         assert!(matches!(parsed, Err(ExchangeError::HeadTooLarge)));
@@ -233,7 +232,7 @@ mod tests {
         })]
 
         #[test]
-        fn fuzz_of_heads_of_answers(
+        fn fuzz_of_response_heads(
             words in prop::collection::vec(
                 prop::sample::select(&[
                     "HTTP/1.1 ", "HTTP/1.0 ", "200 OK", "204", "999", "\r\n", "\n", "Content-Length: ", "Transfer-Encoding: ",

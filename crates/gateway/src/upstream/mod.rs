@@ -15,21 +15,21 @@ pub(crate) use head::{Framing, ResponseHead, content_length, has_token};
 /// Failure of an exchange with a replica.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    #[error("write to the replica")]
+    #[error("failed to write to the replica")]
     Write(#[source] std::io::Error),
-    #[error("read from the replica")]
+    #[error("failed to read from the replica")]
     Read(#[source] std::io::Error),
-    #[error("the replica closed the connection before it answered")]
+    #[error("the replica closed the connection before it responded")]
     ClosedBeforeResponse,
-    #[error("the replica closed the connection in the middle of its answer")]
+    #[error("the replica closed the connection in the middle of its response")]
     Cut,
-    #[error("the replica's answer is malformed: {0}")]
+    #[error("the replica's response is malformed: {0}")]
     Malformed(&'static str),
-    #[error("the head of the replica's answer is larger than {} KiB", head::HEAD_MAX / 1024)]
+    #[error("the head of the replica's response is larger than {} KiB", head::HEAD_MAX / 1024)]
     HeadTooLarge,
-    #[error("the replica did not begin its answer in time")]
+    #[error("the replica did not respond in time")]
     Late,
-    #[error("the caller's token was taken back")]
+    #[error("the caller's token was revoked")]
     Denied,
     #[error(transparent)]
     Request(crate::body::RequestBodyError),

@@ -5,7 +5,7 @@ use windlass_gateway::route::{Cors, LimitKey, RouteLimit};
 use crate::support::{TestProxy, Upstream, service};
 
 #[tokio::test]
-async fn a_service_with_auth_takes_tokens_of_members_and_never_sees_them() {
+async fn a_service_with_auth_admits_members_and_never_receives_their_tokens() {
     let upstream = Upstream::echo().await;
     let mut closed = service(vec![upstream.replica("a")]);
     closed.auth = true;
@@ -37,7 +37,7 @@ async fn a_service_with_auth_takes_tokens_of_members_and_never_sees_them() {
 }
 
 #[tokio::test]
-async fn a_service_without_auth_has_its_own_and_is_not_given_ours() {
+async fn a_service_without_auth_receives_its_own_tokens_but_never_windlass_tokens() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("GET", "/", &[("Authorization", "Bearer theirs")], "").await;
@@ -56,7 +56,7 @@ async fn a_service_without_auth_has_its_own_and_is_not_given_ours() {
 }
 
 #[tokio::test]
-async fn too_many_requests_are_told_when_to_come_back() {
+async fn requests_above_the_rate_limit_get_429_with_retry_after() {
     let upstream = Upstream::echo().await;
     let mut limited = service(vec![upstream.replica("a")]);
     limited.limits =
@@ -74,7 +74,7 @@ async fn too_many_requests_are_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn browsers_are_told_which_pages_may_call() {
+async fn cors_headers_allow_only_the_configured_origins() {
     let upstream = Upstream::echo().await;
     let mut open = service(vec![upstream.replica("a")]);
     open.auth = true;

@@ -28,7 +28,9 @@ use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     listener::tls_connect,
-    support::{self, TestProxy, TestSettings, Upstream, UpstreamResponse, service, setting, text},
+    support::{
+        self, TestProxy, TestSettings, Upstream, UpstreamResponse, default_settings, service, text_response,
+    },
 };
 
 /// Dialer for plain connections on this machine.
@@ -113,7 +115,7 @@ impl Authority {
         } else {
             let directory = json!({ "newNonce": format!("{base}/nonce"), "newAccount": format!("{base}/account"),
                 "newOrder": format!("{base}/order") });
-            text(directory.to_string())
+            text_response(directory.to_string())
         };
         let mut book = self.book.lock();
         book.drawn += 1;
@@ -164,19 +166,19 @@ impl Authority {
                 drop(book);
                 with_location(self.order(base), &format!("{base}/order/1"))
             }
-            "/order/1" => text(self.order(base).to_string()),
-            "/authorization" => text(self.authorization(base).to_string()),
+            "/order/1" => text_response(self.order(base).to_string()),
+            "/authorization" => text_response(self.authorization(base).to_string()),
             "/challenge" => {
                 self.fetch_proof().await;
-                text(json!({ "status": "processing" }).to_string())
+                text_response(json!({ "status": "processing" }).to_string())
             }
             "/finalize" => {
                 assert_eq!(self.book.lock().authorization, "valid");
                 let chain = self.sign(&decode(&payload["csr"]));
                 self.book.lock().chain = Some(chain);
-                text(self.order(base).to_string())
+                text_response(self.order(base).to_string())
             }
-            "/certificate" => text(self.book.lock().chain.clone().unwrap()),
+            "/certificate" => text_response(self.book.lock().chain.clone().unwrap()),
             other => panic!("asked for {other}"),
         }
     }
@@ -227,13 +229,13 @@ impl Authority {
 }
 
 fn refuse(problem: Value) -> UpstreamResponse {
-    let mut response = text(problem.to_string());
+    let mut response = text_response(problem.to_string());
     *response.status_mut() = hyper::StatusCode::BAD_REQUEST;
     response
 }
 
 fn with_location(body: Value, location: &str) -> UpstreamResponse {
-    let mut response = text(body.to_string());
+    let mut response = text_response(body.to_string());
     *response.status_mut() = hyper::StatusCode::CREATED;
     response.headers_mut().insert("location", location.parse().unwrap());
     response
@@ -241,46 +243,47 @@ fn with_location(body: Value, location: &str) -> UpstreamResponse {
 
 async fn open(authority: &Upstream) -> Account {
     let directory = format!("http://{}/directory", authority.address);
-    let key = AccountKey::load(AccountKey::draw().unwrap().pkcs8()).unwrap();
+    let key = AccountKey::load(AccountKey::generate().unwrap().pkcs8()).unwrap();
     let account =
         Account::open(Arc::new(PlainDialer), &directory, key, Some("ops@example.org")).await.unwrap();
     account.with_poll_interval(Duration::from_millis(10))
 }
 
 #[tokio::test]
-async fn a_certificate_is_ordered_proven_and_used() {
+async fn an_acme_certificate_is_ordered_validated_and_served() {
     let challenges = Arc::new(Challenges::default());
     let upstream = Upstream::echo().await;
     let mut secure = service(vec![upstream.replica("a")]);
     secure.https = true;
-    let plain = TestSettings { challenges: Some(Arc::clone(&challenges)), ..setting() };
+    let plain = TestSettings { challenges: Some(Arc::clone(&challenges)), ..default_settings() };
     let bed = TestProxy::with(plain, vec![secure.clone()]).await;
     let authority = Authority::new("good", bed.address);
     let serving = authority.serve().await;
     let mut account = open(&serving).await;
-    let pem = account.certificate(&["llm.test".to_owned()], &challenges).await.unwrap();
+    let pem = account.order_certificate(&["llm.test".to_owned()], &challenges).await.unwrap();
     assert!(authority.book.lock().refused > 0, "no nonce was ever refused");
     // The challenge is removed again, and the path belongs to the service.
     assert_eq!(bed.get("/.well-known/acme-challenge/tok-1").await.status, 308);
 
     let certificates = Arc::new(Certificates::default());
     certificates.put(&pem).unwrap();
-    let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
-    let door = TestProxy::with(TestSettings { tls, ..setting() }, vec![secure]).await;
+    let tls = Some(tls::server_config(Arc::clone(&certificates)).unwrap());
+    let door = TestProxy::with(TestSettings { tls, ..default_settings() }, vec![secure]).await;
     let root = std::fs::read(authority.folder.path().join("ca.pem")).unwrap();
     let trust = CertificatePem { name: String::new(), chain: root, key: vec![] };
     tls_connect(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
 }
 
 #[tokio::test]
-async fn a_name_that_cannot_be_proven_says_why() {
+async fn a_failed_domain_validation_reports_the_reason() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let authority = Authority::new("bad", bed.address);
     let serving = authority.serve().await;
     let mut account = open(&serving).await;
     // The key authorization is stored where it is not served.
-    let error = account.certificate(&["llm.test".to_owned()], &Challenges::default()).await.unwrap_err();
+    let error =
+        account.order_certificate(&["llm.test".to_owned()], &Challenges::default()).await.unwrap_err();
     let AcmeError::Unproven { name, detail } = error else { panic!("{error}") };
     assert_eq!((name.as_str(), detail.as_str()), ("llm.test", "found status 200"));
 }

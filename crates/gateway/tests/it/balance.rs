@@ -15,8 +15,8 @@ use windlass_gateway::{
 };
 
 use crate::support::{
-    TestProxy, TestSettings, Upstream, read_head, read_until, service, setting, text, unused_address,
-    wait_until, with_timeout,
+    TestProxy, TestSettings, Upstream, default_settings, read_head, read_until, service, text_response,
+    unused_address, wait_until, with_timeout,
 };
 
 fn sleepy(replicas: Vec<ReplicaRoute>, hold_ms: u64) -> Service {
@@ -28,7 +28,7 @@ async fn unreachable_replica(id: &str) -> ReplicaRoute {
 }
 
 #[tokio::test]
-async fn replicas_take_turns() {
+async fn requests_are_balanced_round_robin() {
     let (a, b, c) =
         (Upstream::replying("a").await, Upstream::replying("b").await, Upstream::replying("c").await);
     let bed = TestProxy::new(vec![service(vec![a.replica("a"), b.replica("b"), c.replica("c")])]).await;
@@ -40,7 +40,7 @@ async fn replicas_take_turns() {
 }
 
 #[tokio::test]
-async fn the_least_busy_replica_comes_first() {
+async fn the_least_busy_replica_gets_the_request() {
     let slow = Upstream::http(|_| async { std::future::pending().await }).await;
     let fast = Upstream::replying("fast").await;
     let mut least = service(vec![slow.replica("slow"), fast.replica("fast")]);
@@ -58,7 +58,7 @@ async fn the_least_busy_replica_comes_first() {
 }
 
 #[tokio::test]
-async fn a_replica_that_cannot_be_reached_costs_no_request() {
+async fn an_unreachable_replica_fails_no_request() {
     let alive = Upstream::replying("alive").await;
     let bed = TestProxy::new(vec![service(vec![
         unreachable_replica("a").await,
@@ -72,12 +72,12 @@ async fn a_replica_that_cannot_be_reached_costs_no_request() {
         assert_eq!((got.status, got.body.as_str()), (200, "alive"));
     }
     // They are avoided after the first failure.
-    let tries: u32 = bed.seen.records.lock().iter().map(|record| record.tries).sum();
+    let tries: u32 = bed.seen.records.lock().iter().map(|record| record.attempts).sum();
     assert!(tries < 60, "{tries} tries for 30 requests");
 }
 
 #[tokio::test]
-async fn an_idempotent_request_is_sent_again_and_another_never() {
+async fn only_idempotent_requests_are_retried_after_a_closed_connection() {
     let count = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&count);
     let rude = Upstream::raw(move |mut stream| {
@@ -113,7 +113,7 @@ async fn an_idempotent_request_is_sent_again_and_another_never() {
 }
 
 #[tokio::test]
-async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
+async fn an_idle_connection_closed_by_the_replica_fails_no_request() {
     // Answers one request on each connection, announces keep-alive, and closes it.
     let upstream = Upstream::raw(|mut stream| async move {
         read_head(&mut stream).await;
@@ -127,7 +127,7 @@ async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
 }
 
 #[tokio::test]
-async fn a_replica_that_a_check_found_down_gets_nothing_until_it_is_up() {
+async fn a_replica_marked_down_gets_no_requests_until_it_is_up() {
     let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
     let bed = TestProxy::new(vec![service(vec![a.replica("a"), b.replica("b")])]).await;
     let live = bed.routes.service("main/llm").unwrap();
@@ -142,7 +142,7 @@ async fn a_replica_that_a_check_found_down_gets_nothing_until_it_is_up() {
 }
 
 #[tokio::test]
-async fn a_replica_that_leaves_finishes_what_it_began() {
+async fn a_removed_replica_finishes_its_open_requests() {
     let (go, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (go_on, came) = (Arc::clone(&go), Arc::clone(&arrived));
     let old = Upstream::http(move |_| {
@@ -150,7 +150,7 @@ async fn a_replica_that_leaves_finishes_what_it_began() {
         async move {
             arrived.notify_one();
             go.notified().await;
-            text("old")
+            text_response("old")
         }
     })
     .await;
@@ -162,14 +162,14 @@ async fn a_replica_that_leaves_finishes_what_it_began() {
     let leaving = bed.replace(vec![service(vec![new.replica("new")])]);
     assert_eq!(leaving.iter().map(|replica| replica.id()).collect::<Vec<_>>(), ["old"]);
     assert_eq!(bed.get("/").await.body, "new");
-    assert_eq!(leaving[0].drained(Duration::from_millis(10)).await, DrainOutcome::Cut(1));
+    assert_eq!(leaving[0].drain(Duration::from_millis(10)).await, DrainOutcome::Cut(1));
     go.notify_one();
     read_until(&mut stream, "old").await;
-    assert_eq!(leaving[0].drained(Duration::from_secs(20)).await, DrainOutcome::Clean);
+    assert_eq!(leaving[0].drain(Duration::from_secs(20)).await, DrainOutcome::Clean);
 }
 
 #[tokio::test]
-async fn routes_change_a_thousand_times_and_no_request_fails() {
+async fn a_thousand_route_changes_fail_no_request() {
     let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
     let bed = Arc::new(TestProxy::new(vec![service(vec![a.replica("a")])]).await);
     let callers: Vec<_> = (0..4)
@@ -198,7 +198,7 @@ async fn routes_change_a_thousand_times_and_no_request_fails() {
 }
 
 #[tokio::test]
-async fn an_older_generation_is_refused() {
+async fn a_route_snapshot_that_is_not_newer_is_rejected() {
     let bed = TestProxy::new(vec![]).await;
     let snapshot = bed.routes.snapshot();
     let stale = bed.routes.replace(snapshot).unwrap_err();
@@ -206,7 +206,7 @@ async fn an_older_generation_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_to_a_sleeping_service_wakes_it_and_waits() {
+async fn a_request_to_a_service_scaled_to_zero_wakes_it_and_waits() {
     let upstream = Upstream::replying("awake").await;
     let bed = Arc::new(TestProxy::new(vec![sleepy(vec![], 30_000)]).await);
     let caller = Arc::clone(&bed);
@@ -222,12 +222,14 @@ async fn a_request_to_a_sleeping_service_wakes_it_and_waits() {
 }
 
 #[tokio::test]
-async fn nobody_waits_longer_or_with_more_others_than_allowed() {
+async fn held_requests_are_limited_in_time_and_number() {
     let bounds = ProxyLimits { held_max: 1, ..ProxyLimits::USUAL };
-    let bed = Arc::new(TestProxy::with(TestSettings { bounds, ..setting() }, vec![sleepy(vec![], 20)]).await);
+    let bed = Arc::new(
+        TestProxy::with(TestSettings { bounds, ..default_settings() }, vec![sleepy(vec![], 20)]).await,
+    );
     let got = bed.get("/").await;
     assert_eq!((got.status, got.field("retry-after")), (503, "5"));
-    assert!(got.body.contains("no replica ready yet"), "{}", got.body);
+    assert!(got.body.contains("no ready replica yet"), "{}", got.body);
     // One request waits for long; the next does not wait at all.
     bed.replace(vec![sleepy(vec![], 60_000)]);
     let mut first = bed.connect().await;
@@ -241,7 +243,7 @@ async fn nobody_waits_longer_or_with_more_others_than_allowed() {
 }
 
 #[tokio::test]
-async fn a_held_request_outlives_a_replica_that_died() {
+async fn a_held_request_succeeds_after_its_dead_replica_is_replaced() {
     let upstream = Upstream::replying("new").await;
     let bed = Arc::new(TestProxy::new(vec![sleepy(vec![unreachable_replica("old").await], 30_000)]).await);
     let caller = Arc::clone(&bed);
@@ -253,7 +255,7 @@ async fn a_held_request_outlives_a_replica_that_died() {
 }
 
 #[tokio::test]
-async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn() {
+async fn requests_above_the_concurrency_limit_of_a_replica_wait() {
     let gate = Arc::new(Notify::new());
     let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (opened, count, peak) = (Arc::clone(&gate), Arc::clone(&at_once), Arc::clone(&most));
@@ -263,7 +265,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
             peak.fetch_max(count.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             gate.notified().await;
             count.fetch_sub(1, Ordering::SeqCst);
-            text("done")
+            text_response("done")
         }
     })
     .await;
@@ -300,7 +302,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
 }
 
 #[tokio::test]
-async fn whoever_waits_too_long_for_a_free_replica_is_told_to_come_again() {
+async fn a_request_that_waits_too_long_for_a_free_replica_gets_503() {
     let stuck = Upstream::http(|_| async { std::future::pending().await }).await;
     let bed =
         TestProxy::new(vec![Service { at_once: Some(1), ..sleepy(vec![stuck.replica("a")], 300) }]).await;
@@ -309,5 +311,5 @@ async fn whoever_waits_too_long_for_a_free_replica_is_told_to_come_again() {
     first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     wait_until("it is busy", || live.replicas()[0].outstanding() == 1).await;
     let got = bed.get("/").await;
-    assert_eq!((got.status, got.body.trim()), (503, "no replica of the service is free"));
+    assert_eq!((got.status, got.body.trim()), (503, "all replicas of the service are busy"));
 }

@@ -15,7 +15,7 @@ use tokio::{
 use windlass_gateway::corpus::{LAST, corpus};
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::support::{TestProxy, Upstream, service, text, wait_until};
+use crate::support::{TestProxy, Upstream, service, text_response, wait_until};
 
 /// Replica that records its requests.
 struct RecordingReplica {
@@ -40,12 +40,12 @@ impl RecordingReplica {
                     }
                 }
                 // A truncated request does not count as forwarded.
-                let Ok(body) = request.into_body().collect().await else { return text("broken") };
+                let Ok(body) = request.into_body().collect().await else { return text_response("broken") };
                 if !body.to_bytes().is_empty() {
                     line.push_str(" +body");
                 }
                 list.lock().push(line);
-                text("ok")
+                text_response("ok")
             }
         })
         .await;
@@ -73,7 +73,7 @@ impl RecordingReplica {
 }
 
 #[tokio::test]
-async fn a_request_that_means_two_things_is_never_passed_on() {
+async fn an_ambiguous_request_is_never_forwarded() {
     let witness = RecordingReplica::new().await;
     let bed = TestProxy::new(vec![service(vec![witness.upstream.replica("a")])]).await;
     let mut wrong = Vec::new();
@@ -131,13 +131,13 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn nginx_differs_only_where_we_say_so() {
+async fn nginx_differs_only_in_documented_cases() {
     let witness = RecordingReplica::new().await;
     let nginx = Nginx::new(&witness.upstream).await;
     let mut wrong = Vec::new();
     for case in corpus() {
         let got = witness.send_bytes(nginx.address, &case.bytes).await;
-        assert_eq!(case.ours == case.nginx, case.why.is_empty(), "{}", case.name);
+        assert_eq!(case.ours == case.nginx, case.reason.is_empty(), "{}", case.name);
         if got != case.nginx {
             wrong.push(format!("{}\n  expected {}\n  got      {got}", case.name, case.nginx));
         }

@@ -24,12 +24,12 @@ use windlass_gateway::{
 use windlass_testkit::temp_dir;
 
 use crate::support::{
-    AbortOnDrop, TestProxy, TestResponse, TestSettings, Upstream, read_until, service, setting, text,
-    with_timeout,
+    AbortOnDrop, TestProxy, TestResponse, TestSettings, Upstream, default_settings, read_until, service,
+    text_response, with_timeout,
 };
 
 #[tokio::test]
-async fn a_head_that_is_too_large_is_told_so() {
+async fn an_oversized_request_head_gets_431_or_414() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let big = "x".repeat(40_000);
@@ -44,13 +44,13 @@ async fn a_head_that_is_too_large_is_told_so() {
 }
 
 #[tokio::test]
-async fn slow_callers_are_let_go() {
+async fn slow_clients_of_a_service_are_disconnected() {
     let upstream = Upstream::echo().await;
-    let patience = ListenerLimits { head: Duration::from_millis(200), ..ListenerLimits::USUAL };
+    let patience = ListenerLimits { head_timeout: Duration::from_millis(200), ..ListenerLimits::USUAL };
     let mut bounds = windlass_gateway::ProxyLimits::USUAL;
-    bounds.body_stall = Duration::from_millis(200);
+    bounds.body_stall_timeout = Duration::from_millis(200);
     let bed = TestProxy::with(
-        TestSettings { patience, bounds, ..setting() },
+        TestSettings { patience, bounds, ..default_settings() },
         vec![service(vec![upstream.replica("a")])],
     )
     .await;
@@ -63,7 +63,7 @@ async fn slow_callers_are_let_go() {
 }
 
 #[tokio::test]
-async fn a_listener_that_stops_lets_requests_finish() {
+async fn a_stopping_listener_lets_open_requests_finish() {
     let (go, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (go_on, came) = (Arc::clone(&go), Arc::clone(&arrived));
     let upstream = Upstream::http(move |_| {
@@ -71,7 +71,7 @@ async fn a_listener_that_stops_lets_requests_finish() {
         async move {
             arrived.notify_one();
             go.notified().await;
-            text("done")
+            text_response("done")
         }
     })
     .await;
@@ -91,14 +91,19 @@ async fn a_listener_that_stops_lets_requests_finish() {
 }
 
 #[tokio::test]
-async fn a_listener_without_a_place_hears_the_stop() {
-    let upstream = Upstream::http(|_| async { text("done") }).await;
+async fn a_listener_at_its_connection_limit_can_still_be_stopped() {
+    let upstream = Upstream::http(|_| async { text_response("done") }).await;
     // The connection that holds the only slot does not release it by itself.
-    let patience =
-        ListenerLimits { connections_max: 1, head: Duration::from_secs(3600), ..ListenerLimits::USUAL };
-    let mut bed =
-        TestProxy::with(TestSettings { patience, ..setting() }, vec![service(vec![upstream.replica("a")])])
-            .await;
+    let patience = ListenerLimits {
+        connections_max: 1,
+        head_timeout: Duration::from_secs(3600),
+        ..ListenerLimits::USUAL
+    };
+    let mut bed = TestProxy::with(
+        TestSettings { patience, ..default_settings() },
+        vec![service(vec![upstream.replica("a")])],
+    )
+    .await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     read_until(&mut stream, "done").await;
@@ -165,7 +170,7 @@ pub(crate) async fn tls_handshake(
 }
 
 #[tokio::test]
-async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
+async fn certificates_are_selected_by_name_and_replaced_without_closing_connections() {
     let folder = temp_dir("tls").unwrap();
     let (own, star, renewed) = (
         certificate(folder.path(), "llm.test"),
@@ -179,8 +184,8 @@ async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
     let mut both = service(vec![upstream.replica("a")]);
     both.domains.push("*.wild.test".to_owned());
     both.https = true;
-    let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
-    let bed = TestProxy::with(TestSettings { tls, ..setting() }, vec![both]).await;
+    let tls = Some(tls::server_config(Arc::clone(&certificates)).unwrap());
+    let bed = TestProxy::with(TestSettings { tls, ..default_settings() }, vec![both]).await;
 
     let mut old = tls_connect(&bed, "llm.test", &own, b"http/1.1").await.unwrap();
     tls_connect(&bed, "any.wild.test", &star, b"http/1.1").await.unwrap();
@@ -206,7 +211,7 @@ async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
 }
 
 #[test]
-fn a_key_of_another_certificate_is_refused() {
+fn a_private_key_that_does_not_match_its_certificate_is_rejected() {
     let folder = temp_dir("tls").unwrap();
     let (a, b) = (certificate(folder.path(), "a.test"), certificate(folder.path(), "b.test"));
     let certificates = Certificates::default();

@@ -35,7 +35,7 @@ async fn models_are_listed_for_members_only() {
 }
 
 #[tokio::test]
-async fn a_call_goes_to_the_service_of_its_model() {
+async fn a_model_request_is_routed_to_the_service_of_that_model() {
     let (a, b) = (Upstream::echo().await, Upstream::echo().await);
     let mut second = model_service("b", "/openai/v1/", 2, &b);
     second.auth = true;
@@ -49,7 +49,7 @@ async fn a_call_goes_to_the_service_of_its_model() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_routed_is_refused_as_clients_expect() {
+async fn an_unroutable_model_request_gets_an_openai_style_error() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::with(path_settings(), vec![model_service("a", "/v1", 1, &upstream)]).await;
     for (method, path, body, status, words) in [

@@ -46,10 +46,10 @@ impl RunningGateway {
             server: ServerClient::new("http://127.0.0.1:1", "token", None).unwrap(),
             state: state.to_owned(),
             listen,
-            tls: Some(TlsSettings { listen: any, given: None, acme }),
+            tls: Some(TlsSettings { listen: any, certificate_files: None, acme }),
             metrics: Some(any),
             address: None,
-            trust: Duration::from_secs(60),
+            token_cache_ttl: Duration::from_secs(60),
         };
         let node = Node::start(settings, uuid::Uuid::nil()).unwrap();
         let (plain, encrypted) = node.addresses();
@@ -81,7 +81,7 @@ impl RunningGateway {
 }
 
 #[tokio::test]
-async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_them() {
+async fn a_gateway_orders_and_keeps_certificates_for_itself_and_its_services() {
     let folder = temp_dir("node").unwrap();
     let service = Service {
         domains: vec!["llm.test".to_owned()],
@@ -97,7 +97,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     )
     .unwrap();
 
-    let listen = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
+    let listen = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::reserve_free_port()));
     let authority = Authority::new("node", listen);
     let serving = authority.serve().await;
     let directory = format!("http://{}/directory", serving.address);

@@ -7,12 +7,12 @@ use windlass_gateway::route::ReplicaTarget;
 use windlass_testkit::temp_dir;
 
 use crate::support::{
-    TestProxy, TestResponse, Upstream, path_settings, read_head, read_until, service, text, unused_address,
-    with_timeout,
+    TestProxy, TestResponse, Upstream, path_settings, read_head, read_until, service, text_response,
+    unused_address, with_timeout,
 };
 
 #[tokio::test]
-async fn a_request_by_host_reaches_the_replica_with_our_word_on_who_called() {
+async fn a_request_routed_by_host_reaches_the_replica_with_trusted_forwarding_headers() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("PUT", "/x?y=%20z", &[("X-Forwarded-For", "10.9.9.9"), ("X-Mine", "1")], "hello").await;
@@ -23,7 +23,7 @@ async fn a_request_by_host_reaches_the_replica_with_our_word_on_who_called() {
 }
 
 #[tokio::test]
-async fn a_name_a_wildcard_and_nobody() {
+async fn hosts_match_exact_names_then_wildcards_and_others_get_404() {
     let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
     let mut star = service(vec![b.replica("b")]);
     star.run = "star".to_owned();
@@ -40,7 +40,7 @@ async fn a_name_a_wildcard_and_nobody() {
 }
 
 #[tokio::test]
-async fn the_prefix_of_a_path_is_stripped_and_told() {
+async fn path_prefix_is_stripped_unless_disabled_and_forwarded_in_a_header() {
     let upstream = Upstream::echo().await;
     let mut whole = service(vec![upstream.replica("a")]);
     whole.run = "whole".to_owned();
@@ -80,7 +80,7 @@ async fn only_members_of_a_project_learn_which_services_it_has() {
 }
 
 #[tokio::test]
-async fn plain_http_is_sent_to_https_where_the_service_wants_it() {
+async fn http_is_redirected_to_https_if_the_service_requires_it() {
     let upstream = Upstream::echo().await;
     let mut service = service(vec![upstream.replica("a")]);
     service.https = true;
@@ -90,7 +90,7 @@ async fn plain_http_is_sent_to_https_where_the_service_wants_it() {
 }
 
 #[tokio::test]
-async fn connections_are_kept_on_both_sides() {
+async fn client_and_replica_connections_are_reused() {
     let upstream = Upstream::replying("hello").await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
@@ -110,7 +110,7 @@ async fn connections_are_kept_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_replica_at_a_socket_is_reached() {
+async fn a_replica_on_a_unix_socket_is_reached() {
     let folder = temp_dir("proxying").unwrap();
     let path = folder.path().join("replica.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
@@ -131,7 +131,7 @@ async fn a_replica_at_a_socket_is_reached() {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_body_keeps_its_length() {
+async fn a_response_without_a_body_keeps_its_headers() {
     let upstream = Upstream::raw(|mut stream| async move {
         loop {
             let head = read_head(&mut stream).await;
@@ -153,12 +153,16 @@ async fn an_answer_without_a_body_keeps_its_length() {
 }
 
 #[tokio::test]
-async fn what_a_replica_does_wrong_is_said_in_plain_words() {
+async fn an_invalid_replica_response_gets_502_with_an_explanation() {
     for (says, status, words) in [
-        ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 502, "two ways"),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            502,
+            "ambiguous body length",
+        ),
         ("SSH-2.0-OpenSSH\r\n\r\n", 502, "not HTTP/1"),
-        ("HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n", 502, "unasked"),
-        ("", 502, "closed the connection before it answered"),
+        ("HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n", 502, "without an upgrade request"),
+        ("", 502, "closed the connection before it responded"),
         ("HTTP/1.1 200 OK\r\nContent-Le", 502, "in the middle"),
     ] {
         let upstream = Upstream::raw(move |mut stream| async move {
@@ -174,7 +178,7 @@ async fn what_a_replica_does_wrong_is_said_in_plain_words() {
 }
 
 #[tokio::test]
-async fn nobody_there_and_nobody_in_time() {
+async fn unreachable_missing_and_slow_replicas_get_502_503_and_504() {
     let address = unused_address().await;
     let replica =
         windlass_gateway::route::ReplicaRoute { id: "a".to_owned(), target: ReplicaTarget::Tcp { address } };
@@ -194,7 +198,7 @@ async fn nobody_there_and_nobody_in_time() {
 }
 
 #[tokio::test]
-async fn early_hints_are_passed_over() {
+async fn interim_responses_of_a_replica_are_not_forwarded() {
     let upstream = Upstream::raw(|mut stream| async move {
         read_head(&mut stream).await;
         let says = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n\
@@ -208,8 +212,8 @@ async fn early_hints_are_passed_over() {
 }
 
 #[tokio::test]
-async fn a_request_is_counted_and_written_down_when_it_is_over() {
-    let upstream = Upstream::http(|_| async { text("0123456789") }).await;
+async fn a_finished_request_is_counted_and_logged() {
+    let upstream = Upstream::http(|_| async { text_response("0123456789") }).await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     bed.ask("POST", "/x", &[], "abc").await;
     bed.get("/y?secret=1").await;
@@ -221,8 +225,8 @@ async fn a_request_is_counted_and_written_down_when_it_is_over() {
     let records = bed.seen.records.lock();
     let record = &records[0];
     assert_eq!((&*record.service, record.replica.as_deref()), ("main/llm", Some("a")));
-    assert_eq!((record.status.as_u16(), record.bytes_in, record.bytes_out, record.tries), (200, 3, 10, 1));
-    assert!(!record.cut);
+    assert_eq!((record.status.as_u16(), record.bytes_in, record.bytes_out, record.attempts), (200, 3, 10, 1));
+    assert!(!record.is_truncated);
     // A change of routes keeps the counters.
     drop(records);
     bed.replace(vec![service(vec![])]);
@@ -230,7 +234,7 @@ async fn a_request_is_counted_and_written_down_when_it_is_over() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_is_written_down_as_such() {
+async fn a_client_that_disconnects_is_logged_with_status_499() {
     let upstream = Upstream::http(|_| async { std::future::pending().await }).await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;

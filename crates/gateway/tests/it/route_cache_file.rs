@@ -22,7 +22,7 @@ fn snapshot() -> RouteSnapshot {
 }
 
 #[test]
-fn routes_come_back_as_they_were() {
+fn saved_routes_are_loaded_unchanged() {
     let folder = temp_dir("state").unwrap();
     let path = folder.path().join("routes");
     assert!(route_cache_file::load::<RouteSnapshot>(&path).unwrap().is_none());
@@ -35,7 +35,7 @@ fn routes_come_back_as_they_were() {
 }
 
 #[test]
-fn a_torn_or_edited_file_is_found_out() {
+fn a_truncated_or_modified_route_file_is_detected() {
     let folder = temp_dir("state").unwrap();
     let path = folder.path().join("routes");
     route_cache_file::save(&path, &snapshot()).unwrap();

@@ -16,11 +16,12 @@ use tokio::{
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::{
-    TestProxy, TestResponse, Upstream, read_head, read_until, service, text, wait_until, with_timeout,
+    TestProxy, TestResponse, Upstream, read_head, read_until, service, text_response, wait_until,
+    with_timeout,
 };
 
 #[tokio::test]
-async fn events_arrive_one_by_one() {
+async fn server_sent_events_are_forwarded_one_by_one() {
     let (send, receive) = mpsc::channel::<&'static str>(1);
     let receive = std::sync::Arc::new(parking_lot::Mutex::new(Some(receive)));
     let upstream = Upstream::http(move |_| {
@@ -49,7 +50,7 @@ async fn events_arrive_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
+async fn an_event_stream_of_a_service_ends_when_its_token_is_revoked() {
     let (send, receive) = mpsc::channel::<&'static str>(1);
     let receive = std::sync::Arc::new(parking_lot::Mutex::new(Some(receive)));
     let upstream = Upstream::http(move |_| {
@@ -79,7 +80,7 @@ async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_websocket_ends_when_the_token_is_taken_back() {
+async fn a_websocket_of_a_service_ends_when_its_token_is_revoked() {
     let upstream = Upstream::raw(|stream| async move {
         let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
         while let Some(Ok(message)) = socket.next().await {
@@ -109,7 +110,7 @@ async fn large_bodies_pass_unchanged_in_both_directions() {
         let exact = sent.size_hint().exact();
         let body = sent.collect().await.unwrap().to_bytes();
         assert!(exact.is_none_or(|length| length == body.len() as u64));
-        text(body)
+        text_response(body)
     })
     .await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
@@ -149,7 +150,7 @@ async fn large_bodies_pass_unchanged_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_caller_is_slowed_down_to_the_pace_of_the_replica() {
+async fn a_slow_replica_applies_backpressure_to_the_client() {
     let upstream = Upstream::raw(|mut stream| async move {
         read_head(&mut stream).await;
         std::future::pending::<()>().await;
@@ -190,7 +191,7 @@ async fn trailers_pass_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_caller_that_waits_for_leave_gets_it() {
+async fn a_client_that_expects_100_continue_receives_it() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
@@ -205,7 +206,7 @@ async fn a_caller_that_waits_for_leave_gets_it() {
 }
 
 #[tokio::test]
-async fn an_answer_may_come_before_the_end_of_the_request() {
+async fn a_response_may_arrive_before_the_request_ends() {
     let upstream = Upstream::raw(|mut stream| async move {
         read_head(&mut stream).await;
         let says = "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno";
@@ -220,7 +221,7 @@ async fn an_answer_may_come_before_the_end_of_the_request() {
 }
 
 #[tokio::test]
-async fn a_body_that_a_service_does_not_take_is_refused() {
+async fn a_request_body_above_the_services_limit_gets_413() {
     let upstream = Upstream::echo().await;
     let mut small = service(vec![upstream.replica("a")]);
     small.body_max = Some(4);
@@ -233,7 +234,7 @@ async fn a_body_that_a_service_does_not_take_is_refused() {
 }
 
 #[tokio::test]
-async fn a_websocket_passes_through_and_is_counted_until_it_ends() {
+async fn a_websocket_is_proxied_and_counts_as_in_flight_until_it_ends() {
     let upstream = Upstream::raw(|stream| async move {
         let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
         socket.send(Message::text("welcome")).await.unwrap();
@@ -262,7 +263,7 @@ async fn a_websocket_passes_through_and_is_counted_until_it_ends() {
 }
 
 #[tokio::test]
-async fn http2_is_spoken_with_callers() {
+async fn http2_requests_from_clients_are_proxied() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let stream = TokioIo::new(bed.connect().await);

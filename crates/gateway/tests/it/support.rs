@@ -50,7 +50,7 @@ impl Drop for AbortOnDrop {
 
 pub(crate) type UpstreamResponse = Response<BoxBody<Bytes, Infallible>>;
 
-pub(crate) fn text(text: impl Into<Bytes>) -> UpstreamResponse {
+pub(crate) fn text_response(text: impl Into<Bytes>) -> UpstreamResponse {
     Response::new(Full::new(text.into()).boxed())
 }
 
@@ -112,13 +112,13 @@ impl Upstream {
             }
             let body = request.into_body().collect().await.unwrap().to_bytes();
             said.push_str(&format!("\n{}", String::from_utf8_lossy(&body)));
-            text(said)
+            text_response(said)
         })
         .await
     }
 
     pub(crate) async fn replying(word: &'static str) -> Self {
-        Self::http(move |_| async move { text(word) }).await
+        Self::http(move |_| async move { text_response(word) }).await
     }
 
     pub(crate) fn replica(&self, id: &str) -> ReplicaRoute {
@@ -157,11 +157,16 @@ impl Gatekeeper for Tokens {
         Box::pin(std::future::ready(verdict))
     }
 
-    fn knows<'a>(&'a self, token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+    fn is_known<'a>(
+        &'a self,
+        token: &'a str,
+        _project: &'a str,
+        _peer: IpAddr,
+    ) -> BoxFuture<'a, Option<bool>> {
         Box::pin(std::future::ready(Some(matches!(token, "good" | "away" | "chosen"))))
     }
 
-    fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+    fn wait_until_revoked(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
         Box::pin(self.revoked.clone().cancelled_owned())
     }
 }
@@ -206,7 +211,7 @@ pub(crate) struct TestSettings {
     pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
 }
 
-pub(crate) fn setting() -> TestSettings {
+pub(crate) fn default_settings() -> TestSettings {
     TestSettings {
         bounds: ProxyLimits::USUAL,
         patience: ListenerLimits::USUAL,
@@ -219,12 +224,12 @@ pub(crate) fn setting() -> TestSettings {
 pub(crate) fn path_settings() -> TestSettings {
     let door =
         RequestRouting::ByPath { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
-    TestSettings { door, ..setting() }
+    TestSettings { door, ..default_settings() }
 }
 
 impl TestProxy {
     pub(crate) async fn new(services: Vec<Service>) -> Self {
-        Self::with(setting(), services).await
+        Self::with(default_settings(), services).await
     }
 
     pub(crate) async fn with(setting: TestSettings, services: Vec<Service>) -> Self {
@@ -235,17 +240,17 @@ impl TestProxy {
             routes: Arc::clone(&routes),
             connector: Arc::new(DirectConnector),
             gatekeeper: Arc::new(Tokens { revoked: revoked.clone() }),
-            wake: Arc::clone(&seen) as Arc<dyn ServiceWaker>,
+            waker: Arc::clone(&seen) as Arc<dyn ServiceWaker>,
             log: Some(Arc::clone(&seen) as Arc<dyn AccessLog>),
             certificates: None,
-            bounds: setting.bounds,
+            limits: setting.bounds,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let listening = ListenerConfig {
             proxy: Arc::new(proxy),
-            door: setting.door,
+            routing: setting.door,
             challenges: setting.challenges,
             tls: setting.tls,
             patience: setting.patience,

@@ -226,7 +226,7 @@ macro_rules! words {
                 cx: &mut $crate::config::decode::Ctx,
             ) -> Option<Self> {
                 let known = [$( $word, )+];
-                $crate::config::decode::word(node, cx, &known, Self::parse)
+                $crate::config::decode::decode_word(node, cx, &known, Self::parse)
             }
         }
 

@@ -57,12 +57,12 @@ pub struct Ctx {
     mode: DecodeMode,
     path: Vec<PathSegment>,
     problems: Vec<Diagnosis>,
-    untold: usize,
+    unreported_count: usize,
 }
 
 impl Ctx {
     pub fn new(mode: DecodeMode) -> Self {
-        Self { mode, path: Vec::new(), problems: Vec::new(), untold: 0 }
+        Self { mode, path: Vec::new(), problems: Vec::new(), unreported_count: 0 }
     }
 
     pub fn is_strict(&self) -> bool {
@@ -72,8 +72,8 @@ impl Ctx {
     /// Returns the problems, in source order.
     pub fn into_problems(mut self) -> Vec<Diagnosis> {
         self.problems.sort_by_key(|problem| problem.span.start);
-        if self.untold > 0 {
-            let message = format!("{} more problems are not shown", self.untold);
+        if self.unreported_count > 0 {
+            let message = format!("{} more problems are not shown", self.unreported_count);
             self.problems.push(Diagnosis::new(Code::TooLarge, SourceSpan::NONE, message));
         }
         self.problems
@@ -123,7 +123,7 @@ impl Ctx {
 
     pub fn problem(&mut self, diagnosis: Diagnosis) {
         if self.is_full() {
-            self.untold += 1;
+            self.unreported_count += 1;
             return;
         }
         let path = self.path();
@@ -147,9 +147,9 @@ impl Ctx {
         let mut diagnosis = Diagnosis::new(Code::WrongType, node.span, message);
         if let Value::Scalar(scalar) = &node.value
             && matches!(scalar.meaning(), ScalarValue::Bool(_))
-            && expected.contains("text")
+            && expected.contains("string")
         {
-            diagnosis = diagnosis.hint(format!("quote it to keep it text: \"{}\"", scalar.text));
+            diagnosis = diagnosis.hint(format!("quote the value to make it a string: \"{}\"", scalar.text));
         }
         self.fail(diagnosis)
     }
@@ -198,7 +198,7 @@ pub(crate) fn from_serde<'de, T: Decode, D: serde::Deserializer<'de>>(
 
 fn describe(node: &Node) -> String {
     match &node.value {
-        Value::Null => "empty".to_owned(),
+        Value::Null => "an empty value".to_owned(),
         Value::Seq(_) => "a list".to_owned(),
         Value::Map(_) => "a mapping".to_owned(),
         Value::Scalar(scalar) => match scalar.meaning() {
@@ -234,21 +234,21 @@ pub(crate) fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
 }
 
 /// Decodes one of a closed set of values.
-pub(crate) fn word<T>(
+pub(crate) fn decode_word<T>(
     node: &Node,
     cx: &mut Ctx,
     known: &[&'static str],
     parse: impl Fn(&str) -> Option<T>,
 ) -> Option<T> {
     // A value may resolve to a boolean (`off`, `on`) and still be one of the set.
-    let Some(scalar) = scalar(node) else { return cx.wrong_type(node, "text") };
+    let Some(scalar) = scalar(node) else { return cx.wrong_type(node, "a string") };
     if let Some(value) = parse(&scalar.text) {
         return Some(value);
     }
-    let message = format!("`{}` is not a value of `{}`", excerpt(&scalar.text), cx.field());
+    let message = format!("`{}` is not a valid value for `{}`", excerpt(&scalar.text), cx.field());
     let hint = match closest(&scalar.text, known.iter().copied()) {
         Some(word) => format!("did you mean `{word}`?"),
-        None => format!("one of {}", known.join(", ")),
+        None => format!("use one of {}", known.join(", ")),
     };
     cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
 }
@@ -263,7 +263,7 @@ pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
         if cx.is_full() {
             // The search for a similar key is the expensive part, and its result would not be shown.
-            cx.untold += 1;
+            cx.unreported_count += 1;
             continue;
         }
         let message = format!("unknown field `{}`", excerpt(&entry.key));
@@ -371,7 +371,7 @@ impl<T: Decode> Decode for BTreeMap<String, T> {
 pub(crate) fn text<'a>(node: &'a Node, cx: &mut Ctx) -> Option<&'a str> {
     match &node.value {
         Value::Scalar(scalar) if !matches!(scalar.meaning(), ScalarValue::Bool(_)) => Some(&scalar.text),
-        Value::Null | Value::Scalar(_) | Value::Seq(_) | Value::Map(_) => cx.wrong_type(node, "text"),
+        Value::Null | Value::Scalar(_) | Value::Seq(_) | Value::Map(_) => cx.wrong_type(node, "a string"),
     }
 }
 
@@ -405,7 +405,7 @@ impl Decode for bool {
 }
 
 /// Returns a whole number, also if written in quotes or as `2.0`.
-pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
+pub(crate) fn parse_integer(scalar: &Scalar) -> Option<i64> {
     let meaning =
         if scalar.plain { scalar.meaning() } else { super::yaml_scalars::resolve_scalar(scalar.text.trim()) };
     match meaning {
@@ -417,7 +417,7 @@ pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
 
 impl Decode for i64 {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        match scalar(node).and_then(whole) {
+        match scalar(node).and_then(parse_integer) {
             Some(n) => Some(n),
             None => cx.wrong_type(node, "a whole number"),
         }

@@ -46,19 +46,23 @@ table! {
 impl DevEnvironment {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.run.entrypoint.is_some() {
-            cx.conflict(node, "entrypoint", "`entrypoint` is not for dev environments");
+            cx.conflict(node, "entrypoint", "`entrypoint` is not allowed in dev environments");
         }
         if let Some(version) = &self.version {
             match self.ide {
-                None => cx.conflict(node, "version", "`version` needs `ide`"),
+                None => cx.conflict(node, "version", "`version` requires `ide`"),
                 Some(Ide::Windsurf) if !is_windsurf_version(version) => {
-                    cx.conflict(node, "version", "the version of windsurf is `version@commit`");
+                    cx.conflict(
+                        node,
+                        "version",
+                        "the `version` of windsurf must have the form `version@commit`",
+                    );
                 }
                 Some(Ide::Windsurf | Ide::Vscode | Ide::Cursor | Ide::Zed) => {}
             }
         }
         if self.run.dstack && self.inactivity_duration.0.is_some() {
-            cx.conflict(node, "dstack", "`dstack` and `inactivity_duration` exclude each other");
+            cx.conflict(node, "dstack", "`dstack` and `inactivity_duration` are mutually exclusive");
         }
         interpolate::check(node, ReferenceScope::DevEnvironment, cx);
     }

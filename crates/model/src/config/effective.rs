@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_forms_are_written_out_and_what_is_written_out_stays() {
+    fn effective_spec_expands_short_forms_and_keeps_expanded_ones() {
         let sent = json!({ "configuration": { "type": "task", "ports": [8000, "80:8080", "*:9000", { "local_port": 1, "container_port": 2 }],
             "max_duration": "2h", "stop_duration": 30, "idle_duration": "off", "retry": { "duration": "1d" } } });
         let effective = effective_run_spec(&sent);

@@ -76,7 +76,7 @@ impl Decode for Env {
                             let value = decode_value(&entry.value, cx);
                             if entry.key.is_empty() || entry.key.contains(['=', '\0', '\n']) {
                                 let message =
-                                    format!("`{}` cannot be the name of a variable", excerpt(&entry.key));
+                                    format!("invalid environment variable name `{}`", excerpt(&entry.key));
                                 return cx.fail(Diagnosis::new(Code::InvalidValue, entry.key_span, message));
                             }
                             value.map(|value| (entry.key.clone(), value))
@@ -97,8 +97,8 @@ fn decode_value(node: &Node, cx: &mut Ctx) -> Option<EnvValue> {
         return Some(EnvValue::FromClient);
     }
     if node.value == Value::Null {
-        let message = "a variable in a mapping needs a value";
-        let hint = "to take it from your own environment, use the list form: `- NAME`";
+        let message = "a variable in a mapping requires a value";
+        let hint = "to pass it from your environment, use the list form: `- NAME`";
         return cx.fail(Diagnosis::new(Code::WrongType, node.span, message).hint(hint));
     }
     text(node, cx).map(|value| EnvValue::Value(value.to_owned()))
@@ -115,8 +115,8 @@ fn decode_list(items: &[Node], cx: &mut Ctx) -> Option<Env> {
                 None => (word, EnvValue::FromClient),
             };
             if !is_env_name(name) {
-                let message = format!("`{}` is not `NAME` or `NAME=value`", excerpt(word));
-                let hint = "names have letters, digits and `_`, and do not start with a digit";
+                let message = format!("`{}` is not of the form `NAME` or `NAME=value`", excerpt(word));
+                let hint = "names consist of letters, digits and `_`, and do not start with a digit";
                 return cx.fail(Diagnosis::new(Code::InvalidValue, item.span, message).hint(hint));
             }
             Some((name.to_owned(), value))
@@ -126,7 +126,7 @@ fn decode_list(items: &[Node], cx: &mut Ctx) -> Option<Env> {
             Some((name, value)) => {
                 if env.insert(name.clone(), value).is_some() {
                     valid = false;
-                    let message = format!("variable `{name}` is given twice");
+                    let message = format!("duplicate variable `{name}`");
                     cx.at_index(index, |cx| cx.problem(Diagnosis::new(Code::Conflict, item.span, message)));
                 }
             }

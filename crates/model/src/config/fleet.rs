@@ -82,7 +82,7 @@ impl Decode for FleetNodes {
             }
         };
         if nodes.target < nodes.min || nodes.max.is_some_and(|max| nodes.target > max) {
-            return cx.invalid(node, "min must not be above target, nor target above max");
+            return cx.invalid(node, "`min` must not exceed `target`, and `target` must not exceed `max`");
         }
         Some(nodes)
     }
@@ -244,15 +244,15 @@ table! {
 impl SshConfig {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.hosts.is_empty() {
-            cx.conflict(node, "hosts", "`hosts` must name at least one host");
+            cx.conflict(node, "hosts", "`hosts` must list at least one host");
         }
         let with_ip =
             self.hosts.iter().filter(|host| host.params().is_some_and(|p| p.internal_ip.is_some())).count();
         if with_ip > 0 && with_ip < self.hosts.len() {
-            cx.conflict(node, "hosts", "`internal_ip` is given for all hosts or for none");
+            cx.conflict(node, "hosts", "`internal_ip` must be set for all hosts or for none");
         }
         if with_ip > 0 && self.network.is_some() {
-            cx.conflict(node, "network", "`network` and `internal_ip` exclude each other");
+            cx.conflict(node, "network", "`network` and `internal_ip` are mutually exclusive");
         }
         if cx.is_strict() {
             self.check_access(node, cx);
@@ -271,7 +271,7 @@ impl SshConfig {
             for (given, field) in [(user, "user"), (key, "identity_file")] {
                 if !given {
                     let message = format!("host `{}` has no `{field}`", excerpt(host.hostname()));
-                    let hint = format!("set `{field}` in `ssh_config` or at the host");
+                    let hint = format!("set `{field}` in `ssh_config` or for the host");
                     let path = format!("hosts[{index}].{field}");
                     cx.problem(Diagnosis::new(Code::MissingField, item.span, message).at(path).hint(hint));
                 }
@@ -315,19 +315,25 @@ impl Fleet {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         match (&self.nodes, &self.ssh_config) {
             (None, None) => {
-                let message = "either `nodes` or `ssh_config` is needed";
+                let message = "either `nodes` or `ssh_config` is required";
                 cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("nodes"));
             }
-            (Some(_), Some(_)) => cx.conflict(node, "nodes", "`nodes` and `ssh_config` exclude each other"),
+            (Some(_), Some(_)) => {
+                cx.conflict(node, "nodes", "`nodes` and `ssh_config` are mutually exclusive")
+            }
             (Some(_), None) | (None, Some(_)) => {}
         }
         self.check_backend(node, cx);
         if self.ssh_config.is_some() {
             for key in Provisioning::set_keys(node) {
-                cx.conflict(node, key, format!("`{key}` is for rented machines, not for `ssh_config`"));
+                cx.conflict(
+                    node,
+                    key,
+                    format!("`{key}` applies to instances of a backend, not to `ssh_config`"),
+                );
             }
         } else if !self.env.0.is_empty() {
-            cx.conflict(node, "env", "`env` is only for fleets with `ssh_config`");
+            cx.conflict(node, "env", "`env` requires `ssh_config`");
         }
     }
 }
@@ -349,13 +355,13 @@ impl Fleet {
         ];
         for (key, given, other, other_given) in taken {
             if given && other_given {
-                cx.conflict(node, key, format!("`{key}` and `{other}` exclude each other"));
+                cx.conflict(node, key, format!("`{key}` and `{other}` are mutually exclusive"));
             }
             if given && self.ssh_config.is_some() {
-                cx.conflict(node, key, format!("`{key}` is not for `ssh_config`"));
+                cx.conflict(node, key, format!("`{key}` cannot be used with `ssh_config`"));
             }
             if given && key != "backend" && self.backend != Some(BackendType::Slurm) {
-                cx.conflict(node, key, format!("`{key}` is for `backend: slurm`"));
+                cx.conflict(node, key, format!("`{key}` requires `backend: slurm`"));
             }
         }
     }

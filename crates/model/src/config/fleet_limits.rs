@@ -38,16 +38,16 @@ impl fmt::Display for LimitConflict {
             Self::AvailabilityZones => "no availability zone is in both lists",
             Self::InstanceTypes => "no instance type is in both lists",
             Self::Reservation => "the reservations differ",
-            Self::SpotPolicy => "one wants spot, the other on demand",
+            Self::SpotPolicy => "one requires spot instances, the other on-demand instances",
             Self::CpuArch => "the CPU architectures differ",
-            Self::CpuCount => "no number of CPUs suits both",
-            Self::Memory => "no amount of memory suits both",
+            Self::CpuCount => "the numbers of CPUs do not overlap",
+            Self::Memory => "the memory ranges do not overlap",
             Self::GpuVendor => "the GPU vendors differ",
             Self::GpuName => "no GPU is in both lists",
-            Self::GpuCount => "no number of GPUs suits both",
-            Self::GpuMemory => "no amount of GPU memory suits both",
-            Self::GpuTotalMemory => "no total of GPU memory suits both",
-            Self::Disk => "no size of disk suits both",
+            Self::GpuCount => "the numbers of GPUs do not overlap",
+            Self::GpuMemory => "the GPU memory ranges do not overlap",
+            Self::GpuTotalMemory => "the ranges of total GPU memory do not overlap",
+            Self::Disk => "the disk sizes do not overlap",
         })
     }
 }
@@ -66,7 +66,7 @@ pub fn intersect(
     resources: &ResourcesSpec,
 ) -> Result<AllowedProvisioning, Vec<LimitConflict>> {
     let mut clashes = Vec::new();
-    let provisioning = provisioning(&fleet.provisioning, run, &mut clashes);
+    let provisioning = intersect_provisioning(&fleet.provisioning, run, &mut clashes);
     let resources = match &fleet.resources {
         None => resources.clone(),
         Some(of_fleet) => intersect_resources(of_fleet, resources, &mut clashes),
@@ -74,7 +74,11 @@ pub fn intersect(
     if clashes.is_empty() { Ok(AllowedProvisioning { provisioning, resources }) } else { Err(clashes) }
 }
 
-fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<LimitConflict>) -> Provisioning {
+fn intersect_provisioning(
+    fleet: &Provisioning,
+    run: &Provisioning,
+    clashes: &mut Vec<LimitConflict>,
+) -> Provisioning {
     let folded = |a: &String, b: &String| a.eq_ignore_ascii_case(b);
     let reservation = match (&fleet.reservation, &run.reservation) {
         (Some(a), Some(b)) if a != b => push_conflict(LimitConflict::Reservation, clashes),
@@ -188,7 +192,7 @@ fn intersect_optional_ranges(
 }
 
 /// Requires values to be equal if both are set.
-fn same<T: PartialEq + Copy>(
+fn require_equal<T: PartialEq + Copy>(
     a: Option<T>,
     b: Option<T>,
     what: LimitConflict,
@@ -206,7 +210,7 @@ fn intersect_resources(
     clashes: &mut Vec<LimitConflict>,
 ) -> ResourcesSpec {
     let cpu = CpuSpec {
-        arch: same(fleet.cpu.arch, run.cpu.arch, LimitConflict::CpuArch, clashes),
+        arch: require_equal(fleet.cpu.arch, run.cpu.arch, LimitConflict::CpuArch, clashes),
         count: intersect_ranges(&fleet.cpu.count, &run.cpu.count, LimitConflict::CpuCount, clashes),
     };
     let memory = intersect_ranges(&fleet.memory, &run.memory, LimitConflict::Memory, clashes);
@@ -223,7 +227,7 @@ fn intersect_resources(
 fn intersect_gpus(fleet: &GpuSpec, run: &GpuSpec, clashes: &mut Vec<LimitConflict>) -> GpuSpec {
     let folded = |a: &String, b: &String| a.eq_ignore_ascii_case(b);
     GpuSpec {
-        vendor: same(fleet.vendor, run.vendor, LimitConflict::GpuVendor, clashes),
+        vendor: require_equal(fleet.vendor, run.vendor, LimitConflict::GpuVendor, clashes),
         name: intersect_lists(&fleet.name, &run.name, folded, LimitConflict::GpuName, clashes),
         count: intersect_ranges(&fleet.count, &run.count, LimitConflict::GpuCount, clashes),
         memory: intersect_optional_ranges(fleet.memory, run.memory, LimitConflict::GpuMemory, clashes),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     config_macros::{deserialize_by_decoding, schema_literal, table, words},
-    decode::{Ctx, Decode, Int, check_keys, expect_map, required_field, text, word},
+    decode::{Ctx, Decode, Int, check_keys, decode_word, expect_map, required_field, text},
     error::{Code, Diagnosis},
     interpolate::{self, ReferenceScope},
     name::{Name, Tags},
@@ -52,8 +52,9 @@ impl Decode for Certificate {
             return None;
         };
         let known = ["lets-encrypt", "acm", "gcp-cm", "files"];
-        let kind =
-            cx.under("type", |cx| word(&kind.value, cx, &known, |w| known.iter().position(|k| *k == w)))?;
+        let kind = cx.under("type", |cx| {
+            decode_word(&kind.value, cx, &known, |w| known.iter().position(|k| *k == w))
+        })?;
         match kind {
             0 => {
                 check_keys(node, &["type"], cx);
@@ -122,22 +123,22 @@ impl Gateway {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         let on = |backend| self.backend == backend;
         if self.load_balancer.is_some() && !on(BackendType::Aws) && !on(BackendType::Gcp) {
-            cx.conflict(node, "load_balancer", "a load balancer exists only on aws and gcp");
+            cx.conflict(node, "load_balancer", "`load_balancer` is available only on aws and gcp");
         }
         match &self.certificate {
             None => {}
             Some(Certificate::LetsEncrypt) => self.check_lets_encrypt(node, cx),
             Some(Certificate::Acm { .. }) if !on(BackendType::Aws) => {
-                cx.conflict(node, "certificate", "a certificate of type `acm` exists only on aws");
+                cx.conflict(node, "certificate", "a certificate of type `acm` is available only on aws");
             }
             Some(Certificate::GcpCm { .. }) if !on(BackendType::Gcp) => {
-                cx.conflict(node, "certificate", "a certificate of type `gcp-cm` exists only on gcp");
+                cx.conflict(node, "certificate", "a certificate of type `gcp-cm` is available only on gcp");
             }
             Some(Certificate::GcpCm { .. }) if self.load_balancer.is_none() => {
                 cx.conflict(
                     node,
                     "certificate",
-                    "a certificate of type `gcp-cm` needs `load_balancer: {type: alb}`",
+                    "a certificate of type `gcp-cm` requires `load_balancer: {type: alb}`",
                 );
             }
             Some(Certificate::Acm { .. } | Certificate::GcpCm { .. } | Certificate::Files { .. }) => {}
@@ -148,15 +149,15 @@ impl Gateway {
     /// Checks that Let's Encrypt can reach the one host that answers for the domain.
     fn check_lets_encrypt(&self, node: &Node, cx: &mut Ctx) {
         let key = if node.entry("certificate").is_some() { "certificate" } else { "type" };
-        let hint = "use `certificate: null`, a certificate in files, or one of the cloud";
+        let hint = "use `certificate: null`, or a certificate of type `files`";
         if !self.public_ip {
-            let message = "a lets-encrypt `certificate` needs a public address";
+            let message = "a lets-encrypt `certificate` requires a public IP address";
             cx.problem(
                 Diagnosis::new(Code::Conflict, node.key_span(key), message).at("certificate").hint(hint),
             );
         }
         if self.replicas.is_some_and(|n| n.get() > 1) {
-            let message = "a lets-encrypt `certificate` allows one replica";
+            let message = "a lets-encrypt `certificate` allows only one replica";
             cx.problem(
                 Diagnosis::new(Code::Conflict, node.key_span("replicas"), message).at("replicas").hint(hint),
             );

@@ -63,7 +63,7 @@ pub enum Piece<'a> {
 }
 
 /// Splits a text into its parts.
-pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
+pub fn split_pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
     let mut pieces = Vec::new();
     let (mut from, mut at) = (0, 0);
     while let Some(found) = text[at..].find('$') {
@@ -76,11 +76,7 @@ pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
             from = at;
         } else if rest.starts_with("${{") {
             let Some(end) = rest.find("}}") else {
-                return Err(Error {
-                    at: dollar,
-                    len: 3,
-                    reason: "`${{` is never closed with `}}`".to_owned(),
-                });
+                return Err(Error { at: dollar, len: 3, reason: "`${{` has no closing `}}`".to_owned() });
             };
             let source = &rest[..end + 2];
             let fail = |reason| Error { at: dollar, len: source.len(), reason };
@@ -100,7 +96,7 @@ pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
 
 /// Returns the references of a text, in order.
 pub fn references(text: &str) -> Result<Vec<Reference>, Error> {
-    let found = pieces(text)?.into_iter().filter_map(|piece| match piece {
+    let found = split_pieces(text)?.into_iter().filter_map(|piece| match piece {
         Piece::Reference { reference, .. } => Some(reference),
         Piece::Text(_) | Piece::Dollar => None,
     });
@@ -128,7 +124,7 @@ pub fn substitute(
     mut resolve: impl FnMut(&Reference) -> Result<Substitution, String>,
 ) -> Result<String, Error> {
     let mut out = String::with_capacity(text.len());
-    for piece in pieces(text)? {
+    for piece in split_pieces(text)? {
         match piece {
             Piece::Text(text) => out.push_str(text),
             Piece::Dollar => out.push_str(if dollars == DollarEscape::Unescape { "$" } else { "$$" }),
@@ -150,7 +146,7 @@ pub fn escape(text: &str) -> String {
 fn parse(inside: &str) -> Result<Reference, String> {
     if inside.starts_with("groups[") {
         return parse_address(inside).ok_or_else(|| {
-            format!("`{inside}` is not `groups[i].nodes[j].IP_ADDRESS` or `groups[i].replicas[j].IP_ADDRESS`")
+            format!("`{inside}` is not of the form `groups[i].nodes[j].IP_ADDRESS` or `groups[i].replicas[j].IP_ADDRESS`")
         });
     }
     let word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
@@ -242,7 +238,7 @@ fn check_tree(node: &Node, allowed: &AllowedReferences<'_>, cx: &mut Ctx) {
                 cx.under(entry.key.clone(), |cx| check_tree(&entry.value, allowed, cx));
             }
         }
-        Value::Scalar(word) => match pieces(&word.text) {
+        Value::Scalar(word) => match split_pieces(&word.text) {
             Err(error) => report(node, error.at, error.len, &error.reason, cx),
             Ok(pieces) => {
                 for piece in pieces {
@@ -259,12 +255,12 @@ fn check_tree(node: &Node, allowed: &AllowedReferences<'_>, cx: &mut Ctx) {
 }
 
 fn report(node: &Node, at: usize, len: usize, reason: &str, cx: &mut Ctx) {
-    cx.problem(Diagnosis::new(Code::Interpolation, inside(node, at, len), reason));
+    cx.problem(Diagnosis::new(Code::Interpolation, span_within(node, at, len), reason));
 }
 
 /// Returns the position of a part of a one-line value. For folded and block values, returns the span of the whole
 /// value.
-fn inside(node: &Node, at: usize, len: usize) -> SourceSpan {
+fn span_within(node: &Node, at: usize, len: usize) -> SourceSpan {
     let (start, end) = (node.span.start, node.span.end);
     let Some(word) = scalar(node) else { return node.span };
     let chars = |bytes: usize| u32::try_from(word.text[..bytes].chars().count()).unwrap_or(0);
@@ -293,7 +289,7 @@ impl AllowedReferences<'_> {
                     .iter()
                     .map(|(space, name)| format!("`{space}.{}`", name.unwrap_or("NAME")))
                     .collect();
-                Err(format!("`{reference}` means nothing here; known are {}", known.join(", ")))
+                Err(format!("`{reference}` is not available here; available names: {}", known.join(", ")))
             }
             Reference::Address { group, member, of } => self.check_address(*group, *member, *of),
         }
@@ -301,17 +297,17 @@ impl AllowedReferences<'_> {
 
     fn check_address(&self, group: u32, member: u32, of: GroupMembers) -> Result<(), String> {
         let (expected, sizes) = match self.addresses {
-            None => return Err("addresses of groups can stand only in `commands`".to_owned()),
+            None => return Err("addresses of groups can be used only in `commands`".to_owned()),
             Some((expected, sizes)) => (expected, sizes.unwrap_or(&[])),
         };
         if of != expected {
             let right = if expected == GroupMembers::Nodes { "nodes" } else { "replicas" };
-            return Err(format!("members of these groups are called `{right}`"));
+            return Err(format!("use `{right}` for the members of these groups"));
         }
         match usize::try_from(group).ok().and_then(|group| sizes.get(group)) {
-            None => Err(format!("there is no group {group}; groups count from 0")),
+            None => Err(format!("group {group} does not exist; groups are numbered from 0")),
             Some(size) if i64::from(member) >= *size => {
-                Err(format!("group {group} has no member {member}: it has at least {size}, counted from 0"))
+                Err(format!("group {group} has no member {member}: it has at least {size}, numbered from 0"))
             }
             Some(_) => Ok(()),
         }

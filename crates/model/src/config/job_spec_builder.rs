@@ -35,19 +35,19 @@ pub const RETRY_DURATION: i64 = 3600;
 pub enum Error {
     #[error("a {kind} has no jobs")]
     NotARun { kind: &'static str },
-    #[error("nothing to run: give `commands` or `entrypoint`, or an image that has a command")]
+    #[error("nothing to run: set `commands` or `entrypoint`, or use an image that has a command")]
     NothingToRun,
     #[error(
-        "`{field}: true` needs an image for it: name one with `image`, or have the server started with `--{setting}`"
+        "the server has no image for `{field}: true`: use `image` instead, or start the server with `--{setting}`"
     )]
     NoImageFor { field: &'static str, setting: &'static str },
-    #[error("read entrypoint `{entrypoint}`: {reason}")]
+    #[error("invalid `entrypoint` value `{entrypoint}`: {reason}")]
     Entrypoint { entrypoint: String, reason: &'static str },
-    #[error("interpolate `{text}`: {reason}")]
+    #[error("invalid reference in `{text}`: {reason}")]
     Interpolate { text: String, reason: String },
     #[error("variable `{name}` has no value")]
     UnresolvedVariable { name: String },
-    #[error("there is no replica group {index}")]
+    #[error("replica group {index} does not exist")]
     NoSuchGroup { index: usize },
 }
 
@@ -221,7 +221,7 @@ struct JobPosition {
     node_group: (u32, String, u32),
 }
 
-fn part<'a>(run: &'a Run, profile: &'a ProfileProperties) -> JobVariant<'a> {
+fn base_variant<'a>(run: &'a Run, profile: &'a ProfileProperties) -> JobVariant<'a> {
     JobVariant {
         commands: vec![],
         resources: &run.resources,
@@ -252,8 +252,11 @@ fn task_specs(inputs: &JobSpecInputs<'_>, task: &Task, replica_num: u32) -> Resu
     };
     let mut specs = Vec::new();
     let Some(groups) = &task.groups else {
-        let part =
-            JobVariant { commands: task.commands.clone(), ports: &task.ports, ..part(&task.run, &profile) };
+        let part = JobVariant {
+            commands: task.commands.clone(),
+            ports: &task.ports,
+            ..base_variant(&task.run, &profile)
+        };
         for job in 0..total {
             specs.push(job_spec(
                 inputs,
@@ -271,7 +274,7 @@ fn task_specs(inputs: &JobSpecInputs<'_>, task: &Task, replica_num: u32) -> Resu
             commands: group.commands.clone(),
             ports: &group.ports,
             resources: &group.resources,
-            ..part(&task.run, &profile)
+            ..base_variant(&task.run, &profile)
         };
         for member in 0..u32::try_from(group.nodes.get()).unwrap_or(0) {
             let at = position(to_u32(specs.len()), (to_u32(index), name.clone(), member));
@@ -288,7 +291,7 @@ fn service_spec(
     replica_num: u32,
 ) -> Result<JobSpec, Error> {
     let profile = merge_profile(&service.profile, inputs.profile);
-    let base = JobVariant { commands: service.commands.clone(), ..part(&service.run, &profile) };
+    let base = JobVariant { commands: service.commands.clone(), ..base_variant(&service.run, &profile) };
     let (part, name) = match &service.groups {
         None => (base, "0".to_owned()),
         Some(groups) => {
@@ -329,7 +332,7 @@ fn dev_spec(inputs: &JobSpecInputs<'_>, dev: &DevEnvironment, replica_num: u32) 
     let profile = merge_profile(&dev.profile, inputs.profile);
     let stay = ["echo 'The dev environment is ready.'", "tail -f /dev/null"].map(str::to_owned);
     let commands = dev.run.setup.iter().chain(&dev.init).cloned().chain(stay).collect();
-    let part = JobVariant { commands, ports: &dev.ports, ..part(&dev.run, &profile) };
+    let part = JobVariant { commands, ports: &dev.ports, ..base_variant(&dev.run, &profile) };
     let position = JobPosition {
         replica_num,
         job_num: 0,
@@ -518,7 +521,7 @@ fn volumes(mounts: &[Mount], job_num: u32) -> Result<Vec<Mount>, Error> {
             Ok(Substitution::Value(job_num.to_string()))
         }
         Reference::Named { .. } | Reference::Address { .. } => {
-            Err(format!("`{reference}` means nothing here"))
+            Err(format!("`{reference}` is not available here"))
         }
     };
     let name = |text: &String| {

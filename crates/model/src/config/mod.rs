@@ -159,7 +159,7 @@ fn kind_of(node: &Node) -> Result<&'static str, Diagnosis> {
             .hint(known));
     };
     let Some(word) = scalar(&entry.value) else {
-        let message = "`type` must be a word";
+        let message = "`type` must be a string";
         return Err(Diagnosis::new(Code::UnknownType, entry.key_span, message).at("type").hint(known));
     };
     let text = word.text.as_str();
@@ -167,10 +167,10 @@ fn kind_of(node: &Node) -> Result<&'static str, Diagnosis> {
         return Ok(kind);
     }
     if text == "preset" {
-        let message = "`type: preset` is not supported: windlass runs models, it does not tune them";
+        let message = "`type: preset` is not supported: windlass runs models but does not tune them";
         return Err(Diagnosis::new(Code::Unsupported, entry.value.span, message).at("type").hint(known));
     }
-    let message = format!("`{}` is not a value of `type`", decode::excerpt(text));
+    let message = format!("unknown type `{}`", decode::excerpt(text));
     let hint = closest(text, KINDS).map_or(known, |kind| format!("did you mean `{kind}`?"));
     Err(Diagnosis::new(Code::UnknownType, entry.value.span, message).at("type").hint(hint))
 }
@@ -202,7 +202,7 @@ pub struct ParsedConfiguration {
 pub fn parse(text: &str) -> Result<ParsedConfiguration, Vec<Diagnosis>> {
     let node = yaml::read(text).map_err(|diagnosis| vec![diagnosis])?;
     if node.value == Value::Null {
-        let message = "the file is empty; a configuration starts with `type`";
+        let message = "the file is empty; a configuration requires `type`";
         let known = format!("known types: {}", KINDS.join(", "));
         return Err(vec![Diagnosis::new(Code::UnknownType, node.span, message).at("type").hint(known)]);
     }

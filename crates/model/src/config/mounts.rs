@@ -43,7 +43,7 @@ impl Mount {
 
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some((source, path)) = text.rsplit_once(':') else {
-            return Err(format!("`{}` is not `name:/path` or `/host/path:/path`", excerpt(text)));
+            return Err(format!("`{}` is not of the form `name:/path` or `/host/path:/path`", excerpt(text)));
         };
         check_path(path)?;
         let (source, path) = (source.to_owned(), path.to_owned());
@@ -52,7 +52,7 @@ impl Mount {
             return Ok(Self::Instance(InstanceMount { instance_path: source, path, optional: false }));
         }
         if source.is_empty() || source.contains(':') {
-            return Err(format!("`{}` is not `name:/path` or `/host/path:/path`", excerpt(text)));
+            return Err(format!("`{}` is not of the form `name:/path` or `/host/path:/path`", excerpt(text)));
         }
         Ok(Self::Volume(VolumeMount { name: OneOrMany::One(source), path }))
     }
@@ -132,7 +132,7 @@ impl FileMapping {
             Some(at) => (&text[..from + at], &text[from + at + 1..]),
         };
         if local.is_empty() || path.is_empty() || path.contains(':') && from == 0 {
-            return Err(format!("`{}` is not `local` or `local:container`", excerpt(text)));
+            return Err(format!("`{}` is not of the form `local` or `local:container`", excerpt(text)));
         }
         Ok(Self { local_path: local.to_owned(), path: path.to_owned() })
     }
@@ -184,13 +184,14 @@ table! {
 impl RepoSpec {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.local_path.is_some() == self.url.is_some() {
-            let message = "a repository has either `local_path` or `url`";
+            let message = "a repository requires either `local_path` or `url`, not both";
             cx.problem(Diagnosis::new(Code::Conflict, node.span, message));
         }
     }
 
     pub fn parse(text: &str) -> Result<Self, String> {
-        let bad = || format!("`{}` is not `path`, `url`, `path:/dir` or `url:/dir`", excerpt(text));
+        let bad =
+            || format!("`{}` is not of the form `path`, `url`, `path:/dir` or `url:/dir`", excerpt(text));
         // Length of the prefix in which a colon belongs to the URL and does not separate the path.
         let prefix = if let Some(at) = text.find("://") {
             at + 3 + text[at + 3..].find('/').unwrap_or(text.len() - at - 3)

@@ -43,8 +43,8 @@ impl Decode for Name {
         if is_resource_name(name) {
             return Some(Self(name.to_owned()));
         }
-        let message = format!("`{}` cannot be a name", excerpt(name));
-        let hint = "2 to 41 characters: lower case letters, digits and dashes, starting with a letter";
+        let message = format!("`{}` is not a valid name", excerpt(name));
+        let hint = "use 2 to 41 lowercase letters, digits and dashes, starting with a letter";
         cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
     }
 }
@@ -60,8 +60,8 @@ impl Decode for GroupName {
         if is_group_name(name) {
             return Some(Self(name.to_owned()));
         }
-        let message = format!("`{}` cannot be the name of a group", excerpt(name));
-        let hint = "1 to 40 characters: lower case letters, digits and dashes, not starting with a dash";
+        let message = format!("`{}` is not a valid group name", excerpt(name));
+        let hint = "use 1 to 40 lowercase letters, digits and dashes, not starting with a dash";
         cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
     }
 }
@@ -95,7 +95,9 @@ impl Decode for ResourceReference {
         let word = text(node, cx)?;
         match Self::parse(word) {
             Some(reference) => Some(reference),
-            None => cx.invalid(node, format!("`{}` is not `name` or `project/name`", excerpt(word))),
+            None => {
+                cx.invalid(node, format!("`{}` is not of the form `name` or `project/name`", excerpt(word)))
+            }
         }
     }
 }
@@ -121,9 +123,9 @@ impl Decode for Tags {
         for entry in entries {
             let value = &tags[&entry.key];
             let reason = if !is_tag_key(&entry.key) {
-                "a tag's key is 1 to 60 letters, digits, `_` and `-`"
+                "a tag key consists of 1 to 60 letters, digits, `_` and `-`"
             } else if !is_tag_value(value) {
-                "a tag's value is at most 256 letters, digits, spaces and `.:/=_-+@`"
+                "a tag value consists of at most 256 letters, digits, spaces and `.:/=_-+@`"
             } else {
                 continue;
             };
@@ -155,7 +157,7 @@ impl UnixUser {
         let mut parts = text.split(':');
         let (user, group) = (parts.next().unwrap_or_default(), parts.next());
         if parts.next().is_some() || user.trim().is_empty() || group.is_some_and(|g| g.trim().is_empty()) {
-            return Err(format!("`{}` is not `user` or `user:group`", excerpt(text)));
+            return Err(format!("`{}` is not of the form `user` or `user:group`", excerpt(text)));
         }
         let split = |word: &str| -> Result<(Option<u32>, Option<String>), String> {
             let word = word.trim();
@@ -163,10 +165,10 @@ impl UnixUser {
                 return word
                     .parse()
                     .map(|id| (Some(id), None))
-                    .map_err(|_| format!("`{word}` is too large for an id"));
+                    .map_err(|_| format!("`{word}` is too large for a user or group ID"));
             }
             if word.starts_with('-') {
-                return Err(format!("`{}` is not a user name", excerpt(word)));
+                return Err(format!("`{}` is not a valid user name", excerpt(word)));
             }
             Ok((None, Some(word.to_owned())))
         };
@@ -202,8 +204,8 @@ impl Decode for PythonVersion {
         if PYTHON_VERSIONS.contains(&version) {
             return Some(Self(version.to_owned()));
         }
-        let message = format!("`{}` is not a known version of Python", excerpt(word));
-        let hint = format!("one of {}", PYTHON_VERSIONS.join(", "));
+        let message = format!("`{}` is not a supported Python version", excerpt(word));
+        let hint = format!("use one of {}", PYTHON_VERSIONS.join(", "));
         cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
     }
 }

@@ -19,10 +19,10 @@ pub struct PortMapping {
 /// Ports of the windlass agents inside a container; never opened for users.
 pub const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 10_000..=10_999;
 
-fn port(text: &str) -> Result<u16, String> {
+fn parse_port(text: &str) -> Result<u16, String> {
     let number = text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     match number {
-        Some(0) | None => Err(format!("`{}` is not a port; ports are 1 to 65535", excerpt(text))),
+        Some(0) | None => Err(format!("`{}` is not a port between 1 and 65535", excerpt(text))),
         Some(port) => Ok(port),
     }
 }
@@ -31,10 +31,10 @@ impl PortMapping {
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         match text.split_once(':') {
-            None => port(text).map(|port| Self { local_port: Some(port), container_port: port }),
+            None => parse_port(text).map(|port| Self { local_port: Some(port), container_port: port }),
             Some((local, container)) => {
-                let local_port = if local == "*" { None } else { Some(port(local)?) };
-                Ok(Self { local_port, container_port: port(container)? })
+                let local_port = if local == "*" { None } else { Some(parse_port(local)?) };
+                Ok(Self { local_port, container_port: parse_port(container)? })
             }
         }
     }
@@ -84,7 +84,7 @@ impl Decode for ServicePort {
         let word = text(node, cx)?;
         match PortMapping::parse(word) {
             Ok(PortMapping { local_port: None, .. }) => {
-                cx.invalid(node, "a service has no local port to choose")
+                cx.invalid(node, "a service has no local port; use the container port alone")
             }
             Ok(mapping) if word.contains(':') => Some(Self(mapping)),
             Ok(mapping) => Some(Self(PortMapping { local_port: Some(80), ..mapping })),

@@ -123,7 +123,7 @@ table! {
 impl RetryPolicy {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.on_events.as_ref().is_some_and(Vec::is_empty) {
-            cx.conflict(node, "on_events", "`on_events` must name at least one event");
+            cx.conflict(node, "on_events", "`on_events` must list at least one event");
         }
     }
 }
@@ -176,7 +176,7 @@ pub struct Cron(pub OneOrMany);
 /// Parses a cron expression of five fields: minute, hour, day, month, day of week, in UTC.
 pub fn parse_cron(text: &str) -> Result<croner::Cron, String> {
     if text.split_whitespace().count() != 5 {
-        return Err("a schedule has five fields: minute, hour, day, month, day of the week".to_owned());
+        return Err("a cron expression has five fields: minute, hour, day, month, day of the week".to_owned());
     }
     text.parse::<croner::Cron>().map_err(|error| match cron_out_of_range(text) {
         Some(reason) => format!("`{text}`: {reason}"),
@@ -194,7 +194,7 @@ fn cron_out_of_range(text: &str) -> Option<String> {
             field.split(',').filter_map(|part| part.split('/').next()).flat_map(|part| part.split('-'));
         let wrong = ends.filter_map(|end| end.parse::<u32>().ok()).find(|end| !(min..=max).contains(end));
         if let Some(number) = wrong {
-            return Some(format!("{name} {number} is out of range {min} to {max}"));
+            return Some(format!("{name} {number} is not between {min} and {max}"));
         }
     }
     None
@@ -204,7 +204,7 @@ impl Decode for Cron {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let cron = OneOrMany::decode(node, cx)?;
         if cron.as_slice().is_empty() {
-            return cx.invalid(node, "at least one expression is needed");
+            return cx.invalid(node, "at least one expression is required");
         }
         for text in cron.as_slice() {
             if let Err(reason) = parse_cron(text) {
@@ -270,7 +270,7 @@ pub struct InstanceSelectors(pub Vec<InstanceSelector>);
 impl Decode for InstanceSelectors {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let list = Vec::decode(node, cx)?;
-        if list.is_empty() { cx.invalid(node, "at least one instance is needed") } else { Some(Self(list)) }
+        if list.is_empty() { cx.invalid(node, "at least one instance is required") } else { Some(Self(list)) }
     }
 }
 
@@ -316,7 +316,7 @@ impl Decode for AllBackendOptions {
             return cx.fail(Diagnosis::new(
                 Code::Conflict,
                 node.span,
-                "one entry for each backend is allowed",
+                "only one entry per backend is allowed",
             ));
         }
         Some(Self(list))
@@ -413,7 +413,7 @@ impl Profiles {
                     cx.at_index(index, |cx| cx.missing(item, "name", "missing field `name`"))
                 });
             } else if earlier.iter().any(|other| other.name == profile.name) {
-                let message = format!("profile `{}` is given twice", profile.name);
+                let message = format!("duplicate profile `{}`", profile.name);
                 cx.problem(
                     Diagnosis::new(Code::Conflict, item.key_span("name"), message)
                         .at(format!("profiles[{index}].name")),
@@ -430,7 +430,7 @@ impl Profiles {
     }
 
     /// Returns the profile of that name, or the default profile if no name is passed.
-    pub fn choose(&self, name: Option<&str>) -> Result<Option<&Profile>, String> {
+    pub fn select(&self, name: Option<&str>) -> Result<Option<&Profile>, String> {
         let Some(name) = name else { return Ok(self.profiles.iter().find(|profile| profile.default)) };
         self.profiles.iter().find(|profile| profile.name == name).map(Some).ok_or_else(|| {
             let known = self.profiles.iter().map(|profile| profile.name.as_str());

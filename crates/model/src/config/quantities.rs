@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     config_macros::{deserialize_by_decoding, schema_literal},
-    decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, scalar, text, whole},
+    decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, parse_integer, scalar, text},
     schema,
     yaml::{Node, Scalar, Value},
     yaml_scalars::ScalarValue,
@@ -83,7 +83,7 @@ pub fn parse_range<T: Bound>(text: &str) -> Result<Range<T>, String> {
     let compact: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     let end = |text: &str| if text.is_empty() { Ok(None) } else { T::parse(text).map(Some) };
     let range = match compact.split_once("..") {
-        None if compact.is_empty() => return Err("a range needs a number".to_owned()),
+        None if compact.is_empty() => return Err("expected a number or a range".to_owned()),
         None => Range::exactly(T::parse(&compact)?),
         Some((min, max)) => Range { min: end(min)?, max: end(max)? },
     };
@@ -93,8 +93,8 @@ pub fn parse_range<T: Bound>(text: &str) -> Result<Range<T>, String> {
 
 fn check_range<T: Bound>(range: &Range<T>) -> Result<(), String> {
     match (range.min, range.max) {
-        (None, None) => Err("a range needs at least one end".to_owned()),
-        (Some(min), Some(max)) if min > max => Err("the lower end is above the upper end".to_owned()),
+        (None, None) => Err("a range requires at least one bound".to_owned()),
+        (Some(min), Some(max)) if min > max => Err("the lower bound is above the upper bound".to_owned()),
         (Some(_) | None, Some(_)) | (Some(_), None) => Ok(()),
     }
 }
@@ -186,12 +186,8 @@ impl Decode for MemorySize {
 pub struct Seconds(pub i64);
 
 fn decode_seconds(node: &Node, word: &Scalar, cx: &mut Ctx) -> Option<i64> {
-    if let Some(n) = whole(word) {
-        return if n >= 0 {
-            Some(n)
-        } else {
-            cx.out_of_range(node, format!("must not be negative, not {n}"))
-        };
+    if let Some(n) = parse_integer(word) {
+        return if n >= 0 { Some(n) } else { cx.out_of_range(node, format!("must be at least 0, not {n}")) };
     }
     match parse_duration(&word.text) {
         Ok(n) => Some(n),
@@ -257,7 +253,7 @@ pub struct IdleDuration(pub Option<i64>);
 
 impl Decode for IdleDuration {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        if scalar(node).and_then(whole) == Some(-1) {
+        if scalar(node).and_then(parse_integer) == Some(-1) {
             return Some(Self(Some(-1)));
         }
         OffableDuration::decode(node, cx).map(|value| match value {

@@ -15,7 +15,7 @@ use super::{
 /// A reference that cannot be replaced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("interpolate {place}: {reason}")]
+    #[error("invalid reference in `{place}`: {reason}")]
     Reference { place: &'static str, reason: String },
     #[error("variables without a value: {}", names.join(", "))]
     Unset { names: Vec<String> },
@@ -40,13 +40,11 @@ pub fn resolve_for_client(
     let variable = |reference: &Reference| match reference {
         Reference::Named { namespace, name } if namespace == "env" => match env.0.get(name) {
             Some(EnvValue::Value(value)) => Ok(Substitution::Value(value.clone())),
-            Some(EnvValue::FromClient) | None => {
-                Err(format!("`{reference}`: there is no such variable in `env`"))
-            }
+            Some(EnvValue::FromClient) | None => Err(format!("`{reference}` does not exist in `env`")),
         },
         Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Substitution::Keep),
         Reference::Named { .. } | Reference::Address { .. } => {
-            Err(format!("`{reference}` means nothing here"))
+            Err(format!("`{reference}` is not available here"))
         }
     };
     if let Some(RegistryAuth { username, password }) = &mut run.registry_auth {
@@ -60,7 +58,7 @@ pub fn resolve_for_client(
         }
         Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Substitution::Keep),
         Reference::Address { .. } => Ok(Substitution::Keep),
-        Reference::Named { .. } => Err(format!("`{reference}` means nothing here")),
+        Reference::Named { .. } => Err(format!("`{reference}` is not available here")),
     };
     for command in commands_mut(configuration) {
         replace(command, "commands", argument)?;
@@ -167,7 +165,7 @@ pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
             Ok(Substitution::Value(project.to_owned()))
         }
         Reference::Named { .. } | Reference::Address { .. } => {
-            Err(format!("`{reference}` means nothing here"))
+            Err(format!("`{reference}` is not available here"))
         }
     })?;
     Ok(text)

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{
     config_macros::deserialize_by_decoding,
-    decode::{Ctx, Decode, check_keys, excerpt, expect_map, is_map, optional_field, text, word},
+    decode::{Ctx, Decode, check_keys, decode_word, excerpt, expect_map, is_map, optional_field, text},
     quantities::{MemorySize, parse_range},
     schema::{any_of, default, describe, subschema},
     yaml::{Node, Value},
@@ -40,13 +40,13 @@ impl GpuVendor {
 
 impl Decode for CpuArch {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        word(node, cx, &["x86", "arm"], Self::parse)
+        decode_word(node, cx, &["x86", "arm"], Self::parse)
     }
 }
 
 impl Decode for GpuVendor {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        word(node, cx, &Self::WORDS, Self::parse)
+        decode_word(node, cx, &Self::WORDS, Self::parse)
     }
 }
 
@@ -62,12 +62,12 @@ pub fn parse_cpu(text: &str) -> Result<CpuSpec, String> {
             let known = CpuArch::parse(token)
                 .ok_or_else(|| format!("unknown CPU architecture `{}`", excerpt(token)))?;
             if std::mem::replace(&mut arch, true) {
-                return Err("the architecture is given twice".to_owned());
+                return Err("the architecture is specified twice".to_owned());
             }
             spec.arch = Some(known);
         } else {
             if std::mem::replace(&mut count, true) {
-                return Err("the count is given twice".to_owned());
+                return Err("the count is specified twice".to_owned());
             }
             spec.count = parse_range(token)?;
         }
@@ -103,17 +103,17 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
         }
         if let Some(known) = GpuVendor::parse(token) {
             if std::mem::replace(&mut vendor, true) {
-                return Err("the vendor is given twice".to_owned());
+                return Err("the vendor is specified twice".to_owned());
             }
             spec.vendor = Some(known);
         } else if token.starts_with(|c: char| c.is_ascii_alphabetic()) {
             if spec.name.is_some() {
-                return Err("names are given twice; write them as a list: `A100,H100`".to_owned());
+                return Err("names are specified twice; use a list: `A100,H100`".to_owned());
             }
             spec.name = Some(split_names(token)?);
         } else if token.contains(|c: char| c.is_ascii_alphabetic()) {
             if spec.memory.is_some() {
-                return Err("the memory is given twice".to_owned());
+                return Err("the memory is specified twice".to_owned());
             }
             spec.memory = Some(parse_range::<Gb>(token).map_err(|reason| match normalize_count(token) {
                 Some(meant) => format!("{reason}; did you mean `{meant}`?"),
@@ -121,7 +121,7 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
             })?);
         } else {
             if std::mem::replace(&mut count, true) {
-                return Err("the count is given twice; memory needs a unit: `80GB`".to_owned());
+                return Err("the count is specified twice; memory requires a unit, such as `80GB`".to_owned());
             }
             spec.count = parse_range(token)?;
         }
@@ -151,7 +151,7 @@ fn extract_tpu_vendor(spec: &mut GpuSpec) -> Result<(), String> {
     for name in names {
         if let Some(rest) = name.strip_prefix("tpu-") {
             if rest.is_empty() {
-                return Err("`tpu-` is not a name".to_owned());
+                return Err("`tpu-` is not a GPU name".to_owned());
             }
             *name = rest.to_owned();
             spec.vendor.get_or_insert(GpuVendor::Google);
@@ -183,7 +183,7 @@ impl Decode for ComputeCapability {
         if matches!(node.value, Value::Seq(_)) {
             return match Vec::<u32>::decode(node, cx)?.as_slice() {
                 [major, minor] => Some(Self(*major, *minor)),
-                _ => cx.invalid(node, "two numbers are expected, such as [7, 5]"),
+                _ => cx.invalid(node, "expected two numbers, such as [7, 5]"),
             };
         }
         let text = text(node, cx)?;
@@ -344,11 +344,11 @@ impl JsonSchema for ResourcesSpec {
         describe(&mut gpu, "GPUs: `24GB`, `H100:80GB:8`, `nvidia:80GB..:2..8`.");
         default(&mut gpu, &usual.gpu);
         let mut disk = subschema::<Option<DiskSpec>>(generator);
-        describe(&mut disk, "Disk: `100GB..`; null is any.");
+        describe(&mut disk, "Disk: `100GB..`; null means any size.");
         default(&mut disk, &usual.disk);
         json_schema!({
             "type": "object",
-            "description": "What a job needs of a machine.",
+            "description": "Resources that a job requires.",
             "properties": { "cpu": cpu, "memory": memory, "shm_size": shm_size, "gpu": gpu, "disk": disk },
             "additionalProperties": false,
         })

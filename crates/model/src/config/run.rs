@@ -46,7 +46,7 @@ impl Decode for Shell {
         if matches!(word, "sh" | "bash") || word.starts_with('/') {
             return Some(Self(word.to_owned()));
         }
-        cx.invalid(node, format!("`{}` is not sh, bash or an absolute path", excerpt(word)))
+        cx.invalid(node, format!("`{}` is not `sh`, `bash` or an absolute path", excerpt(word)))
     }
 }
 
@@ -125,7 +125,7 @@ impl Run {
         }
         let elsewhere = node.entry("type").is_some_and(|kind| !is_dev_environment(&kind.value));
         if elsewhere && !self.setup.is_empty() {
-            cx.conflict(node, "setup", "`setup` exists only in dev environments; use `commands`");
+            cx.conflict(node, "setup", "`setup` is allowed only in dev environments; use `commands`");
         }
         let mut paths: Vec<&str> = self.volumes.iter().map(Mount::path).collect();
         paths.sort_unstable();
@@ -161,7 +161,7 @@ pub(crate) fn check_image_choice(
     ];
     for (clash, key, other) in pairs {
         if clash {
-            cx.conflict(node, key, format!("`{key}` and `{other}` exclude each other"));
+            cx.conflict(node, key, format!("`{key}` and `{other}` are mutually exclusive"));
         }
     }
 }
@@ -169,7 +169,7 @@ pub(crate) fn check_image_choice(
 /// Checks that a task or service has commands or an image.
 pub(crate) fn check_something_to_run(commands: bool, run: &Run, node: &Node, cx: &mut Ctx) {
     if !commands && run.image.is_none() {
-        let message = "either `commands` or `image` is needed";
+        let message = "either `commands` or `image` is required";
         cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("commands"));
     }
 }

@@ -76,7 +76,7 @@ impl ReplicaGroup {
         );
         check_scaling(self.replicas, self.scaling.is_some(), node, cx);
         if self.router.is_some() && self.replicas != Replicas::exactly(1) {
-            cx.conflict(node, "router", "a group with a `router` has one replica");
+            cx.conflict(node, "router", "a group with a `router` must have exactly one replica");
         }
     }
 }
@@ -181,7 +181,7 @@ fn upgrade_old_spelling(node: &Node, cx: &mut Ctx) -> Option<Node> {
     let mut node = node.clone();
     let old = matches!(node.field("replicas").map(|list| &list.value), Some(Value::Seq(_)));
     if old && node.field("groups").is_some() {
-        cx.conflict(&node, "replicas", "a list under `replicas` and `groups` exclude each other");
+        cx.conflict(&node, "replicas", "a list in `replicas` and `groups` are mutually exclusive");
     }
     let Value::Map(entries) = &mut node.value else { return None };
     if old {
@@ -245,7 +245,8 @@ impl ServiceProperties {
         let of_groups = self.groups.iter().flatten().filter_map(|group| group.scaling.as_ref());
         if self.max_concurrency.is_none() && own.chain(of_groups).any(|one| one.metric == Metric::QueueDepth)
         {
-            let message = "requests queue only where `max_concurrency` says how many a replica gets at once";
+            let message =
+                "`metric: queue-depth` requires `max_concurrency`: without it, no requests are queued";
             cx.missing(node, "max_concurrency", message);
         }
         let Some(probes) = &self.probes else { return };
@@ -253,7 +254,7 @@ impl ServiceProperties {
             let message = format!("`probes` must have at most 10 entries, not {}", probes.len());
             cx.problem(Diagnosis::new(Code::OutOfRange, node.key_span("probes"), message).at("probes"));
         } else if probes.iter().enumerate().any(|(index, probe)| probes[..index].contains(probe)) {
-            cx.conflict(node, "probes", "two `probes` are the same");
+            cx.conflict(node, "probes", "two `probes` are identical");
         }
     }
 
@@ -268,7 +269,7 @@ impl ServiceProperties {
                 cx.conflict(
                     node,
                     key,
-                    format!("`{key}` and `groups` exclude each other; set it in the groups"),
+                    format!("`{key}` and `groups` are mutually exclusive; set it in the groups"),
                 );
             }
         }
@@ -284,7 +285,7 @@ impl ServiceProperties {
         for (index, group) in groups.iter().enumerate() {
             if group.commands.is_empty() && group.image.is_none() && self.run.image.is_none() {
                 let at = group_node(node, "groups", index).unwrap_or(node);
-                let message = "each group needs `commands` or an `image`, its own or the service's";
+                let message = "each group requires `commands`, or an `image` in the group or the service";
                 cx.under("groups", |cx| cx.at_index(index, |cx| cx.missing(at, "commands", message)));
             }
         }
@@ -309,7 +310,7 @@ impl ServiceProperties {
                 cx.conflict(
                     node,
                     key,
-                    format!("`{key}` is set on the service or in its groups, not on both"),
+                    format!("`{key}` can be set on the service or in its groups, not both"),
                 );
             }
         }
@@ -325,7 +326,7 @@ impl ServiceProperties {
             Some(RetrySetting::Flag(true) | RetrySetting::Policy(_)) => true,
         };
         if retries && routers.iter().any(|router| router.kind == RouterKind::Dynamo) {
-            cx.conflict(node, "retry", "`retry` and a router of type dynamo exclude each other");
+            cx.conflict(node, "retry", "`retry` and a router of type dynamo are mutually exclusive");
         }
     }
 }

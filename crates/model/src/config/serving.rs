@@ -27,7 +27,7 @@ table! {
 impl Deployment {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.surge.get() == 0 && self.unavailable.get() == 0 {
-            let message = "with neither `surge` nor `unavailable` no replica could ever be replaced";
+            let message = "`surge` and `unavailable` must not both be 0: no replica could be replaced";
             cx.conflict(node, "surge", message);
         }
         if self.ready_within.0 == 0 {
@@ -65,7 +65,7 @@ table! {
 impl Cors {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.credentials && self.origins.is_empty() {
-            cx.conflict(node, "credentials", "`credentials` needs `origins`: not every page may have them");
+            cx.conflict(node, "credentials", "`credentials` requires a list of `origins`");
         }
         let is_origin = |origin: &str| {
             origin.split_once("://").is_some_and(|(scheme, rest)| {

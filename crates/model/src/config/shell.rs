@@ -14,7 +14,7 @@ pub fn split(line: &str) -> Result<Vec<String>, &'static str> {
                     match chars.next() {
                         Some('\'') => break,
                         Some(c) => word.push(c),
-                        None => return Err("a single quote is never closed"),
+                        None => return Err("a single quote is not closed"),
                     }
                 }
             }
@@ -26,10 +26,10 @@ pub fn split(line: &str) -> Result<Vec<String>, &'static str> {
                         Some('\\') => match chars.next() {
                             Some(c @ ('"' | '\\' | '$' | '`')) => word.push(c),
                             Some(c) => word.extend(['\\', c]),
-                            None => return Err("a double quote is never closed"),
+                            None => return Err("a double quote is not closed"),
                         },
                         Some(c) => word.push(c),
-                        None => return Err("a double quote is never closed"),
+                        None => return Err("a double quote is not closed"),
                     }
                 }
             }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_word_comes_back() {
+    fn quoting_then_splitting_returns_the_same_word() {
         for word in ["", "plain", "two words", "it's", "$HOME `x` \"q\"", "new\nline"] {
             assert_eq!(split(&quote(word)).unwrap(), [word]);
         }

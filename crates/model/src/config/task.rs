@@ -73,7 +73,7 @@ impl Task {
                 cx.conflict(
                     node,
                     key,
-                    format!("`{key}` and `groups` exclude each other; set it in the groups"),
+                    format!("`{key}` and `groups` are mutually exclusive; set it in the groups"),
                 );
             }
         }
@@ -90,7 +90,7 @@ impl Task {
                         cx.missing(
                             at,
                             "commands",
-                            "each group needs `commands` unless the task has an `image`",
+                            "each group requires `commands` unless the task has an `image`",
                         );
                     });
                 });
@@ -121,7 +121,7 @@ pub(crate) fn check_group_names<'a>(names: impl Iterator<Item = Option<&'a str>>
         let name = name.map_or_else(|| index.to_string(), str::to_owned);
         if !seen.insert(name.clone()) {
             let span = group_node(node, "groups", index).map_or(node.span, |group| group.key_span("name"));
-            let message = format!("two groups are called `{name}`");
+            let message = format!("two groups have the name `{name}`");
             cx.problem(Diagnosis::new(Code::Conflict, span, message).at(format!("groups[{index}].name")));
         }
     }

@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::{
     config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{
-        Ctx, Decode, Int, check_keys, excerpt, is_map, optional_field, required_field, scalar, text, word,
+        Ctx, Decode, Int, check_keys, decode_word, excerpt, is_map, optional_field, required_field, scalar,
+        text,
     },
     error::{Code, Diagnosis},
     name::ResourceReference,
@@ -115,8 +116,9 @@ impl Decode for Model {
             return None;
         };
         let known = ["openai", "tgi"];
-        let format =
-            cx.under("format", |cx| word(format, cx, &known, |w| known.iter().copied().find(|k| *k == w)))?;
+        let format = cx.under("format", |cx| {
+            decode_word(format, cx, &known, |w| known.iter().copied().find(|k| *k == w))
+        })?;
         let kind_read = optional_field(node, "type", cx, || kind);
         let name = required_field(node, "name", cx);
         if format == "openai" {
@@ -163,7 +165,7 @@ impl Decode for Replicas {
             }
         };
         match range.max {
-            None => cx.invalid(node, "a range of replicas needs an upper end"),
+            None => cx.invalid(node, "a range of replicas requires an upper bound"),
             Some(max) => Some(Self { min: range.min.unwrap_or(0), max }),
         }
     }
@@ -210,11 +212,11 @@ impl Scaling {
 /// Checks that a range of replicas has `scaling`, and that a fixed number has none.
 pub(crate) fn check_scaling(replicas: Replicas, scaling: bool, node: &Node, cx: &mut Ctx) {
     if !replicas.is_fixed() && !scaling {
-        let message = "a range of `replicas` needs `scaling`";
+        let message = "a range of `replicas` requires `scaling`";
         cx.problem(Diagnosis::new(Code::MissingField, node.key_span("replicas"), message).at("scaling"));
     }
     if replicas.is_fixed() && scaling {
-        cx.conflict(node, "scaling", "`scaling` needs a range of `replicas`, such as 1..4");
+        cx.conflict(node, "scaling", "`scaling` requires a range of `replicas`, such as 1..4");
     }
 }
 
@@ -234,8 +236,9 @@ impl Decode for LimitKey {
             return None;
         };
         let known = ["ip_address", "header"];
-        let kind = cx
-            .under("type", |cx| word(&kind.value, cx, &known, |w| known.iter().copied().find(|k| *k == w)))?;
+        let kind = cx.under("type", |cx| {
+            decode_word(&kind.value, cx, &known, |w| known.iter().copied().find(|k| *k == w))
+        })?;
         if kind == "ip_address" {
             check_keys(node, &["type"], cx);
             return Some(Self::IpAddress);
@@ -247,7 +250,7 @@ impl Decode for LimitKey {
         if !valid {
             let at = node.field("header").unwrap_or(node);
             return cx.under("header", |cx| {
-                cx.invalid(at, "a header has letters, digits, `-` and `_`, at most 500")
+                cx.invalid(at, "a header name consists of at most 500 letters, digits, `-` and `_`")
             });
         }
         Some(Self::Header { header })
@@ -265,7 +268,13 @@ impl Decode for Prefix {
         if !word.starts_with('/')
             || word.contains(|c: char| c.is_whitespace() || matches!(c, '\\' | '{' | '}'))
         {
-            return cx.invalid(node, format!("`{}` is not a path that starts with `/`", excerpt(word)));
+            return cx.invalid(
+                node,
+                format!(
+                    "`{}` must start with `/` and contain no spaces, backslashes or braces",
+                    excerpt(word)
+                ),
+            );
         }
         if word.len() > 4094 {
             return cx.out_of_range(node, "must have at most 4094 characters");
@@ -285,7 +294,7 @@ impl Decode for Rps {
         if (1.0 / 60.0..=1.5e17).contains(&n) {
             return Some(Self(n));
         }
-        cx.out_of_range(node, format!("must be at least 1/60 (one request in a minute), not {n}"))
+        cx.out_of_range(node, format!("must be at least 1/60 (one request per minute), not {n}"))
     }
 }
 
@@ -386,7 +395,7 @@ table! {
 impl Probe {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         if self.body.is_some() && matches!(self.method, None | Some(Method::Get | Method::Head)) {
-            cx.conflict(node, "body", "`body` needs a method other than get and head");
+            cx.conflict(node, "body", "`body` requires a method other than get and head");
         }
         if self.headers.len() > 16 {
             cx.conflict(node, "headers", "at most 16 headers are allowed");

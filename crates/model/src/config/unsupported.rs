@@ -39,7 +39,7 @@ pub struct SupportReview {
 
 /// Finds all settings that would otherwise be dropped.
 pub fn review(configuration: &Configuration, context: ReviewContext<'_>) -> SupportReview {
-    let mut found = Reviewer { context, review: SupportReview::default() };
+    let mut found = Reviewer { context, result: SupportReview::default() };
     match configuration {
         Configuration::Task(task) => {
             found.run(&task.run, &task.profile);
@@ -55,38 +55,38 @@ pub fn review(configuration: &Configuration, context: ReviewContext<'_>) -> Supp
             found.run(&dev.run, &dev.profile);
             found.single_nodes(&dev.profile);
             if dev.version.is_some() {
-                let message = "`version` has no effect: the IDE brings what it needs when it connects";
+                let message = "`version` has no effect: the IDE installs what it needs when it connects";
                 found.warn("version", message);
             }
         }
         Configuration::Fleet(fleet) => {
             found.provisioning(&fleet.provisioning);
             if fleet.provisioning.retry.is_some() {
-                let message =
-                    "`retry` of a fleet has no effect: instances that it lacks are always tried again";
+                let message = "`retry` of a fleet has no effect: missing instances are always retried";
                 found.warn("retry", message);
             }
             if fleet.ssh_config.is_some() && fleet.resources.is_some() {
-                let message = "`resources` has no effect beside `ssh_config`: hosts have what they have";
+                let message =
+                    "`resources` has no effect with `ssh_config`: the resources of a host are fixed";
                 found.warn("resources", message);
             }
         }
         Configuration::Gateway(gateway) => found.gateway(gateway),
         Configuration::Volume(_) => {}
     }
-    found.review
+    found.result
 }
 
 /// Reviews a profile, before it is merged into a run.
 pub fn review_profile(properties: &ProfileProperties) -> SupportReview {
-    let mut found = Reviewer { context: ReviewContext::default(), review: SupportReview::default() };
+    let mut found = Reviewer { context: ReviewContext::default(), result: SupportReview::default() };
     found.provisioning(&properties.provisioning);
-    found.review
+    found.result
 }
 
 struct Reviewer<'a> {
     context: ReviewContext<'a>,
-    review: SupportReview,
+    result: SupportReview,
 }
 
 impl Reviewer<'_> {
@@ -98,21 +98,21 @@ impl Reviewer<'_> {
 
     fn refuse(&mut self, path: &str, message: &str, hint: &str) {
         let refusal = self.diagnosis(path, message).hint(hint);
-        self.review.refusals.push(refusal);
+        self.result.refusals.push(refusal);
     }
 
     fn warn(&mut self, path: &str, message: &str) {
         let warning = self.diagnosis(path, message);
-        self.review.warnings.push(warning);
+        self.result.warnings.push(warning);
     }
 
     fn run(&mut self, run: &Run, own: &ProfileProperties) {
         if run.dstack {
-            let message = "`dstack: true` is not supported: a job does not get a way into the server";
-            self.refuse("dstack", message, "put a token of a user into a secret, and name it in `env`");
+            let message = "`dstack: true` is not supported: jobs have no access to the server";
+            self.refuse("dstack", message, "store a user token in a secret, and reference it in `env`");
         }
         if run.home_dir != run::HOME_DIR {
-            self.warn("home_dir", "`home_dir` has no effect: a job has the home of its user");
+            self.warn("home_dir", "`home_dir` has no effect: a job uses the home directory of its user");
         }
         let properties = self.context.properties.unwrap_or(own);
         for (index, fleet) in properties.fleets.iter().flatten().enumerate() {
@@ -132,7 +132,7 @@ impl Reviewer<'_> {
     /// Warns about `resources` next to `groups`: each group has its own.
     fn groups(&mut self, run: &Run, has_groups: bool) {
         if has_groups && run.resources != ResourcesSpec::default() {
-            self.warn("resources", "`resources` has no effect beside `groups`: set it in the groups");
+            self.warn("resources", "`resources` has no effect with `groups`: set it in the groups");
         }
     }
 
@@ -144,14 +144,14 @@ impl Reviewer<'_> {
             ("stop_criteria", properties.stop_criteria.is_some()),
         ];
         for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-            self.warn(key, &format!("`{key}` has no effect: only tasks have several nodes"));
+            self.warn(key, &format!("`{key}` has no effect: only tasks can have several nodes"));
         }
     }
 
     fn provisioning(&mut self, provisioning: &Provisioning) {
         if provisioning.backend_options.as_ref().is_some_and(|options| !options.0.is_empty()) {
             let message =
-                "`backend_options` has no effect: they are for vastai, which windlass does not rent from";
+                "`backend_options` has no effect: it applies to vastai, which windlass does not support";
             self.warn("backend_options", message);
         }
     }
@@ -164,9 +164,8 @@ impl Reviewer<'_> {
                 "`{named}/{}` is a {what} of another project; only those of `{own}` can be used",
                 reference.name
             );
-            let hint = format!(
-                "leave `{named}/` out for the {what} of `{own}`, or apply it with `--project {named}`"
-            );
+            let hint =
+                format!("remove `{named}/` to use the {what} of `{own}`, or apply with `--project {named}`");
             self.refuse(path, &message, &hint);
         }
     }
@@ -181,30 +180,31 @@ impl Reviewer<'_> {
             self.reference("gateway", "gateway", gateway);
         }
         if let Some(Model::Tgi { .. }) = &service.model {
-            let message = "`format: tgi` is not supported: the model endpoint speaks OpenAI's protocol alone";
-            self.refuse("model.format", message, "use `format: openai`; TGI answers it below `/v1`");
+            let message = "`format: tgi` is not supported: the model endpoint supports only the OpenAI API";
+            self.refuse("model.format", message, "use `format: openai`; TGI serves the OpenAI API at `/v1`");
         }
         for (index, group) in service.groups.iter().flatten().enumerate() {
             if group.router.is_some() {
-                let message = "`router` is not supported: requests go to the replicas of all groups alike";
-                let hint = "run the router as a service, and the workers as another one that it calls";
+                let message =
+                    "`router` is not supported: requests are distributed to the replicas of all groups";
+                let hint = "run the router as one service, and the workers as another service that it calls";
                 self.refuse(&format!("groups[{index}].router"), message, hint);
             }
         }
     }
 
     fn gateway(&mut self, gateway: &Gateway) {
-        const SERVED: &str = "start `windlass gateway serve` on a machine that you have";
+        const SERVED: &str = "run `windlass gateway serve` on one of your hosts";
         if gateway.instance_type.is_some() {
-            let message = "`instance_type` is not supported: no machine is rented for a gateway";
+            let message = "`instance_type` is not supported: windlass does not create instances for gateways";
             self.refuse("instance_type", message, SERVED);
         }
         if gateway.load_balancer.is_some() {
-            let message = "`load_balancer` is not supported: no load balancer is rented for a gateway";
+            let message = "`load_balancer` is not supported: windlass does not create load balancers";
             self.refuse("load_balancer", message, SERVED);
         }
         if !gateway.public_ip {
-            self.warn("public_ip", "`public_ip` has no effect: a gateway has the addresses of its machine");
+            self.warn("public_ip", "`public_ip` has no effect: a gateway uses the addresses of its host");
         }
         let of_cloud = match &gateway.certificate {
             Some(Certificate::Acm { .. }) => Some("acm"),
@@ -212,11 +212,10 @@ impl Reviewer<'_> {
             Some(Certificate::LetsEncrypt | Certificate::Files { .. }) | None => None,
         };
         if let Some(kind) = of_cloud {
-            let message = format!(
-                "a certificate of type `{kind}` is not supported: it cannot be used outside of its cloud"
-            );
+            let message =
+                format!("a certificate of type `{kind}` is not supported: it can be used only in its cloud");
             let hint =
-                "use `type: lets-encrypt`, `type: files`, or `certificate: null` behind a proxy of your own";
+                "use `type: lets-encrypt`, `type: files`, or `certificate: null` behind your own proxy";
             self.refuse("certificate.type", &message, hint);
         }
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     config_macros::{deserialize_by_decoding, schema_literal, table},
-    decode::{Ctx, Decode, scalar, word},
+    decode::{Ctx, Decode, decode_word, scalar},
     error::{Code, Diagnosis},
     name::{Name, Tags},
     quantities::{IdleDuration, MemorySize},
@@ -107,7 +107,7 @@ table! {
 impl VolumeProperties {
     fn check_external(&self, external: bool, key: &'static str, node: &Node, cx: &mut Ctx) {
         if external && self.auto_cleanup_duration.0.is_some_and(|secs| secs >= 0) {
-            let message = format!("`auto_cleanup_duration` is not for external volumes (`{key}`)");
+            let message = format!("`auto_cleanup_duration` cannot be used with an external volume (`{key}`)");
             cx.conflict(node, "auto_cleanup_duration", message);
         }
     }
@@ -115,10 +115,10 @@ impl VolumeProperties {
 
 fn check_one_of(size: bool, external: bool, key: &'static str, node: &Node, cx: &mut Ctx) {
     if size && external {
-        cx.conflict(node, "size", format!("`size` and `{key}` exclude each other"));
+        cx.conflict(node, "size", format!("`size` and `{key}` are mutually exclusive"));
     }
     if !size && !external {
-        let message = format!("either `size` or `{key}` is needed");
+        let message = format!("either `size` or `{key}` is required");
         cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("size"));
     }
 }
@@ -245,13 +245,13 @@ impl Decode for Volume {
             return None;
         };
         if scalar(backend).is_some_and(|word| word.text == "remote") {
-            let message = "hosts over SSH have no volumes yet";
-            let hint = "mount a directory of the host: `volumes: [/mnt/data:/data]`";
+            let message = "volumes on SSH hosts are not supported";
+            let hint = "mount a directory of the host instead: `volumes: [/mnt/data:/data]`";
             return cx
                 .fail(Diagnosis::new(Code::Unsupported, backend.span, message).at("backend").hint(hint));
         }
         let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
-        match cx.under("backend", |cx| word(backend, cx, &BACKENDS, find))? {
+        match cx.under("backend", |cx| decode_word(backend, cx, &BACKENDS, find))? {
             "aws" => decode_for_backend(node, cx).map(Self::Aws),
             "gcp" => decode_for_backend(node, cx).map(Self::Gcp),
             "runpod" => decode_for_backend(node, cx).map(Self::Runpod),

@@ -140,7 +140,7 @@ pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
 pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
     let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        let message = "the file is UTF-16; configurations are UTF-8";
+        let message = "the file is UTF-16; expected UTF-8";
         return Err(Diagnosis::new(Code::UnsupportedYaml, start, message).hint("save it as UTF-8"));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -156,7 +156,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
 fn check_text(text: &str) -> Result<&str, Diagnosis> {
     let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if text.len() > BYTES_MAX {
-        let message = format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len());
+        let message = format!("the file has {} bytes; the limit is {BYTES_MAX}", text.len());
         return Err(Diagnosis::new(Code::TooLarge, start, message));
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -165,7 +165,7 @@ fn check_text(text: &str) -> Result<&str, Diagnosis> {
         let column = text[..at].rsplit('\n').next().map_or(0, |tail| tail.chars().count()) + 1;
         let start = SourcePos { line: number(line), column: number(column) };
         let span = SourceSpan { start, end: SourcePos { column: start.column + 1, ..start } };
-        let message = "the file contains a NUL character; is it text, in UTF-8?";
+        let message = "the file contains a NUL character; expected UTF-8 text";
         return Err(Diagnosis::new(Code::UnsupportedYaml, span, message));
     }
     Ok(text)
@@ -224,7 +224,7 @@ impl Reader<'_> {
                     let message = format!("nested deeper than {DEPTH_MAX} levels");
                     return Err(Diagnosis::new(Code::TooLarge, span, message));
                 }
-                Err(Diagnosis::new(Code::Syntax, span, format!("not valid YAML: {}", error.info())))
+                Err(Diagnosis::new(Code::Syntax, span, format!("invalid YAML: {}", error.info())))
             }
         }
     }
@@ -232,9 +232,9 @@ impl Reader<'_> {
     /// Reads the only document of the stream; an empty stream is null.
     fn document(&mut self) -> Result<Node, Diagnosis> {
         let only = |at| {
-            let message = "a second document starts here; a file holds one configuration";
+            let message = "a second document starts here; a file can contain only one configuration";
             Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
-                .hint("put each configuration into a file of its own"))
+                .hint("put each configuration into a separate file"))
         };
         let root = self.documents(only)?.pop();
         let start = SourcePos { line: 1, column: 1 };
@@ -264,11 +264,7 @@ impl Reader<'_> {
                 | Event::SequenceEnd
                 | Event::MappingStart(..)
                 | Event::MappingEnd => {
-                    return Err(Diagnosis::new(
-                        Code::Syntax,
-                        at,
-                        "not valid YAML: text outside the document",
-                    ));
+                    return Err(Diagnosis::new(Code::Syntax, at, "invalid YAML: text outside the document"));
                 }
             }
         }
@@ -304,11 +300,11 @@ impl Reader<'_> {
                 }
                 Event::SequenceEnd | Event::MappingEnd => match stack.pop() {
                     Some(open) => self.close(open, at)?,
-                    None => return Err(Diagnosis::new(Code::Syntax, at, "not valid YAML: unexpected end")),
+                    None => return Err(Diagnosis::new(Code::Syntax, at, "invalid YAML: unexpected end")),
                 },
                 Event::Nothing => continue,
                 Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
-                    return Err(Diagnosis::new(Code::Syntax, at, "not valid YAML: the document ends early"));
+                    return Err(Diagnosis::new(Code::Syntax, at, "invalid YAML: the document ends early"));
                 }
             };
             self.count(usize::from(!matches!(done.value, Value::Seq(_) | Value::Map(_))), stack.len(), at)?;
@@ -331,7 +327,7 @@ impl Reader<'_> {
             return Err(Diagnosis::new(Code::TooLarge, at, message));
         }
         if self.nodes > NODES_MAX {
-            let message = format!("more than {NODES_MAX} values, counting what aliases expand to");
+            let message = format!("more than {NODES_MAX} values, including those that aliases expand to");
             return Err(Diagnosis::new(Code::TooLarge, at, message));
         }
         Ok(())
@@ -385,13 +381,17 @@ fn insert_value(open: &mut OpenCollection, done: Node) -> Result<(), Diagnosis> 
                     Value::Scalar(scalar) => scalar.text,
                     Value::Null => "null".to_owned(),
                     Value::Seq(_) | Value::Map(_) => {
-                        return Err(Diagnosis::new(Code::UnsupportedYaml, done.span, "a key must be a word"));
+                        return Err(Diagnosis::new(
+                            Code::UnsupportedYaml,
+                            done.span,
+                            "a key must be a string",
+                        ));
                     }
                 };
                 if let Some(first) = seen.insert(text.clone(), done.span) {
-                    let message = format!("key `{text}` is given twice");
+                    let message = format!("duplicate key `{text}`");
                     let hint =
-                        format!("first given at line {}, column {}", first.start.line, first.start.column);
+                        format!("first used at line {}, column {}", first.start.line, first.start.column);
                     return Err(Diagnosis::new(Code::DuplicateKey, done.span, message).at(text).hint(hint));
                 }
                 *key = Some((text, done.span));
@@ -403,9 +403,9 @@ fn insert_value(open: &mut OpenCollection, done: Node) -> Result<(), Diagnosis> 
 
 fn refuse_tag(tagged: bool, at: SourceSpan) -> Result<(), Diagnosis> {
     if tagged {
-        let message = "YAML tags (`!…`) are not part of configurations";
+        let message = "YAML tags (`!…`) are not supported";
         return Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
-            .hint("remove the tag; quote text to keep it text"));
+            .hint("remove the tag; quote a value to make it a string"));
     }
     Ok(())
 }
@@ -413,7 +413,7 @@ fn refuse_tag(tagged: bool, at: SourceSpan) -> Result<(), Diagnosis> {
 fn refuse_collection_key(stack: &[OpenCollection], at: SourceSpan) -> Result<(), Diagnosis> {
     match stack.last() {
         Some(OpenCollection::Map { key: None, .. }) => {
-            Err(Diagnosis::new(Code::UnsupportedYaml, at, "a key must be a word, not a list or a mapping"))
+            Err(Diagnosis::new(Code::UnsupportedYaml, at, "a key must be a string, not a list or a mapping"))
         }
         Some(OpenCollection::Map { key: Some(_), .. } | OpenCollection::Seq { .. }) | None => Ok(()),
     }
@@ -434,7 +434,7 @@ fn merge(entries: Vec<Entry>) -> Result<Vec<Entry>, Diagnosis> {
         };
         for source in sources {
             let Value::Map(brought) = source.value else {
-                let message = "`<<` merges a mapping or a list of mappings";
+                let message = "`<<` requires a mapping or a list of mappings";
                 return Err(Diagnosis::new(Code::WrongType, source.span, message).at("<<"));
             };
             for entry in brought {

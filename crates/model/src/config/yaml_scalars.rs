@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_words_mean_what_yaml_1_1_says() {
+    fn plain_scalars_resolve_by_yaml_1_1_rules() {
         let cases = [
             ("yes", ScalarValue::Bool(true)),
             ("Off", ScalarValue::Bool(false)),

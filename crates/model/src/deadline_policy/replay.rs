@@ -20,9 +20,9 @@ pub struct Trace {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("read trace")]
+    #[error("invalid trace")]
     Json(#[from] serde_json::Error),
-    #[error("read trace: it has no ticks, or ticks of no length")]
+    #[error("invalid trace: no nodes in any tick, or `gap_seconds` is not positive")]
     Empty,
 }
 
@@ -98,7 +98,11 @@ pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: ReplayP
         if holding == Some(Market::Spot) && !spot {
             holding = None;
         }
-        let next = decide(policy, terms, DeadlineProgress { elapsed, done, holding, spot });
+        let next = decide(
+            policy,
+            terms,
+            DeadlineProgress { elapsed, done, current_market: holding, has_spot_capacity: spot },
+        );
         if next.is_some() && next != holding {
             out.changeovers += 1;
             warming = terms.changeover;
@@ -129,10 +133,10 @@ fn decide(policy: ReplayPolicy, terms: DeadlineTerms, at: DeadlineProgress) -> O
         ReplayPolicy::Uniform => choose_market(terms, at).0,
         ReplayPolicy::Greedy => {
             let late = terms.within - at.elapsed < terms.work - at.done + 2.0 * terms.changeover;
-            match at.holding {
+            match at.current_market {
                 Some(market) => Some(market),
                 None if late => Some(Market::OnDemand),
-                None if at.spot => Some(Market::Spot),
+                None if at.has_spot_capacity => Some(Market::Spot),
                 None => None,
             }
         }
@@ -142,7 +146,7 @@ fn decide(policy: ReplayPolicy, terms: DeadlineTerms, at: DeadlineProgress) -> O
 /// Returns the minimum cost with perfect foresight, in the same units as [`Outcome::cost`]: the cheapest path through
 /// the trace, in steps of one changeover. A step has spot capacity if any tick of it has, so this errs downwards.
 /// `None`: not even on-demand nodes are in time.
-pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) -> Option<f64> {
+pub fn optimal_cost(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) -> Option<f64> {
     let ticks = ((terms.changeover / trace.gap).round() as usize).max(1);
     let step = trace.gap * ticks as f64;
     let steps = (terms.within / step) as usize;
@@ -194,7 +198,7 @@ pub struct ReplayRow {
 }
 
 /// Replays all policies from `starts` starts, and computes the optimum for `optima` of them.
-pub fn row(
+pub fn replay_row(
     name: &str,
     trace: &Trace,
     terms: DeadlineTerms,
@@ -217,7 +221,7 @@ pub fn row(
         .step_by((at.len() / optima.max(1)).max(1))
         .filter_map(|&start| {
             let ours = replay(trace, start, terms, ReplayPolicy::Uniform).cost(terms, ratio);
-            optimum(trace, start, terms, ratio).map(|best| (best, ours))
+            optimal_cost(trace, start, terms, ratio).map(|best| (best, ours))
         })
         .collect();
     let mean = |of: fn(&(f64, f64)) -> f64| few.iter().map(of).sum::<f64>() / few.len().max(1) as f64;

@@ -15,17 +15,17 @@ pub struct Change<E> {
 
 impl<E: StrEnum> Change<E> {
     /// Creates a change whose reason is the event itself.
-    pub fn told(event: E, message: impl Into<String>) -> Self {
+    pub fn from_event(event: E, message: impl Into<String>) -> Self {
         Self { event, reason: event.as_str(), message: message.into() }
     }
 }
 
 impl<E> Change<E> {
-    pub fn why(event: E, reason: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(event: E, reason: &'static str, message: impl Into<String>) -> Self {
         Self { event, reason, message: message.into() }
     }
 
-    pub fn because(&self, actor: Actor) -> EventCause {
+    pub fn cause(&self, actor: Actor) -> EventCause {
         EventCause { actor, reason: self.reason.to_owned(), message: self.message.clone() }
     }
 }

@@ -28,18 +28,18 @@ pub struct FleetMember {
     pub status: instance::Status,
     pub jobs: u32,
     /// Termination was requested; the instance still occupies its slot.
-    pub ending: bool,
+    pub is_end_requested: bool,
     /// True if it matches the current configuration of the fleet.
-    pub up_to_date: bool,
+    pub is_up_to_date: bool,
 }
 
 impl FleetMember {
-    fn may_go(&self) -> bool {
+    fn is_removable(&self) -> bool {
         self.status == instance::Status::Idle && self.jobs == 0
     }
 
     fn is_ending(&self) -> bool {
-        self.ending || self.status == instance::Status::Terminating
+        self.is_end_requested || self.status == instance::Status::Terminating
     }
 }
 
@@ -50,7 +50,7 @@ pub struct FleetView {
     /// SSH fleets keep their configured hosts.
     pub is_ssh: bool,
     /// Deletion was requested.
-    pub delete_asked: bool,
+    pub is_delete_requested: bool,
     pub nodes_min: u32,
     /// Initial number of instances.
     pub nodes_target: u32,
@@ -59,7 +59,7 @@ pub struct FleetView {
     pub members: Vec<FleetMember>,
     /// Attempts in a row to reach `nodes_min`.
     pub attempts: u32,
-    pub tried_at: Option<Timestamp>,
+    pub last_attempt_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +69,7 @@ pub struct Plan {
     pub end: Vec<(InstanceId, instance::TerminationReason)>,
     pub change: Option<Change<Event>>,
     pub attempts: u32,
-    pub tried_at: Option<Timestamp>,
+    pub last_attempt_at: Option<Timestamp>,
     /// Message for the event log although the status does not change.
     pub note: Option<String>,
     pub due: Timestamp,
@@ -81,23 +81,25 @@ pub fn decide(fleet: &FleetView, now: Timestamp) -> Plan {
         end: Vec::new(),
         change: None,
         attempts: fleet.attempts,
-        tried_at: fleet.tried_at,
+        last_attempt_at: fleet.last_attempt_at,
         note: None,
         due: now + POLL_INTERVAL,
     };
     match fleet.status {
-        Status::Submitted | Status::Active if fleet.delete_asked => {
-            let change = Change::told(Event::DeleteAsked, "deletion requested");
+        Status::Submitted | Status::Active if fleet.is_delete_requested => {
+            let change = Change::from_event(Event::DeleteAsked, "deletion requested");
             Plan { change: Some(change), end: end_all_members(fleet), due: now, ..keep }
         }
         Status::Submitted => {
-            Plan { change: Some(Change::told(Event::Activated, "taken up")), due: now, ..keep }
+            Plan { change: Some(Change::from_event(Event::Activated, "accepted")), due: now, ..keep }
         }
         Status::Active if fleet.is_ssh => keep,
         Status::Active => plan_active(fleet, keep, now),
-        Status::Terminating if fleet.members.is_empty() => {
-            Plan { change: Some(Change::told(Event::Emptied, "its last instance is gone")), due: now, ..keep }
-        }
+        Status::Terminating if fleet.members.is_empty() => Plan {
+            change: Some(Change::from_event(Event::Emptied, "its last instance was removed")),
+            due: now,
+            ..keep
+        },
         Status::Terminating => Plan { end: end_all_members(fleet), ..keep },
         Status::Terminated | Status::Failed => keep,
     }
@@ -112,7 +114,7 @@ fn plan_active(fleet: &FleetView, mut plan: Plan, now: Timestamp) -> Plan {
     let mut alive: Vec<&FleetMember> = fleet.members.iter().filter(|member| !member.is_ending()).collect();
     alive.sort_by_key(|member| member.instance_num);
     let outdated: Vec<&FleetMember> =
-        alive.iter().filter(|member| member.may_go() && !member.up_to_date).copied().collect();
+        alive.iter().filter(|member| member.is_removable() && !member.is_up_to_date).copied().collect();
     for member in outdated {
         plan.end.push((member.id, instance::TerminationReason::FleetSpecMismatch));
     }
@@ -122,12 +124,12 @@ fn plan_active(fleet: &FleetView, mut plan: Plan, now: Timestamp) -> Plan {
     if let Some(max) = fleet.nodes_max {
         let surplus = staying.saturating_sub(max) as usize;
         let ended: BTreeSet<InstanceId> = plan.end.iter().map(|(id, _)| *id).collect();
-        let may_go = alive.iter().rev().filter(|member| member.may_go() && !ended.contains(&member.id));
+        let may_go = alive.iter().rev().filter(|member| member.is_removable() && !ended.contains(&member.id));
         let surplus: Vec<InstanceId> = may_go.take(surplus).map(|member| member.id).collect();
         plan.end.extend(surplus.into_iter().map(|id| (id, instance::TerminationReason::MaxInstancesLimit)));
     }
     // A new fleet starts with its target; after that the minimum applies.
-    let is_new = fleet.tried_at.is_none() && fleet.attempts == 0 && fleet.members.is_empty();
+    let is_new = fleet.last_attempt_at.is_none() && fleet.attempts == 0 && fleet.members.is_empty();
     let wanted = if is_new { fleet.nodes_target.max(fleet.nodes_min) } else { fleet.nodes_min };
     if staying >= wanted {
         if alive.iter().all(|member| is_up(member.status)) {
@@ -151,10 +153,10 @@ fn is_up(status: instance::Status) -> bool {
 fn create_missing(fleet: &FleetView, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
     if fleet.attempts >= ATTEMPTS_MAX {
         plan.note =
-            Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));
+            Some(format!("instances missing: {missing}; gave up after {ATTEMPTS_MAX} failed attempts"));
         return plan;
     }
-    let next = match (fleet.attempts.checked_sub(1), fleet.tried_at) {
+    let next = match (fleet.attempts.checked_sub(1), fleet.last_attempt_at) {
         (Some(index), Some(tried)) => {
             let last = RETRY_DELAYS.len() - 1;
             tried + RETRY_DELAYS[usize::try_from(index).unwrap_or(last).min(last)]
@@ -172,9 +174,9 @@ fn create_missing(fleet: &FleetView, mut plan: Plan, missing: u32, total: u32, n
     let used: BTreeSet<u32> = fleet.members.iter().map(|member| member.instance_num).collect();
     plan.create = (0..).filter(|num| !used.contains(num)).take(room as usize).collect();
     plan.attempts = fleet.attempts + 1;
-    plan.tried_at = Some(now);
+    plan.last_attempt_at = Some(now);
     let message =
-        format!("{missing} nodes are missing: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
+        format!("instances missing: {missing}; creating {room}, attempt {} of {ATTEMPTS_MAX}", plan.attempts);
     plan.note = Some(message);
     plan
 }

@@ -25,7 +25,7 @@ pub const DEPLOY_MAX: Span = Span::mins(10);
 pub const LISTING_LAG_MAX: Span = Span::mins(1);
 /// Maximum time for which a cloud instance may be unreachable.
 pub const UNREACHABLE_MAX: Span = Span::mins(20);
-const NOT_LISTED_MESSAGE: &str = "the backend has no such machine";
+const NOT_LISTED_MESSAGE: &str = "the backend does not list the instance";
 /// Interval between attempts to delete an instance.
 pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this time, attempts become rare and an event is recorded.
@@ -54,21 +54,21 @@ pub struct InstanceView {
     pub provisioning_max: Span,
     pub jobs: u32,
     /// Created for a job; before it is ready it is kept only while jobs are assigned to it.
-    pub made_for_job: bool,
+    pub is_made_for_job: bool,
     /// Termination was requested by a user or the fleet. Jobs on it end first.
-    pub end_asked: Option<TerminationReason>,
+    pub requested_end: Option<TerminationReason>,
     pub idle_since: Option<Timestamp>,
     /// `None`: no limit.
     pub idle_max: Option<Span>,
     /// True if the fleet still has `nodes.min` instances without it.
-    pub above_min: bool,
+    pub is_above_min: bool,
     pub unreachable_since: Option<Timestamp>,
     pub health: Health,
     pub terminating_since: Option<Timestamp>,
     /// The user wants it removed even if it does not respond.
     pub is_forced: bool,
     /// An event already reported that it cannot be deleted.
-    pub delete_told: bool,
+    pub is_delete_failure_reported: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn keep(instance: &InstanceView, due: Timestamp) -> Self {
+    fn unchanged(instance: &InstanceView, due: Timestamp) -> Self {
         Self {
             action: None,
             change: None,
@@ -145,11 +145,11 @@ impl Plan {
     }
 
     fn with_action(instance: &InstanceView, action: Action, now: Timestamp) -> Self {
-        Self { action: Some(action), ..Self::keep(instance, now) }
+        Self { action: Some(action), ..Self::unchanged(instance, now) }
     }
 
     fn change(instance: &InstanceView, event: Event, message: impl Into<String>, now: Timestamp) -> Self {
-        Self { change: Some(Change::told(event, message)), ..Self::keep(instance, now) }
+        Self { change: Some(Change::from_event(event, message)), ..Self::unchanged(instance, now) }
     }
 
     fn end(
@@ -159,8 +159,8 @@ impl Plan {
         message: impl Into<String>,
         now: Timestamp,
     ) -> Self {
-        let change = Some(Change::why(event, reason.as_str(), message));
-        Self { change, reason: Some(reason), ..Self::keep(instance, now) }
+        let change = Some(Change::new(event, reason.as_str(), message));
+        Self { change, reason: Some(reason), ..Self::unchanged(instance, now) }
     }
 }
 
@@ -173,7 +173,7 @@ pub fn decide(instance: &InstanceView, seen: &InstanceObservation, now: Timestam
         Status::Provisioning => plan_provisioning(instance, seen, now),
         Status::Idle | Status::Busy => plan_ready(instance, seen, now),
         Status::Terminating => plan_terminating(instance, seen, now),
-        Status::Terminated => Plan::keep(instance, now + POLL_TERMINATED),
+        Status::Terminated => Plan::unchanged(instance, now + POLL_TERMINATED),
     }
 }
 
@@ -210,18 +210,18 @@ fn end_unneeded(instance: &InstanceView, now: Timestamp) -> Option<Plan> {
         Status::Idle | Status::Busy => false,
         Status::Terminating | Status::Terminated => return None,
     };
-    if let Some(reason) = instance.end_asked {
+    if let Some(reason) = instance.requested_end {
         let message = if reason == TerminationReason::MaxInstancesLimit {
-            "the fleet has more than nodes.max"
+            "the fleet has more instances than `nodes.max`"
         } else if reason == TerminationReason::FleetSpecMismatch {
-            "the fleet's configuration asks for something else now"
+            "it no longer matches the configuration of the fleet"
         } else {
             "deletion requested"
         };
         return Some(Plan::end(instance, Event::StopAsked, reason, message, now));
     }
-    (starting && instance.made_for_job).then(|| {
-        let message = "the job it was made for is over";
+    (starting && instance.is_made_for_job).then(|| {
+        let message = "the job it was created for has ended";
         Plan::end(instance, Event::JobFinished, TerminationReason::JobFinished, message, now)
     })
 }
@@ -238,7 +238,7 @@ fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timest
         InstanceKind::Ssh => Action::Deploy,
     };
     match seen {
-        InstanceObservation::Created => Plan::change(instance, Event::Created, "the backend made it", now),
+        InstanceObservation::Created => Plan::change(instance, Event::Created, "created by the backend", now),
         InstanceObservation::NoOffers { said } => {
             Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, said, now)
         }
@@ -254,7 +254,10 @@ fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timest
                 let message = format!("not deployed within {} s: {said}", DEPLOY_MAX.as_secs());
                 return give_up(instance, message, now);
             }
-            Plan { note: Some(said.clone()), ..Plan::keep(instance, (now + POLL_STARTING).min(deadline)) }
+            Plan {
+                note: Some(said.clone()),
+                ..Plan::unchanged(instance, (now + POLL_STARTING).min(deadline))
+            }
         }
         InstanceObservation::NotAsked
         | InstanceObservation::Starting
@@ -282,7 +285,7 @@ fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: T
         InstanceObservation::Answers { health } => mark_ready(instance, *health, now),
         InstanceObservation::Deployed { healthy: true } => mark_ready(instance, Health::Healthy, now),
         InstanceObservation::Gone { said } => {
-            let message = format!("the backend took it back before it was ready: {said}");
+            let message = format!("the backend removed it before it was ready: {said}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
         }
         InstanceObservation::Unknown if !is_young(instance, now) => {
@@ -306,7 +309,7 @@ fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: T
                 let reason = TerminationReason::ProvisioningTimeout;
                 return Plan::end(instance, Event::Expired, reason, message, now);
             }
-            Plan::keep(instance, next_starting_poll(since, now).min(deadline))
+            Plan::unchanged(instance, next_starting_poll(since, now).min(deadline))
         }
     }
 }
@@ -318,7 +321,7 @@ fn is_young(instance: &InstanceView, now: Timestamp) -> bool {
 
 fn mark_ready(instance: &InstanceView, health: Health, now: Timestamp) -> Plan {
     let event = if instance.jobs > 0 { Event::ReadyBusy } else { Event::ReadyIdle };
-    Plan { health, unreachable_since: None, ..Plan::change(instance, event, "its agent answers", now) }
+    Plan { health, unreachable_since: None, ..Plan::change(instance, event, "its agent responds", now) }
 }
 
 fn plan_ready(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
@@ -328,7 +331,7 @@ fn plan_ready(instance: &InstanceView, seen: &InstanceObservation, now: Timestam
             plan_reachable(instance, Health::Healthy, now)
         }
         (InstanceObservation::Gone { said }, InstanceKind::Cloud) => {
-            let message = format!("the backend does not have it any more: {said}");
+            let message = format!("it no longer exists at the backend: {said}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
         (InstanceObservation::Unknown, InstanceKind::Cloud) if !is_young(instance, now) => {
@@ -356,7 +359,7 @@ fn plan_ready(instance: &InstanceView, seen: &InstanceObservation, now: Timestam
 }
 
 fn plan_reachable(instance: &InstanceView, health: Health, now: Timestamp) -> Plan {
-    let mut plan = Plan { health, unreachable_since: None, ..Plan::keep(instance, now + POLL_INTERVAL) };
+    let mut plan = Plan { health, unreachable_since: None, ..Plan::unchanged(instance, now + POLL_INTERVAL) };
     if instance.unreachable_since.is_some() {
         plan.note = Some("reachable again".to_owned());
     }
@@ -381,7 +384,7 @@ fn plan_reachable(instance: &InstanceView, health: Health, now: Timestamp) -> Pl
 /// needs.
 fn idle_deadline(instance: &InstanceView) -> Option<Timestamp> {
     let may_go = match instance.kind {
-        InstanceKind::Cloud => instance.status == Status::Idle && instance.jobs == 0 && instance.above_min,
+        InstanceKind::Cloud => instance.status == Status::Idle && instance.jobs == 0 && instance.is_above_min,
         InstanceKind::Ssh => false,
     };
     if may_go { Some(instance.idle_since? + instance.idle_max?) } else { None }
@@ -389,7 +392,7 @@ fn idle_deadline(instance: &InstanceView) -> Option<Timestamp> {
 
 fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
     let since = instance.unreachable_since.unwrap_or(now);
-    let mut plan = Plan { unreachable_since: Some(since), ..Plan::keep(instance, now + POLL_INTERVAL) };
+    let mut plan = Plan { unreachable_since: Some(since), ..Plan::unchanged(instance, now + POLL_INTERVAL) };
     if instance.unreachable_since.is_none() {
         plan.note = Some("unreachable".to_owned());
     }
@@ -403,7 +406,7 @@ fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
         // An idle instance is terminated on time even if it does not respond.
         InstanceKind::Cloud => match idle_deadline(instance) {
             Some(deadline) if now >= deadline => {
-                let message = "idle for too long, and unreachable";
+                let message = "idle for too long while unreachable";
                 let end = Plan::end(instance, Event::Surplus, TerminationReason::IdleTimeout, message, now);
                 Plan { unreachable_since: Some(since), ..end }
             }
@@ -415,40 +418,37 @@ fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
 fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
-        InstanceObservation::Gone { said } => Plan::change(
-            instance,
-            Event::Deleted,
-            format!("the backend does not have it any more: {said}"),
-            now,
-        ),
+        InstanceObservation::Gone { said } => {
+            Plan::change(instance, Event::Deleted, format!("it no longer exists at the backend: {said}"), now)
+        }
         // If windlass never connected to the host, there is nothing to clean up on it.
         InstanceObservation::NotDeleted { said }
             if instance.kind == InstanceKind::Ssh && instance.started_at.is_none() =>
         {
-            let message = format!("the host was never ready, and is let go as it is: {said}");
+            let message = format!("the host was never ready; released without cleanup: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
         // The host causes no cost, and the user does not want to wait.
         InstanceObservation::NotDeleted { said }
             if instance.kind == InstanceKind::Ssh && instance.is_forced =>
         {
-            let message = format!("deletion was forced, and the host is let go as it is: {said}");
+            let message = format!("deletion was forced; released without cleanup: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
         InstanceObservation::NotDeleted { said } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
-            Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }
+            Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::unchanged(instance, due) }
         }
         InstanceObservation::NotDeleted { said } => match instance.kind {
             // The host causes no cost, and a host that does not respond cannot be cleaned up.
             InstanceKind::Ssh => {
-                Plan::change(instance, Event::Deleted, format!("gave up cleaning the host: {said}"), now)
+                Plan::change(instance, Event::Deleted, format!("gave up cleaning up the host: {said}"), now)
             }
             // An instance that may still be billed is never marked terminated.
             InstanceKind::Cloud => {
-                let note = (!instance.delete_told)
-                    .then(|| format!("{DELETE_FAILED_MESSAGE}, look at the backend: {said}"));
-                Plan { note, ..Plan::keep(instance, now + DELETE_RETRY_LATE) }
+                let note = (!instance.is_delete_failure_reported)
+                    .then(|| format!("{DELETE_FAILED_MESSAGE}, check the backend: {said}"));
+                Plan { note, ..Plan::unchanged(instance, now + DELETE_RETRY_LATE) }
             }
         },
         InstanceObservation::NotAsked

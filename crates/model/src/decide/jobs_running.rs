@@ -30,7 +30,7 @@ pub const POLL_SIBLINGS: Span = Span::secs(2);
 const PROVISIONING_TIMEOUT: Span = Span::mins(10);
 
 /// Returns the time from the request until the instance must respond; some backends are slow.
-pub fn provisioning_max(backend: &str, instance_type: &str) -> Span {
+pub fn provisioning_timeout(backend: &str, instance_type: &str) -> Span {
     match backend {
         "runpod" | "kubernetes" | "slurm" | "daytona" | "seeweb" => Span::mins(20),
         "oci" if instance_type.starts_with("BM.") => Span::mins(20),
@@ -52,8 +52,8 @@ pub enum StartupOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Siblings {
     pub all_have_ips: bool,
-    pub master_runs: bool,
-    pub workers_run: bool,
+    pub is_master_running: bool,
+    pub are_workers_running: bool,
     /// True if each of them has reached its gate, or is past it.
     pub all_at_gate: bool,
 }
@@ -61,7 +61,7 @@ pub struct Siblings {
 impl Siblings {
     /// Siblings of a job whose replica has one node.
     pub const NONE: Self =
-        Self { all_have_ips: true, master_runs: true, workers_run: true, all_at_gate: true };
+        Self { all_have_ips: true, is_master_running: true, are_workers_running: true, all_at_gate: true };
 }
 
 /// Gate of jobs that are prepared before the nodes start together.
@@ -102,9 +102,9 @@ pub struct RunningJobView {
     /// starting.
     pub instance_was_ready: bool,
     pub has_shim: bool,
-    pub spot: bool,
+    pub is_spot: bool,
     /// One of several nodes of its replica.
-    pub several: bool,
+    pub has_siblings: bool,
     pub is_master: bool,
     pub gate: Option<Gate>,
     pub startup_order: StartupOrder,
@@ -112,7 +112,7 @@ pub struct RunningJobView {
     pub max_duration: Option<Span>,
     pub inactivity_duration: Option<Span>,
     /// Time for which its agents may be unreachable.
-    pub lost_after: Span,
+    pub unreachable_timeout: Span,
 }
 
 /// State of the host, from the instance's row and its backend.
@@ -166,16 +166,16 @@ pub enum RunnerState {
 /// Result of one pull from the runner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunnerReport {
-    pub ended: Option<ReportedEnd>,
+    pub end: Option<ReportedEnd>,
     /// Time without a connection.
-    pub no_connections: Option<Span>,
+    pub disconnected_for: Option<Span>,
     /// The job waits at its gate.
-    pub at_gate: bool,
+    pub is_at_gate: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedEnd {
-    pub how: EndKind,
+    pub kind: EndKind,
     pub reason: String,
     pub message: String,
     /// One of the termination details, or nothing.
@@ -196,9 +196,9 @@ pub struct RunningJobObservation {
     pub shim: ShimState,
     pub runner: RunnerState,
     /// Result of the utilization policy, from `utilization::is_gpu_idle`.
-    pub gpu_idle: bool,
+    pub is_gpu_idle: bool,
     /// The host streams events about the job, so nothing has to be polled.
-    pub is_told: bool,
+    pub has_event_stream: bool,
 }
 
 /// Agents to query before the decision.
@@ -237,7 +237,7 @@ pub fn next_in_pass(job: &RunningJobView, change: &Change<Event>, now: Timestamp
 /// Returns whether the runner has reported the end of the job, and no other source knows the cause better.
 pub fn has_ended(runner: &RunnerState) -> bool {
     match runner {
-        RunnerState::Pulled(pulled) => pulled.ended.as_ref().is_some_and(knows_why),
+        RunnerState::Pulled(pulled) => pulled.end.as_ref().is_some_and(has_known_cause),
         RunnerState::NotAsked | RunnerState::Silent | RunnerState::Ready => false,
     }
 }
@@ -292,14 +292,14 @@ pub fn decide(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp
 fn end_for_host(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Option<Plan> {
     match seen.host {
         HostState::Fine => None,
-        HostState::Gone => Some(end_as_lost(unreachable_reason(job), "the instance is gone", now)),
+        HostState::Gone => Some(end_as_lost(unreachable_reason(job), "the instance no longer exists", now)),
         HostState::CreateFailed => {
             let reason = TerminationReason::FailedToStartDueToNoCapacity;
-            Some(end_as_lost(reason, "its instance could not be made: no offer was to be had", now))
+            Some(end_as_lost(reason, "instance creation failed: no offers available", now))
         }
         HostState::ProvisionTimeout => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
-            Some(end_as_lost(reason, "its instance was not ready in time", now))
+            Some(end_as_lost(reason, "the instance was not ready in time", now))
         }
         HostState::AccessRevoked => {
             let reason = TerminationReason::InstanceAccessRevoked;
@@ -309,7 +309,11 @@ fn end_for_host(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
 }
 
 fn unreachable_reason(job: &RunningJobView) -> TerminationReason {
-    if job.spot { TerminationReason::InterruptedByNoCapacity } else { TerminationReason::InstanceUnreachable }
+    if job.is_spot {
+        TerminationReason::InterruptedByNoCapacity
+    } else {
+        TerminationReason::InstanceUnreachable
+    }
 }
 
 fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
@@ -335,7 +339,7 @@ fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Ti
             // The controller has submitted the task repeatedly, and the shim did not accept it.
             None if now >= since + time_limit(job, job.provisioning_max) => end_as_lost(
                 TerminationReason::WaitingRunnerLimitExceeded,
-                "the shim did not take the task in time",
+                "the shim did not accept the task in time",
                 now,
             ),
             None => accept_task(vec![Action::SubmitTask], now),
@@ -346,19 +350,21 @@ fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Ti
 }
 
 fn accept_task(actions: Vec<Action>, now: Timestamp) -> Plan {
-    advance(actions, Change::told(Event::TaskAccepted, "the shim took the task"), now)
+    advance(actions, Change::from_event(Event::TaskAccepted, "the shim accepted the task"), now)
 }
 
 /// Returns the condition that must hold before the task of this job is submitted.
 fn startup_dependency(job: &RunningJobView) -> Option<&'static str> {
     // A runner waits for its job for a limited time, so it is started only when nothing else can delay it.
     if !job.siblings.all_have_ips {
-        return Some("the other nodes' addresses");
+        return Some("the addresses of the other nodes");
     }
     match job.startup_order {
-        StartupOrder::MasterFirst if !job.is_master && !job.siblings.master_runs => Some("the master to run"),
-        StartupOrder::WorkersFirst if job.is_master && !job.siblings.workers_run => {
-            Some("the workers to run")
+        StartupOrder::MasterFirst if !job.is_master && !job.siblings.is_master_running => {
+            Some("the master to start")
+        }
+        StartupOrder::WorkersFirst if job.is_master && !job.siblings.are_workers_running => {
+            Some("the workers to start")
         }
         StartupOrder::Any | StartupOrder::MasterFirst | StartupOrder::WorkersFirst => None,
     }
@@ -374,15 +380,15 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         ShimState::NotAsked | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
         // Never submitted twice: a task that the shim no longer has may have run.
         ShimState::NoTask => {
-            end_as_lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
+            end_as_lost(TerminationReason::ExecutorError, "the host no longer has the task", now)
         }
         // No time limit: the user may stop the run.
         ShimState::Task(TaskState::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
-        ShimState::Task(TaskState::Pending | TaskState::Preparing) => bound("the host to prepare"),
+        ShimState::Task(TaskState::Pending | TaskState::Preparing) => bound("the host to prepare the task"),
         ShimState::Task(TaskState::Pulling) => bound("the image"),
         ShimState::Task(TaskState::Creating) => bound("the container"),
         ShimState::Task(TaskState::Running { ports_known: false }) => bound("the container's ports"),
-        ShimState::Task(TaskState::Terminated(ended)) => end_as_exited(ending(ended), now),
+        ShimState::Task(TaskState::Terminated(ended)) => end_as_exited(ending_from_report(ended), now),
         ShimState::NotAsked
         | ShimState::Silent
         | ShimState::Task(TaskState::Running { ports_known: true }) => match &seen.runner {
@@ -391,7 +397,7 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
             // A previous lease holder started it and failed to record it. It may have ended by now.
             RunnerState::Pulled(pulled) => {
                 let plan = job_started(Vec::new(), seen, now);
-                Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
+                Plan { due: if pulled.end.is_some() { now } else { plan.due }, ..plan }
             }
         },
     }
@@ -405,30 +411,30 @@ fn start_job(
     now: Timestamp,
 ) -> Plan {
     if !job.siblings.all_have_ips {
-        return wait_for_siblings(job, "the other nodes' addresses", now);
+        return wait_for_siblings(job, "the addresses of the other nodes", now);
     }
     if now >= since + time_limit(job, limit) {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
-        return end_as_lost(reason, "the runner did not take the job in time", now);
+        return end_as_lost(reason, "the runner did not accept the job in time", now);
     }
     job_started(vec![Action::SubmitJob], seen, now)
 }
 
 /// Returns the time limit of a node, which may have spent its own limit waiting for the others.
 fn time_limit(job: &RunningJobView, limit: Span) -> Span {
-    if job.several { limit.max(SIBLINGS_TIMEOUT) } else { limit }
+    if job.has_siblings { limit.max(SIBLINGS_TIMEOUT) } else { limit }
 }
 
 fn job_started(actions: Vec<Action>, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     advance(
         actions,
-        Change::told(Event::Started, "the runner took the job"),
+        Change::from_event(Event::Started, "the runner accepted the job"),
         now + running_poll_interval(seen),
     )
 }
 
 fn running_poll_interval(seen: &RunningJobObservation) -> Span {
-    if seen.is_told { POLL_WITH_EVENTS } else { POLL_RUNNING }
+    if seen.has_event_stream { POLL_WITH_EVENTS } else { POLL_RUNNING }
 }
 
 /// Plans the next phase; clears what the job waited for.
@@ -454,19 +460,19 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         RunnerState::Ready => &starting,
     };
     let nobody_else = !job.has_shim || seen.shim == ShimState::NoTask;
-    if let Some(ended) = pulled.ended.as_ref().filter(|ended| nobody_else || knows_why(ended)) {
-        let mut plan = end_as_exited(ending(ended), now);
+    if let Some(ended) = pulled.end.as_ref().filter(|ended| nobody_else || has_known_cause(ended)) {
+        let mut plan = end_as_exited(ending_from_report(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
     if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
         // The runner ended without a report: killed, or lost in a reboot.
-        let mut plan = end_as_exited(ending(ended), now);
+        let mut plan = end_as_exited(ending_from_report(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
-    if pulled.ended.is_some() {
-        return wait(None, "its host to say what ended the task", now + POLL_STARTING);
+    if pulled.end.is_some() {
+        return wait(None, "the host to report why the task ended", now + POLL_STARTING);
     }
     if let Some(plan) = check_policies(job, seen, pulled, now) {
         return plan;
@@ -475,7 +481,7 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     if let Some(deadline) = max_duration_deadline(job) {
         due = due.min(deadline);
     }
-    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections) {
+    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.disconnected_for) {
         due = due.min(now + Span(limit.0 - idle.0));
     }
     let mut plan = Plan {
@@ -487,7 +493,7 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         gate: None,
         due,
     };
-    if pulled.at_gate && job.several && job.gate != Some(Gate::Open) {
+    if pulled.is_at_gate && job.has_siblings && job.gate != Some(Gate::Open) {
         pass_gate(job, &mut plan, now);
     }
     plan
@@ -508,8 +514,8 @@ fn pass_gate(job: &RunningJobView, plan: &mut Plan, now: Timestamp) {
 
 /// Returns whether the reported end includes its cause. A runner that received a signal does not know who sent it: a
 /// user's stop, or a container engine that shuts down. The shim knows a moment later.
-fn knows_why(ended: &ReportedEnd) -> bool {
-    ended.how != EndKind::Terminated || !ended.reason.is_empty()
+fn has_known_cause(ended: &ReportedEnd) -> bool {
+    ended.kind != EndKind::Terminated || !ended.reason.is_empty()
 }
 
 fn max_duration_deadline(job: &RunningJobView) -> Option<Timestamp> {
@@ -519,17 +525,13 @@ fn max_duration_deadline(job: &RunningJobView) -> Option<Timestamp> {
 fn plan_unreachable_runner(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
         // The runner ended with its container; the shim knows how.
-        return end_as_exited(ending(ended), now);
+        return end_as_exited(ending_from_report(ended), now);
     }
     if matches!(seen.shim, ShimState::NoTask) {
-        return end_as_lost(
-            TerminationReason::ExecutorError,
-            "the host does not know the task any more",
-            now,
-        );
+        return end_as_lost(TerminationReason::ExecutorError, "the host no longer has the task", now);
     }
     if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
-        let said = "max_duration is over and the runner is silent";
+        let said = "`max_duration` exceeded, and the runner does not respond";
         return end_by_policy(TerminationReason::MaxDurationExceeded, said.to_owned(), now);
     }
     wait_for_agents(job, now)
@@ -542,25 +544,28 @@ fn check_policies(
     now: Timestamp,
 ) -> Option<Plan> {
     if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
-        let said = "max_duration is over and the runner did not end the job".to_owned();
+        let said = "`max_duration` exceeded, and the runner did not end the job".to_owned();
         return Some(end_by_policy(TerminationReason::MaxDurationExceeded, said, now));
     }
-    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections)
+    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.disconnected_for)
         && idle >= limit
     {
-        let said =
-            format!("nobody was connected for {} s, {} s are allowed", idle.as_secs(), limit.as_secs());
+        let said = format!(
+            "no connections for {} s, and `inactivity_duration` is {} s",
+            idle.as_secs(),
+            limit.as_secs()
+        );
         return Some(end_by_policy(TerminationReason::InactivityDurationExceeded, said, now));
     }
-    if seen.gpu_idle {
-        let said = "a GPU was below min_gpu_utilization for the whole window".to_owned();
+    if seen.is_gpu_idle {
+        let said = "a GPU was below `min_gpu_utilization` for the whole time window".to_owned();
         return Some(end_by_policy(TerminationReason::TerminatedDueToUtilizationPolicy, said, now));
     }
     None
 }
 
-fn ending(ended: &ReportedEnd) -> Ending {
-    let reason = match ended.how {
+fn ending_from_report(ended: &ReportedEnd) -> Ending {
+    let reason = match ended.kind {
         EndKind::Done => TerminationReason::DoneByRunner,
         EndKind::Failed | EndKind::Terminated => {
             ended.reason.to_lowercase().parse().unwrap_or(TerminationReason::ContainerExitedWithError)
@@ -571,7 +576,7 @@ fn ending(ended: &ReportedEnd) -> Ending {
         ending = ending.with_exit_status(code);
     }
     if let Some(detail) = ended.detail.as_deref().and_then(|word| word.parse().ok()) {
-        ending = ending.with(detail);
+        ending = ending.with_detail(detail);
     }
     if ended.message.is_empty() { ending } else { ending.with_message(&ended.message) }
 }
@@ -599,11 +604,15 @@ pub fn postpone(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -
 /// Waits for agents that responded before, and ends the job after the grace period.
 fn wait_for_agents(job: &RunningJobView, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
-    if now.since(since) >= job.lost_after {
-        let said = format!("the agents were silent for {} s", now.since(since).as_secs());
+    if now.since(since) >= job.unreachable_timeout {
+        let said = format!("the agents did not respond for {} s", now.since(since).as_secs());
         return end_as_lost(unreachable_reason(job), &said, now);
     }
-    wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + job.lost_after))
+    wait(
+        Some(since),
+        "the agents to respond again",
+        (now + POLL_STARTING).min(since + job.unreachable_timeout),
+    )
 }
 
 fn wait_for_siblings(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -> Plan {
@@ -648,7 +657,7 @@ fn end_as_exited(ending: Ending, now: Timestamp) -> Plan {
 
 fn end(event: Event, ending: Ending, now: Timestamp) -> Plan {
     let message = ending.said().unwrap_or("the job ended").to_owned();
-    let change = Change::why(event, ending.reason().as_str(), message);
+    let change = Change::new(event, ending.reason().as_str(), message);
     Plan {
         actions: Vec::new(),
         change: Some(change),

@@ -77,7 +77,7 @@ pub enum SubmittedJobObservation {
 
 impl SubmittedJobObservation {
     /// Converts the outcome of placement for one node of the replica.
-    pub fn of(outcome: &PlacementOutcome, node: usize) -> Self {
+    pub fn from_outcome(outcome: &PlacementOutcome, node: usize) -> Self {
         match outcome {
             PlacementOutcome::Placed { fleet, seats } => match seats.get(node) {
                 Some(seat) => Self::Seat { fleet: *fleet, seat: seat.clone() },
@@ -139,8 +139,8 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
     match seen {
         SubmittedJobObservation::Seat { fleet, seat } => match &seat {
             NodePlacement::Existing { instance, blocks, .. } if !job.has_volumes => {
-                let message = format!("assigned to instance {instance}, {blocks} of its blocks");
-                let change = Change::told(Event::Placed, message);
+                let message = format!("assigned to instance {instance}, blocks: {blocks}");
+                let change = Change::from_event(Event::Placed, message);
                 Plan::Provision { assign: Some((fleet, seat)), change, due: now }
             }
             NodePlacement::Existing { instance, .. } => {
@@ -149,7 +149,7 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
             }
             NodePlacement::New { instance_num, offers, .. } => {
                 let message =
-                    format!("instance {instance_num} of the fleet is to be created: {} offers", offers.len());
+                    format!("creating instance {instance_num} of the fleet, offers: {}", offers.len());
                 Plan::Assign { fleet, seat, message, due: now }
             }
         },
@@ -161,7 +161,8 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
             Plan::Wait { why, reserved, message, due }
         }
         SubmittedJobObservation::Never { why } => {
-            let said = refusal_summary(&why.refusals).unwrap_or_else(|| "nothing fits".to_owned());
+            let said =
+                refusal_summary(&why.refusals).unwrap_or_else(|| "no instance or offer fits".to_owned());
             let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
                 matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
             });
@@ -186,7 +187,7 @@ fn plan_assigned(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp
         SubmittedJobObservation::Attached => provision("volumes are attached", now),
         SubmittedJobObservation::AttachFailed { said } => end_with_volume_error(said),
         SubmittedJobObservation::Attaching if now.since(since) >= ATTACH_TIMEOUT => {
-            end_with_volume_error(format!("not attached within {} s", ATTACH_TIMEOUT.as_secs()))
+            end_with_volume_error(format!("volumes not attached within {} s", ATTACH_TIMEOUT.as_secs()))
         }
         SubmittedJobObservation::Attaching => {
             Plan::Recheck { due: (now + POLL_INTERVAL).min(since + ATTACH_TIMEOUT) }
@@ -206,7 +207,7 @@ fn plan_placeholder(seen: SubmittedJobObservation, since: Timestamp, now: Timest
         SubmittedJobObservation::Created => provision("its instance is being created", now),
         SubmittedJobObservation::Refused { said } => end(Ending::no_capacity(said)),
         SubmittedJobObservation::Creating if now.since(since) >= CREATE_TIMEOUT => {
-            end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_TIMEOUT.as_secs())))
+            end(Ending::no_capacity(format!("no instance was created within {} s", CREATE_TIMEOUT.as_secs())))
         }
         SubmittedJobObservation::Creating
         | SubmittedJobObservation::NotTried
@@ -222,7 +223,7 @@ fn plan_placeholder(seen: SubmittedJobObservation, since: Timestamp, now: Timest
 }
 
 fn provision(message: &str, now: Timestamp) -> Plan {
-    Plan::Provision { assign: None, change: Change::told(Event::Placed, message), due: now }
+    Plan::Provision { assign: None, change: Change::from_event(Event::Placed, message), due: now }
 }
 
 fn end_with_volume_error(said: String) -> Plan {
@@ -230,6 +231,6 @@ fn end_with_volume_error(said: String) -> Plan {
 }
 
 fn end(ending: Ending) -> Plan {
-    let message = ending.said().unwrap_or("no place for it").to_owned();
-    Plan::End { change: Change::why(Event::NotPlaced, ending.reason().as_str(), message), ending }
+    let message = ending.said().unwrap_or("no capacity").to_owned();
+    Plan::End { change: Change::new(Event::NotPlaced, ending.reason().as_str(), message), ending }
 }

@@ -36,10 +36,10 @@ pub fn give_up_timeout(lost_after: Span) -> Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeAttachment {
     pub id: VolumeId,
-    pub asked_at: Option<Timestamp>,
-    pub forced: bool,
+    pub detach_requested_at: Option<Timestamp>,
+    pub is_forced: bool,
     /// As reported by the backend.
-    pub attached: bool,
+    pub is_attached: bool,
 }
 
 /// Stored state of the submission.
@@ -48,20 +48,20 @@ pub struct TerminatingJobView {
     pub ending: Ending,
     pub terminating_since: Timestamp,
     /// Registered with the proxy or a gateway.
-    pub registered: bool,
+    pub is_registered: bool,
     /// Requests may be in flight to it.
-    pub in_use: bool,
+    pub has_open_requests: bool,
     /// True if it ever reached its runner: only then there are logs, and a runner to stop.
-    pub ran: bool,
+    pub has_run: bool,
     /// True if its task may be on the host: it was submitted, or a server failed while submitting it.
-    pub handed_over: bool,
+    pub is_task_submitted: bool,
     /// Time until which logs are drained; set by the first pass.
     pub deadline: Option<Timestamp>,
     pub stop_duration: Option<Span>,
     /// Grace period of its commands after the stop request.
     pub stop_grace: Span,
     pub volumes: Vec<VolumeAttachment>,
-    pub place: Option<HeldInstance>,
+    pub instance: Option<HeldInstance>,
     /// Time for which a host that does not respond delays the end.
     pub give_up_after: Span,
 }
@@ -156,7 +156,7 @@ impl InstanceRelease {
 pub struct FinalRelease {
     ending: Ending,
     instance: InstanceRelease,
-    gave_up_host: bool,
+    has_given_up_host: bool,
     change: Change<Event>,
 }
 
@@ -169,7 +169,7 @@ impl FinalRelease {
     }
     /// Returns whether the task may still be on a host that does not respond.
     pub const fn gave_up_host(&self) -> bool {
-        self.gave_up_host
+        self.has_given_up_host
     }
     pub const fn change(&self) -> &Change<Event> {
         &self.change
@@ -190,16 +190,16 @@ pub enum Plan {
 struct ProxyDrained;
 struct LogsDrained(ProxyDrained);
 struct ContainerRemoved {
-    _after: LogsDrained,
-    gave_up: bool,
+    _logs: LogsDrained,
+    has_given_up: bool,
 }
 struct VolumesDetached(ContainerRemoved);
 
 pub fn decide(job: &TerminatingJobView, seen: TerminatingJobObservation, now: Timestamp) -> Plan {
-    let detached = unregistered(job, now)
-        .and_then(|unregistered| quiet(job, seen, unregistered, now))
-        .and_then(|quiet| gone(job, seen, quiet, now))
-        .and_then(|gone| detached(job, gone, now));
+    let detached = check_proxy_drained(job, now)
+        .and_then(|unregistered| check_logs_drained(job, seen, unregistered, now))
+        .and_then(|quiet| check_container_removed(job, seen, quiet, now))
+        .and_then(|gone| check_volumes_detached(job, gone, now));
     match detached {
         Ok(detached) => Plan::End(final_release(job, &detached)),
         Err(step) => *step,
@@ -215,15 +215,15 @@ fn step<T>(step: TerminationStep, waits_for: &'static str, due: Timestamp) -> St
 
 /// Proves that the replica receives no more requests and that those in flight were answered. One that ended by itself
 /// answers none, and an abort does not wait.
-fn unregistered(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrained> {
-    if job.registered {
-        return step(TerminationStep::Unregister, "the proxy to let go", now);
+fn check_proxy_drained(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrained> {
+    if job.is_registered {
+        return step(TerminationStep::Unregister, "the proxy to unregister it", now);
     }
     let drained_by = job.terminating_since + DRAIN_GRACE;
-    if job.in_use && should_request_stop(job.ending.reason()) && now < drained_by {
+    if job.has_open_requests && should_request_stop(job.ending.reason()) && now < drained_by {
         return step(
             TerminationStep::Wait,
-            "requests on their way to it",
+            "requests in flight",
             (now + DRAIN_POLL_INTERVAL).min(drained_by),
         );
     }
@@ -231,7 +231,7 @@ fn unregistered(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrai
 }
 
 /// Proves that the grace period is over and the logs are stored, or that the time limit passed.
-fn quiet(
+fn check_logs_drained(
     job: &TerminatingJobView,
     seen: TerminatingJobObservation,
     before: ProxyDrained,
@@ -239,8 +239,8 @@ fn quiet(
 ) -> StepProof<LogsDrained> {
     let reason = job.ending.reason();
     // A terminated instance has no logs.
-    let is_gone = job.place.is_none_or(|place| place.status == instance::Status::Terminated);
-    if is_gone || !job.ran || reason == TerminationReason::AbortedByUser {
+    let is_gone = job.instance.is_none_or(|place| place.status == instance::Status::Terminated);
+    if is_gone || !job.has_run || reason == TerminationReason::AbortedByUser {
         return Ok(LogsDrained(before));
     }
     let Some(deadline) = job.deadline else {
@@ -263,7 +263,7 @@ fn quiet(
         // The host has been unreachable for as long as permitted.
         LogDrain::Silent if now >= job.terminating_since + job.give_up_after => Ok(LogsDrained(before)),
         LogDrain::Silent => {
-            step(TerminationStep::DrainLogs, "the host to answer", (now + POLL_INTERVAL).min(deadline))
+            step(TerminationStep::DrainLogs, "the host to respond", (now + POLL_INTERVAL).min(deadline))
         }
     }
 }
@@ -296,21 +296,23 @@ const fn should_request_stop(reason: TerminationReason) -> bool {
 }
 
 /// Proves that the container is gone, or that the wait for the host was abandoned.
-fn gone(
+fn check_container_removed(
     job: &TerminatingJobView,
     seen: TerminatingJobObservation,
     before: LogsDrained,
     now: Timestamp,
 ) -> StepProof<ContainerRemoved> {
-    let Some(place) = job.place else { return Ok(ContainerRemoved { _after: before, gave_up: false }) };
+    let Some(place) = job.instance else {
+        return Ok(ContainerRemoved { _logs: before, has_given_up: false });
+    };
     match place.status {
         // The instance is terminated, and the container with it.
-        instance::Status::Terminated => return Ok(ContainerRemoved { _after: before, gave_up: false }),
+        instance::Status::Terminated => return Ok(ContainerRemoved { _logs: before, has_given_up: false }),
         // The instance does not exist yet: no task is submitted to a pending instance.
-        instance::Status::Pending => return Ok(ContainerRemoved { _after: before, gave_up: false }),
+        instance::Status::Pending => return Ok(ContainerRemoved { _logs: before, has_given_up: false }),
         // The task was never submitted to an instance that is not ready yet.
-        instance::Status::Provisioning if !job.handed_over => {
-            return Ok(ContainerRemoved { _after: before, gave_up: false });
+        instance::Status::Provisioning if !job.is_task_submitted => {
+            return Ok(ContainerRemoved { _logs: before, has_given_up: false });
         }
         instance::Status::Provisioning
         | instance::Status::Idle
@@ -319,17 +321,19 @@ fn gone(
     }
     if !place.has_shim {
         // The container is the instance: it ends with it, which `Instance::Ended` requests.
-        return Ok(ContainerRemoved { _after: before, gave_up: false });
+        return Ok(ContainerRemoved { _logs: before, has_given_up: false });
     }
     let give_up_at = job.terminating_since + job.give_up_after;
     match seen.task {
-        TaskPresence::Gone => Ok(ContainerRemoved { _after: before, gave_up: false }),
+        TaskPresence::Gone => Ok(ContainerRemoved { _logs: before, has_given_up: false }),
         TaskPresence::NotAsked | TaskPresence::There => {
-            step(TerminationStep::RemoveTask, "its container to go", retry_at(seen.task, now))
+            step(TerminationStep::RemoveTask, "its container to be removed", retry_at(seen.task, now))
         }
-        TaskPresence::Silent if now >= give_up_at => Ok(ContainerRemoved { _after: before, gave_up: true }),
+        TaskPresence::Silent if now >= give_up_at => {
+            Ok(ContainerRemoved { _logs: before, has_given_up: true })
+        }
         TaskPresence::Silent => {
-            step(TerminationStep::Wait, "the host to answer", (now + POLL_INTERVAL).min(give_up_at))
+            step(TerminationStep::Wait, "the host to respond", (now + POLL_INTERVAL).min(give_up_at))
         }
     }
 }
@@ -341,26 +345,28 @@ fn retry_at(task: TaskPresence, now: Timestamp) -> Timestamp {
     }
 }
 
-fn detached(
+fn check_volumes_detached(
     job: &TerminatingJobView,
     before: ContainerRemoved,
     now: Timestamp,
 ) -> StepProof<VolumesDetached> {
-    let attached: Vec<&VolumeAttachment> = job.volumes.iter().filter(|volume| volume.attached).collect();
+    let attached: Vec<&VolumeAttachment> = job.volumes.iter().filter(|volume| volume.is_attached).collect();
     if attached.is_empty() {
         return Ok(VolumesDetached(before));
     }
     let ids = |volumes: Vec<&VolumeAttachment>| volumes.iter().map(|volume| volume.id).collect();
     let unasked: Vec<&VolumeAttachment> =
-        attached.iter().filter(|volume| volume.asked_at.is_none()).copied().collect();
+        attached.iter().filter(|volume| volume.detach_requested_at.is_none()).copied().collect();
     if !unasked.is_empty() {
         let soft = TerminationStep::Detach { volumes: ids(unasked), force: false };
         return step(soft, "its volumes to detach", now + POLL_INTERVAL);
     }
     let stop_over = job.stop_duration.is_some_and(|limit| now >= job.terminating_since + limit);
-    let may_force = stop_over || before.gave_up || job.ending.reason() == TerminationReason::AbortedByUser;
+    let may_force =
+        stop_over || before.has_given_up || job.ending.reason() == TerminationReason::AbortedByUser;
     let ripe = |volume: &&&VolumeAttachment| {
-        !volume.forced && volume.asked_at.is_some_and(|asked| now.since(asked) >= FORCE_DETACH_AFTER)
+        !volume.is_forced
+            && volume.detach_requested_at.is_some_and(|asked| now.since(asked) >= FORCE_DETACH_AFTER)
     };
     let ripe: Vec<&VolumeAttachment> = attached.iter().filter(ripe).copied().collect();
     if may_force && !ripe.is_empty() {
@@ -371,7 +377,7 @@ fn detached(
 }
 
 fn final_release(job: &TerminatingJobView, VolumesDetached(gone): &VolumesDetached) -> FinalRelease {
-    let instance = match job.place {
+    let instance = match job.instance {
         None => InstanceRelease::None,
         Some(place) => match place.status {
             instance::Status::Terminating | instance::Status::Terminated => InstanceRelease::Unchanged,
@@ -390,14 +396,14 @@ fn final_release(job: &TerminatingJobView, VolumesDetached(gone): &VolumesDetach
         },
     };
     let reason = job.ending.reason().as_str();
-    let message = match (job.ending.said(), gone.gave_up) {
+    let message = match (job.ending.said(), gone.has_given_up) {
         (Some(said), false) => said.to_owned(),
-        (None, false) => "everything is released".to_owned(),
+        (None, false) => "all resources are released".to_owned(),
         (_, true) => format!(
-            "the host stayed silent for {} s and was given up; its agent removes the task when it returns",
+            "gave up on the host after {} s without a response; its agent removes the task when it is back",
             job.give_up_after.as_secs()
         ),
     };
-    let change = Change::why(job.ending.final_status().event(), reason, message);
-    FinalRelease { ending: job.ending.clone(), instance, gave_up_host: gone.gave_up, change }
+    let change = Change::new(job.ending.final_status().event(), reason, message);
+    FinalRelease { ending: job.ending.clone(), instance, has_given_up_host: gone.has_given_up, change }
 }

@@ -41,24 +41,24 @@ pub struct ManagedJobView<'a> {
     /// One for each task of the plan.
     pub tasks: Vec<TaskView>,
     /// Random number from 0 to 1, for jitter.
-    pub dice: f64,
+    pub jitter: f64,
 }
 
 /// Cancellation by a user; only a task that ended before it keeps its own final status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelRequest {
     /// Time for pending output to be written.
-    pub graceful: Option<Span>,
+    pub grace: Option<Span>,
 }
 
 #[derive(Clone, Debug)]
 pub struct TaskView {
     pub record: TaskRecord,
-    pub seen: AttemptObservation,
+    pub observation: AttemptObservation,
     /// True if all nodes of the task are available on the spot market now.
-    pub spot_capacity: bool,
+    pub has_spot_capacity: bool,
     /// True if capacity appeared since the task began to wait for its next attempt.
-    pub new_capacity: bool,
+    pub has_new_capacity: bool,
     /// Completed work, as the program reports it; otherwise the time in RUNNING counts.
     pub progress: Option<Span>,
     /// Time since which the nodes of the newest attempt are being released.
@@ -97,7 +97,7 @@ pub struct Decision {
     pub schedule: Schedule,
     pub status: Status,
     /// Tasks that wait for a launch slot afterwards: wake the pipeline that grants them.
-    pub wants_slot: Vec<u32>,
+    pub waiting_for_slot: Vec<u32>,
     /// `None`: no further pass.
     pub due_at: Option<Timestamp>,
 }
@@ -107,8 +107,8 @@ pub struct Decision {
 pub struct TaskDecision {
     pub task: u32,
     pub record: TaskRecord,
-    pub moves: Vec<TaskTransition>,
-    pub act: Option<AttemptAction>,
+    pub transitions: Vec<TaskTransition>,
+    pub action: Option<AttemptAction>,
 }
 
 /// One transition for the event log.
@@ -146,7 +146,7 @@ pub struct SubmitAttempt {
 pub struct StopAttempt {
     pub attempt: u32,
     /// Time for pending output; `None`: as the run is configured.
-    pub graceful: Option<Span>,
+    pub grace: Option<Span>,
 }
 
 /// Returns the next steps of the job at `now`.
@@ -157,24 +157,24 @@ pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     for (index, seen) in view.tasks.iter().enumerate() {
         let Some(plan) = view.plan.tasks.get(index) else { continue };
         // Earlier tasks of this pass count: what depends on a failure is cancelled in the same pass.
-        let turn = turn(view, &records, index, now);
-        let mut pass = TaskPass::new(plan, seen, view.dice, now);
+        let turn = task_permission(view, &records, index, now);
+        let mut pass = TaskPass::new(plan, seen, view.jitter, now);
         pass.run(turn);
         let (record, decision, next) = pass.finish(index);
         records[index] = record;
         tasks.extend(decision);
-        due = earlier(due, next);
+        due = earliest(due, next);
     }
     let (schedule, wants_slot) = schedule_summary(view.plan, &records, view.cancel.is_some(), now);
     let counts = |index: usize| u32::try_from(index).is_ok_and(|task| view.plan.is_primary(task));
     let counted = records.iter().enumerate().filter(|(index, _)| counts(*index));
     let status = job_status(counted.map(|(_, record)| record.status));
     let rest = if tasks.is_empty() { POLL_IDLE } else { POLL_ACTIVE };
-    let due_at = (schedule != Schedule::Done).then(|| earlier(due, Some(now + rest))).flatten();
-    Decision { tasks, schedule, status, wants_slot, due_at }
+    let due_at = (schedule != Schedule::Done).then(|| earliest(due, Some(now + rest))).flatten();
+    Decision { tasks, schedule, status, waiting_for_slot: wants_slot, due_at }
 }
 
-fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
+fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -194,12 +194,17 @@ pub(crate) enum TaskPermission {
     RunUntil(Timestamp),
 }
 
-fn turn(view: &ManagedJobView<'_>, records: &[TaskRecord], index: usize, now: Timestamp) -> TaskPermission {
+fn task_permission(
+    view: &ManagedJobView<'_>,
+    records: &[TaskRecord],
+    index: usize,
+    now: Timestamp,
+) -> TaskPermission {
     let unclaimed = !has_launched(records);
     if let Some(cancel) = view.cancel {
         return TaskPermission::End {
             why: "a user cancelled the job".to_owned(),
-            graceful: cancel.graceful,
+            graceful: cancel.grace,
             unclaimed,
         };
     }
@@ -213,7 +218,11 @@ fn turn(view: &ManagedJobView<'_>, records: &[TaskRecord], index: usize, now: Ti
                     continue;
                 };
                 if record.status.is_final() && !has_succeeded(record) {
-                    return end(format!("task {} ended as {}", view.plan.task_name(task), record.status));
+                    return end(format!(
+                        "task {} ended with status {}",
+                        view.plan.task_name(task),
+                        record.status
+                    ));
                 }
             }
             let ready = are_dependencies_met(view.plan, records, index);
@@ -303,5 +312,5 @@ fn schedule_summary(
         }
         lanes.push((record.schedule, first));
     }
-    (slots::shown(&lanes, has_launched(records)), wants_slot)
+    (slots::job_schedule(&lanes, has_launched(records)), wants_slot)
 }

@@ -91,8 +91,8 @@ pub fn waiting_message(probes: &[ProbeSpec], states: &[ProbeState]) -> Option<St
     let method = probe.method.as_str().to_ascii_uppercase();
     let so_far = format!("{} of {}", state.success_streak, probe.ready_after);
     Some(match state.said {
-        Some(said) => format!("probe {method} {}: {so_far} in a row; {said}", probe.url),
-        None => format!("probe {method} {}: {so_far} in a row", probe.url),
+        Some(said) => format!("probe {method} {}: {so_far} successes in a row; {said}", probe.url),
+        None => format!("probe {method} {}: {so_far} successes in a row", probe.url),
     })
 }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_ready_after_enough_successes_in_a_row_and_out_after_three_failures() {
+    fn a_replica_is_ready_after_consecutive_successes_and_unready_after_three_failures() {
         check(&probe(1, false), "-+-+", "nyyy");
         check(&probe(2, false), "+-++", "nnny");
         check(&probe(1, false), "+--+---+", "yyyyyyny");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_counts_from_the_end_of_the_last_one_and_until_ready_ends_it() {
+    fn next_probe_is_due_one_interval_after_the_last_and_until_ready_stops_probing() {
         let state = apply_result(&ProbeState::default(), Ok(()), Timestamp::from_secs(100));
         assert_eq!(next_probe_at(&probe(1, false), &state), Some(Timestamp::from_secs(115)));
         assert_eq!(next_probe_at(&probe(2, true), &state), Some(Timestamp::from_secs(115)));
@@ -152,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_replica_waits_for_is_told() {
+    fn waiting_message_shows_probe_progress_and_the_last_error() {
         let failed = apply_result(&ProbeState::default(), Err("it answers 500".to_owned()), Timestamp(1));
         let told = waiting_message(&[probe(2, false)], &[failed]);
-        assert_eq!(told.as_deref(), Some("probe GET /health: 0 of 2 in a row; it answers 500"));
+        assert_eq!(told.as_deref(), Some("probe GET /health: 0 of 2 successes in a row; it answers 500"));
         assert_eq!(waiting_message(&[], &[]), None);
     }
 }

@@ -29,9 +29,9 @@ pub struct ReplicaGroupView {
     /// Replicas that exist or will: without those that a scale-down removed.
     pub replicas: Vec<GroupReplica>,
     /// Numbers of former replicas, free for reuse.
-    pub free: Vec<u32>,
+    pub free_nums: Vec<u32>,
     /// Numbers of replicas that are terminating.
-    pub leaving: Vec<u32>,
+    pub leaving_nums: Vec<u32>,
     /// Traffic within the window; `None` if it is not measured.
     pub traffic: Option<Traffic>,
 }
@@ -40,7 +40,7 @@ pub struct ReplicaGroupView {
 pub struct GroupReplica {
     pub num: u32,
     /// True if it has the current configuration.
-    pub current: bool,
+    pub is_current: bool,
     pub stage: ReplicaStage,
 }
 
@@ -76,9 +76,9 @@ pub struct ReplicaPlan {
     /// Group of each of those.
     pub groups: BTreeMap<u32, String>,
     pub surplus: Vec<u32>,
-    pub memory: BTreeMap<String, ScalingState>,
+    pub scaling: BTreeMap<String, ScalingState>,
     /// Reasons for changes of the number, for the event.
-    pub why: Vec<String>,
+    pub reasons: Vec<String>,
 }
 
 /// Decides which replicas should exist. `began` is when the run was submitted.
@@ -93,14 +93,14 @@ pub fn decide(
     let mut used = BTreeSet::new();
     for group in groups {
         used.extend(group.replicas.iter().map(|replica| replica.num));
-        used.extend(group.free.iter().chain(&group.leaving));
+        used.extend(group.free_nums.iter().chain(&group.leaving_nums));
     }
     for group in groups {
         let before = memory.get(&group.name).cloned();
         let before = before.unwrap_or(ScalingState { desired: group.min, scaled_at: began, said: None });
-        let after = scaling::scale(group, before, now, &mut wanted.why);
+        let after = scaling::scale(group, before, now, &mut wanted.reasons);
         let (keep, mut missing) = plan_group(group, after.desired, pace, &mut wanted.surplus);
-        let mut free = group.free.iter().copied().collect::<BTreeSet<u32>>();
+        let mut free = group.free_nums.iter().copied().collect::<BTreeSet<u32>>();
         let mut nums: Vec<u32> = keep;
         while missing > 0 {
             let num =
@@ -113,7 +113,7 @@ pub fn decide(
             wanted.start.push(ReplicaStart { replica: num, jobs: 1 });
             wanted.groups.insert(num, group.name.clone());
         }
-        wanted.memory.insert(group.name.clone(), after);
+        wanted.scaling.insert(group.name.clone(), after);
     }
     wanted.start.sort_by_key(|start| start.replica);
     wanted.surplus.sort_unstable();
@@ -127,8 +127,8 @@ fn plan_group(
     pace: &RolloutPolicy,
     surplus: &mut Vec<u32>,
 ) -> (Vec<u32>, u32) {
-    let mut current: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| r.current).collect();
-    let mut old: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| !r.current).collect();
+    let mut current: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| r.is_current).collect();
+    let mut old: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| !r.is_current).collect();
     // Most advanced first, then the lowest number: those at the end are removed.
     let by_worth = |a: &GroupReplica, b: &GroupReplica| b.stage.cmp(&a.stage).then(a.num.cmp(&b.num));
     current.sort_by(by_worth);
@@ -158,7 +158,7 @@ fn plan_group(
     old.retain(|replica| !leaves.contains(&replica.num));
 
     // A terminating replica still occupies its host: a replacement that starts too early would find no capacity.
-    let there = current.len() + old.len() + leaves.len() + group.leaving.len();
+    let there = current.len() + old.len() + leaves.len() + group.leaving_nums.len();
     let room = if old.is_empty() { desired } else { desired.saturating_add(pace.surge) };
     let missing = (desired as usize - current.len()).min((room as usize).saturating_sub(there));
     let keep = current.iter().chain(&old).map(|replica| replica.num).collect();

@@ -31,7 +31,7 @@ const POLL_QUIET: Span = Span::mins(5);
 
 const SIBLING_FAILED_MESSAGE: &str = "another job of its replica failed; the replica is retried as a whole";
 const SCALED_DOWN_MESSAGE: &str = "the service needs fewer replicas";
-const REPLACED_MESSAGE: &str = "a newer deployment replaced it";
+const REPLACED_MESSAGE: &str = "replaced by a newer deployment";
 
 /// A run as stored, with the latest submission of each of its jobs.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub struct RunView {
     /// Set when the run became terminating.
     pub ending: Option<run::Ending>,
     /// Stop request of a user; overrides everything but a final status.
-    pub stop_asked: Option<RequestedStop>,
+    pub requested_stop: Option<RequestedStop>,
     pub submitted_at: Timestamp,
     /// Number of times in a row that the run returned to pending for a retry.
     pub attempt: u32,
@@ -52,7 +52,7 @@ pub struct RunView {
     pub retry: Option<Policy>,
     pub stop_criteria: StopCriteria,
     /// Every running replica of the gateway rejected the service.
-    pub gateway_failed: bool,
+    pub has_gateway_failed: bool,
     /// Replicas of this execution; while a scheduled run waits for its slot, those of the last one.
     pub replicas: Vec<ReplicaView>,
     /// Replicas that a start of this run submits now: for a task, all of them; for a service, those that the autoscaler
@@ -61,28 +61,28 @@ pub struct RunView {
     /// Replicas of a service that a scale-down or a rolling deployment removes now.
     pub surplus: Vec<u32>,
     /// The deployment on trial is rolled back now: the next pass uses the previous configuration.
-    pub rolls_back: bool,
+    pub is_rolling_back: bool,
 }
 
 impl RunView {
     /// Returns when this execution started: for a scheduled run, the slot that fired.
     fn started_at(&self) -> Timestamp {
-        self.schedule.as_ref().and_then(|schedule| schedule.fired).unwrap_or(self.submitted_at)
+        self.schedule.as_ref().and_then(|schedule| schedule.last_slot).unwrap_or(self.submitted_at)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestedStop {
     /// Kills the jobs at once, without a grace period.
-    pub abort: bool,
+    pub is_abort: bool,
 }
 
 impl RequestedStop {
     fn ending(self) -> run::Ending {
-        if self.abort {
-            run::Ending::new(run::TerminationReason::AbortedByUser, "a user aborted it")
+        if self.is_abort {
+            run::Ending::new(run::TerminationReason::AbortedByUser, "aborted by a user")
         } else {
-            run::Ending::new(run::TerminationReason::StoppedByUser, "a user stopped it")
+            run::Ending::new(run::TerminationReason::StoppedByUser, "stopped by a user")
         }
     }
 }
@@ -91,9 +91,9 @@ impl RequestedStop {
 pub struct ScheduleState {
     pub crons: CronSchedule,
     /// Slot that the pending run waits for; `None` during an execution.
-    pub next: Option<Timestamp>,
+    pub next_slot: Option<Timestamp>,
     /// Slot that fired last.
-    pub fired: Option<Timestamp>,
+    pub last_slot: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub enum StopCriteria {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaView {
     pub num: u32,
-    pub weight: ReplicaRole,
+    pub role: ReplicaRole,
     pub jobs: Vec<JobView>,
 }
 
@@ -129,7 +129,7 @@ pub struct JobView {
     pub submission: u32,
     pub state: SubmissionState,
     /// Submissions in this execution of the run, including the latest.
-    pub tries: u32,
+    pub attempts: u32,
     /// Number of submissions that failed in a row, up to the latest.
     pub failures: u32,
     /// Time at which the first of them that had an instance ended, or began to end.
@@ -149,7 +149,7 @@ pub enum SubmissionState {
 
 impl SubmissionState {
     /// Builds the state from the two columns. A row without its reason receives the most general one of its status.
-    pub fn of(status: job::Status, ending: Option<job::Ending>) -> Self {
+    pub fn from_stored(status: job::Status, ending: Option<job::Ending>) -> Self {
         let or = |reason| ending.clone().unwrap_or(job::Ending::new(reason));
         match status {
             job::Status::Submitted => Self::Submitted,
@@ -221,7 +221,7 @@ pub struct Plan {
     pub ending: Option<run::Ending>,
     pub attempt: u32,
     pub next_triggered_at: Option<Timestamp>,
-    pub fired: Option<Timestamp>,
+    pub last_slot: Option<Timestamp>,
     /// A run that returns to pending may be placed in another fleet.
     pub fleet: FleetUpdate,
     pub submit: Vec<NewSubmission>,
@@ -229,7 +229,7 @@ pub struct Plan {
     /// `None`: no further pass.
     pub due_at: Option<Timestamp>,
     /// Message for the event.
-    pub why: String,
+    pub message: String,
 }
 
 impl Plan {
@@ -240,7 +240,7 @@ impl Plan {
             Some(ending) => ending.reason().as_str(),
             None => event.as_str(),
         };
-        Some(Change::why(event, reason, self.why.clone()))
+        Some(Change::new(event, reason, self.message.clone()))
     }
 }
 
@@ -248,7 +248,7 @@ impl JobEnd {
     /// Returns the change for the event log of the job.
     pub fn change(&self) -> Change<job::Event> {
         let said = self.ending.said().unwrap_or_default();
-        Change::why(job::Event::StopAsked, self.ending.reason().as_str(), said)
+        Change::new(job::Event::StopAsked, self.ending.reason().as_str(), said)
     }
 }
 
@@ -276,7 +276,7 @@ pub struct JobEnd {
 
 /// Returns the next step of a run.
 pub fn decide(run: &RunView, now: Timestamp) -> Plan {
-    if let Some(stop) = run.stop_asked
+    if let Some(stop) = run.requested_stop
         && let Some(plan) = plan_stop(run, stop, now)
     {
         return plan;
@@ -286,7 +286,7 @@ pub fn decide(run: &RunView, now: Timestamp) -> Plan {
         run::Status::Submitted | run::Status::Provisioning | run::Status::Running => plan_active(run, now),
         run::Status::Terminating => plan_terminating(run, true, now),
         run::Status::Terminated | run::Status::Failed | run::Status::Done => {
-            Plan { due_at: None, ..unchanged(run, now, "the run is over") }
+            Plan { due_at: None, ..unchanged(run, now, "the run has ended") }
         }
     }
 }
@@ -317,7 +317,7 @@ fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan>
         }
         run::Status::Terminating => {
             let reason = run.ending.as_ref().map(run::Ending::reason);
-            let hurries = stop.abort && reason == Some(run::TerminationReason::StoppedByUser);
+            let hurries = stop.is_abort && reason == Some(run::TerminationReason::StoppedByUser);
             // A scheduled run between two executions must not start again either.
             let ends_schedule = run.schedule.is_some() && reason.is_some_and(|reason| !reason.is_by_user());
             if !hurries && !ends_schedule {
@@ -330,7 +330,7 @@ fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan>
 }
 
 fn plan_active(run: &RunView, now: Timestamp) -> Plan {
-    let DerivedRun { verdict, retries } = derive(run, now);
+    let DerivedRun { status: verdict, retries } = derive(run, now);
     match verdict {
         DerivedStatus::End(ending) => begin_termination(run, ending, now),
         DerivedStatus::Idle(why) => {
@@ -370,7 +370,7 @@ fn has_no_job_changes(plan: &Plan) -> bool {
 
 /// Keeps the run active; replicas to retry are ended, then resubmitted in the same run.
 fn continue_run(run: &RunView, event: run::Event, retries: &[&ReplicaView], now: Timestamp) -> Plan {
-    let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
+    let status = run::step(run.status, event).status_after(run.status).unwrap_or(run.status);
     let again: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
     let added = run.start.iter().filter(|start| is_inactive(run, start.replica));
     let added: Vec<_> = added.flat_map(|start| submit_replica(run, *start)).collect();
@@ -378,8 +378,7 @@ fn continue_run(run: &RunView, event: run::Event, retries: &[&ReplicaView], now:
     let gone: Vec<_> = gone
         .filter(|replica| retries.iter().all(|retry| retry.num != replica.num))
         .flat_map(|replica| {
-            let said =
-                if replica.weight == ReplicaRole::Gone { REPLACED_MESSAGE } else { SCALED_DOWN_MESSAGE };
+            let said = if replica.role == ReplicaRole::Gone { REPLACED_MESSAGE } else { SCALED_DOWN_MESSAGE };
             end_live_jobs(replica, job::TerminationReason::ScaledDown, said)
         })
         .collect();
@@ -416,7 +415,7 @@ fn begin_termination(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan
         event: Some(run::Event::EndDecided),
         status: run::Status::Terminating,
         due_at: Some(if are_all_final(run) { now } else { now + POLL_CHANGING }),
-        why: ending.said().to_owned(),
+        message: ending.said().to_owned(),
         ending: Some(ending),
         end,
         ..unchanged(run, now, "")
@@ -427,18 +426,18 @@ fn plan_pending(run: &RunView, now: Timestamp) -> Plan {
     if run.attempt > 0 {
         return plan_pending_retry(run, now);
     }
-    let Some(scheduled) = &run.schedule else { return start(run, now, "requests arrived") };
-    match scheduled.next {
+    let Some(scheduled) = &run.schedule else { return start_replicas(run, now, "requests arrived") };
+    match scheduled.next_slot {
         Some(slot) if slot <= now => {
-            let plan = start(run, now, "its cron slot came");
+            let plan = start_replicas(run, now, "its cron slot was reached");
             match plan.event {
-                Some(_) => Plan { fired: Some(slot), next_triggered_at: None, ..plan },
+                Some(_) => Plan { last_slot: Some(slot), next_triggered_at: None, ..plan },
                 None => plan,
             }
         }
         Some(slot) => Plan { due_at: Some(slot), ..unchanged(run, now, "waiting for its cron slot") },
         None => {
-            let next = schedule::next_slot(&scheduled.crons, scheduled.fired, now);
+            let next = schedule::next_slot(&scheduled.crons, scheduled.last_slot, now);
             Plan { next_triggered_at: next, due_at: next, ..unchanged(run, now, "waiting for its cron slot") }
         }
     }
@@ -457,19 +456,19 @@ fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
 
 /// Plans a retry, which was decided when the run became pending: the delay does not count against its time limit.
 fn plan_pending_retry(run: &RunView, now: Timestamp) -> Plan {
-    if let DerivedStatus::End(ending) = derive(run, run.pending_since.min(now)).verdict {
+    if let DerivedStatus::End(ending) = derive(run, run.pending_since.min(now)).status {
         return begin_termination(run, ending, now);
     }
     let ready_at = run.pending_since + next_retry(run, run.pending_since).1;
     if now < ready_at {
-        let why = format!("retry {} waits for its delay", run.attempt);
+        let why = format!("waiting for the delay of retry {}", run.attempt);
         return Plan { due_at: Some(ready_at), ..unchanged(run, now, why) };
     }
-    start(run, now, "the retry's delay is over")
+    start_replicas(run, now, "the retry delay is over")
 }
 
 /// Creates the submissions of a start. A replica with a terminating job has to wait.
-fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
+fn start_replicas(run: &RunView, now: Timestamp, why: &str) -> Plan {
     // Replicas that succeeded within this execution are not repeated; a new execution repeats everything.
     let repeats = run.attempt > 0;
     let wanted: Vec<_> = run.start.iter().filter(|start| !repeats || !is_done(run, start.replica)).collect();
@@ -484,7 +483,7 @@ fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
     if submit.is_empty() {
         return Plan {
             due_at: Some(now + POLL_CHANGING),
-            ..unchanged(run, now, "waiting for its former jobs to end")
+            ..unchanged(run, now, "waiting for its previous jobs to end")
         };
     }
     Plan {
@@ -499,7 +498,7 @@ fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
 /// Plans the end of the run. `is_told`: the reason was already recorded when the end was decided.
 fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
-        run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
+        run::Ending::new(run::TerminationReason::ServerError, "the run ended without a reason")
     });
     if !are_all_final(run) {
         let end = end_jobs(run, &ending);
@@ -512,7 +511,7 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     }
     let next = match &run.schedule {
         Some(scheduled) if !ending.reason().is_by_user() => {
-            schedule::next_slot(&scheduled.crons, scheduled.fired, now)
+            schedule::next_slot(&scheduled.crons, scheduled.last_slot, now)
         }
         Some(_) | None => None,
     };
@@ -534,7 +533,7 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
         status: last.status(),
         next_triggered_at: None,
         due_at: None,
-        why: if is_told { format!("the run is {}", last.status()) } else { ending.said().to_owned() },
+        message: if is_told { format!("the run is {}", last.status()) } else { ending.said().to_owned() },
         ending: Some(ending),
         ..unchanged(run, now, "")
     }
@@ -547,13 +546,13 @@ fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
         status: run.status,
         ending: run.ending.clone(),
         attempt: run.attempt,
-        next_triggered_at: run.schedule.as_ref().and_then(|s| s.next),
-        fired: run.schedule.as_ref().and_then(|s| s.fired),
+        next_triggered_at: run.schedule.as_ref().and_then(|s| s.next_slot),
+        last_slot: run.schedule.as_ref().and_then(|s| s.last_slot),
         fleet: FleetUpdate::Keep,
         submit: Vec::new(),
         end: Vec::new(),
         due_at: Some(now + POLL_ACTIVE),
-        why: why.into(),
+        message: why.into(),
     }
 }
 
@@ -630,7 +629,7 @@ fn is_inactive(run: &RunView, replica: u32) -> bool {
         |job: &JobView| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
     match run.replicas.iter().find(|r| r.num == replica) {
         Some(replica) => {
-            let is_gone = replica.weight == ReplicaRole::Gone || replica.jobs.iter().any(is_scaled_down);
+            let is_gone = replica.role == ReplicaRole::Gone || replica.jobs.iter().any(is_scaled_down);
             is_gone && replica.jobs.iter().all(|job| job.state.is_final())
         }
         None => true,

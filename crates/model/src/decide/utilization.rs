@@ -43,13 +43,13 @@ mod tests {
     }
 
     #[test]
-    fn one_idle_gpu_of_two_is_enough() {
+    fn one_idle_gpu_of_two_makes_the_job_idle() {
         assert!(is_idle(&samples(10, |_| vec![95, 19])));
         assert!(!is_idle(&samples(10, |_| vec![95, 20])));
     }
 
     #[test]
-    fn one_busy_sample_in_the_window_clears_it_and_one_before_it_does_not() {
+    fn a_busy_sample_prevents_idleness_only_inside_the_window() {
         assert!(!is_idle(&samples(10, |ago| vec![if ago == 7 { 50 } else { 0 }])));
         assert!(is_idle(&samples(12, |ago| vec![if ago == 11 { 50 } else { 0 }])));
     }

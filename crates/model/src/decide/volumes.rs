@@ -21,9 +21,9 @@ pub struct VolumeView {
     pub status: Status,
     pub created_at: Timestamp,
     /// Not created by windlass, and not deleted by it.
-    pub external: bool,
-    pub delete_asked: bool,
-    pub attached: bool,
+    pub is_external: bool,
+    pub is_delete_requested: bool,
+    pub is_attached: bool,
     /// Time at which it was last detached, or created.
     pub unattached_since: Option<Timestamp>,
     pub cleanup_after: Option<Span>,
@@ -52,25 +52,25 @@ pub struct Plan {
     pub action: Option<Action>,
     pub change: Option<Change<Event>>,
     /// The row is removed from all lists.
-    pub gone: bool,
+    pub is_removed: bool,
     pub note: Option<String>,
     pub due: Timestamp,
 }
 
 fn unchanged(due: Timestamp) -> Plan {
-    Plan { action: None, change: None, gone: false, note: None, due }
+    Plan { action: None, change: None, is_removed: false, note: None, due }
 }
 
 fn with_action(action: Action, now: Timestamp) -> Plan {
     Plan { action: Some(action), ..unchanged(now) }
 }
 
-fn change(event: Event, message: impl Into<String>, now: Timestamp) -> Plan {
-    Plan { change: Some(Change::told(event, message)), ..unchanged(now) }
+fn with_change(event: Event, message: impl Into<String>, now: Timestamp) -> Plan {
+    Plan { change: Some(Change::from_event(event, message)), ..unchanged(now) }
 }
 
 pub fn decide(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
-    if volume.delete_asked {
+    if volume.is_delete_requested {
         return plan_deleting(volume, seen, now);
     }
     match volume.status {
@@ -83,18 +83,19 @@ pub fn decide(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> 
 fn plan_starting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     let deadline = volume.created_at + PROVISIONING_TIMEOUT;
     match seen {
-        VolumeObservation::Ready => change(Event::Ready, "can be attached", now),
-        VolumeObservation::Broken { said } => change(Event::Broken, said, now),
+        VolumeObservation::Ready => with_change(Event::Ready, "ready to be attached", now),
+        VolumeObservation::Broken { said } => with_change(Event::Broken, said, now),
         VolumeObservation::Creating | VolumeObservation::NotAsked if now >= deadline => {
-            change(Event::Broken, format!("not ready within {} s", PROVISIONING_TIMEOUT.as_secs()), now)
+            with_change(Event::Broken, format!("not ready within {} s", PROVISIONING_TIMEOUT.as_secs()), now)
         }
-        VolumeObservation::Creating if volume.status == Status::Submitted => {
-            Plan { due: (now + POLL_STARTING).min(deadline), ..change(Event::Created, "is being made", now) }
-        }
+        VolumeObservation::Creating if volume.status == Status::Submitted => Plan {
+            due: (now + POLL_STARTING).min(deadline),
+            ..with_change(Event::Created, "being created", now)
+        },
         VolumeObservation::Creating => unchanged((now + POLL_STARTING).min(deadline)),
         VolumeObservation::NotAsked | VolumeObservation::Deleted | VolumeObservation::NotDeleted { .. } => {
             match volume.status {
-                Status::Submitted if volume.external => with_action(Action::Register, now),
+                Status::Submitted if volume.is_external => with_action(Action::Register, now),
                 Status::Submitted => with_action(Action::Create, now),
                 Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
             }
@@ -103,25 +104,27 @@ fn plan_starting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
 }
 
 fn plan_active(volume: &VolumeView, now: Timestamp) -> Plan {
-    let idle = if volume.attached || volume.external { None } else { volume.unattached_since };
+    let idle = if volume.is_attached || volume.is_external { None } else { volume.unattached_since };
     let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return unchanged(now + POLL_INTERVAL) };
     if now >= since + limit {
         let message = format!("unattached for {} s", now.since(since).as_secs());
-        return Plan { change: Some(Change::told(Event::DeleteAsked, message)), ..unchanged(now) };
+        return Plan { change: Some(Change::from_event(Event::DeleteAsked, message)), ..unchanged(now) };
     }
     unchanged((now + POLL_INTERVAL).min(since + limit))
 }
 
 fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     match seen {
-        VolumeObservation::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..unchanged(now) },
+        VolumeObservation::Deleted => {
+            Plan { is_removed: true, note: Some("deleted".to_owned()), ..unchanged(now) }
+        }
         // A volume in use is never deleted.
         VolumeObservation::NotAsked
         | VolumeObservation::Creating
         | VolumeObservation::Ready
         | VolumeObservation::Broken { .. }
         | VolumeObservation::NotDeleted { .. }
-            if volume.attached =>
+            if volume.is_attached =>
         {
             unchanged(now + POLL_STARTING)
         }
@@ -130,9 +133,13 @@ fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
         | VolumeObservation::Ready
         | VolumeObservation::Broken { .. }
         | VolumeObservation::NotDeleted { .. }
-            if volume.external =>
+            if volume.is_external =>
         {
-            Plan { gone: true, note: Some("forgotten, not deleted".to_owned()), ..unchanged(now) }
+            Plan {
+                is_removed: true,
+                note: Some("unregistered; the external volume is kept".to_owned()),
+                ..unchanged(now)
+            }
         }
         VolumeObservation::NotDeleted { said } => {
             Plan { note: Some(format!("not deleted yet: {said}")), ..unchanged(now + DELETE_RETRY) }

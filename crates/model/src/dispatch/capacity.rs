@@ -19,12 +19,12 @@ impl ResourceAmount {
         Self { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
     }
 
-    fn holds(self, other: Self) -> bool {
+    fn covers(self, other: Self) -> bool {
         self.cpus >= other.cpus && self.memory >= other.memory && self.gpus >= other.gpus
     }
 
     #[must_use]
-    pub fn less(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self {
             cpus: self.cpus.saturating_sub(other.cpus),
             memory: self.memory.saturating_sub(other.memory),
@@ -33,15 +33,15 @@ impl ResourceAmount {
     }
 
     /// Returns the parts of `wanted` that are not available.
-    fn missing(self, wanted: Self) -> String {
+    fn describe_missing(self, wanted: Self) -> String {
         let mut text = String::new();
         let mut say = |what: &str, wanted: u64, here: u64| {
             if wanted > here {
                 let comma = if text.is_empty() { "" } else { ", " };
-                let _ = write!(text, "{comma}{wanted} {what} of {here}");
+                let _ = write!(text, "{comma}{wanted} {what} requested, {here} available");
             }
         };
-        say("cpus", wanted.cpus.into(), self.cpus.into());
+        say("CPUs", wanted.cpus.into(), self.cpus.into());
         say("bytes of memory", wanted.memory, self.memory);
         say("GPUs", wanted.gpus.into(), self.gpus.into());
         text
@@ -57,34 +57,34 @@ pub struct HostCapacity {
 
 impl HostCapacity {
     pub fn new(total: ResourceAmount, used: ResourceAmount) -> Self {
-        Self { total, free: total.less(used) }
+        Self { total, free: total.saturating_sub(used) }
     }
 }
 
 impl Capacity for HostCapacity {
-    fn fit(&self, needs: &ContainerNeeds) -> Fit {
+    fn check_fit(&self, needs: &ContainerNeeds) -> Fit {
         let wanted = ResourceAmount::from_needs(needs);
-        if needs.gpus > 0 && !needs.gpu.is_any() {
-            let wish = &needs.gpu;
+        if needs.gpus > 0 && !needs.gpu_requirement.is_any() {
+            let wish = &needs.gpu_requirement;
             return Fit::Never(format!(
-                "it asks for GPUs{wish}, and this dispatcher does not know the model of the machine's GPUs"
+                "it requests GPUs{wish}, but this dispatcher does not know the GPU model of its host"
             ));
         }
-        if !self.total.holds(wanted) {
-            Fit::Never(format!("this machine is too small: {}", self.total.missing(wanted)))
-        } else if self.free.holds(wanted) {
+        if !self.total.covers(wanted) {
+            Fit::Never(format!("this host is too small: {}", self.total.describe_missing(wanted)))
+        } else if self.free.covers(wanted) {
             Fit::Now
         } else {
-            Fit::Later(format!("waits for room on this machine: {} free", self.free.missing(wanted)))
+            Fit::Later(format!("waiting for capacity on this host: {}", self.free.describe_missing(wanted)))
         }
     }
 
-    fn take(&mut self, needs: &ContainerNeeds) {
-        self.free = self.free.less(ResourceAmount::from_needs(needs));
+    fn allocate(&mut self, needs: &ContainerNeeds) {
+        self.free = self.free.saturating_sub(ResourceAmount::from_needs(needs));
     }
 
     fn reserve(&mut self, needs: &ContainerNeeds) {
-        self.take(needs);
+        self.allocate(needs);
     }
 }
 
@@ -111,9 +111,9 @@ impl ClusterNode {
         meant.max_by_key(|(_, count)| *count).map_or((None, 0), |(name, count)| (Some(name), *count))
     }
 
-    fn holds(&self, needs: &ContainerNeeds) -> bool {
-        let size = ResourceAmount { gpus: self.matching_gpus(&needs.gpu).1, ..self.size };
-        size.holds(ResourceAmount::from_needs(needs))
+    fn fits(&self, needs: &ContainerNeeds) -> bool {
+        let size = ResourceAmount { gpus: self.matching_gpus(&needs.gpu_requirement).1, ..self.size };
+        size.covers(ResourceAmount::from_needs(needs))
     }
 }
 
@@ -128,7 +128,7 @@ pub struct NodeClass {
 }
 
 /// Returns the kinds of nodes of a cluster, by partition, smallest first. Nodes that are down are included.
-pub fn kinds(nodes: &[ClusterNode]) -> Vec<NodeClass> {
+pub fn node_classes(nodes: &[ClusterNode]) -> Vec<NodeClass> {
     let mut kinds: Vec<NodeClass> = Vec::new();
     for node in nodes {
         for partition in &node.partitions {
@@ -160,7 +160,7 @@ pub fn kinds(nodes: &[ClusterNode]) -> Vec<NodeClass> {
 pub struct ClusterCapacity {
     pub nodes: Vec<ClusterNode>,
     /// Number of jobs that may still be submitted: more would only slow down each query of its queue.
-    pub open: usize,
+    pub free_job_slots: usize,
 }
 
 impl ClusterCapacity {
@@ -173,29 +173,29 @@ impl ClusterCapacity {
     /// Returns the GPU type to request, if not any fits: the one that a fitting node has most of.
     pub fn gpu_type(&self, needs: &ContainerNeeds) -> Option<&str> {
         let fitting =
-            self.nodes.iter().filter(|node| Self::matches_placement(node, needs) && node.holds(needs));
-        let types = fitting.map(|node| node.matching_gpus(&needs.gpu));
+            self.nodes.iter().filter(|node| Self::matches_placement(node, needs) && node.fits(needs));
+        let types = fitting.map(|node| node.matching_gpus(&needs.gpu_requirement));
         types.max_by_key(|(_, count)| *count).and_then(|(gpu_type, _)| gpu_type)
     }
 }
 
 /// Formats the types as `A100 (4), T4 (2)`.
-fn gpu_types(nodes: &[&ClusterNode]) -> String {
+fn format_gpu_types(nodes: &[&ClusterNode]) -> String {
     let mut types: BTreeMap<&str, u32> = BTreeMap::new();
     for (name, count) in nodes.iter().flat_map(|node| &node.gpu_types) {
         let most = types.entry(name).or_default();
         *most = (*most).max(*count);
     }
     let told: Vec<String> = types.iter().map(|(name, count)| format!("{name} ({count})")).collect();
-    if told.is_empty() { "no GPUs that the cluster calls by a name".to_owned() } else { told.join(", ") }
+    if told.is_empty() { "no GPUs with a type name".to_owned() } else { told.join(", ") }
 }
 
 impl Capacity for ClusterCapacity {
-    fn fit(&self, needs: &ContainerNeeds) -> Fit {
+    fn check_fit(&self, needs: &ContainerNeeds) -> Fit {
         let wanted = ResourceAmount::from_needs(needs);
         let suited: Vec<&ClusterNode> =
             self.nodes.iter().filter(|node| Self::matches_placement(node, needs)).collect();
-        let big: Vec<&&ClusterNode> = suited.iter().filter(|node| node.holds(needs)).collect();
+        let big: Vec<&&ClusterNode> = suited.iter().filter(|node| node.fits(needs)).collect();
         if suited.is_empty() {
             let mut why = "no node".to_owned();
             if !needs.partitions.is_empty() {
@@ -211,33 +211,42 @@ impl Capacity for ClusterCapacity {
                 memory: most.memory.max(node.size.memory),
                 gpus: most.gpus.max(node.size.gpus),
             });
-            let missing = most.missing(wanted);
+            let missing = most.describe_missing(wanted);
             // Each part is available, but on different nodes.
             let missing = match missing.is_empty() {
-                true if needs.gpu.is_any() => "no single node has all of it".to_owned(),
-                true => format!("{} GPUs{} of {}", wanted.gpus, needs.gpu, gpu_types(&suited)),
+                true if needs.gpu_requirement.is_any() => {
+                    "no single node has all of the requested resources".to_owned()
+                }
+                true => {
+                    format!(
+                        "{} GPUs{} requested, available: {}",
+                        wanted.gpus,
+                        needs.gpu_requirement,
+                        format_gpu_types(&suited)
+                    )
+                }
                 false => missing,
             };
-            Fit::Never(format!("no node is big enough: {missing}"))
+            Fit::Never(format!("no node is large enough: {missing}"))
         } else if !big.iter().any(|node| node.is_up) {
             let names: Vec<&str> = big.iter().map(|node| node.name.as_str()).collect();
             Fit::Later(format!("every node that fits is down: {}", names.join(", ")))
-        } else if self.open == 0 {
-            Fit::Later("the cluster's queue holds as many of our jobs as it may".to_owned())
+        } else if self.free_job_slots == 0 {
+            Fit::Later("the limit for queued jobs on the cluster is reached".to_owned())
         } else {
             Fit::Now
         }
     }
 
-    fn take(&mut self, _needs: &ContainerNeeds) {
-        self.open = self.open.saturating_sub(1);
+    fn allocate(&mut self, _needs: &ContainerNeeds) {
+        self.free_job_slots = self.free_job_slots.saturating_sub(1);
     }
 
     /// Does nothing: the cluster's queue keeps the order.
     fn reserve(&mut self, _needs: &ContainerNeeds) {}
 
-    fn kinds(&self) -> Vec<NodeClass> {
-        kinds(&self.nodes)
+    fn node_classes(&self) -> Vec<NodeClass> {
+        node_classes(&self.nodes)
     }
 }
 
@@ -253,17 +262,17 @@ mod tests {
     }
 
     fn gpus(count: u32, gpu: GpuRequirement) -> ContainerNeeds {
-        ContainerNeeds { cpus: 1, memory: 1, gpus: count, gpu, ..ContainerNeeds::default() }
+        ContainerNeeds { cpus: 1, memory: 1, gpus: count, gpu_requirement: gpu, ..ContainerNeeds::default() }
     }
 
     #[test]
-    fn a_job_asks_for_the_type_of_gpu_that_its_wish_means() {
+    fn gpu_requirement_selects_the_matching_gpu_type_of_the_cluster() {
         let nodes = vec![
             with_gpus("n1", &[("a100-40", 4)]),
             with_gpus("n2", &[("tesla_t4", 8)]),
             with_gpus("n3", &[("nvidia_a100_80gb_pcie", 2), ("h100", 2)]),
         ];
-        let cluster = ClusterCapacity { nodes, open: 9 };
+        let cluster = ClusterCapacity { nodes, free_job_slots: 9 };
         let model = |model: &str| GpuRequirement { model: Some(model.into()), ..GpuRequirement::default() };
         for (count, wish, gpu_type) in [
             (1, GpuRequirement::default(), None),
@@ -282,12 +291,12 @@ mod tests {
             ),
         ] {
             let needs = gpus(count, wish);
-            assert_eq!(cluster.fit(&needs), Fit::Now, "{needs:?}");
+            assert_eq!(cluster.check_fit(&needs), Fit::Now, "{needs:?}");
             assert_eq!(cluster.gpu_type(&needs), gpu_type, "{needs:?}");
         }
-        let told = "no node is big enough: 3 GPUs A100-80GB of a100-40 (4), h100 (2), \
+        let told = "no node is large enough: 3 GPUs A100-80GB requested, available: a100-40 (4), h100 (2), \
                     nvidia_a100_80gb_pcie (2), tesla_t4 (8)";
-        assert_eq!(cluster.fit(&gpus(3, model("A100-80GB"))), Fit::Never(told.into()));
+        assert_eq!(cluster.check_fit(&gpus(3, model("A100-80GB"))), Fit::Never(told.into()));
     }
 
     fn node(name: &str, cpus: u32, gpus: u32, partition: &str) -> ClusterNode {
@@ -302,7 +311,7 @@ mod tests {
     }
 
     fn cluster() -> ClusterCapacity {
-        ClusterCapacity { nodes: vec![node("n1", 4, 0, "main"), node("n2", 2, 2, "gpu")], open: 1 }
+        ClusterCapacity { nodes: vec![node("n1", 4, 0, "main"), node("n2", 2, 2, "gpu")], free_job_slots: 1 }
     }
 
     fn needs(cpus: u32, gpus: u32) -> ContainerNeeds {
@@ -310,13 +319,16 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_says_why_something_can_never_run_there() {
-        let never = |needs: &ContainerNeeds| match cluster().fit(needs) {
+    fn a_container_that_can_never_fit_the_cluster_gets_the_reason() {
+        let never = |needs: &ContainerNeeds| match cluster().check_fit(needs) {
             Fit::Never(why) => why,
             other @ (Fit::Now | Fit::Later(_)) => panic!("{other:?}"),
         };
-        assert_eq!(never(&needs(8, 0)), "no node is big enough: 8 cpus of 4");
-        assert_eq!(never(&needs(4, 2)), "no node is big enough: no single node has all of it");
+        assert_eq!(never(&needs(8, 0)), "no node is large enough: 8 CPUs requested, 4 available");
+        assert_eq!(
+            never(&needs(4, 2)),
+            "no node is large enough: no single node has all of the requested resources"
+        );
         let elsewhere = ContainerNeeds { partitions: vec!["night".into()], ..needs(1, 0) };
         assert_eq!(never(&elsewhere), "no node in partition night");
         let odd = ContainerNeeds { features: vec!["fast".into(), "quiet".into()], ..needs(1, 0) };
@@ -324,32 +336,35 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_down_is_waited_for() {
+    fn a_container_waits_for_a_node_that_is_down() {
         let mut cluster = cluster();
         cluster.nodes[1].is_up = false;
-        assert_eq!(cluster.fit(&needs(1, 2)), Fit::Later("every node that fits is down: n2".into()));
-        assert_eq!(cluster.fit(&needs(1, 0)), Fit::Now);
+        assert_eq!(cluster.check_fit(&needs(1, 2)), Fit::Later("every node that fits is down: n2".into()));
+        assert_eq!(cluster.check_fit(&needs(1, 0)), Fit::Now);
     }
 
     #[test]
-    fn a_full_queue_of_the_cluster_is_not_filled_further() {
+    fn no_container_fits_when_the_cluster_queue_is_full() {
         let mut cluster = cluster();
-        cluster.take(&needs(1, 0));
-        assert!(matches!(cluster.fit(&needs(1, 0)), Fit::Later(_)));
+        cluster.allocate(&needs(1, 0));
+        assert!(matches!(cluster.check_fit(&needs(1, 0)), Fit::Later(_)));
     }
 
     #[test]
-    fn a_machine_keeps_what_a_bigger_one_waits_for() {
+    fn reserved_host_capacity_is_not_given_to_a_smaller_container() {
         let total = ResourceAmount { cpus: 4, memory: 100, gpus: 0 };
         let mut machine = HostCapacity::new(total, ResourceAmount { cpus: 2, ..ResourceAmount::default() });
         let big = needs(4, 0);
-        assert_eq!(machine.fit(&big), Fit::Later("waits for room on this machine: 4 cpus of 2 free".into()));
+        assert_eq!(
+            machine.check_fit(&big),
+            Fit::Later("waiting for capacity on this host: 4 CPUs requested, 2 available".into())
+        );
         machine.reserve(&big);
-        assert!(matches!(machine.fit(&needs(1, 0)), Fit::Later(_)));
+        assert!(matches!(machine.check_fit(&needs(1, 0)), Fit::Later(_)));
     }
 
     #[test]
-    fn machines_that_are_alike_are_told_once() {
+    fn identical_nodes_are_grouped_by_partition_and_size() {
         let node = |name: &str, cpus, partitions: &[&str]| ClusterNode {
             name: name.into(),
             is_up: name != "down",
@@ -359,8 +374,10 @@ mod tests {
             features: Vec::new(),
         };
         let nodes = [node("a", 8, &["main"]), node("down", 4, &["main", "big"]), node("b", 4, &["main"])];
-        let told: Vec<(String, u32, u32)> =
-            kinds(&nodes).into_iter().map(|kind| (kind.partition, kind.size.cpus, kind.count)).collect();
+        let told: Vec<(String, u32, u32)> = node_classes(&nodes)
+            .into_iter()
+            .map(|kind| (kind.partition, kind.size.cpus, kind.count))
+            .collect();
         assert_eq!(told, [("big".into(), 4, 1), ("main".into(), 4, 2), ("main".into(), 8, 1)]);
     }
 }

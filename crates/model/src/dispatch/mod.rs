@@ -32,7 +32,7 @@ impl fmt::Display for Attempt {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read an attempt: want UUID.NUMBER")]
+#[error("invalid attempt: expected UUID.NUMBER")]
 pub struct ParseAttemptError;
 
 impl FromStr for Attempt {
@@ -62,7 +62,7 @@ impl GpuRequirement {
 
     /// Returns whether a GPU of this type matches. A property that the type does not state counts as not met.
     pub fn matches(&self, gpu_type: &str) -> bool {
-        let gpu = Gpu::known(None, gpu_type, 0, None);
+        let gpu = Gpu::from_name(None, gpu_type, 0, None);
         self.model.as_ref().is_none_or(|model| gpu::matches_request(model, &gpu.name, gpu.memory_mib))
             && (self.min_memory == 0 || gpu.memory_mib << 20 >= self.min_memory)
             && self
@@ -94,13 +94,13 @@ pub struct ContainerNeeds {
     pub memory: u64,
     pub gpus: u32,
     /// Requirements on each of the GPUs.
-    pub gpu: GpuRequirement,
+    pub gpu_requirement: GpuRequirement,
     /// Empty: any partition.
     pub partitions: Vec<String>,
     /// Features that a node must have, as its administrator names them.
     pub features: Vec<String>,
     pub max_run_time: Option<Span>,
-    pub preemptible: bool,
+    pub is_preemptible: bool,
 }
 
 /// A container in a snapshot of the queue.
@@ -114,7 +114,7 @@ pub struct ContainerView {
     pub attempt: u64,
     pub created_at: Timestamp,
     /// This dispatcher holds its lock.
-    pub is_mine: bool,
+    pub is_locked_here: bool,
     pub needs: ContainerNeeds,
 }
 
@@ -126,7 +126,7 @@ impl ContainerView {
     /// Returns whether this dispatcher is responsible for it now.
     pub fn is_held(&self) -> bool {
         match self.status {
-            Status::Locked | Status::Running => self.is_mine,
+            Status::Locked | Status::Running => self.is_locked_here,
             Status::Queued | Status::Complete | Status::Cancelled => false,
         }
     }
@@ -142,7 +142,7 @@ impl ContainerView {
 pub struct QueueSnapshot {
     pub containers: Vec<ContainerView>,
     /// Time at which the first request was sent, by the dispatcher's clock: later changes may be missing.
-    pub asked_at: Timestamp,
+    pub requested_at: Timestamp,
 }
 
 impl QueueSnapshot {
@@ -157,11 +157,11 @@ pub struct SchedulerJob {
     pub attempt: Attempt,
     /// ID of the job in the scheduler.
     pub id: String,
-    pub life: SchedulerJobState,
+    pub state: SchedulerJobState,
     /// Last priority that was set, if it can be read back.
     pub priority: Option<u64>,
     /// Message of the scheduler: why it waits, or how it ended.
-    pub said: Option<String>,
+    pub message: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ pub enum SchedulerJobState {
 }
 
 impl SchedulerJobState {
-    pub const fn is_over(self) -> bool {
+    pub const fn is_ended(self) -> bool {
         match self {
             Self::Ended(_) => true,
             Self::Waiting | Self::Running | Self::Unknown => false,
@@ -188,9 +188,9 @@ impl SchedulerJobState {
 pub struct SchedulerSnapshot {
     pub jobs: Vec<SchedulerJob>,
     /// Time at which the scheduler was queried.
-    pub asked_at: Timestamp,
+    pub requested_at: Timestamp,
     /// All nodes have reported, so a job that is missing here does not exist.
-    pub is_whole: bool,
+    pub is_complete: bool,
 }
 
 impl SchedulerSnapshot {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_reads_back_from_its_name() {
+    fn an_attempt_round_trips_through_its_name() {
         let attempt = Attempt { uuid: "wlass-dz642-0a1b2c3d4e5f6g7".into(), number: 12 };
         assert_eq!(attempt.to_string().parse(), Ok(attempt));
         for wrong in ["", "wlass", ".3", "wlass.x", "wlass.-1"] {

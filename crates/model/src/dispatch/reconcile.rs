@@ -63,13 +63,13 @@ pub enum ReleaseReason {
 #[derive(Clone, Debug)]
 pub struct ReconcileState {
     /// Time that a lock may exist without a job.
-    lost_after: Span,
+    missing_timeout: Span,
     missing: BTreeMap<Attempt, MissingJob>,
 }
 
 impl ReconcileState {
-    pub const fn new(lost_after: Span) -> Self {
-        Self { lost_after, missing: BTreeMap::new() }
+    pub const fn new(missing_timeout: Span) -> Self {
+        Self { missing_timeout, missing: BTreeMap::new() }
     }
 }
 
@@ -85,7 +85,7 @@ struct MissingJob {
     status: Status,
     since: Timestamp,
     /// Observations of the scheduler that began after `since`.
-    looks: u32,
+    observations: u32,
 }
 
 pub fn reconcile(
@@ -105,12 +105,12 @@ pub fn reconcile(
         still && !jobs.contains_key(attempt)
     });
     let held = mine.iter().filter_map(|(attempt, container)| match jobs.get(attempt) {
-        Some(job) => reconcile_with_job(container, job, queue.asked_at),
-        None => reconcile_without_job(container, lower, queue.asked_at, memory),
+        Some(job) => reconcile_with_job(container, job, queue.requested_at),
+        None => reconcile_without_job(container, lower, queue.requested_at, memory),
     });
     let mut steps: Vec<ReconcileStep> = held.collect();
     let find = |job: &SchedulerJob| seen.get(job.attempt.uuid.as_str()).copied();
-    let strays = lower.jobs.iter().filter(|job| is_stray(find(job), job));
+    let strays = lower.jobs.iter().filter(|job| is_orphan(find(job), job));
     steps.extend(
         strays.map(|job| ReconcileStep::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }),
     );
@@ -119,8 +119,8 @@ pub fn reconcile(
 
 /// Returns whether a job runs for an attempt that is no longer current. An old snapshot of the queue must be refreshed
 /// before the job is stopped: the attempt may have begun since.
-pub fn is_stray(container: Option<&ContainerView>, job: &SchedulerJob) -> bool {
-    !job.life.is_over() && !container.is_some_and(|container| container.is_current(&job.attempt))
+pub fn is_orphan(container: Option<&ContainerView>, job: &SchedulerJob) -> bool {
+    !job.state.is_ended() && !container.is_some_and(|container| container.is_current(&job.attempt))
 }
 
 fn reconcile_with_job(
@@ -129,7 +129,7 @@ fn reconcile_with_job(
     queue_asked_at: Timestamp,
 ) -> Option<ReconcileStep> {
     let attempt = container.attempt();
-    match job.life {
+    match job.state {
         SchedulerJobState::Waiting | SchedulerJobState::Running if container.priority == 0 => {
             Some(ReconcileStep::Stop { attempt, job: job.id.clone() })
         }
@@ -141,7 +141,7 @@ fn reconcile_with_job(
         }
         // The last report of the executor may lie between the snapshot of the queue and the end of the job.
         SchedulerJobState::Ended(at) if queue_asked_at <= at => None,
-        SchedulerJobState::Ended(_) => Some(give_up(container, ReleaseReason::Crashed)),
+        SchedulerJobState::Ended(_) => Some(release_container(container, ReleaseReason::Crashed)),
         SchedulerJobState::Unknown => None,
     }
 }
@@ -152,26 +152,28 @@ fn reconcile_without_job(
     queue_asked_at: Timestamp,
     memory: &mut ReconcileState,
 ) -> Option<ReconcileStep> {
-    if !lower.is_whole && !is_planted(Bug::MissingJobsTreatedAsEnded) {
+    if !lower.is_complete && !is_planted(Bug::MissingJobsTreatedAsEnded) {
         return None;
     }
-    let lost_after = memory.lost_after;
-    let new = MissingJob { status: container.status, since: queue_asked_at, looks: 0 };
+    let lost_after = memory.missing_timeout;
+    let new = MissingJob { status: container.status, since: queue_asked_at, observations: 0 };
     let missing = memory.missing.entry(container.attempt()).or_insert(new);
-    if lower.asked_at > missing.since {
-        missing.looks += 1;
+    if lower.requested_at > missing.since {
+        missing.observations += 1;
     }
-    let is_late = lower.asked_at.since(missing.since) > lost_after;
+    let is_late = lower.requested_at.since(missing.since) > lost_after;
     let is_lost = match container.status {
-        Status::Running => missing.looks >= EMPTY_OBSERVATIONS_MIN && (is_late || container.priority == 0),
-        Status::Locked if container.priority == 0 => missing.looks >= 1,
-        Status::Locked => missing.looks >= 1 && is_late,
+        Status::Running => {
+            missing.observations >= EMPTY_OBSERVATIONS_MIN && (is_late || container.priority == 0)
+        }
+        Status::Locked if container.priority == 0 => missing.observations >= 1,
+        Status::Locked => missing.observations >= 1 && is_late,
         Status::Queued | Status::Complete | Status::Cancelled => false,
     };
-    is_lost.then(|| give_up(container, ReleaseReason::Abandoned))
+    is_lost.then(|| release_container(container, ReleaseReason::Abandoned))
 }
 
-fn give_up(container: &ContainerView, why: ReleaseReason) -> ReconcileStep {
+fn release_container(container: &ContainerView, why: ReleaseReason) -> ReconcileStep {
     let attempt = container.attempt();
     match container.status {
         Status::Locked if container.priority == 0 => {
@@ -200,7 +202,7 @@ mod tests {
             priority: 500,
             attempt: 3,
             created_at: at(0),
-            is_mine: true,
+            is_locked_here: true,
             needs: ContainerNeeds::default(),
         }
     }
@@ -209,18 +211,18 @@ mod tests {
         SchedulerJob {
             attempt: container(Status::Locked).attempt(),
             id: "71".into(),
-            life,
+            state: life,
             priority: Some(500),
-            said: None,
+            message: None,
         }
     }
 
     fn queue(container: ContainerView, asked: i64) -> QueueSnapshot {
-        QueueSnapshot { containers: vec![container], asked_at: at(asked) }
+        QueueSnapshot { containers: vec![container], requested_at: at(asked) }
     }
 
     fn lower(jobs: Vec<SchedulerJob>, asked: i64) -> SchedulerSnapshot {
-        SchedulerSnapshot { jobs, asked_at: at(asked), is_whole: true }
+        SchedulerSnapshot { jobs, requested_at: at(asked), is_complete: true }
     }
 
     fn once(queue: &QueueSnapshot, lower: &SchedulerSnapshot) -> Vec<ReconcileStep> {
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_runs_for_its_container_is_left_alone() {
+    fn a_live_job_of_a_held_container_needs_no_step() {
         for life in [SchedulerJobState::Waiting, SchedulerJobState::Running, SchedulerJobState::Unknown] {
             for status in [Status::Locked, Status::Running] {
                 assert_eq!(once(&queue(container(status), 10), &lower(vec![job(life)], 11)), []);
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_counts_only_if_the_queue_was_asked_after_it() {
+    fn a_job_end_is_a_crash_only_if_the_queue_was_read_after_it() {
         let ended = lower(vec![job(SchedulerJobState::Ended(at(10)))], 11);
         let attempt = container(Status::Running).attempt();
         assert_eq!(once(&queue(container(Status::Running), 10), &ended), []);
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn r13_priority_zero_stops_the_job_until_it_is_gone_and_then_gives_the_lock_back() {
+    fn r13_priority_zero_stops_the_job_and_releases_the_container_once_it_is_gone() {
         let unwanted = |status| ContainerView { priority: 0, ..container(status) };
         let attempt = container(Status::Locked).attempt();
         let stop = ReconcileStep::Stop { attempt: attempt.clone(), job: "71".into() };
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_priority_is_passed_on() {
+    fn a_changed_priority_is_passed_to_the_scheduler() {
         let raised = ContainerView { priority: 900, ..container(Status::Running) };
         let renice = ReconcileStep::Renice { attempt: raised.attempt(), job: "71".into(), priority: 900 };
         assert_eq!(
@@ -282,9 +284,9 @@ mod tests {
     }
 
     #[test]
-    fn r15_a_picture_with_holes_proves_no_absence() {
+    fn r15_an_incomplete_snapshot_does_not_prove_that_a_job_is_absent() {
         let mut memory = ReconcileState::default();
-        let holes = |asked| SchedulerSnapshot { is_whole: false, ..lower(vec![], asked) };
+        let holes = |asked| SchedulerSnapshot { is_complete: false, ..lower(vec![], asked) };
         for second in 0..1_000 {
             let steps =
                 reconcile(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_container_is_abandoned_after_two_whole_looks_and_a_minute() {
+    fn a_running_container_is_abandoned_after_two_complete_snapshots_and_a_minute() {
         let mut memory = ReconcileState::default();
         let mut round = |second| {
             reconcile(&queue(container(Status::Running), second), &lower(vec![], second + 1), &mut memory)
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_from_before_the_start_does_not_count() {
+    fn a_scheduler_snapshot_older_than_the_queue_snapshot_does_not_count() {
         let mut memory = ReconcileState::default();
         for _ in 0..10 {
             let steps = reconcile(&queue(container(Status::Running), 10), &lower(vec![], 9), &mut memory);
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_shows_again_starts_the_count_anew() {
+    fn a_job_that_reappears_resets_the_absence_count() {
         let mut memory = ReconcileState::default();
         let mut round = |second, jobs| {
             reconcile(&queue(container(Status::Running), second), &lower(jobs, second + 1), &mut memory)
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn c7_a_lock_without_a_job_is_given_back_after_a_minute() {
+    fn c7_a_lock_without_a_job_is_released_after_a_minute() {
         let mut memory = ReconcileState::default();
         let mut round = |second| {
             reconcile(&queue(container(Status::Locked), second), &lower(vec![], second + 1), &mut memory)
@@ -346,9 +348,9 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_an_older_attempt_or_of_nobody_is_stopped_and_nothing_is_written() {
+    fn an_orphaned_job_or_one_of_an_older_attempt_is_stopped_without_a_queue_write() {
         let stray = |seen: Option<ContainerView>| {
-            let queue = QueueSnapshot { containers: seen.into_iter().collect(), asked_at: at(1) };
+            let queue = QueueSnapshot { containers: seen.into_iter().collect(), requested_at: at(1) };
             once(&queue, &lower(vec![job(SchedulerJobState::Running)], 2))
         };
         let stop =
@@ -357,7 +359,7 @@ mod tests {
         for status in [Status::Queued, Status::Complete, Status::Cancelled] {
             assert_eq!(stray(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");
         }
-        let foreign = ContainerView { is_mine: false, ..container(Status::Running) };
+        let foreign = ContainerView { is_locked_here: false, ..container(Status::Running) };
         assert_eq!(stray(Some(foreign)), std::slice::from_ref(&stop));
         // The newer attempt waits for its own job.
         let newer = ContainerView { attempt: 4, ..container(Status::Locked) };

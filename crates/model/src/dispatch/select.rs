@@ -29,12 +29,12 @@ pub enum Fit {
 
 /// Known capacity for containers. It only shrinks during one round.
 pub trait Capacity {
-    fn fit(&self, needs: &ContainerNeeds) -> Fit;
-    fn take(&mut self, needs: &ContainerNeeds);
+    fn check_fit(&self, needs: &ContainerNeeds) -> Fit;
+    fn allocate(&mut self, needs: &ContainerNeeds);
     /// Reserves the capacity that this container could already use, so that later containers do not use it.
     fn reserve(&mut self, needs: &ContainerNeeds);
     /// Returns the kinds of nodes, if a scheduler reports them: a refused container may be accepted once they change.
-    fn kinds(&self) -> Vec<NodeClass> {
+    fn node_classes(&self) -> Vec<NodeClass> {
         Vec::new()
     }
 }
@@ -57,7 +57,7 @@ pub struct ReportedReasons(BTreeMap<String, String>);
 
 impl ReportedReasons {
     /// Records a reason and returns whether it is new. Also used for refused submissions.
-    pub fn is_news(&mut self, uuid: &str, why: &str) -> bool {
+    pub fn record(&mut self, uuid: &str, why: &str) -> bool {
         let before = self.0.insert(uuid.to_owned(), why.to_owned());
         before.is_none_or(|before| before != why)
     }
@@ -67,24 +67,24 @@ impl ReportedReasons {
 /// while: the cause, such as a restarting engine or a full disk, may pass, and its attempts are limited.
 #[derive(Clone, Debug, Default)]
 pub struct RetryLimiter {
-    taken: BTreeMap<String, (u32, Timestamp)>,
+    attempts: BTreeMap<String, (u32, Timestamp)>,
     refused: BTreeMap<String, RefusedSubmission>,
 }
 
 /// A submission that the scheduler refused.
 #[derive(Clone, Debug)]
 struct RefusedSubmission {
-    why: String,
+    reason: String,
     count: u32,
     at: Timestamp,
     /// The request, and the kinds of nodes at that time.
     needs: ContainerNeeds,
-    kinds: Vec<NodeClass>,
+    node_classes: Vec<NodeClass>,
 }
 
 impl RetryLimiter {
-    pub fn took(&mut self, uuid: &str, now: Timestamp) {
-        let (count, at) = self.taken.entry(uuid.to_owned()).or_insert((0, now));
+    pub fn record_attempt(&mut self, uuid: &str, now: Timestamp) {
+        let (count, at) = self.attempts.entry(uuid.to_owned()).or_insert((0, now));
         (*count, *at) = (count.saturating_add(1), now);
     }
 
@@ -98,15 +98,15 @@ impl RetryLimiter {
         now: Timestamp,
     ) -> String {
         // It never left the queue, so there is no attempt to recover.
-        self.taken.remove(&container.uuid);
+        self.attempts.remove(&container.uuid);
         let before = self.refused.get(&container.uuid).map_or(0, |refused| refused.count);
-        let why = format!("the scheduler refuses it: {why}");
+        let why = format!("the scheduler refused it: {why}");
         let refused = RefusedSubmission {
-            why: why.clone(),
+            reason: why.clone(),
             count: before.saturating_add(1),
             at: now,
             needs: container.needs.clone(),
-            kinds: kinds.to_vec(),
+            node_classes: kinds.to_vec(),
         };
         self.refused.insert(container.uuid.clone(), refused);
         why
@@ -122,19 +122,19 @@ impl RetryLimiter {
         let refused = self.refused.get(&container.uuid)?;
         let doublings = refused.count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS + 1);
         let rest = Span(REFUSAL_DELAY_MIN.0 << doublings).min(REFUSAL_DELAY_MAX);
-        let holds = refused.needs == container.needs && refused.kinds == kinds;
-        (holds && now.since(refused.at) < rest).then(|| refused.why.clone())
+        let holds = refused.needs == container.needs && refused.node_classes == kinds;
+        (holds && now.since(refused.at) < rest).then(|| refused.reason.clone())
     }
 
     /// Returns the number of attempts, if it is too early to lock it again.
     fn attempts_in_backoff(&self, uuid: &str, now: Timestamp) -> Option<u32> {
-        let (count, at) = self.taken.get(uuid)?;
+        let (count, at) = self.attempts.get(uuid)?;
         let rest = Span::secs(1 << count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS));
         (now.since(*at) < rest.min(RETRY_DELAY_MAX)).then_some(*count)
     }
 
     fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
-        self.taken.retain(|uuid, _| is_kept(uuid));
+        self.attempts.retain(|uuid, _| is_kept(uuid));
         self.refused.retain(|uuid, _| is_kept(uuid));
     }
 }
@@ -156,26 +156,28 @@ pub fn select(
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
     said.0.retain(|uuid, _| still.contains(uuid.as_str()));
     tries.retain(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
-    let kinds = room.kinds();
+    let kinds = room.node_classes();
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();
-        if let Some(why) = tries.refusal_reason(container, &kinds, queue.asked_at) {
-            if said.is_news(&uuid, &why) {
+        if let Some(why) = tries.refusal_reason(container, &kinds, queue.requested_at) {
+            if said.record(&uuid, &why) {
                 choices.push(Selection::Leave { uuid, why });
             }
             continue;
         }
-        if let Some(times) = tries.attempts_in_backoff(&uuid, queue.asked_at) {
-            let why = format!("it came back from here {times} times, and is left alone for a while");
-            if said.is_news(&uuid, &why) {
+        if let Some(times) = tries.attempts_in_backoff(&uuid, queue.requested_at) {
+            let why = format!(
+                "this dispatcher returned it to the queue {times} times; waiting before the next attempt"
+            );
+            if said.record(&uuid, &why) {
                 choices.push(Selection::Leave { uuid, why });
             }
             continue;
         }
-        match room.fit(&container.needs) {
+        match room.check_fit(&container.needs) {
             Fit::Now if taken < takes_max => {
-                room.take(&container.needs);
+                room.allocate(&container.needs);
                 said.0.remove(&uuid);
                 taken += 1;
                 choices.push(Selection::Take { uuid });
@@ -184,12 +186,12 @@ pub fn select(
             Fit::Now => break,
             Fit::Later(why) => {
                 room.reserve(&container.needs);
-                if said.is_news(&uuid, &why) {
+                if said.record(&uuid, &why) {
                     choices.push(Selection::Leave { uuid, why });
                 }
             }
             Fit::Never(why) => {
-                if said.is_news(&uuid, &why) {
+                if said.record(&uuid, &why) {
                     choices.push(Selection::Leave { uuid, why });
                 }
             }
@@ -211,13 +213,13 @@ mod tests {
             priority,
             attempt: 0,
             created_at: Timestamp(0),
-            is_mine: false,
+            is_locked_here: false,
             needs: ContainerNeeds { cpus, memory: 1, ..ContainerNeeds::default() },
         }
     }
 
     fn round(containers: Vec<ContainerView>, free: u32, said: &mut ReportedReasons) -> Vec<Selection> {
-        let queue = QueueSnapshot { containers, asked_at: Timestamp(0) };
+        let queue = QueueSnapshot { containers, requested_at: Timestamp(0) };
         let total = ResourceAmount { cpus: 8, memory: 100, gpus: 0 };
         let mut room =
             HostCapacity::new(total, ResourceAmount { cpus: 8 - free, ..ResourceAmount::default() });
@@ -242,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn r13_what_nobody_wants_or_somebody_has_is_not_taken() {
+    fn r13_a_container_with_priority_zero_or_a_lock_is_not_selected() {
         let held = ContainerView { status: Status::Locked, ..container("h", 5, 1) };
         assert_eq!(round(vec![container("n", 0, 1), held], 8, &mut ReportedReasons::default()), []);
     }
 
     #[test]
-    fn c8_a_lower_priority_does_not_take_what_a_higher_one_waits_for() {
+    fn c8_a_lower_priority_container_does_not_take_capacity_a_higher_one_waits_for() {
         let all = vec![container("big", 9, 6), container("small", 1, 1)];
         assert!(taken(&round(all, 4, &mut ReportedReasons::default())).is_empty());
         // Capacity that the big container cannot use is free for others.
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_can_never_run_here_is_in_nobodys_way() {
+    fn a_container_that_can_never_fit_does_not_block_others() {
         let all = vec![container("huge", 9, 64), container("small", 1, 1)];
         let mut said = ReportedReasons::default();
         let choices = round(all.clone(), 4, &mut said);
@@ -269,9 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn a_round_takes_no_more_than_it_may_and_the_next_goes_on_in_order() {
+    fn a_round_selects_at_most_its_limit_in_priority_order() {
         let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
-        let queue = QueueSnapshot { containers: all, asked_at: Timestamp(0) };
+        let queue = QueueSnapshot { containers: all, requested_at: Timestamp(0) };
         let mut room =
             HostCapacity::new(ResourceAmount { cpus: 8, memory: 100, gpus: 0 }, ResourceAmount::default());
         let chosen =
@@ -280,11 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_rests_longer_each_time_and_holds_nobody_up() {
+    fn a_returned_container_backs_off_longer_each_time_without_blocking_others() {
         let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
         let mut round = |second: i64, tries: &mut RetryLimiter| {
             let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
-            let queue = QueueSnapshot { containers, asked_at: Timestamp(second * 1_000_000) };
+            let queue = QueueSnapshot { containers, requested_at: Timestamp(second * 1_000_000) };
             let mut room = HostCapacity::new(
                 ResourceAmount { cpus: 1, memory: 100, gpus: 0 },
                 ResourceAmount::default(),
@@ -293,22 +295,22 @@ mod tests {
             taken(&chosen)[0].to_owned()
         };
         assert_eq!(round(0, &mut tries), "comes-back");
-        tries.took("comes-back", Timestamp(0));
+        tries.record_attempt("comes-back", Timestamp(0));
         assert_eq!(round(0, &mut tries), "other");
         assert_eq!(round(1, &mut tries), "comes-back");
         for _ in 0..20 {
-            tries.took("comes-back", Timestamp(0));
+            tries.record_attempt("comes-back", Timestamp(0));
         }
         assert_eq!(round(59, &mut tries), "other", "it rests, and no longer than a minute");
         assert_eq!(round(60, &mut tries), "comes-back");
         let gone = QueueSnapshot::default();
         let mut room = HostCapacity::new(ResourceAmount::default(), ResourceAmount::default());
         select(&gone, &mut room, 10, &mut said, &mut tries);
-        assert!(tries.taken.is_empty(), "what is over is forgotten");
+        assert!(tries.attempts.is_empty(), "what is over is forgotten");
     }
 
     #[test]
-    fn what_the_scheduler_refuses_is_asked_again_only_when_something_has_changed_or_late() {
+    fn a_container_the_scheduler_refused_is_retried_after_a_change_or_a_growing_delay() {
         let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
         let node = |cpus| super::super::capacity::ClusterNode {
             name: "n1".into(),
@@ -321,17 +323,18 @@ mod tests {
         let mut round = |second: i64, asks: u32, nodes: u32, tries: &mut RetryLimiter| {
             let queue = QueueSnapshot {
                 containers: vec![container("c", 5, asks)],
-                asked_at: Timestamp(second * 1_000_000),
+                requested_at: Timestamp(second * 1_000_000),
             };
-            let mut room = super::super::capacity::ClusterCapacity { nodes: vec![node(nodes)], open: 9 };
+            let mut room =
+                super::super::capacity::ClusterCapacity { nodes: vec![node(nodes)], free_job_slots: 9 };
             select(&queue, &mut room, 10, &mut said, tries)
         };
         let take = [Selection::Take { uuid: "c".into() }];
         assert_eq!(round(0, 1, 8, &mut tries), take);
-        tries.took("c", Timestamp(0));
-        let kinds = super::super::capacity::kinds(&[node(8)]);
+        tries.record_attempt("c", Timestamp(0));
+        let kinds = super::super::capacity::node_classes(&[node(8)]);
         let why = tries.refused(&container("c", 5, 1), "Invalid account", &kinds, Timestamp(0));
-        assert_eq!(why, "the scheduler refuses it: Invalid account");
+        assert_eq!(why, "the scheduler refused it: Invalid account");
         // The message is kept, and reported once.
         assert_eq!(round(1, 1, 8, &mut tries), [Selection::Leave { uuid: "c".into(), why }]);
         assert_eq!(round(29, 1, 8, &mut tries), []);

@@ -32,13 +32,13 @@ pub enum AttemptProgress {
 }
 
 /// Returns why the task waits, recovers, ended, or is being ended. `None` if the status is sufficient.
-pub fn reason(record: &TaskRecord, of: &TaskContext) -> Option<String> {
+pub fn task_reason(record: &TaskRecord, of: &TaskContext) -> Option<String> {
     match record.status {
         Status::Pending => Some(pending_reason(record, of)),
-        Status::Starting => Some(launching(record, of)),
+        Status::Starting => Some(launching_reason(record, of)),
         Status::Recovering => {
             let cause = record.last_failure.as_deref().unwrap_or("its nodes were lost");
-            Some(format!("{cause}; {}", launching(record, of)))
+            Some(format!("{cause}; {}", launching_reason(record, of)))
         }
         Status::Cancelling => {
             let why = record.failure_reason.as_deref().unwrap_or("it is being cancelled");
@@ -56,11 +56,11 @@ pub fn reason(record: &TaskRecord, of: &TaskContext) -> Option<String> {
 
 fn pending_reason(record: &TaskRecord, of: &TaskContext) -> String {
     match record.pending {
-        Some(PendingKind::Queued) | None => queued(record, of),
+        Some(PendingKind::Queued) | None => queued_reason(record, of),
         Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
-            let cause = record.last_failure.as_deref().unwrap_or("no nodes could be had");
+            let cause = record.last_failure.as_deref().unwrap_or("no nodes available");
             let next = match record.next_retry_at.filter(|_| record.schedule == Schedule::AliveBackoff) {
-                Some(at) => format!("the next try is at {}", truncate_to_second(at)),
+                Some(at) => format!("next attempt at {}", truncate_to_second(at)),
                 None => slot_reason(record, of),
             };
             format!("attempt {}: {cause}; {next}", record.attempt)
@@ -68,15 +68,15 @@ fn pending_reason(record: &TaskRecord, of: &TaskContext) -> String {
     }
 }
 
-fn queued(record: &TaskRecord, of: &TaskContext) -> String {
+fn queued_reason(record: &TaskRecord, of: &TaskContext) -> String {
     if !of.waits_for.is_empty() {
         return format!("it begins when {} succeeded", format_task_names(&of.waits_for));
     }
     if record.schedule == Schedule::Inactive {
-        return "it was submitted, and the server has not read it yet".to_owned();
+        return "submitted; the server has not processed it yet".to_owned();
     }
     match record.next_retry_at {
-        Some(at) => format!("an internal error; the next try is at {}", truncate_to_second(at)),
+        Some(at) => format!("internal error; next attempt at {}", truncate_to_second(at)),
         None => slot_reason(record, of),
     }
 }
@@ -91,23 +91,23 @@ fn format_task_names(tasks: &[String]) -> String {
 }
 
 fn slot_reason(record: &TaskRecord, of: &TaskContext) -> String {
-    let Some((limits, in_use)) = of.slots else { return "it waits for a launch slot".to_owned() };
+    let Some((limits, in_use)) = of.slots else { return "waiting for a launch slot".to_owned() };
     if in_use.launching >= limits.max_launching {
         let (taken, all) = (in_use.launching, limits.max_launching);
-        return format!("it waits for a launch slot: {taken} of {all} are taken (`jobs_launching_max`)");
+        return format!("waiting for a launch slot: {taken} of {all} are in use (`jobs_launching_max`)");
     }
     if !record.schedule.holds_alive_slot() && in_use.alive >= limits.max_alive {
         let (taken, all) = (in_use.alive, limits.max_alive);
-        return format!("it waits until another job ends: {taken} of {all} live (`jobs_alive_max`)");
+        return format!("waiting for another job to end: {taken} of {all} are alive (`jobs_alive_max`)");
     }
-    "it waits for a launch slot".to_owned()
+    "waiting for a launch slot".to_owned()
 }
 
-fn launching(record: &TaskRecord, of: &TaskContext) -> String {
+fn launching_reason(record: &TaskRecord, of: &TaskContext) -> String {
     let attempt = record.attempt;
     if record.schedule != Schedule::Launching {
         return match record.next_retry_at {
-            Some(at) => format!("the next try is at {}", truncate_to_second(at)),
+            Some(at) => format!("next attempt at {}", truncate_to_second(at)),
             None => slot_reason(record, of),
         };
     }
@@ -116,11 +116,11 @@ fn launching(record: &TaskRecord, of: &TaskContext) -> String {
         None => format!("attempt {attempt} {what}"),
     };
     match &of.attempt {
-        AttemptProgress::Unknown if attempt == 0 => "its first attempt is being made".to_owned(),
-        AttemptProgress::Unknown => format!("attempt {attempt} is being made"),
-        AttemptProgress::Queued { said } => told("waits for nodes", said.as_deref()),
+        AttemptProgress::Unknown if attempt == 0 => "its first attempt is being created".to_owned(),
+        AttemptProgress::Unknown => format!("attempt {attempt} is being created"),
+        AttemptProgress::Queued { said } => told("is waiting for nodes", said.as_deref()),
         AttemptProgress::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
-        AttemptProgress::Ending => format!("attempt {attempt} ends, and its nodes are being released"),
+        AttemptProgress::Ending => format!("attempt {attempt} is ending, and its nodes are being released"),
     }
 }
 
@@ -163,11 +163,11 @@ mod tests {
     }
 
     fn said(record: &TaskRecord, of: &TaskContext) -> String {
-        reason(record, of).unwrap()
+        task_reason(record, of).unwrap()
     }
 
     #[test]
-    fn a_task_in_the_queue_says_what_it_waits_for() {
+    fn reason_of_a_queued_task_names_what_it_waits_for() {
         let slots = |launching, alive| TaskContext {
             slots: Some((SlotLimits { max_launching: 8, max_alive: 9 }, SlotUsage { launching, alive })),
             ..TaskContext::default()
@@ -178,31 +178,33 @@ mod tests {
         };
         assert_eq!(said(&waiting(), &of(&["a"])), "it begins when task a has succeeded");
         assert_eq!(said(&waiting(), &of(&["a", "b", "c"])), "it begins when tasks a, b and c have succeeded");
-        assert_eq!(said(&waiting(), &slots(1, 1)), "it waits for a launch slot");
-        assert!(said(&waiting(), &slots(8, 8)).starts_with("it waits for a launch slot: 8 of 8 are taken"));
-        assert!(said(&waiting(), &slots(1, 9)).starts_with("it waits until another job ends: 9 of 9 live"));
-        assert!(said(&TaskRecord::default(), &slots(1, 1)).contains("has not read it yet"));
+        assert_eq!(said(&waiting(), &slots(1, 1)), "waiting for a launch slot");
+        assert!(said(&waiting(), &slots(8, 8)).starts_with("waiting for a launch slot: 8 of 8 are in use"));
+        assert!(
+            said(&waiting(), &slots(1, 9)).starts_with("waiting for another job to end: 9 of 9 are alive")
+        );
+        assert!(said(&TaskRecord::default(), &slots(1, 1)).contains("has not processed it yet"));
     }
 
     #[test]
-    fn a_launch_says_what_its_attempt_waits_for() {
+    fn reason_of_a_launching_task_names_what_its_attempt_waits_for() {
         let with = |attempt| TaskContext { attempt, ..TaskContext::default() };
         let queued = AttemptProgress::Queued { said: Some("host-0: is busy".to_owned()) };
-        assert_eq!(said(&launched(), &with(queued)), "attempt 1 waits for nodes: host-0: is busy");
-        assert_eq!(said(&launched(), &TaskContext::default()), "attempt 1 is being made");
+        assert_eq!(said(&launched(), &with(queued)), "attempt 1 is waiting for nodes: host-0: is busy");
+        assert_eq!(said(&launched(), &TaskContext::default()), "attempt 1 is being created");
         let preparing = with(AttemptProgress::Preparing { said: None });
         let mut record = launched();
         record.apply(Event::Started, RecoverySource::Failure, at(1)).unwrap();
         assert!(record.schedule(ScheduleEvent::LaunchEnded));
-        assert_eq!(reason(&record, &preparing), None, "what runs waits for nothing");
+        assert_eq!(task_reason(&record, &preparing), None, "what runs waits for nothing");
         record.apply(Event::Lost, RecoverySource::Failure, at(2)).unwrap();
         assert!(record.schedule(ScheduleEvent::WantsLaunch));
         record.last_failure = Some("nodes lost: node 0 is gone".to_owned());
-        assert_eq!(said(&record, &preparing), "nodes lost: node 0 is gone; it waits for a launch slot");
+        assert_eq!(said(&record, &preparing), "nodes lost: node 0 is gone; waiting for a launch slot");
     }
 
     #[test]
-    fn a_wait_after_a_refused_launch_has_its_cause_and_the_time_of_the_next_try() {
+    fn reason_of_a_task_in_backoff_gives_the_cause_and_the_time_of_the_next_try() {
         let mut record = launched();
         record.apply(Event::BackedOff, RecoverySource::Failure, at(1)).unwrap();
         assert!(record.schedule(ScheduleEvent::CapacityRefused));
@@ -210,14 +212,14 @@ mod tests {
         record.next_retry_at = Some(Timestamp(1_790_000_000_500_000));
         assert_eq!(
             said(&record, &TaskContext::default()),
-            "attempt 1: no nodes in time: host-0: is busy; the next try is at 2026-09-21T14:13:20Z"
+            "attempt 1: no nodes in time: host-0: is busy; next attempt at 2026-09-21T14:13:20Z"
         );
         assert!(record.schedule(ScheduleEvent::BackoffOver));
-        assert!(said(&record, &TaskContext::default()).ends_with("is busy; it waits for a launch slot"));
+        assert!(said(&record, &TaskContext::default()).ends_with("is busy; waiting for a launch slot"));
     }
 
     #[test]
-    fn a_job_says_what_the_first_of_its_tasks_says() {
+    fn reason_of_a_job_is_the_first_reason_among_its_tasks() {
         assert_eq!(job_reason([("a", Some("why"))]).as_deref(), Some("why"));
         assert_eq!(job_reason([("a", None), ("b", Some("why"))]).as_deref(), Some("task b: why"));
         assert_eq!(job_reason([("a", None)]), None);

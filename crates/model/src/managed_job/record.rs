@@ -19,7 +19,7 @@ pub const INTERNAL_ERRORS_MAX: u32 = 10;
 
 words! {
     /// State of the newest attempt from the view of the task.
-    pub enum AttemptPhase: "standing of an attempt" {
+    pub enum AttemptPhase: "attempt phase" {
         /// its end was observed and handled, or there was none yet
         Resolved = "settled",
         /// it was launched, and counts
@@ -96,7 +96,7 @@ pub type Stamp = Timestamp;
 
 /// An event that the state machine refuses. Nothing is written, and it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("apply `{event}` to a task in {status}: there is no such transition")]
+#[error("cannot apply `{event}` to a task with status {status}: no such transition")]
 pub struct TaskTransitionError {
     pub status: Status,
     pub event: Event,
@@ -172,7 +172,7 @@ impl TaskRecord {
             | Status::FailedSetup
             | Status::FailedPrechecks
             | Status::FailedNoResource
-            | Status::FailedController => self.end(now),
+            | Status::FailedController => self.record_end(now),
         }
         Ok(taken)
     }
@@ -199,7 +199,7 @@ impl TaskRecord {
         self.tried.clear();
         self.ruled_out.clear();
         if let Some(credit) = self.episode.take() {
-            self.recovery_count += RecoveryEpisode::from_stored(credit).counts();
+            self.recovery_count += RecoveryEpisode::from_stored(credit).recovery_increment();
         }
     }
 
@@ -228,7 +228,7 @@ impl TaskRecord {
     }
 
     /// Records the end. The first end time stays, also if an internal error follows.
-    fn end(&mut self, now: Timestamp) {
+    fn record_end(&mut self, now: Timestamp) {
         self.end_at = self.end_at.or(Some(now));
         self.pending = None;
         self.next_retry_at = None;
@@ -237,7 +237,7 @@ impl TaskRecord {
 
     /// Applies an event to the schedule state; returns `false` if it is not permitted.
     pub fn schedule(&mut self, event: ScheduleEvent) -> bool {
-        match step_schedule(self.schedule, event).after(self.schedule) {
+        match step_schedule(self.schedule, event).status_after(self.schedule) {
             Some(after) => {
                 self.schedule = after;
                 true

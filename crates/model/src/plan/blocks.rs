@@ -3,7 +3,7 @@
 //! The disk is not split: all jobs share it, and a requested size applies to the whole instance.
 
 use crate::{
-    plan::offers::{Gpu, HostSpec, gb},
+    plan::offers::{Gpu, HostSpec, to_gb},
     resources::{CpuArch, ResourcesSpec},
 };
 
@@ -16,7 +16,7 @@ pub enum Blocks {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("split {cpus} CPUs and {gpus} GPUs into {blocks} blocks: they do not divide evenly")]
+#[error("cannot split {cpus} CPUs and {gpus} GPUs evenly into {blocks} blocks")]
 pub struct UnevenBlocks {
     pub blocks: u32,
     pub cpus: u32,
@@ -49,7 +49,7 @@ pub struct HostShare<'a> {
 }
 
 /// Returns the share that `blocks` of `total` amount to.
-pub fn share(host: &HostSpec, blocks: u32, total: u32) -> HostShare<'_> {
+pub fn host_share(host: &HostSpec, blocks: u32, total: u32) -> HostShare<'_> {
     let (blocks, total) = (u64::from(blocks), u64::from(total.max(1)));
     let gpus = host.gpus.len() as u64 * blocks / total;
     HostShare {
@@ -77,15 +77,15 @@ pub fn smallest_fitting(host: &HostSpec, total: u32, whole: bool, wanted: Option
         }
     };
     reach(f64::from(wanted.cpu.count.min.unwrap_or(0)), f64::from(host.cpus));
-    reach(wanted.memory.min.unwrap_or(0.0), gb(host.memory_mib));
+    reach(wanted.memory.min.unwrap_or(0.0), to_gb(host.memory_mib));
     if let Some(gpu) = &wanted.gpu {
         reach(f64::from(gpu.count.min.unwrap_or(0)), host.gpus.len() as f64);
         if let Some(least) = gpu.total_memory.and_then(|memory| memory.min) {
-            reach(least, gb(total_memory(&host.gpus)));
+            reach(least, to_gb(total_memory(&host.gpus)));
         }
     }
     // Rounding down in `share` may leave the last unit short.
-    while blocks < total && falls_short(&share(host, blocks, total), wanted) {
+    while blocks < total && falls_short(&host_share(host, blocks, total), wanted) {
         blocks += 1;
     }
     blocks
@@ -95,9 +95,9 @@ fn falls_short(share: &HostShare<'_>, wanted: &ResourcesSpec) -> bool {
     let gpu = wanted.gpu.as_ref();
     let least = gpu.and_then(|gpu| gpu.total_memory).and_then(|memory| memory.min);
     share.cpus < wanted.cpu.count.min.unwrap_or(0)
-        || gb(share.memory_mib) < wanted.memory.min.unwrap_or(0.0)
+        || to_gb(share.memory_mib) < wanted.memory.min.unwrap_or(0.0)
         || share.gpus.len() < gpu.and_then(|gpu| gpu.count.min).unwrap_or(0) as usize
-        || (!share.gpus.is_empty() && least.is_some_and(|least| gb(total_memory(share.gpus)) < least))
+        || (!share.gpus.is_empty() && least.is_some_and(|least| to_gb(total_memory(share.gpus)) < least))
 }
 
 fn total_memory(gpus: &[Gpu]) -> u64 {

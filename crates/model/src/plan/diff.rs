@@ -20,12 +20,12 @@ pub enum UpdateMode {
 pub struct FieldChange {
     /// Path of the field, such as `configuration.commands`.
     pub path: String,
-    pub how: UpdateMode,
+    pub mode: UpdateMode,
 }
 
 /// First changed field that cannot be updated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("update `{path}`: it cannot change while this exists; stop or delete it first")]
+#[error("cannot update `{path}` in place; stop the run or delete the fleet first")]
 pub struct ForbiddenChange {
     pub path: String,
 }
@@ -92,7 +92,9 @@ pub fn diff_run_spec(old: &Value, new: &Value) -> Result<Vec<FieldChange>, Forbi
     let service = field(after, "type").as_str() == Some("service");
     let mut changes = classify_changes(old, new, |name| match name {
         "configuration" => Ok(UpdateMode::InPlace),
-        "profile" if alike(&profile_choices(field(old, name)), &profile_choices(field(new, name))) => {
+        "profile"
+            if is_equivalent(&profile_choices(field(old, name)), &profile_choices(field(new, name))) =>
+        {
             Ok(UpdateMode::InPlace)
         }
         _ if CLIENT_ONLY.contains(&name) => Ok(UpdateMode::InPlace),
@@ -172,7 +174,7 @@ fn diff_ssh_config(old: &Value, new: &Value) -> Result<UpdateMode, String> {
     let before = hosts(old);
     for (at, host) in hosts(new).iter().enumerate() {
         let same_name = before.iter().find(|other| hostname(other) == hostname(host));
-        if same_name.is_some_and(|other| !alike(other, host)) {
+        if same_name.is_some_and(|other| !is_equivalent(other, host)) {
             return Err(format!("ssh_config.hosts[{at}]"));
         }
     }
@@ -194,11 +196,11 @@ fn classify_changes(
     let removed = before.keys().filter(|name| !after.contains_key(*name));
     let mut changes = Vec::new();
     for name in after.keys().chain(removed) {
-        if alike(field(old, name), field(new, name)) {
+        if is_equivalent(field(old, name), field(new, name)) {
             continue;
         }
         let how = rule(name).map_err(|path| ForbiddenChange { path })?;
-        changes.push(FieldChange { path: name.clone(), how });
+        changes.push(FieldChange { path: name.clone(), mode: how });
     }
     Ok(changes)
 }
@@ -210,16 +212,17 @@ fn field<'a>(value: &'a Value, name: &str) -> &'a Value {
 }
 
 /// Compares two values, ignoring nulls that one side omits, and 1 against 1.0.
-fn alike(left: &Value, right: &Value) -> bool {
+fn is_equivalent(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {
             let names = left.keys().chain(right.keys().filter(|name| !left.contains_key(*name)));
-            names
-                .into_iter()
-                .all(|name| alike(left.get(name).unwrap_or(&ABSENT), right.get(name).unwrap_or(&ABSENT)))
+            names.into_iter().all(|name| {
+                is_equivalent(left.get(name).unwrap_or(&ABSENT), right.get(name).unwrap_or(&ABSENT))
+            })
         }
         (Value::Array(left), Value::Array(right)) => {
-            left.len() == right.len() && left.iter().zip(right).all(|(left, right)| alike(left, right))
+            left.len() == right.len()
+                && left.iter().zip(right).all(|(left, right)| is_equivalent(left, right))
         }
         (Value::Number(left), Value::Number(right)) => left.as_f64() == right.as_f64(),
         (left, right) => left == right,

@@ -58,9 +58,9 @@ impl ProcessSupport {
     /// Returns the support without the server's user: on hosts other than the server's machine, and as soon as the
     /// server has a second user.
     #[must_use]
-    pub fn never_own(self) -> Self {
+    pub fn without_own_user(self) -> Self {
         match self {
-            Self::Own { otherwise } => otherwise.never_own(),
+            Self::Own { otherwise } => otherwise.without_own_user(),
             Self::Users
             | Self::Namespaces
             | Self::None
@@ -84,8 +84,8 @@ impl Runtimes {
     }
 
     #[must_use]
-    pub fn never_own(self) -> Self {
-        Self { processes: self.processes.never_own(), ..self }
+    pub fn without_own_user(self) -> Self {
+        Self { processes: self.processes.without_own_user(), ..self }
     }
 
     /// Returns the runtimes of the host while its engine does not respond.
@@ -125,7 +125,7 @@ pub enum ImageChoice {
 
 impl ImageChoice {
     /// Returns the choice of a specification; `None` if it only lists offers.
-    pub fn of(spec: &JobSpec) -> Option<Self> {
+    pub fn from_spec(spec: &JobSpec) -> Option<Self> {
         match spec.image_name.as_str() {
             OFFERS_ONLY_IMAGE => None,
             PLAIN_PROCESS_IMAGE => Some(Self::PlainProcess),
@@ -136,7 +136,7 @@ impl ImageChoice {
 
     /// Returns the execution mode of the job on a host with these runtimes, or why it cannot run there. A host with
     /// unknown runtimes is assumed to support the request; its agent rejects what it cannot run.
-    pub fn on(&self, runtimes: Option<&Runtimes>) -> Result<ExecutionMode<'_>, Shortfall> {
+    pub fn resolve_on(&self, runtimes: Option<&Runtimes>) -> Result<ExecutionMode<'_>, Shortfall> {
         let Some(runtimes) = runtimes else {
             return Ok(match self {
                 Self::Image(image) => ExecutionMode::Container { image },
@@ -209,9 +209,9 @@ impl Display for ExecutionMode<'_> {
 impl Display for ProcessRights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "as its machine isolates them",
-            Self::OwnUser => "confined (user of its own)",
-            Self::AgentUser => "confined (namespaces of its own)",
+            Self::Unknown => "isolated as the instance defines",
+            Self::OwnUser => "confined (own user)",
+            Self::AgentUser => "confined (own namespaces)",
             Self::Server => "not confined: it has all rights of the server (`--local-processes own`)",
         })
     }
@@ -224,7 +224,7 @@ impl Display for ProcessSupport {
             Self::Users => ProcessRights::OwnUser.fmt(f),
             Self::Namespaces => ProcessRights::AgentUser.fmt(f),
             Self::Own { otherwise } => {
-                write!(f, "not confined while the server has one user, else {otherwise}")
+                write!(f, "not confined while the server has one user, otherwise {otherwise}")
             }
             Self::None => f.write_str("none, containers only"),
             Self::Refused => f.write_str("refused"),
@@ -245,53 +245,59 @@ mod tests {
         Runtimes { containers: ContainerSupport::None, processes: ProcessSupport::Users };
 
     #[test]
-    fn a_job_with_an_image_never_runs_outside_of_one() {
+    fn a_job_with_an_image_runs_only_in_a_container() {
         let image = ImageChoice::Image("debian:12".into());
         for runtimes in [None, Some(&BOTH), Some(&CONTAINERS)] {
-            assert_eq!(image.on(runtimes), Ok(ExecutionMode::Container { image: "debian:12" }));
+            assert_eq!(image.resolve_on(runtimes), Ok(ExecutionMode::Container { image: "debian:12" }));
         }
-        assert_eq!(image.on(Some(&PROCESSES)), Err(Shortfall::NoContainers { image: "debian:12".into() }));
+        assert_eq!(
+            image.resolve_on(Some(&PROCESSES)),
+            Err(Shortfall::NoContainers { image: "debian:12".into() })
+        );
     }
 
     #[test]
-    fn a_job_with_an_image_waits_for_an_engine_that_is_away() {
+    fn a_job_with_an_image_waits_for_an_unavailable_container_engine() {
         let away = BOTH.without_engine("no answer");
-        let short = ImageChoice::Image("debian:12".into()).on(Some(&away)).unwrap_err();
+        let short = ImageChoice::Image("debian:12".into()).resolve_on(Some(&away)).unwrap_err();
         assert_eq!(
             short,
             Shortfall::EngineUnavailable { image: "debian:12".into(), why: "no answer".into() }
         );
-        assert!(!short.is_for_good());
+        assert!(!short.is_permanent());
         assert_eq!(
-            ImageChoice::PlainProcess.on(Some(&away)),
+            ImageChoice::PlainProcess.resolve_on(Some(&away)),
             Ok(ExecutionMode::Process(ProcessRights::OwnUser))
         );
         let default = ImageChoice::Default { image: Some("base:1".into()) };
         let only = CONTAINERS.without_engine("no answer");
-        assert_eq!(default.on(Some(&only)).unwrap_err().kind(), "engine_away");
+        assert_eq!(default.resolve_on(Some(&only)).unwrap_err().kind(), "engine_away");
         assert_eq!(PROCESSES.without_engine("no answer"), PROCESSES);
         // Every other job waits for the first report of the agent.
         let untold = Runtimes { containers: ContainerSupport::None, processes: ProcessSupport::Unknown };
-        assert!(ImageChoice::PlainProcess.on(Some(&untold)).unwrap_err().passes());
+        assert!(ImageChoice::PlainProcess.resolve_on(Some(&untold)).unwrap_err().is_temporary());
     }
 
     #[test]
-    fn a_job_without_an_image_is_a_process_where_that_is_allowed_and_runs_in_the_default_image_elsewhere() {
+    fn a_job_without_an_image_runs_as_a_process_or_else_in_the_default_image() {
         let with = ImageChoice::Default { image: Some("base:1".into()) };
         let without = ImageChoice::Default { image: None };
         for choice in [&with, &without, &ImageChoice::PlainProcess] {
-            assert_eq!(choice.on(None), Ok(ExecutionMode::Process(ProcessRights::Unknown)));
+            assert_eq!(choice.resolve_on(None), Ok(ExecutionMode::Process(ProcessRights::Unknown)));
             for runtimes in [&BOTH, &PROCESSES] {
-                assert_eq!(choice.on(Some(runtimes)), Ok(ExecutionMode::Process(ProcessRights::OwnUser)));
+                assert_eq!(
+                    choice.resolve_on(Some(runtimes)),
+                    Ok(ExecutionMode::Process(ProcessRights::OwnUser))
+                );
             }
         }
-        assert_eq!(with.on(Some(&CONTAINERS)), Ok(ExecutionMode::Container { image: "base:1" }));
-        assert_eq!(without.on(Some(&CONTAINERS)), Err(Shortfall::NoDefaultImage));
-        assert_eq!(ImageChoice::PlainProcess.on(Some(&CONTAINERS)), Err(Shortfall::NoProcesses));
+        assert_eq!(with.resolve_on(Some(&CONTAINERS)), Ok(ExecutionMode::Container { image: "base:1" }));
+        assert_eq!(without.resolve_on(Some(&CONTAINERS)), Err(Shortfall::NoDefaultImage));
+        assert_eq!(ImageChoice::PlainProcess.resolve_on(Some(&CONTAINERS)), Err(Shortfall::NoProcesses));
     }
 
     #[test]
-    fn a_machine_that_cannot_confine_or_refuses_takes_no_plain_process() {
+    fn a_host_that_cannot_confine_or_refuses_processes_runs_no_plain_process() {
         let default = ImageChoice::Default { image: Some("base:1".into()) };
         let why = "the kernel allows no user namespaces".to_owned();
         let cannot = ProcessSupport::NotConfined { why: why.clone() };
@@ -299,33 +305,33 @@ mod tests {
             [(cannot, Shortfall::NotConfined { why }), (ProcessSupport::Refused, Shortfall::ProcessesRefused)]
         {
             let only = Runtimes { containers: ContainerSupport::None, processes: processes.clone() };
-            assert_eq!(ImageChoice::PlainProcess.on(Some(&only)), Err(short.clone()));
-            assert_eq!(default.on(Some(&only)), Err(short.clone()));
+            assert_eq!(ImageChoice::PlainProcess.resolve_on(Some(&only)), Err(short.clone()));
+            assert_eq!(default.resolve_on(Some(&only)), Err(short.clone()));
             let both = Runtimes { containers: ContainerSupport::Run, processes };
-            assert_eq!(ImageChoice::PlainProcess.on(Some(&both)), Err(short));
-            assert_eq!(default.on(Some(&both)), Ok(ExecutionMode::Container { image: "base:1" }));
+            assert_eq!(ImageChoice::PlainProcess.resolve_on(Some(&both)), Err(short));
+            assert_eq!(default.resolve_on(Some(&both)), Ok(ExecutionMode::Container { image: "base:1" }));
         }
     }
 
     #[test]
-    fn processes_that_may_be_the_servers_user_are_confined_or_refused_when_they_may_not() {
+    fn processes_denied_the_servers_own_user_are_confined_or_refused() {
         let own = |otherwise| ProcessSupport::Own { otherwise: Box::new(otherwise) };
         let on = |processes| {
             let runtimes = Runtimes { containers: ContainerSupport::None, processes };
-            ImageChoice::PlainProcess.on(Some(&runtimes)).map(|runs_in| runs_in.to_string())
+            ImageChoice::PlainProcess.resolve_on(Some(&runtimes)).map(|runs_in| runs_in.to_string())
         };
         let not = || ProcessSupport::NotConfined { why: "no namespaces".into() };
         let server =
             "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
         assert_eq!(on(own(not())), Ok(server.into()));
-        let confined = Ok("a plain process, confined (user of its own)".into());
-        assert_eq!(on(own(ProcessSupport::Users).never_own()), confined);
-        let short = on(own(not()).never_own()).unwrap_err();
+        let confined = Ok("a plain process, confined (own user)".into());
+        assert_eq!(on(own(ProcessSupport::Users).without_own_user()), confined);
+        let short = on(own(not()).without_own_user()).unwrap_err();
         assert_eq!(short, Shortfall::NotConfined { why: "no namespaces".into() });
     }
 
     #[test]
-    fn runtimes_are_known_by_name() {
+    fn runtimes_parse_from_their_names() {
         let parse = |name| Runtimes::parse(name, ProcessSupport::Users);
         assert_eq!(parse("any"), Some(BOTH));
         assert_eq!(parse("docker"), Some(CONTAINERS));

@@ -55,7 +55,7 @@ type GangCandidate = (Timestamp, u32, Tightness);
 impl<'a> PlacementRound<'a> {
     pub(super) fn best_gang(&mut self, ask: &PlacementQuery, pool: CandidatePool) -> Option<Gang> {
         let mut best: Option<Gang> = None;
-        for spot in self.spots(ask) {
+        for spot in self.gang_locations(ask) {
             let Ok(gang) = self.gang_at(ask, spot, pool) else { continue };
             if best.as_ref().is_none_or(|best| gang.cost < best.cost) {
                 best = Some(gang);
@@ -64,12 +64,14 @@ impl<'a> PlacementRound<'a> {
         best
     }
 
-    pub(super) fn spots(&self, ask: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
-        let shapes = self.stock.shapes.iter().filter(|shape| ask.fleets.contains(&shape.fleet));
+    pub(super) fn gang_locations(&self, ask: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
+        let shapes = self.inventory.shapes.iter().filter(|shape| ask.fleets.contains(&shape.fleet));
         let mut spots: BTreeSet<GangLocation<'a>> =
             shapes.map(|shape| (shape.fleet, &*shape.offer.backend, &*shape.offer.region)).collect();
-        for &fleet in ask.fleets.iter().filter(|fleet| self.stock.fleets[**fleet].fleet.creates) {
-            spots.extend(self.stock.offers.iter().map(|(_, offer)| (fleet, &*offer.backend, &*offer.region)));
+        for &fleet in ask.fleets.iter().filter(|fleet| self.inventory.fleets[**fleet].fleet.can_create) {
+            spots.extend(
+                self.inventory.offers.iter().map(|(_, offer)| (fleet, &*offer.backend, &*offer.region)),
+            );
         }
         spots
     }
@@ -87,7 +89,7 @@ impl<'a> PlacementRound<'a> {
         let (fleet, backend, region) = spot;
         let candidates = self.candidates(spot, pool);
         let mut slots = match pool {
-            CandidatePool::Free | CandidatePool::Draining => self.stock.fleets[fleet].slots(),
+            CandidatePool::Free | CandidatePool::Draining => self.inventory.fleets[fleet].free_slots(),
             CandidatePool::Any => self.slots_eventually(ask, fleet),
         };
         let mut order: Vec<usize> = (0..ask.classes.len()).collect();
@@ -106,25 +108,25 @@ impl<'a> PlacementRound<'a> {
         for node in order {
             let class = ask.classes[node];
             // Free ones first, then new ones, then those that must drain.
-            let mut member = self.next(class, &candidates, &mut used, &mut cursors, true);
+            let mut member = self.next_candidate(class, &candidates, &mut used, &mut cursors, true);
             if member.is_none() && slots > 0 {
                 let offers = self.new_offers(ask, class, fleet);
                 let here = offers.iter().filter(|(at, _)| {
-                    let offer = self.stock.offers[*at].1;
+                    let offer = self.inventory.offers[*at].1;
                     offer.backend == backend && offer.region == region
                 });
                 let here: Vec<&(usize, NewOffer)> = here.take(OFFERS_MAX).collect();
                 if let Some((cheapest, _)) = here.first() {
                     slots -= 1;
                     cost.2 += 1;
-                    cost.3 += self.stock.offers[*cheapest].1.price.0;
+                    cost.3 += self.inventory.offers[*cheapest].1.price.0;
                     members[node] =
                         Some(GangMember::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
                     continue;
                 }
             }
             if member.is_none() {
-                member = self.next(class, &candidates, &mut used, &mut cursors, false);
+                member = self.next_candidate(class, &candidates, &mut used, &mut cursors, false);
             }
             if let Some((from, must_go, tightness)) = member {
                 cost = (cost.0.max(from), cost.1 + must_go, cost.2, cost.3 + tightness.3);
@@ -138,12 +140,12 @@ impl<'a> PlacementRound<'a> {
 
     /// Returns the slots for new instances, now or once instances that do not fit have been terminated.
     fn slots_eventually(&self, ask: &PlacementQuery, fleet: usize) -> u32 {
-        let room = &self.stock.fleets[fleet];
-        let members = self.stock.shapes.iter().filter(|shape| shape.fleet == fleet);
+        let room = &self.inventory.fleets[fleet];
+        let members = self.inventory.shapes.iter().filter(|shape| shape.fleet == fleet);
         let idle = members.flat_map(|shape| &shape.members);
         let useless = idle.filter(|at| !ask.classes.iter().any(|class| self.can_serve(*class, **at))).count();
         let useless = u32::try_from(useless).unwrap_or(u32::MAX);
-        room.slots_without(room.frees().min(useless))
+        room.slots_without(room.freeable_slots().min(useless))
     }
 
     /// Returns the instances to consider at a location, soonest and tightest first.
@@ -153,23 +155,22 @@ impl<'a> PlacementRound<'a> {
         pool: CandidatePool,
     ) -> Vec<GangCandidate> {
         let mut candidates = Vec::new();
-        for shape in &self.stock.shapes {
+        for shape in &self.inventory.shapes {
             if shape.fleet != fleet || shape.offer.backend != backend || shape.offer.region != region {
                 continue;
             }
             let total = shape.offer.total_blocks.max(1);
             match pool {
                 CandidatePool::Free => {
-                    let free = shape.open.range((total, 0)..);
-                    candidates.extend(free.map(|(_, at)| (self.now, 0, self.stock.tightness(*at))));
+                    let free = shape.open_instances.range((total, 0)..);
+                    candidates.extend(free.map(|(_, at)| (self.now, 0, self.inventory.tightness(*at))));
                 }
-                CandidatePool::Draining => candidates.extend(shape.open.iter().map(|(_, at)| {
-                    let (from, must_go) = self.stock.frees(*at, total, self.now);
-                    (from, must_go, self.stock.tightness(*at))
+                CandidatePool::Draining => candidates.extend(shape.open_instances.iter().map(|(_, at)| {
+                    let (from, must_go) = self.inventory.free_at(*at, total, self.now);
+                    (from, must_go, self.inventory.tightness(*at))
                 })),
-                CandidatePool::Any => {
-                    candidates.extend(shape.members.iter().map(|at| (self.now, 0, self.stock.tightness(*at))))
-                }
+                CandidatePool::Any => candidates
+                    .extend(shape.members.iter().map(|at| (self.now, 0, self.inventory.tightness(*at)))),
             }
         }
         candidates.sort();
@@ -177,13 +178,13 @@ impl<'a> PlacementRound<'a> {
     }
 
     fn can_serve(&self, class: usize, instance: usize) -> bool {
-        self.fit(class, self.stock.shape_index(instance)).blocks > 0
-            && self.stock.is_eligible(instance, &self.classes[class].needs)
+        self.fit_shape(class, self.inventory.shape_index(instance)).blocks > 0
+            && self.inventory.is_eligible(instance, &self.classes[class].needs)
     }
 
     /// Returns the next candidate that the gang does not use yet. One cursor per class: what it passed is used or does
     /// not fit, and stays so.
-    fn next(
+    fn next_candidate(
         &self,
         class: usize,
         candidates: &[GangCandidate],

@@ -32,56 +32,56 @@ pub(super) struct InstanceShape<'a> {
     pub(super) offer: &'a Offer,
     pub(super) members: Vec<usize>,
     /// (free blocks, instance) of those that accept jobs.
-    pub(super) open: BTreeSet<(u32, usize)>,
+    pub(super) open_instances: BTreeSet<(u32, usize)>,
 }
 
 /// A fleet and its remaining slots in this round.
 pub(super) struct FleetSlots<'a> {
     pub(super) fleet: &'a FleetSnapshot,
     /// Number of instances that will be terminated anyway, and of those that may be if they are idle for long enough.
-    going: u32,
-    may_go: u32,
-    nums: BTreeSet<u32>,
+    ending_count: u32,
+    removable_count: u32,
+    used_nums: BTreeSet<u32>,
     /// Offers that its limits admit, with the number of blocks; by position in `IndexedInventory::offers`.
-    pub(super) admits: Vec<Option<u32>>,
+    pub(super) admitted_blocks: Vec<Option<u32>>,
 }
 
 impl FleetSlots<'_> {
-    fn count(&mut self, instance: &InstanceSnapshot) {
+    fn count_instance(&mut self, instance: &InstanceSnapshot) {
         match instance.readiness {
-            Readiness::Ready | Readiness::Unhealthy if instance.stays => {}
-            Readiness::Ready | Readiness::Unhealthy => self.may_go += 1,
+            Readiness::Ready | Readiness::Unhealthy if instance.is_kept => {}
+            Readiness::Ready | Readiness::Unhealthy => self.removable_count += 1,
             // An instance that is not up may never be, and one that does not respond will be terminated.
-            Readiness::Provisioning | Readiness::Unreachable | Readiness::Draining => self.going += 1,
+            Readiness::Provisioning | Readiness::Unreachable | Readiness::Draining => self.ending_count += 1,
         }
     }
 
-    pub(super) fn slots(&self) -> u32 {
+    pub(super) fn free_slots(&self) -> u32 {
         self.slots_without(0)
     }
 
     /// Returns the slots it has once this number of its instances has been terminated.
     pub(super) fn slots_without(&self, gone: u32) -> u32 {
-        let held = self.held().saturating_sub(gone);
+        let held = self.used_slots().saturating_sub(gone);
         self.fleet.nodes_max.map_or(u32::MAX, |max| max.saturating_sub(held))
     }
 
-    fn held(&self) -> u32 {
-        u32::try_from(self.nums.len()).unwrap_or(u32::MAX)
+    fn used_slots(&self) -> u32 {
+        u32::try_from(self.used_nums.len()).unwrap_or(u32::MAX)
     }
 
     /// Returns the number of instances that free their slot in time: those being terminated, and those idle for long
     /// enough, but never so many that fewer than `nodes.min` are left.
-    pub(super) fn frees(&self) -> u32 {
-        let kept = self.held().saturating_sub(self.going);
-        self.going + self.may_go.min(kept.saturating_sub(self.fleet.nodes_min))
+    pub(super) fn freeable_slots(&self) -> u32 {
+        let kept = self.used_slots().saturating_sub(self.ending_count);
+        self.ending_count + self.removable_count.min(kept.saturating_sub(self.fleet.nodes_min))
     }
 
     /// Claims the lowest free number.
     pub(super) fn claim_slot(&mut self) -> u32 {
-        let num = (0..).find(|num| !self.nums.contains(num)).unwrap_or_default();
-        self.nums.insert(num);
-        self.going += 1;
+        let num = (0..).find(|num| !self.used_nums.contains(num)).unwrap_or_default();
+        self.used_nums.insert(num);
+        self.ending_count += 1;
         num
     }
 }
@@ -92,10 +92,10 @@ pub(super) struct IndexedInventory<'a> {
     pub(super) fleets: Vec<FleetSlots<'a>>,
     /// Cheapest first, with the caller's index.
     pub(super) offers: Vec<(usize, &'a Offer)>,
-    pub(super) free: Vec<u32>,
+    pub(super) free_blocks: Vec<u32>,
     pub(super) reserved: BTreeMap<usize, Reservation>,
     /// All instances that accept jobs, tightest first.
-    pub(super) open: BTreeSet<Tightness>,
+    pub(super) open_instances: BTreeSet<Tightness>,
     shape_of: Vec<usize>,
 }
 
@@ -111,12 +111,12 @@ impl<'a> IndexedInventory<'a> {
         instances.sort_by_key(|instance| instance.id);
 
         let mut stock = Self {
-            fleets: fleets.into_iter().map(|fleet| room(fleet, &offers)).collect(),
+            fleets: fleets.into_iter().map(|fleet| fleet_slots(fleet, &offers)).collect(),
             offers,
             shapes: Vec::new(),
-            free: Vec::with_capacity(instances.len()),
+            free_blocks: Vec::with_capacity(instances.len()),
             reserved: BTreeMap::new(),
-            open: BTreeSet::new(),
+            open_instances: BTreeSet::new(),
             shape_of: Vec::with_capacity(instances.len()),
             instances,
         };
@@ -126,18 +126,23 @@ impl<'a> IndexedInventory<'a> {
             let fleet = number[&instance.fleet];
             let shape = *shapes.entry((fleet, &instance.offer)).or_insert_with(|| {
                 let (members, open) = (Vec::new(), BTreeSet::new());
-                stock.shapes.push(InstanceShape { fleet, offer: &instance.offer, members, open });
+                stock.shapes.push(InstanceShape {
+                    fleet,
+                    offer: &instance.offer,
+                    members,
+                    open_instances: open,
+                });
                 stock.shapes.len() - 1
             });
-            let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+            let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
             let free = instance.offer.total_blocks.max(1).saturating_sub(held);
             stock.shapes[shape].members.push(at);
-            stock.fleets[fleet].count(instance);
-            stock.free.push(free);
+            stock.fleets[fleet].count_instance(instance);
+            stock.free_blocks.push(free);
             stock.shape_of.push(shape);
             if instance.readiness == Readiness::Ready && instance.offer.host.cpus > 0 {
-                stock.shapes[shape].open.insert((free, at));
-                stock.open.insert(stock.tightness(at));
+                stock.shapes[shape].open_instances.insert((free, at));
+                stock.open_instances.insert(stock.tightness(at));
             }
         }
         stock
@@ -151,30 +156,32 @@ impl<'a> IndexedInventory<'a> {
         self.shape_of[instance]
     }
 
-    pub(super) fn take(&mut self, instance: usize, blocks: u32) {
-        let was_open = self.close(instance);
-        self.free[instance] = self.free[instance].saturating_sub(blocks);
+    pub(super) fn allocate(&mut self, instance: usize, blocks: u32) {
+        let was_open = self.remove_open(instance);
+        self.free_blocks[instance] = self.free_blocks[instance].saturating_sub(blocks);
         if was_open {
-            self.shapes[self.shape_of[instance]].open.insert((self.free[instance], instance));
-            self.open.insert(self.tightness(instance));
+            self.shapes[self.shape_of[instance]]
+                .open_instances
+                .insert((self.free_blocks[instance], instance));
+            self.open_instances.insert(self.tightness(instance));
         }
     }
 
     pub(super) fn reserve(&mut self, instance: usize, reserved: Reservation) {
-        self.close(instance);
+        self.remove_open(instance);
         self.reserved.insert(instance, reserved);
     }
 
-    fn close(&mut self, instance: usize) -> bool {
+    fn remove_open(&mut self, instance: usize) -> bool {
         let tightness = self.tightness(instance);
-        self.shapes[self.shape_of[instance]].open.remove(&(self.free[instance], instance));
-        self.open.remove(&tightness)
+        self.shapes[self.shape_of[instance]].open_instances.remove(&(self.free_blocks[instance], instance));
+        self.open_instances.remove(&tightness)
     }
 
     /// Returns whether it is open and has that many blocks free.
     pub(super) fn can_take(&self, instance: usize, blocks: u32) -> bool {
-        let free = self.free[instance];
-        free >= blocks && self.shape_of(instance).open.contains(&(free, instance))
+        let free = self.free_blocks[instance];
+        free >= blocks && self.shape_of(instance).open_instances.contains(&(free, instance))
     }
 
     /// Returns whether it is among the requested instances, and not one to avoid.
@@ -197,15 +204,15 @@ impl<'a> IndexedInventory<'a> {
     /// Returns the tightness, smaller is tighter: free resources, scarcest first, then the price.
     pub(super) fn tightness(&self, instance: usize) -> Tightness {
         let offer = self.shape_of(instance).offer;
-        let left = blocks::share(&offer.host, self.free[instance], offer.total_blocks);
+        let left = blocks::host_share(&offer.host, self.free_blocks[instance], offer.total_blocks);
         (left.gpus.len(), left.cpus, left.memory_mib, offer.price.0, instance)
     }
 
     /// Returns when `blocks` of it are free if nothing new is placed on it, and how many must be freed until then.
-    pub(super) fn frees(&self, instance: usize, blocks: u32, now: Timestamp) -> (Timestamp, u32) {
-        let mut missing = blocks.saturating_sub(self.free[instance]);
+    pub(super) fn free_at(&self, instance: usize, blocks: u32, now: Timestamp) -> (Timestamp, u32) {
+        let mut missing = blocks.saturating_sub(self.free_blocks[instance]);
         let must_go = missing;
-        let held = &self.instances[instance].held;
+        let held = &self.instances[instance].holds;
         let mut ends: Vec<(Timestamp, u32)> =
             held.iter().map(|held| (held.until.unwrap_or(FAR_FUTURE), held.blocks)).collect();
         ends.sort();
@@ -242,10 +249,12 @@ impl<'a> IndexedInventory<'a> {
             Readiness::Draining => Shortfall::Draining,
             Readiness::Ready if self.instances[instance].offer.host.cpus == 0 => Shortfall::NotReady,
             Readiness::Ready => match self.reserved.get(&instance) {
-                Some(reserved) if self.free[instance] >= wanted => Shortfall::Reserved { by: reserved.by },
+                Some(reserved) if self.free_blocks[instance] >= wanted => {
+                    Shortfall::Reserved { by: reserved.by }
+                }
                 Some(_) | None => Shortfall::Busy {
                     wanted,
-                    free: self.free[instance],
+                    free: self.free_blocks[instance],
                     total: self.instances[instance].offer.total_blocks.max(1),
                 },
             },
@@ -265,13 +274,19 @@ pub(super) fn split_offer(fleet: &FleetSnapshot, offer: &Offer) -> Result<u32, S
     })
 }
 
-fn room<'a>(fleet: &'a FleetSnapshot, offers: &[(usize, &Offer)]) -> FleetSlots<'a> {
+fn fleet_slots<'a>(fleet: &'a FleetSnapshot, offers: &[(usize, &Offer)]) -> FleetSlots<'a> {
     let admits = |(_, offer): &(usize, &Offer)| {
         let mut missing = 0_u32;
         compare(offer, 1, &fleet.limits, &mut missing);
         let wanted = missing == 0 && offer.availability.is_worth_trying();
         if wanted { split_offer(fleet, offer).ok() } else { None }
     };
-    let admits = if fleet.creates { offers.iter().map(admits).collect() } else { Vec::new() };
-    FleetSlots { fleet, going: 0, may_go: 0, nums: fleet.instance_nums.clone(), admits }
+    let admits = if fleet.can_create { offers.iter().map(admits).collect() } else { Vec::new() };
+    FleetSlots {
+        fleet,
+        ending_count: 0,
+        removable_count: 0,
+        used_nums: fleet.instance_nums.clone(),
+        admitted_blocks: admits,
+    }
 }

@@ -30,7 +30,7 @@ pub struct Gpu {
 impl Gpu {
     /// Returns the GPU with this name, as used by a driver, a label or a cloud. `memory_mib` 0 means unknown. Reported
     /// values have precedence over the catalogue.
-    pub fn known(
+    pub fn from_name(
         vendor: Option<GpuVendor>,
         name: &str,
         memory_mib: u64,
@@ -134,18 +134,18 @@ impl Location {
     /// Returns whether the offer is available in no other location.
     fn covers(&self, offer: &Offer) -> bool {
         let in_zone = |zone: &String| {
-            !offer.zones.is_empty() && offer.zones.iter().all(|of_offer| same(of_offer, zone))
+            !offer.zones.is_empty() && offer.zones.iter().all(|of_offer| eq_ignore_case(of_offer, zone))
         };
-        same(&self.backend, &offer.backend)
-            && same(&self.region, &offer.region)
+        eq_ignore_case(&self.backend, &offer.backend)
+            && eq_ignore_case(&self.region, &offer.region)
             && self.zone.as_ref().is_none_or(in_zone)
     }
 
     fn admits(&self, offer: &Offer) -> bool {
-        same(&self.backend, &offer.backend)
-            && same(&self.region, &offer.region)
+        eq_ignore_case(&self.backend, &offer.backend)
+            && eq_ignore_case(&self.region, &offer.region)
             && self.zone.as_ref().is_none_or(|zone| {
-                offer.zones.is_empty() || offer.zones.iter().any(|of_offer| same(of_offer, zone))
+                offer.zones.is_empty() || offer.zones.iter().any(|of_offer| eq_ignore_case(of_offer, zone))
             })
     }
 }
@@ -175,7 +175,7 @@ pub struct InstanceNeeds {
     /// `Some(true)` spot only, `Some(false)` on-demand only.
     pub spot: Option<bool>,
     /// `spot` is not configured and only a default; the setting of the fleet has precedence.
-    pub spot_by_default: bool,
+    pub is_spot_default: bool,
     pub backends: Option<Vec<String>>,
     pub regions: Option<Vec<String>>,
     pub zones: Option<Vec<String>>,
@@ -185,10 +185,10 @@ pub struct InstanceNeeds {
     pub volumes: Vec<Vec<Location>>,
     pub instances: Option<Vec<InstanceFilter>>,
     /// Locations to avoid, and instances.
-    pub avoid: Vec<Location>,
+    pub avoid_locations: Vec<Location>,
     pub avoid_instances: Vec<InstanceId>,
     /// One of several nodes: uses whole instances, never a share.
-    pub whole: bool,
+    pub needs_whole_instance: bool,
     /// Image or plain process that it runs in.
     pub image: Option<ImageChoice>,
 }
@@ -196,8 +196,8 @@ pub struct InstanceNeeds {
 impl InstanceNeeds {
     /// Returns the needs of a job inside a fleet with these limits. Both must hold, and they are compared one after the
     /// other; only if one of them is a default, the other is used for both.
-    pub fn within<'a>(&'a self, limits: &Self) -> Cow<'a, Self> {
-        if self.spot_by_default && !limits.spot_by_default {
+    pub fn with_fleet_limits<'a>(&'a self, limits: &Self) -> Cow<'a, Self> {
+        if self.is_spot_default && !limits.is_spot_default {
             return Cow::Owned(Self { spot: limits.spot, ..self.clone() });
         }
         Cow::Borrowed(self)
@@ -206,7 +206,7 @@ impl InstanceNeeds {
 
 impl Offer {
     /// Returns `aws us-east-1 p4d.24xlarge`. The local instance has `local` in all parts, which is printed once.
-    pub fn place(&self) -> String {
+    pub fn location_name(&self) -> String {
         let mut words = vec![self.backend.as_str(), self.region.as_str(), self.instance_type.as_str()];
         words.retain(|word| !word.is_empty());
         words.dedup();
@@ -215,12 +215,12 @@ impl Offer {
 }
 
 /// Compares without case, as configurations spell regions, types and names.
-fn same(left: &str, right: &str) -> bool {
+fn eq_ignore_case(left: &str, right: &str) -> bool {
     left.eq_ignore_ascii_case(right)
 }
 
-fn listed(list: &[String], value: &str) -> bool {
-    list.iter().any(|one| same(one, value))
+fn is_listed(list: &[String], value: &str) -> bool {
+    list.iter().any(|one| eq_ignore_case(one, value))
 }
 
 /// Returns all shortfalls of an offer. Empty means that it fits.
@@ -233,7 +233,7 @@ pub fn shortfalls(offer: &Offer, needs: &InstanceNeeds) -> Vec<Shortfall> {
 }
 
 /// Returns the smallest number of blocks of `offer` that fits, or all shortfalls.
-pub fn fit(offer: &Offer, needs: &InstanceNeeds) -> Result<u32, Vec<Shortfall>> {
+pub fn smallest_fit(offer: &Offer, needs: &InstanceNeeds) -> Result<u32, Vec<Shortfall>> {
     let mut short = Vec::new();
     let blocks = compare(offer, offer.total_blocks, needs, &mut short);
     if short.is_empty() { Ok(blocks) } else { Err(short) }
@@ -266,11 +266,12 @@ pub(super) fn compare(
     short: &mut impl ShortfallSink,
 ) -> u32 {
     compare_location(offer, needs, short);
-    let wishes = needs.resources.as_ref().map(|wanted| wishes(offer, wanted));
-    let blocks = blocks::smallest_fitting(&offer.host, total_blocks, needs.whole, wishes.as_deref());
+    let wishes = needs.resources.as_ref().map(|wanted| effective_resources(offer, wanted));
+    let blocks =
+        blocks::smallest_fitting(&offer.host, total_blocks, needs.needs_whole_instance, wishes.as_deref());
     if let Some(resources) = wishes.as_deref() {
-        let share = blocks::share(&offer.host, blocks, total_blocks);
-        compare_share(&share, resources, may_be_larger(&offer.backend), short);
+        let share = blocks::host_share(&offer.host, blocks, total_blocks);
+        compare_share(&share, resources, can_be_larger(&offer.backend), short);
     }
     blocks
 }
@@ -284,7 +285,7 @@ pub const SLURM_BACKEND: &str = "slurm";
 
 /// Returns whether the instance exists already and costs no more for being larger. Then a job may use a part of it:
 /// only lower bounds count. Rented instances that are larger than requested do not match.
-fn may_be_larger(backend: &str) -> bool {
+fn can_be_larger(backend: &str) -> bool {
     [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
 }
 
@@ -296,7 +297,7 @@ pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
 
 /// Returns the effective request. Defaults are meant for a choice among many instances; on the local machine they are
 /// dropped, since otherwise a first job would not start on a small one.
-fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
+fn effective_resources<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
     if offer.backend != LOCAL_BACKEND {
         return Cow::Borrowed(wanted);
     }
@@ -322,13 +323,13 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     ];
     for (list, has, what) in lists {
         if let Some(wanted) = list
-            && !listed(wanted, has)
+            && !is_listed(wanted, has)
         {
             short.add(|| Shortfall::NotListed { what, wanted: wanted.clone(), has: has.clone() });
         }
     }
     if let Some(wanted) = &needs.zones
-        && !offer.zones.iter().any(|zone| listed(wanted, zone))
+        && !offer.zones.iter().any(|zone| is_listed(wanted, zone))
     {
         let has = || offer.zones.join(", ");
         short.add(|| Shortfall::NotListed { what: "zone", wanted: wanted.clone(), has: has() });
@@ -348,11 +349,11 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     {
         short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
     }
-    if let Some(location) = needs.avoid.iter().find(|location| location.covers(offer)) {
+    if let Some(location) = needs.avoid_locations.iter().find(|location| location.covers(offer)) {
         short.add(|| Shortfall::Avoided { place: location.to_string() });
     }
     if let Some(image) = &needs.image
-        && let Err(shortfall) = image.on(offer.host.runtimes.as_ref())
+        && let Err(shortfall) = image.resolve_on(offer.host.runtimes.as_ref())
     {
         short.add(|| shortfall);
     }
@@ -367,7 +368,7 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
 /// skipped for a host without GPUs if none are required.
 pub fn host_shortfalls(host: &HostSpec, wanted: &ResourcesSpec) -> Vec<Shortfall> {
     let mut short = Vec::new();
-    compare_share(&blocks::share(host, 1, 1), wanted, false, &mut short);
+    compare_share(&blocks::host_share(host, 1, 1), wanted, false, &mut short);
     short
 }
 
@@ -385,15 +386,15 @@ fn compare_share(
     if !is_in_range(wanted.cpu.count, host.cpus, may_be_larger) {
         short.add(|| Shortfall::Cpus { wanted: wanted.cpu.count, has: host.cpus });
     }
-    let memory = gb(host.memory_mib);
+    let memory = to_gb(host.memory_mib);
     if !is_in_range(wanted.memory, memory, may_be_larger) {
         short.add(|| Shortfall::Memory { wanted: wanted.memory, has: memory });
     }
     if let Some(disk) = &wanted.disk
         && host.disk_mib != 0
-        && !is_in_range(disk.size, gb(host.disk_mib), may_be_larger)
+        && !is_in_range(disk.size, to_gb(host.disk_mib), may_be_larger)
     {
-        short.add(|| Shortfall::Disk { wanted: disk.size, has: gb(host.disk_mib) });
+        short.add(|| Shortfall::Disk { wanted: disk.size, has: to_gb(host.disk_mib) });
     }
     if let Some(gpu) = &wanted.gpu {
         compare_gpus(host.gpus, gpu, may_be_larger, short);
@@ -425,12 +426,12 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
         short.add(|| Shortfall::GpuName { wanted: names.clone(), has: other.name.clone() });
     }
     if let Some(memory) = wanted.memory
-        && let Some(other) = gpus.iter().find(|gpu| !memory.contains(gb(gpu.memory_mib)))
+        && let Some(other) = gpus.iter().find(|gpu| !memory.contains(to_gb(gpu.memory_mib)))
     {
-        short.add(|| Shortfall::GpuMemory { wanted: memory, has: gb(other.memory_mib) });
+        short.add(|| Shortfall::GpuMemory { wanted: memory, has: to_gb(other.memory_mib) });
     }
     if let Some(total) = wanted.total_memory {
-        let has = gb(gpus.iter().map(|gpu| gpu.memory_mib).sum());
+        let has = to_gb(gpus.iter().map(|gpu| gpu.memory_mib).sum());
         if !gpus.is_empty() && !is_in_range(total, has, may_be_larger) {
             short.add(|| Shortfall::GpuTotalMemory { wanted: total, has });
         }
@@ -448,7 +449,7 @@ fn distinct_gpus(gpus: &[Gpu]) -> impl Iterator<Item = &Gpu> {
     gpus.chunk_by(|one, next| one == next).filter_map(<[Gpu]>::first)
 }
 
-pub(super) fn gb(mib: u64) -> f64 {
+pub(super) fn to_gb(mib: u64) -> f64 {
     mib as f64 / MIB_PER_GB
 }
 

@@ -64,17 +64,17 @@ pub struct WaitingReplica {
     pub priority: u32,
     pub since: Timestamp,
     pub nodes: Vec<WaitingNode>,
-    pub choice: FleetChoice,
+    pub fleet_choice: FleetChoice,
     /// `fleets:` of the run; `None` means any.
     pub fleets: Option<Vec<FleetId>>,
     pub creation: InstanceCreation,
     /// `max_duration`: lets a short job use reserved instances in the meantime.
-    pub lasts: Option<Span>,
+    pub max_duration: Option<Span>,
 }
 
 impl WaitingReplica {
     /// Returns its first node, which represents it.
-    pub fn job(&self) -> Option<SubmissionId> {
+    pub fn first_job(&self) -> Option<SubmissionId> {
         self.nodes.first().map(|node| node.job)
     }
 }
@@ -84,9 +84,9 @@ pub struct FleetSnapshot {
     pub id: FleetId,
     pub name: String,
     /// `placement: cluster`.
-    pub cluster: bool,
+    pub is_cluster: bool,
     /// True if it may create instances (not for SSH fleets).
-    pub creates: bool,
+    pub can_create: bool,
     /// Number of instances that it keeps even if idle.
     pub nodes_min: u32,
     pub nodes_max: Option<u32>,
@@ -125,9 +125,9 @@ pub struct InstanceSnapshot {
     /// Its resources. A host with 0 CPUs has not been inspected yet.
     pub offer: Offer,
     pub readiness: Readiness,
-    pub held: Vec<BlockHold>,
+    pub holds: Vec<BlockHold>,
     /// True if it is kept however long it is idle.
-    pub stays: bool,
+    pub is_kept: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -192,7 +192,7 @@ pub struct RefusalReport {
 }
 
 impl RefusalReport {
-    pub fn one(place: impl Into<String>, shortfall: Shortfall) -> Self {
+    pub fn single(place: impl Into<String>, shortfall: Shortfall) -> Self {
         let refusal = Refusal { place: place.into(), count: 1, shortfalls: vec![shortfall] };
         Self { refusals: vec![refusal], left_out: 0, for_good: false }
     }
@@ -209,23 +209,33 @@ pub struct ReplicaPlacement {
 
 /// Assigns instances to the waiting replicas. The result has one entry per waiting replica, in the order in which they
 /// were considered, and does not depend on the order of the arguments.
-pub fn place(queue: &[WaitingReplica], inventory: &Inventory, now: Timestamp) -> Vec<ReplicaPlacement> {
+pub fn place_replicas(
+    queue: &[WaitingReplica],
+    inventory: &Inventory,
+    now: Timestamp,
+) -> Vec<ReplicaPlacement> {
     let mut order: Vec<&WaitingReplica> = queue.iter().filter(|waiting| !waiting.nodes.is_empty()).collect();
     order.sort_by_key(|waiting| {
-        (std::cmp::Reverse(waiting.priority), waiting.since, waiting.run, waiting.replica_num, waiting.job())
+        (
+            std::cmp::Reverse(waiting.priority),
+            waiting.since,
+            waiting.run,
+            waiting.replica_num,
+            waiting.first_job(),
+        )
     });
     let mut round = PlacementRound::new(inventory, now);
     let mut chosen: BTreeMap<RunId, FleetId> = BTreeMap::new();
     let mut placements = Vec::with_capacity(order.len());
     for waiting in order {
-        let choice = match waiting.choice {
+        let choice = match waiting.fleet_choice {
             FleetChoice::Follow => chosen.get(&waiting.run).copied().map(FleetChoice::Chosen),
-            FleetChoice::Choose | FleetChoice::Chosen(_) => Some(waiting.choice),
+            FleetChoice::Choose | FleetChoice::Chosen(_) => Some(waiting.fleet_choice),
         };
         let outcome = match choice {
             Some(choice) => round.place_replica(waiting, choice),
             None => PlacementOutcome::Waits {
-                why: Arc::new(RefusalReport::one("every fleet", Shortfall::FleetNotChosen)),
+                why: Arc::new(RefusalReport::single("every fleet", Shortfall::FleetNotChosen)),
                 reserved: Vec::new(),
             },
         };

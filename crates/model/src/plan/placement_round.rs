@@ -29,7 +29,7 @@ pub(super) struct ShapeFit {
     /// 0 means that it does not fit.
     pub(super) blocks: u32,
     /// Number of shortfalls.
-    pub(super) missing: u32,
+    pub(super) shortfall_count: u32,
 }
 
 /// Jobs with the same needs are evaluated once, and only for the shapes that are relevant.
@@ -50,21 +50,21 @@ pub(super) struct PlacementQuery {
 }
 
 pub(super) struct PlacementRound<'a> {
-    pub(super) stock: IndexedInventory<'a>,
+    pub(super) inventory: IndexedInventory<'a>,
     pub(super) now: Timestamp,
     pub(super) classes: Vec<NeedsClass>,
-    refused: BTreeMap<PlacementQuery, (Arc<RefusalReport>, bool)>,
-    reserving: BTreeSet<ProjectId>,
+    refusals: BTreeMap<PlacementQuery, (Arc<RefusalReport>, bool)>,
+    reserving_projects: BTreeSet<ProjectId>,
 }
 
 impl<'a> PlacementRound<'a> {
     pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
         Self {
-            stock: IndexedInventory::new(inventory),
+            inventory: IndexedInventory::new(inventory),
             now,
             classes: Vec::new(),
-            refused: BTreeMap::new(),
-            reserving: BTreeSet::new(),
+            refusals: BTreeMap::new(),
+            reserving_projects: BTreeSet::new(),
         }
     }
 
@@ -75,13 +75,13 @@ impl<'a> PlacementRound<'a> {
     ) -> PlacementOutcome {
         let several = waiting.nodes.len() > 1;
         let ask = PlacementQuery {
-            classes: waiting.nodes.iter().map(|node| self.class(node, several)).collect(),
+            classes: waiting.nodes.iter().map(|node| self.class_index(node, several)).collect(),
             fleets: self.allowed_fleets(waiting, choice, several),
             creation: waiting.creation,
         };
         // A job with a known end may use reserved instances, so an earlier refusal does not apply to it.
-        let may_backfill = waiting.lasts.is_some() && !self.reserving.is_empty();
-        let known = if may_backfill { None } else { self.refused.get(&ask).cloned() };
+        let may_backfill = waiting.max_duration.is_some() && !self.reserving_projects.is_empty();
+        let known = if may_backfill { None } else { self.refusals.get(&ask).cloned() };
         let (why, passes) = match known {
             Some(refused) => refused,
             None => {
@@ -90,8 +90,8 @@ impl<'a> PlacementRound<'a> {
                 if let Some(placed) = placed {
                     return placed;
                 }
-                let (why, passes) = self.why(&ask);
-                self.refused.insert(ask.clone(), (Arc::clone(&why), passes));
+                let (why, passes) = self.refusal_report(&ask);
+                self.refusals.insert(ask.clone(), (Arc::clone(&why), passes));
                 (why, passes)
             }
         };
@@ -104,7 +104,7 @@ impl<'a> PlacementRound<'a> {
     }
 
     fn allowed_fleets(&self, waiting: &WaitingReplica, choice: FleetChoice, several: bool) -> Vec<usize> {
-        let fleets = self.stock.fleets.iter().enumerate().filter(|(_, room)| {
+        let fleets = self.inventory.fleets.iter().enumerate().filter(|(_, room)| {
             let id = room.fleet.id;
             let chosen = match choice {
                 FleetChoice::Chosen(fleet) => fleet == id,
@@ -112,44 +112,44 @@ impl<'a> PlacementRound<'a> {
             };
             chosen
                 && waiting.fleets.as_ref().is_none_or(|fleets| fleets.contains(&id))
-                && (!several || room.fleet.cluster)
+                && (!several || room.fleet.is_cluster)
         });
         fleets.map(|(at, _)| at).collect()
     }
 
-    fn class(&mut self, node: &WaitingNode, several: bool) -> usize {
+    fn class_index(&mut self, node: &WaitingNode, several: bool) -> usize {
         let alike = |class: &NeedsClass| {
             Arc::ptr_eq(&class.needs, &node.needs)
-                || (class.needs.whole == (several || node.needs.whole)
+                || (class.needs.needs_whole_instance == (several || node.needs.needs_whole_instance)
                     && equal_except_whole(&class.needs, &node.needs))
         };
         if let Some(at) = self.classes.iter().position(alike) {
             return at;
         }
-        let needs = if several && !node.needs.whole {
-            Arc::new(InstanceNeeds { whole: true, ..InstanceNeeds::clone(&node.needs) })
+        let needs = if several && !node.needs.needs_whole_instance {
+            Arc::new(InstanceNeeds { needs_whole_instance: true, ..InstanceNeeds::clone(&node.needs) })
         } else {
             Arc::clone(&node.needs)
         };
-        let shapes = vec![OnceCell::new(); self.stock.shapes.len()];
+        let shapes = vec![OnceCell::new(); self.inventory.shapes.len()];
         self.classes.push(NeedsClass { needs, shapes, offers: BTreeMap::new() });
         self.classes.len() - 1
     }
 
-    pub(super) fn fit(&self, class: usize, shape: usize) -> ShapeFit {
+    pub(super) fn fit_shape(&self, class: usize, shape: usize) -> ShapeFit {
         let class = &self.classes[class];
         *class.shapes[shape].get_or_init(|| {
-            let shape = &self.stock.shapes[shape];
-            fit(shape, &class.needs.within(&self.stock.fleets[shape.fleet].fleet.limits))
+            let shape = &self.inventory.shapes[shape];
+            shape_fit(shape, &class.needs.with_fleet_limits(&self.inventory.fleets[shape.fleet].fleet.limits))
         })
     }
 
     fn place_single(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
-        let (job, class) = (waiting.job()?, ask.classes[0]);
+        let (job, class) = (waiting.first_job()?, ask.classes[0]);
         if let Some((instance, blocks)) = self.tightest_instance(waiting, ask, class) {
-            let fleet = self.stock.instances[instance].fleet;
-            let id = self.stock.instances[instance].id;
-            self.stock.take(instance, blocks);
+            let fleet = self.inventory.instances[instance].fleet;
+            let id = self.inventory.instances[instance].id;
+            self.inventory.allocate(instance, blocks);
             return Some(PlacementOutcome::Placed {
                 fleet,
                 seats: vec![NodePlacement::Existing { job, instance: id, blocks }],
@@ -157,21 +157,21 @@ impl<'a> PlacementRound<'a> {
         }
         let mut best: Option<(u64, usize, NewOffers)> = None;
         for &fleet in &ask.fleets {
-            if self.stock.fleets[fleet].slots() == 0 {
+            if self.inventory.fleets[fleet].free_slots() == 0 {
                 continue;
             }
             let offers = self.new_offers(ask, class, fleet);
             let Some((cheapest, _)) = offers.first() else { continue };
-            let price = self.stock.offers[*cheapest].1.price.0;
+            let price = self.inventory.offers[*cheapest].1.price.0;
             if best.as_ref().is_none_or(|(least, ..)| price < *least) {
                 best = Some((price, fleet, offers));
             }
         }
         let (_, fleet, offers) = best?;
-        let instance_num = self.stock.fleets[fleet].claim_slot();
+        let instance_num = self.inventory.fleets[fleet].claim_slot();
         let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
         let seats = vec![NodePlacement::New { job, instance_num, offers }];
-        Some(PlacementOutcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
+        Some(PlacementOutcome::Placed { fleet: self.inventory.fleets[fleet].fleet.id, seats })
     }
 
     /// Returns the open instance with the least free blocks that still fits, and the number of its blocks.
@@ -183,38 +183,41 @@ impl<'a> PlacementRound<'a> {
     ) -> Option<(usize, u32)> {
         let needs = &self.classes[class].needs;
         let suits = |instance: usize| {
-            if self.stock.free[instance] == 0 {
+            if self.inventory.free_blocks[instance] == 0 {
                 return None;
             }
-            let blocks = self.fit(class, self.stock.shape_index(instance)).blocks;
+            let blocks = self.fit_shape(class, self.inventory.shape_index(instance)).blocks;
             let usable = blocks > 0
-                && self.stock.free[instance] >= blocks
-                && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
-                && self.stock.is_eligible(instance, needs);
+                && self.inventory.free_blocks[instance] >= blocks
+                && ask.fleets.contains(&self.inventory.shape_of(instance).fleet)
+                && self.inventory.is_eligible(instance, needs);
             usable.then_some((instance, blocks))
         };
         // Ordered by free GPUs first, so those with too few are skipped.
         let gpus = needs.resources.as_ref().and_then(|wanted| wanted.gpu.as_ref()?.count.min).unwrap_or(0);
         let from: Tightness = (gpus as usize, 0, 0, 0, 0);
-        let open = self.stock.open.range(from..).find_map(|tightness| suits(tightness.4));
-        let over = waiting.lasts.map(|lasts| self.now + lasts);
+        let open = self.inventory.open_instances.range(from..).find_map(|tightness| suits(tightness.4));
+        let over = waiting.max_duration.map(|lasts| self.now + lasts);
         let backfill =
-            self.stock.reserved.iter().filter_map(|(&instance, reserved)| {
+            self.inventory.reserved.iter().filter_map(|(&instance, reserved)| {
                 if over? <= reserved.from { suits(instance) } else { None }
             });
-        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
+        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.inventory.tightness(*instance))
     }
 
     /// Returns the offers from which a fleet would create an instance for these needs, cheapest first.
     pub(super) fn new_offers(&mut self, ask: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
-        let room = &self.stock.fleets[fleet];
+        let room = &self.inventory.fleets[fleet];
         let class = &mut self.classes[class];
-        if !room.fleet.creates || ask.creation == InstanceCreation::Reuse || class.needs.instances.is_some() {
+        if !room.fleet.can_create
+            || ask.creation == InstanceCreation::Reuse
+            || class.needs.instances.is_some()
+        {
             return Arc::default();
         }
         let offers = class.offers.entry(fleet).or_insert_with(|| {
-            let needs = class.needs.within(&room.fleet.limits);
-            let admitted = self.stock.offers.iter().zip(&room.admits).enumerate();
+            let needs = class.needs.with_fleet_limits(&room.fleet.limits);
+            let admitted = self.inventory.offers.iter().zip(&room.admitted_blocks).enumerate();
             let offers = admitted.filter_map(|(at, ((index, offer), admits))| {
                 let total_blocks = (*admits)?;
                 let mut missing = 0_u32;
@@ -228,7 +231,7 @@ impl<'a> PlacementRound<'a> {
 
     fn place_gang(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
         let gang = self.best_gang(ask, CandidatePool::Free)?;
-        let fleet = self.stock.fleets[gang.fleet].fleet.id;
+        let fleet = self.inventory.fleets[gang.fleet].fleet.id;
         let mut seats = Vec::with_capacity(waiting.nodes.len());
         for (node, member) in waiting.nodes.iter().zip(gang.members) {
             seats.push(self.allocate_member(node.job, gang.fleet, member));
@@ -239,49 +242,52 @@ impl<'a> PlacementRound<'a> {
     fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> NodePlacement {
         match member {
             GangMember::Existing(instance) => {
-                let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
-                self.stock.take(instance, blocks);
-                NodePlacement::Existing { job, instance: self.stock.instances[instance].id, blocks }
+                let blocks = self.inventory.shape_of(instance).offer.total_blocks.max(1);
+                self.inventory.allocate(instance, blocks);
+                NodePlacement::Existing { job, instance: self.inventory.instances[instance].id, blocks }
             }
             GangMember::New(offers) => {
-                NodePlacement::New { job, instance_num: self.stock.fleets[fleet].claim_slot(), offers }
+                NodePlacement::New { job, instance_num: self.inventory.fleets[fleet].claim_slot(), offers }
             }
         }
     }
 
     /// Reserves the soonest instances for a job that has waited long enough; one job per project.
     fn reserve_instances(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Vec<InstanceId> {
-        let Some(by) = waiting.job() else { return Vec::new() };
-        if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
+        let Some(by) = waiting.first_job() else { return Vec::new() };
+        if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving_projects.contains(&waiting.project)
+        {
             return Vec::new();
         }
         let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_single(ask) };
         if chosen.is_empty() {
             return Vec::new();
         }
-        self.reserving.insert(waiting.project);
+        self.reserving_projects.insert(waiting.project);
         let from = chosen.iter().map(|(_, from)| *from).max().unwrap_or(self.now);
         for (instance, _) in &chosen {
-            self.stock.reserve(*instance, Reservation { by, from });
+            self.inventory.reserve(*instance, Reservation { by, from });
         }
-        chosen.iter().map(|(instance, _)| self.stock.instances[*instance].id).collect()
+        chosen.iter().map(|(instance, _)| self.inventory.instances[*instance].id).collect()
     }
 
     fn soonest_single(&self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
         let class = ask.classes[0];
         let needs = &self.classes[class].needs;
-        let shapes = self.stock.shapes.iter().enumerate();
+        let shapes = self.inventory.shapes.iter().enumerate();
         let shapes = shapes.filter(|(_, shape)| ask.fleets.contains(&shape.fleet));
-        let fitting =
-            shapes.map(|(at, shape)| (shape, self.fit(class, at).blocks)).filter(|(_, blocks)| *blocks > 0);
-        let open = fitting.flat_map(|(shape, blocks)| shape.open.iter().map(move |(_, at)| (*at, blocks)));
-        let named = open.filter(|(instance, _)| self.stock.is_eligible(*instance, needs));
+        let fitting = shapes
+            .map(|(at, shape)| (shape, self.fit_shape(class, at).blocks))
+            .filter(|(_, blocks)| *blocks > 0);
+        let open =
+            fitting.flat_map(|(shape, blocks)| shape.open_instances.iter().map(move |(_, at)| (*at, blocks)));
+        let named = open.filter(|(instance, _)| self.inventory.is_eligible(*instance, needs));
         let soonest = named.min_by_key(|&(instance, blocks)| {
-            let (from, must_go) = self.stock.frees(instance, blocks, self.now);
+            let (from, must_go) = self.inventory.free_at(instance, blocks, self.now);
             (from, must_go, instance)
         });
-        let reserved =
-            soonest.map(|(instance, blocks)| (instance, self.stock.frees(instance, blocks, self.now).0));
+        let reserved = soonest
+            .map(|(instance, blocks)| (instance, self.inventory.free_at(instance, blocks, self.now).0));
         reserved.into_iter().collect()
     }
 
@@ -292,8 +298,8 @@ impl<'a> PlacementRound<'a> {
         let existing = members.iter().filter_map(GangMember::instance);
         existing
             .map(|instance| {
-                let total = self.stock.shape_of(instance).offer.total_blocks.max(1);
-                (instance, self.stock.frees(instance, total, self.now).0)
+                let total = self.inventory.shape_of(instance).offer.total_blocks.max(1);
+                (instance, self.inventory.free_at(instance, total, self.now).0)
             })
             .collect()
     }
@@ -305,7 +311,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         resources,
         max_price,
         spot,
-        spot_by_default,
+        is_spot_default: spot_by_default,
         backends,
         regions,
         zones,
@@ -313,15 +319,15 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         reservation,
         volumes,
         instances,
-        avoid,
+        avoid_locations: avoid,
         avoid_instances,
-        whole: _,
+        needs_whole_instance: _,
         image,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
         && *spot == right.spot
-        && *spot_by_default == right.spot_by_default
+        && *spot_by_default == right.is_spot_default
         && *backends == right.backends
         && *regions == right.regions
         && *zones == right.zones
@@ -329,18 +335,18 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *reservation == right.reservation
         && *volumes == right.volumes
         && *instances == right.instances
-        && *avoid == right.avoid
+        && *avoid == right.avoid_locations
         && *avoid_instances == right.avoid_instances
         && *image == right.image
 }
 
-fn fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
+fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
     let total = shape.offer.total_blocks.max(1);
     if shape.offer.host.cpus == 0 {
         // It has not been inspected yet and may turn out to fit, so it is worth waiting for.
-        return ShapeFit { blocks: total, missing: 0 };
+        return ShapeFit { blocks: total, shortfall_count: 0 };
     }
     let mut missing = 0_u32;
     let blocks = compare(shape.offer, total, needs, &mut missing);
-    ShapeFit { blocks: if missing == 0 { blocks } else { 0 }, missing }
+    ShapeFit { blocks: if missing == 0 { blocks } else { 0 }, shortfall_count: missing }
 }

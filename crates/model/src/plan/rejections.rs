@@ -39,7 +39,7 @@ type RankedRejection = (bool, u32, Rejection);
 
 impl PlacementRound<'_> {
     /// Returns all reasons, and whether waiting may help.
-    pub(super) fn why(&mut self, ask: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
+    pub(super) fn refusal_report(&mut self, ask: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
         let mut misses = Vec::new();
         let several = ask.classes.len() > 1;
         let mut kinds = ask.classes.clone();
@@ -61,8 +61,8 @@ impl PlacementRound<'_> {
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
-        let refusals = deduplicate(misses.into_iter().map(|(_, _, miss)| self.say(miss)));
-        let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_for_good);
+        let refusals = deduplicate(misses.into_iter().map(|(_, _, miss)| self.to_refusal(miss)));
+        let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_permanent);
         let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
         let for_good = !several && !passes && all_hopeless && !self.can_create_other(ask);
         (Arc::new(RefusalReport { refusals, left_out, for_good }), passes)
@@ -73,56 +73,57 @@ impl PlacementRound<'_> {
     fn can_create_other(&self, ask: &PlacementQuery) -> bool {
         let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL_BACKEND);
         let makes_others = |fleet: &usize| {
-            let fleet = self.stock.fleets[*fleet].fleet;
-            fleet.creates && !fleet.limits.backends.as_ref().is_some_and(is_local)
+            let fleet = self.inventory.fleets[*fleet].fleet;
+            fleet.can_create && !fleet.limits.backends.as_ref().is_some_and(is_local)
         };
         ask.creation != InstanceCreation::Reuse && ask.fleets.iter().any(makes_others)
     }
 
     fn gang_rejections(&mut self, ask: &PlacementQuery, misses: &mut Vec<RankedRejection>) {
         let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
-        for spot in self.spots(ask) {
+        for spot in self.gang_locations(ask) {
             let fit = self.gang_at(ask, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
             let could = self.gang_at(ask, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
             let (fleet, backend, region) = spot;
-            let place = format!("fleet {}, {backend} {region}", self.stock.fleets[fleet].fleet.name);
+            let place = format!("fleet {}, {backend} {region}", self.inventory.fleets[fleet].fleet.name);
             misses.push(rank(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
         }
     }
 
     fn instance_rejections(&self, ask: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
         let needs = &self.classes[class].needs;
-        for (at, shape) in self.stock.shapes.iter().enumerate() {
+        for (at, shape) in self.inventory.shapes.iter().enumerate() {
             if !ask.fleets.contains(&shape.fleet) {
                 continue;
             }
-            let ShapeFit { blocks: wanted, missing } = self.fit(class, at);
+            let ShapeFit { blocks: wanted, shortfall_count: missing } = self.fit_shape(class, at);
             if wanted == 0 {
                 let stays = missing > 1 || !is_host_temporarily_unfit(needs, shape.offer);
                 misses.push((stays, missing, Rejection::Shape { class, shape: at }));
                 continue;
             }
             // A free instance lacks nothing itself; its gang does.
-            let usable = |at: &usize| self.stock.can_take(*at, wanted) && self.stock.is_eligible(*at, needs);
+            let usable =
+                |at: &usize| self.inventory.can_take(*at, wanted) && self.inventory.is_eligible(*at, needs);
             // Identical instances with the same shortfall are one refusal, with the one nearest to being free.
             if let [instance] = shape.members[..] {
                 if !usable(&instance) {
-                    let stays = !self.stock.blocking_shortfall(instance, wanted, needs).passes();
+                    let stays = !self.inventory.blocking_shortfall(instance, wanted, needs).is_temporary();
                     misses.push((stays, 1, Rejection::Blocked { class, instance, count: 1 }));
                 }
                 continue;
             }
             let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
             for &instance in shape.members.iter().filter(|at| !usable(at)) {
-                let kind = self.stock.blocking_shortfall(instance, wanted, needs).kind();
+                let kind = self.inventory.blocking_shortfall(instance, wanted, needs).kind();
                 let group = groups.entry(kind).or_insert((instance, 0));
                 group.1 += 1;
-                if self.stock.free[instance] > self.stock.free[group.0] {
+                if self.inventory.free_blocks[instance] > self.inventory.free_blocks[group.0] {
                     group.0 = instance;
                 }
             }
             for (instance, count) in groups.into_values() {
-                let stays = !self.stock.blocking_shortfall(instance, wanted, needs).passes();
+                let stays = !self.inventory.blocking_shortfall(instance, wanted, needs).is_temporary();
                 misses.push((stays, 1, Rejection::Blocked { class, instance, count }));
             }
         }
@@ -132,24 +133,25 @@ impl PlacementRound<'_> {
         let needs = &self.classes[class].needs;
         let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
         for &at in &ask.fleets {
-            let room = &self.stock.fleets[at];
-            if !room.fleet.creates {
+            let room = &self.inventory.fleets[at];
+            if !room.fleet.can_create {
                 continue;
             }
-            let needs = needs.within(&room.fleet.limits);
+            let needs = needs.with_fleet_limits(&room.fleet.limits);
             let new = || format!("new instance in fleet {}", room.fleet.name);
             if ask.creation == InstanceCreation::Reuse {
                 misses.push(rank(new(), 1, vec![Shortfall::ReuseOnly]));
             } else if needs.instances.is_some() {
                 misses.push(rank(new(), 1, vec![Shortfall::NotNamed]));
-            } else if self.stock.offers.is_empty() {
+            } else if self.inventory.offers.is_empty() {
                 misses.push(rank(new(), 1, vec![Shortfall::NoOffers]));
             } else {
-                let full = room.slots() < wanted;
-                let stays_full = room.slots_without(room.frees()) < wanted;
+                let full = room.free_slots() < wanted;
+                let stays_full = room.slots_without(room.freeable_slots()) < wanted;
                 // The offered local machine is the existing local instance, which has its own refusal.
-                let has_local = self.stock.shapes.iter().any(|shape| shape.offer.backend == LOCAL_BACKEND);
-                for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
+                let has_local =
+                    self.inventory.shapes.iter().any(|shape| shape.offer.backend == LOCAL_BACKEND);
+                for (position, (_, offer)) in self.inventory.offers.iter().enumerate() {
                     if has_local && offer.backend == LOCAL_BACKEND {
                         continue;
                     }
@@ -168,50 +170,51 @@ impl PlacementRound<'_> {
     }
 
     fn fleet_rejections(&self, ask: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
-        for (at, room) in self.stock.fleets.iter().enumerate() {
+        for (at, room) in self.inventory.fleets.iter().enumerate() {
             let place = || format!("fleet {}", room.fleet.name);
             if !ask.fleets.contains(&at) {
-                let shortfall = if several && !room.fleet.cluster {
+                let shortfall = if several && !room.fleet.is_cluster {
                     Shortfall::NotCluster
                 } else {
                     Shortfall::FleetNotNamed
                 };
                 misses.push(rank(place(), 1, vec![shortfall]));
-            } else if !room.fleet.creates && !self.stock.shapes.iter().any(|shape| shape.fleet == at) {
+            } else if !room.fleet.can_create && !self.inventory.shapes.iter().any(|shape| shape.fleet == at) {
                 misses.push(rank(place(), 1, vec![Shortfall::FleetEmpty]));
             }
         }
-        if self.stock.fleets.is_empty() {
+        if self.inventory.fleets.is_empty() {
             misses.push(rank("fleets".into(), 1, vec![Shortfall::NoFleets]));
         }
     }
 
-    fn say(&self, miss: Rejection) -> Refusal {
+    fn to_refusal(&self, miss: Rejection) -> Refusal {
         match miss {
             Rejection::Refused(refusal) => refusal,
             Rejection::Shape { class, shape } => {
-                let shape = &self.stock.shapes[shape];
+                let shape = &self.inventory.shapes[shape];
                 Refusal {
-                    place: self.stock.instances[shape.members[0]].name.clone(),
+                    place: self.inventory.instances[shape.members[0]].name.clone(),
                     count: u32::try_from(shape.members.len()).unwrap_or(u32::MAX),
                     shortfalls: {
-                        let limits = &self.stock.fleets[shape.fleet].fleet.limits;
-                        shortfalls(shape.offer, &self.classes[class].needs.within(limits))
+                        let limits = &self.inventory.fleets[shape.fleet].fleet.limits;
+                        shortfalls(shape.offer, &self.classes[class].needs.with_fleet_limits(limits))
                     },
                 }
             }
             Rejection::Blocked { class, instance, count } => {
-                let wanted = self.fit(class, self.stock.shape_index(instance)).blocks;
-                let shortfall = self.stock.blocking_shortfall(instance, wanted, &self.classes[class].needs);
+                let wanted = self.fit_shape(class, self.inventory.shape_index(instance)).blocks;
+                let shortfall =
+                    self.inventory.blocking_shortfall(instance, wanted, &self.classes[class].needs);
                 Refusal {
-                    place: self.stock.instances[instance].name.clone(),
+                    place: self.inventory.instances[instance].name.clone(),
                     count,
                     shortfalls: vec![shortfall],
                 }
             }
             Rejection::Offer { class, fleet, position } => {
-                let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
-                let needs = self.classes[class].needs.within(&room.fleet.limits);
+                let (room, offer) = (&self.inventory.fleets[fleet], self.inventory.offers[position].1);
+                let needs = self.classes[class].needs.with_fleet_limits(&room.fleet.limits);
                 let mut short = Vec::new();
                 let total = split_offer(room.fleet, offer);
                 compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut short);
@@ -225,7 +228,7 @@ impl PlacementRound<'_> {
                     short.push(Shortfall::FleetFull {
                         max,
                         wanted: 1,
-                        frees: room.slots_without(room.frees()) > 0,
+                        frees: room.slots_without(room.freeable_slots()) > 0,
                     });
                 }
                 Refusal { place: describe_offer(&room.fleet.name, offer), count: 1, shortfalls: short }
@@ -252,18 +255,20 @@ fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 /// Returns whether the obstacle may pass: the container engine is unavailable, or the agent has not reported yet.
 fn is_host_temporarily_unfit(needs: &InstanceNeeds, offer: &Offer) -> bool {
     let image = needs.image.as_ref();
-    image.and_then(|image| image.on(offer.host.runtimes.as_ref()).err()).is_some_and(|short| short.passes())
+    image
+        .and_then(|image| image.resolve_on(offer.host.runtimes.as_ref()).err())
+        .is_some_and(|short| short.is_temporary())
 }
 
 fn rank(place: String, count: u32, shortfalls: Vec<Shortfall>) -> RankedRejection {
     let refusal = Refusal { place, count, shortfalls };
     (
-        !refusal.passes(),
+        !refusal.is_temporary(),
         u32::try_from(refusal.shortfalls.len()).unwrap_or(u32::MAX),
         Rejection::Refused(refusal),
     )
 }
 
 fn describe_offer(fleet: &str, offer: &Offer) -> String {
-    format!("{} in fleet {fleet}", offer.place())
+    format!("{} in fleet {fleet}", offer.location_name())
 }

@@ -40,7 +40,7 @@ fn check_transition(container: &Container, actor: Actor, event: Event) -> Result
 /// Locks the container for the holder of `token`. `auth` names the token of the program inside.
 pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Container, QueueRefusal> {
     let QueueCaller::Dispatcher { token } = who else {
-        return Err(QueueRefusal::Denied("only a dispatcher's token locks containers".to_owned()));
+        return Err(QueueRefusal::Denied("only a dispatcher token can lock containers".to_owned()));
     };
     let holder = container.locked_by_uuid.as_deref().filter(|_| container.is_held());
     let Step::To(state) = step(container.state, Event::Lock) else {
@@ -76,7 +76,7 @@ pub fn unlock(
         return refuse_invalid(format!("cannot unlock a container that is {}", container.state));
     }
     let Some(actor @ (Actor::Holder | Actor::Executor)) = who.actor(container) else {
-        return Err(QueueRefusal::Denied("the container is locked by somebody else".to_owned()));
+        return Err(QueueRefusal::Denied("the container is not locked by this caller".to_owned()));
     };
     check_attempt(container, attempt)?;
     let is_spent = !release && container.lock_count >= LOCKS_MAX;
@@ -92,12 +92,12 @@ pub fn unlock(
     };
     if is_spent {
         free.finished_at = Some(now);
-        reason(&mut free, "attempts", &format!("given back {} times", container.lock_count));
+        set_reason(&mut free, "attempts", &format!("returned to the queue {} times", container.lock_count));
     }
     Ok(free)
 }
 
-fn reason(container: &mut Container, reason: &str, error: &str) {
+fn set_reason(container: &mut Container, reason: &str, error: &str) {
     container.runtime_status.insert("reason".to_owned(), reason.into());
     container.runtime_status.entry("error").or_insert_with(|| error.into());
 }
@@ -133,15 +133,17 @@ pub fn update(
     }
     if let QueueCaller::Inside { container: uuid, attempt } = who {
         return if *uuid != container.uuid || *attempt != container.attempt {
-            Err(QueueRefusal::Denied("this is another container".to_owned()))
+            Err(QueueRefusal::Denied("the token belongs to another container or attempt".to_owned()))
         } else if container.state != Status::Running {
-            refuse_invalid(format!("the container is {}", container.state))
+            refuse_invalid(format!("the container is {}, not Running", container.state))
         } else {
             apply_patch(container, &patch, &PROGRAM_ATTRIBUTES)
         };
     }
     let Some(actor) = who.actor(container) else {
-        return Err(QueueRefusal::Denied("containers are changed by who runs them".to_owned()));
+        return Err(QueueRefusal::Denied(
+            "only the dispatcher or executor of a container may change it".to_owned(),
+        ));
     };
     let state = patch.remove("state");
     match state {
@@ -149,7 +151,7 @@ pub fn update(
         Some(state) => {
             let wanted = state.as_str().and_then(|word| word.parse::<Status>().ok());
             let Some(wanted) = wanted else {
-                return refuse_invalid(format!("{state} is no state of a container"));
+                return refuse_invalid(format!("{state} is not a container state"));
             };
             change_state(container, actor, wanted, &patch, now)
         }
@@ -161,7 +163,7 @@ fn check_runtime_status(status: &Value) -> Result<(), QueueRefusal> {
     let texts =
         ["error", "errorDetail", "warning", "warningDetail", "activity", "preemptionNotice", "reason"];
     match texts.iter().find(|name| status.get(**name).is_some_and(|value| !value.is_string())) {
-        Some(name) => refuse_invalid(format!("runtime_status.{name} must be text")),
+        Some(name) => refuse_invalid(format!("runtime_status.{name} must be a string")),
         None => Ok(()),
     }
 }
@@ -207,7 +209,7 @@ fn change_state(
 ) -> Result<Container, QueueRefusal> {
     let event = match wanted {
         Status::Queued => Event::Unlock,
-        Status::Locked => return refuse_invalid("a container is locked by `lock`"),
+        Status::Locked => return refuse_invalid("use `lock` to lock a container"),
         Status::Running => Event::Start,
         Status::Complete => Event::Complete,
         Status::Cancelled => Event::Cancel,
@@ -231,7 +233,11 @@ fn change_state(
                 next.state = Status::Cancelled;
                 next.finished_at = Some(now);
                 let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                reason(&mut next, "attempts", &format!("given back {} times{why}", container.lock_count));
+                set_reason(
+                    &mut next,
+                    "attempts",
+                    &format!("returned to the queue {} times{why}", container.lock_count),
+                );
             }
         }
         Status::Running => {
@@ -242,7 +248,7 @@ fn change_state(
             }
         }
         Status::Complete if next.exit_code.is_none() => {
-            return refuse_invalid("a container that is Complete has an exit_code");
+            return refuse_invalid("a container that is Complete requires an exit_code");
         }
         Status::Complete | Status::Cancelled => {
             next.finished_at = Some(now);
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_counts_fences_and_says_who_holds_it() {
+    fn a_lock_increments_the_attempt_and_a_second_lock_names_the_holder() {
         let held = locked();
         assert_eq!((held.state, held.attempt, held.lock_count), (Status::Locked, 1, 1));
         let second = lock(&held, &QueueCaller::Dispatcher { token: "e".into() }, "b").unwrap_err();
@@ -298,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_held_container_waits_for_is_told_until_it_runs() {
+    fn activity_of_a_locked_container_is_shown_until_it_runs() {
         let waits = json!({ "runtime_status": { "activity": "waits in the scheduler: Resources" } });
         let waiting = write(&locked(), &dispatcher(), waits).unwrap();
         assert_eq!(waiting.runtime_status["activity"], "waits in the scheduler: Resources");
@@ -307,13 +313,13 @@ mod tests {
     }
 
     #[test]
-    fn r13_priority_0_is_not_locked() {
+    fn r13_a_container_with_priority_zero_cannot_be_locked() {
         let unwanted = Container { priority: 0, ..queued() };
         assert!(matches!(lock(&unwanted, &dispatcher(), "a"), Err(QueueRefusal::Invalid(_))));
     }
 
     #[test]
-    fn r14_the_tenth_unlock_cancels_unless_nothing_failed() {
+    fn r14_the_tenth_unlock_after_a_failure_cancels_the_container() {
         let worn = Container { lock_count: LOCKS_MAX, ..locked() };
         let spent = unlock(&worn, &dispatcher(), Some(1), false, NOW).unwrap();
         assert_eq!((spent.state, spent.finished_at), (Status::Cancelled, Some(NOW)));
@@ -323,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_machine_could_not_run_it_is_shown_while_it_waits_and_when_it_is_given_up() {
+    fn unlock_error_is_shown_while_a_container_is_queued_and_after_it_is_cancelled() {
         let why = json!({ "state": "Queued", "runtime_status": { "error": "no engine answers" } });
         let waits = write(&locked(), &dispatcher(), why.clone()).unwrap();
         assert_eq!((waits.state, waits.scheduling_status.as_str()), (Status::Queued, "no engine answers"));
@@ -331,14 +337,14 @@ mod tests {
         let worn = Container { lock_count: LOCKS_MAX, ..locked() };
         let spent = write(&worn, &dispatcher(), why).unwrap();
         assert_eq!(spent.state, Status::Cancelled);
-        let told = format!("given back {LOCKS_MAX} times: no engine answers");
+        let told = format!("returned to the queue {LOCKS_MAX} times: no engine answers");
         assert_eq!(spent.runtime_status["error"], told);
         let silent = write(&locked(), &dispatcher(), json!({ "state": "Queued" })).unwrap();
         assert_eq!(silent.scheduling_status, "");
     }
 
     #[test]
-    fn c1_only_the_holder_and_the_executor_of_this_attempt_change_what_is_held() {
+    fn c1_only_the_holder_the_current_executor_or_an_admin_cancel_writes_a_held_container() {
         let other = QueueCaller::Dispatcher { token: "e".into() };
         let old = QueueCaller::Executor { container: "c".into(), attempt: 0 };
         let own = QueueCaller::Executor { container: "c".into(), attempt: 1 };
@@ -373,12 +379,12 @@ mod tests {
     }
 
     #[test]
-    fn the_program_inside_speaks_of_itself_and_of_nothing_else() {
+    fn a_program_inside_a_container_may_write_progress_but_not_state() {
         let inside = QueueCaller::Inside { container: "c".into(), attempt: 1 };
         assert_eq!(write(&running(), &inside, json!({ "progress": 0.5 })).unwrap().progress, 0.5);
         assert!(write(&running(), &inside, json!({ "state": "Complete", "exit_code": 0 })).is_err());
         assert!(write(&locked(), &inside, json!({ "progress": 0.5 })).is_err());
         let odd = write(&running(), &inside, json!({ "runtime_status": { "error": 3 } }));
-        assert_eq!(odd, Err(QueueRefusal::Invalid("runtime_status.error must be text".into())));
+        assert_eq!(odd, Err(QueueRefusal::Invalid("runtime_status.error must be a string".into())));
     }
 }

@@ -62,15 +62,15 @@ impl ContainerSpec {
     }
 
     pub fn partitions(&self) -> Vec<String> {
-        self.words("partitions")
+        self.string_list("partitions")
     }
 
     /// Returns the features that a node must have.
     pub fn features(&self) -> Vec<String> {
-        self.words("features")
+        self.string_list("features")
     }
 
-    fn words(&self, name: &str) -> Vec<String> {
+    fn string_list(&self, name: &str) -> Vec<String> {
         let list = self.scheduling_parameters.get(name).and_then(Value::as_array);
         let words = list.into_iter().flatten().filter_map(Value::as_str);
         words.map(str::to_owned).collect()
@@ -302,7 +302,9 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     let mut whole = serde_json::to_value(thing).map_err(unreadable)?;
     for (name, value) in patch {
         if !allowed.contains(&name.as_str()) {
-            return refuse_invalid(format!("attribute `{name}` cannot be set now"));
+            return refuse_invalid(format!(
+                "attribute `{name}` does not exist or cannot be set in this state"
+            ));
         }
         if let Some(whole) = whole.as_object_mut() {
             whole.insert(name.clone(), value.clone());
@@ -310,7 +312,7 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     }
     let names: Vec<&str> = patch.keys().map(String::as_str).collect();
     serde_json::from_value(whole)
-        .map_err(|error| QueueRefusal::Invalid(format!("understand {}: {error}", names.join(", "))))
+        .map_err(|error| QueueRefusal::Invalid(format!("invalid {}: {error}", names.join(", "))))
 }
 
 /// Serialises enums with fixed names as text.
@@ -326,6 +328,6 @@ mod word {
     pub(super) fn deserialize<'de, T: StrEnum, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
         let text = String::deserialize(deserializer)?;
         let found = T::ALL.iter().copied().find(|word| word.as_str() == text);
-        found.ok_or_else(|| D::Error::custom(format!("unknown word `{text}`")))
+        found.ok_or_else(|| D::Error::custom(format!("unknown value `{text}`")))
     }
 }

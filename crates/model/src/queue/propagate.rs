@@ -32,15 +32,15 @@ pub fn propagate(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() 
 }
 
 impl QueueRows {
-    fn parent(&self, request: &ContainerRequest) -> Option<(bool, u64)> {
+    fn parent_state(&self, request: &ContainerRequest) -> Option<(bool, u64)> {
         let uuid = request.requesting_container_uuid.as_ref()?;
         let here = self.containers.get(uuid).map(|parent| (!parent.is_final(), parent.priority));
         here.or_else(|| self.parents.get(uuid).copied())
     }
 
     /// Returns the priority that a request contributes to its container.
-    fn weight(&self, request: &ContainerRequest) -> u64 {
-        match (request.priority, self.parent(request)) {
+    fn effective_priority(&self, request: &ContainerRequest) -> u64 {
+        match (request.priority, self.parent_state(request)) {
             (0, _) | (_, Some((false, _))) => 0,
             (_, Some((true, priority))) => priority,
             (own, None) => own,
@@ -65,7 +65,7 @@ fn end_requests(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -
             container.state == Status::Cancelled
                 && !is_refused
                 && request.container_count < request.container_count_max
-                && world.weight(request) > 0
+                && world.effective_priority(request) > 0
         };
         let (retried, over): (Vec<String>, Vec<String>) =
             live.into_iter().partition(|uuid| world.requests.get(uuid).is_some_and(again));
@@ -133,7 +133,8 @@ fn end_child_requests(world: &mut QueueRows) {
         .requests
         .values()
         .filter(|request| {
-            request.state == RequestState::Committed && matches!(world.parent(request), Some((false, _)))
+            request.state == RequestState::Committed
+                && matches!(world.parent_state(request), Some((false, _)))
         })
         .map(|request| request.uuid.clone())
         .collect();
@@ -156,7 +157,8 @@ fn update_priorities(world: &mut QueueRows) {
         let is_asked_for =
             world.requests.values().any(|request| request.container_uuid.as_deref() == Some(&uuid));
         let live = world.live_requests(&uuid);
-        let weights = live.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| world.weight(one));
+        let weights =
+            live.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| world.effective_priority(one));
         let weight = weights.max().unwrap_or(0);
         if let Some(container) = world.containers.get_mut(&uuid)
             && is_asked_for
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_has_the_highest_priority_of_those_that_wait_for_it() {
+    fn a_container_has_the_highest_priority_of_its_open_requests() {
         let over = ContainerRequest { state: RequestState::Final, ..request("c", "k", 900) };
         let all = [request("a", "k", 5), request("b", "k", 7), over];
         let world = settled(world(&[container("k", Status::Queued)], &all));
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_a_container_inherits_and_follows_its_priority() {
+    fn a_child_request_inherits_the_priority_of_its_requesting_container() {
         let inner = ContainerRequest { requesting_container_uuid: Some("k".into()), ..request("i", "m", 1) };
         let held = ContainerRequest { requesting_container_uuid: Some("k".into()), ..request("h", "n", 0) };
         let containers =
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_container_is_tried_anew_as_often_as_its_requests_say() {
+    fn a_cancelled_container_is_replaced_until_its_requests_reach_their_limit() {
         let lost = container("k", Status::Cancelled);
         let spent = ContainerRequest { container_count: 3, ..request("b", "k", 5) };
         let unwanted = request("c", "k", 0);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_not_tried_again() {
+    fn a_refused_container_is_not_retried() {
         let mut refused = container("k", Status::Cancelled);
         refused.runtime_status.insert("reason".into(), REFUSED_REASON.into());
         let world = settled(world(&[refused], &[request("a", "k", 5)]));
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_final_whatever_its_exit_code() {
+    fn a_complete_container_makes_its_request_final_at_any_exit_code() {
         let done =
             Container { exit_code: Some(1), output: Some("o".into()), ..container("k", Status::Complete) };
         let world = settled(world(&[done], &[request("a", "k", 5)]));
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_asked_for_ends_with_it() {
+    fn child_requests_end_when_their_requesting_container_ends() {
         let child = |uuid: &str, of: &str| ContainerRequest {
             requesting_container_uuid: Some("k".into()),
             ..request(uuid, of, 5)
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn one_container_for_several_requests_is_bearable_for_each() {
+    fn a_shared_container_merges_the_scheduling_parameters_of_its_requests() {
         let with = |uuid: &str, scheduling: Value| ContainerRequest {
             work: ContainerSpec {
                 scheduling_parameters: scheduling.as_object().cloned().unwrap_or_default(),
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_for_nobody_is_not_left_behind() {
+    fn a_queued_or_locked_container_without_open_requests_is_cancelled() {
         let mut gone = request("r", "c", 5);
         gone.state = RequestState::Final;
         for state in [Status::Queued, Status::Locked] {

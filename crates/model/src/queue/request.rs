@@ -117,16 +117,18 @@ pub fn update(
     patch.retain(|name, value| !(value.is_null() && name != "description" && name != "output_name"));
     let next = apply_patch(request, &patch, allowed)?;
     if next.owner_uuid != request.owner_uuid {
-        return Err(QueueRefusal::Denied("requests belong to who made them".to_owned()));
+        return Err(QueueRefusal::Denied("owner_uuid must be the creator of the request".to_owned()));
     }
     if next.requesting_container_uuid != request.requesting_container_uuid {
-        return Err(QueueRefusal::Denied("a container makes requests with its own token".to_owned()));
+        return Err(QueueRefusal::Denied(
+            "requesting_container_uuid is set from the token and cannot be changed".to_owned(),
+        ));
     }
     if next.priority > PRIORITY_MAX {
-        return refuse_invalid(format!("priority must be 0 to {PRIORITY_MAX}"));
+        return refuse_invalid(format!("priority must be between 0 and {PRIORITY_MAX}"));
     }
     if !(1..=CONTAINERS_MAX).contains(&next.container_count_max) {
-        return refuse_invalid(format!("container_count_max must be 1 to {CONTAINERS_MAX}"));
+        return refuse_invalid(format!("container_count_max must be between 1 and {CONTAINERS_MAX}"));
     }
     if request.state == RequestState::Uncommitted {
         match next.state {
@@ -143,11 +145,11 @@ pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     let mut wrong = Vec::new();
     for name in ["vcpus", "ram"] {
         if work.runtime_constraints.get(name).is_none_or(Value::is_null) {
-            wrong.push(format!("runtime_constraints.{name} must be given: a whole number above 0"));
+            wrong.push(format!("runtime_constraints.{name} is required: a whole number above 0"));
         }
     }
-    fields("runtime_constraints", &work.runtime_constraints, &CONSTRAINTS, &mut wrong);
-    fields("scheduling_parameters", &work.scheduling_parameters, &SCHEDULING, &mut wrong);
+    check_fields("runtime_constraints", &work.runtime_constraints, &CONSTRAINTS, &mut wrong);
+    check_fields("scheduling_parameters", &work.scheduling_parameters, &SCHEDULING, &mut wrong);
     if work.command.is_empty() {
         wrong.push("command must not be empty".to_owned());
     }
@@ -159,7 +161,8 @@ pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     }
     if work.service || !work.published_ports.is_empty() {
         wrong.push(
-            "service and published_ports are not supported: no way leads to a container's ports".to_owned(),
+            "service and published_ports are not supported: the ports of a container cannot be reached"
+                .to_owned(),
         );
     }
     let stack = work.runtime_constraints.get("gpu").and_then(|gpu| gpu.get("stack")).and_then(Value::as_str);
@@ -172,7 +175,7 @@ pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     for (target, mount) in &work.mounts {
         let kind = mount.get("kind").and_then(Value::as_str).unwrap_or_default();
         if !MOUNT_KINDS.contains(&kind) {
-            wrong.push(format!("mount `{target}` has the unknown kind `{kind}`"));
+            wrong.push(format!("mount `{target}` has an unknown kind `{kind}`"));
         }
     }
     if wrong.is_empty() { Ok(()) } else { refuse_invalid(wrong.join("; ")) }
@@ -189,8 +192,8 @@ fn ignored_fields(work: &ContainerSpec) -> Vec<String> {
     let constraints = Value::Object(work.runtime_constraints.clone());
     let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
     let is_size = |value: &Value| value.as_u64().is_some_and(|size| size > 0);
-    let cached = "what is mounted is copied, and nothing is cached";
-    let drivers = "versions of drivers are not compared";
+    let cached = "mounts are copied, and nothing is cached";
+    let drivers = "driver versions are not compared";
     let supervisor = work.scheduling_parameters.get("supervisor").and_then(Value::as_bool);
     let found = [
         ("runtime_constraints.keep_cache_ram", is_size(&constraints["keep_cache_ram"]), cached),
@@ -200,12 +203,12 @@ fn ignored_fields(work: &ContainerSpec) -> Vec<String> {
         (
             "runtime_constraints.gpu.stack",
             is_text(&constraints["gpu"]["stack"]) && constraints["gpu"]["stack"] != "cuda",
-            "makers of GPUs are not compared; `scheduling_parameters.gpu_type` names a model",
+            "GPU vendors are not compared; use `scheduling_parameters.gpu_type` to select a model",
         ),
         (
             "scheduling_parameters.supervisor",
             supervisor == Some(true),
-            "no node is set apart for supervisors",
+            "no nodes are reserved for supervisors",
         ),
     ];
     let found = found.into_iter().filter(|(_, is_set, _)| *is_set);
@@ -213,21 +216,21 @@ fn ignored_fields(work: &ContainerSpec) -> Vec<String> {
 }
 
 /// Returns whether the value is an identifier that no scheduler interprets specially.
-fn is_word(value: &Value) -> bool {
+fn is_identifier(value: &Value) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     value.as_str().is_some_and(|word| !word.is_empty() && word.chars().all(plain))
 }
 
 /// Collects every field that is unknown or has the wrong type.
-fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, FieldType)], wrong: &mut Vec<String>) {
+fn check_fields(of: &str, given: &Map<String, Value>, known: &[(&str, FieldType)], wrong: &mut Vec<String>) {
     for (name, value) in given {
         let path = format!("{of}.{name}");
         match known.iter().find(|(known, _)| known == name) {
-            None => wrong.push(format!("{of} has no `{name}`")),
+            None => wrong.push(format!("{of} has no field `{name}`")),
             Some(_) if value.is_null() => {}
             Some((_, FieldType::Object(inner))) => match value.as_object() {
-                Some(map) => fields(&path, map, inner, wrong),
-                None => wrong.push(format!("{path} must hold fields, not {value}")),
+                Some(map) => check_fields(&path, map, inner, wrong),
+                None => wrong.push(format!("{path} must be an object, not {value}")),
             },
             Some((_, form)) => {
                 if let Some(must) = form.mismatch(value) {
@@ -247,14 +250,15 @@ impl FieldType {
                 (value.as_u64().is_some_and(|number| number >= least), "a whole number above 0")
             }
             Self::Boolean => (value.is_boolean(), "true or false"),
-            Self::Text => (value.is_string(), "a text"),
+            Self::Text => (value.is_string(), "a string"),
             Self::Identifier => {
-                (value == "" || is_word(value), "a word of letters, digits, `-`, `_` and `.`")
+                (value == "" || is_identifier(value), "a string of letters, digits, `-`, `_` and `.`")
             }
-            Self::Identifiers => {
-                (value.as_array().is_some_and(|list| list.iter().all(is_word)), "a list of words")
-            }
-            Self::Object(_) => (value.is_object(), "fields"),
+            Self::Identifiers => (
+                value.as_array().is_some_and(|list| list.iter().all(is_identifier)),
+                "a list of strings of letters, digits, `-`, `_` and `.`",
+            ),
+            Self::Object(_) => (value.is_object(), "an object"),
         };
         (!fits).then_some(must)
     }
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_committed_is_whole_and_then_stands_still() {
+    fn a_committed_request_allows_only_changes_of_priority() {
         let committed = write(&fresh(), &complete()).unwrap();
         assert_eq!((committed.state, committed.priority), (RequestState::Committed, 5));
         assert_eq!(write(&committed, &json!({ "priority": 0, "state": "Committed" })).unwrap().priority, 0);
@@ -293,20 +297,22 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_is_told_everything_that_is_wrong_at_once() {
+    fn a_refused_commit_lists_every_problem_at_once() {
         let mut patch = complete();
         patch["runtime_constraints"] = json!({ "vcpus": "two", "disk": 1 });
         patch["output_path"] = json!("/elsewhere");
         patch["mounts"]["/x"] = json!({ "kind": "odd" });
         patch["scheduling_parameters"] = json!({ "features": ["fast|any"], "partitions": "main" });
         let Err(QueueRefusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
-        for part in ["vcpus", "ram", "no `disk`", "/elsewhere", "kind `odd`", ".features", ".partitions"] {
+        for part in
+            ["vcpus", "ram", "no field `disk`", "/elsewhere", "kind `odd`", ".features", ".partitions"]
+        {
             assert!(why.contains(part), "{part}: {why}");
         }
     }
 
     #[test]
-    fn limits_of_the_wrong_type_are_refused_and_never_taken_for_none() {
+    fn constraints_of_the_wrong_type_are_refused_and_not_ignored() {
         for (of, name, value) in [
             ("runtime_constraints", "ram", json!("8")),
             ("runtime_constraints", "vcpus", json!(0)),
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_the_first_warning_of_the_container() {
+    fn constraints_without_effect_become_a_warning_on_the_container() {
         let mut patch = complete();
         patch["runtime_constraints"]["keep_cache_ram"] = json!(1 << 20);
         patch["runtime_constraints"]["gpu"] =
@@ -361,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_containers_and_unknown_stacks_are_refused() {
+    fn published_ports_and_unknown_gpu_stacks_are_refused() {
         for (name, value, part) in [
             ("service", json!(true), "published_ports"),
             ("published_ports", json!({ "80": {} }), "published_ports"),
@@ -378,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_neither_given_away_nor_put_under_another_container() {
+    fn owner_and_requesting_container_of_a_request_cannot_be_changed() {
         for name in ["owner_uuid", "requesting_container_uuid"] {
             let refused = write(&fresh(), &json!({ name: "somebody" }));
             assert!(matches!(refused, Err(QueueRefusal::Denied(_))), "{name}: {refused:?}");
@@ -386,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_do_not_exist_or_are_of_another_kind_are_named() {
+    fn refusal_names_the_unknown_or_invalid_request_attribute() {
         for (patch, part) in [
             (json!({ "colour": 1 }), "`colour`"),
             (json!({ "command": "true" }), "command"),

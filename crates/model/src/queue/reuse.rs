@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_result_comes_before_what_is_on_its_way() {
+    fn reuse_prefers_complete_containers_then_running_locked_and_queued_ones() {
         let all = [
             one("q", Status::Queued),
             one("l", Status::Locked),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_cancels_and_what_nobody_wants_are_not_used_again() {
+    fn failed_cancelled_and_priority_zero_containers_are_not_reused() {
         let failed = Container { exit_code: Some(1), ..one("f", Status::Complete) };
         let forbidden = Container { reusable: false, ..one("n", Status::Complete) };
         let held = Container { priority: 0, ..one("h", Status::Queued) };
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_names_and_the_size_of_caches_make_no_difference() {
+    fn reuse_key_ignores_key_order_and_cache_size() {
         let work = |constraints: Value| ContainerSpec {
             runtime_constraints: constraints.as_object().cloned().unwrap_or_default(),
             ..ContainerSpec::default()

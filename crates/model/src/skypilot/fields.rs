@@ -176,10 +176,10 @@ pub(super) fn decode(
 /// Reports fields without effect, and fields that are not supported.
 fn report_ignored_fields(node: &Node, notes: &mut ParseNotes) {
     let tolerated = [
-        ("inputs", "data is not weighed when nodes are chosen"),
-        ("outputs", "data is not weighed when nodes are chosen"),
-        ("api_server_access", "a job does not get a token of the server"),
-        ("event_callback", "changes are told by `windlass event`, not by a script"),
+        ("inputs", "the size and location of data are not considered when nodes are chosen"),
+        ("outputs", "the size and location of data are not considered when nodes are chosen"),
+        ("api_server_access", "jobs do not receive a token of the server"),
+        ("event_callback", "use `windlass event` to follow changes"),
     ];
     for (key, why) in tolerated {
         if node.field(key).is_some() {
@@ -201,7 +201,7 @@ fn bound(script: &Script, node: &Node, notes: &mut ParseNotes) {
     for (key, text) in parts {
         if text.as_ref().is_some_and(|text| text.len() > SCRIPT_BYTES_MAX) {
             let message = format!("`{key}` has more than {SCRIPT_BYTES_MAX} bytes");
-            let hint = "put the script into `workdir` and call it".to_owned();
+            let hint = "put the script into a file in `workdir`, and call it".to_owned();
             notes.refuse(node.key_span(key), key, message, Some(hint));
         }
     }
@@ -215,8 +215,8 @@ fn variables<'a>(node: &'a Node, key: &'static str, cx: &mut Ctx) -> Option<Vec<
     };
     for entry in entries {
         if !is_env_name(&entry.key) {
-            let message = format!("`{}` of `{key}` cannot be the name of a variable", excerpt(&entry.key));
-            let hint = "letters, digits and `_`, not starting with a digit";
+            let message = format!("`{}` in `{key}` is not a valid variable name", excerpt(&entry.key));
+            let hint = "names consist of letters, digits and `_`, and do not start with a digit";
             return cx.fail(Diagnosis::new(Code::InvalidValue, entry.key_span, message).at(key).hint(hint));
         }
     }
@@ -236,7 +236,7 @@ fn variable(entry: &Entry, key: &'static str, cx: &mut Ctx) -> Option<Option<Str
             }
         })),
         Value::Seq(_) | Value::Map(_) => {
-            cx.under(key, |cx| cx.under(entry.key.clone(), |cx| cx.wrong_type(&entry.value, "text")))
+            cx.under(key, |cx| cx.under(entry.key.clone(), |cx| cx.wrong_type(&entry.value, "a string")))
         }
     }
 }
@@ -256,7 +256,7 @@ fn envs(node: &Node, given: &CommandLineValues, cx: &mut Ctx) -> Option<BTreeMap
             None => {
                 valid = false;
                 let message = format!("variable `{}` has no value", entry.key);
-                let hint = format!("give one: `--env {}=…`", entry.key);
+                let hint = format!("set it with `--env {}=…`", entry.key);
                 let diagnosis = Diagnosis::new(Code::MissingField, entry.key_span, message);
                 cx.problem(diagnosis.at(format!("envs.{}", entry.key)).hint(hint));
             }
@@ -293,7 +293,7 @@ fn secrets(
             }
             None => {
                 let message = format!("secret `{}` has no value", entry.key);
-                let hint = format!("give one: `--secret {}=…`", entry.key);
+                let hint = format!("set it with `--secret {}=…`", entry.key);
                 notes.refuse(entry.key_span, format!("secrets.{}", entry.key), message, Some(hint));
             }
         }
@@ -304,7 +304,7 @@ fn secrets(
 
 fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option<Option<Workdir>> {
     let Some(value) = node.field("workdir") else { return Some(None) };
-    let value = substitute::tree(value, vars);
+    let value = substitute::substitute_tree(value, vars);
     cx.under("workdir", |cx| {
         if !is_map(&value) {
             return text(&value, cx).map(|path| Some(Workdir::Local(path.to_owned())));
@@ -314,9 +314,9 @@ fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option
         let reference: Option<Option<String>> = optional_field(&value, "ref", cx, || None);
         match url? {
             Some(url) => Some(Some(Workdir::Git { url, reference: reference? })),
-            None => {
-                cx.fail(Diagnosis::new(Code::MissingField, value.span, "a repository needs `url`").at("url"))
-            }
+            None => cx.fail(
+                Diagnosis::new(Code::MissingField, value.span, "a repository requires `url`").at("url"),
+            ),
         }
     })
 }
@@ -329,7 +329,7 @@ fn files(
     notes: &mut ParseNotes,
 ) -> Option<Vec<FileMapping>> {
     let Some(value) = node.field("file_mounts") else { return Some(vec![]) };
-    let value = substitute::tree(value, vars);
+    let value = substitute::substitute_tree(value, vars);
     let Value::Map(entries) = &value.value else {
         return cx.under("file_mounts", |cx| cx.wrong_type(&value, "a mapping"));
     };
@@ -341,14 +341,14 @@ fn files(
         };
         let named = excerpt(&entry.key);
         if is_map(&entry.value) {
-            store(format!("`file_mounts` `{named}` comes from an object store, and none is configured"));
+            store(format!("`file_mounts` entry `{named}` is an object store, which is not supported"));
             continue;
         }
         let source =
             cx.under("file_mounts", |cx| cx.under(entry.key.clone(), |cx| text(&entry.value, cx)))?;
         if source.contains("://") {
             store(format!(
-                "`file_mounts` `{named}` comes from `{}`, and no store is configured",
+                "`file_mounts` entry `{named}` comes from `{}`, but object stores are not supported",
                 excerpt(source)
             ));
             continue;
@@ -381,7 +381,7 @@ fn volumes(
     notes: &mut ParseNotes,
 ) -> Option<Vec<Mount>> {
     let Some(value) = node.field("volumes") else { return Some(vec![]) };
-    let value = substitute::tree(value, vars);
+    let value = substitute::substitute_tree(value, vars);
     let Value::Map(entries) = &value.value else {
         return cx.under("volumes", |cx| cx.wrong_type(&value, "a mapping of paths to volumes"));
     };
@@ -392,8 +392,9 @@ fn volumes(
             && matches!(&entry.value.value, Value::Map(fields) if fields.len() == 1);
         let name = if whole { entry.value.field("name").and_then(scalar) } else { scalar(&entry.value) };
         let Some(name) = name else {
-            let message = format!("`volumes` `{}` is not a volume that exists", excerpt(&entry.key));
-            let hint = "make it with `windlass apply`, and name it here".to_owned();
+            let message =
+                format!("`volumes` entry `{}` does not name an existing volume", excerpt(&entry.key));
+            let hint = "create the volume with `windlass apply`, and use its name here".to_owned();
             notes.refuse(entry.key_span, format!("volumes.{}", entry.key), message, Some(hint));
             continue;
         };
@@ -430,7 +431,7 @@ fn deadline(
             let changeover: Option<Option<DurationSeconds>> =
                 optional_field(value, "changeover", cx, || None);
             let Some(within) = within? else {
-                let message = "`deadline` needs `within`: the time until it must be done";
+                let message = "`deadline` requires `within`: the time in which the task must finish";
                 return cx.fail(Diagnosis::new(Code::MissingField, value.span, message).at("within"));
             };
             (within.0, work?.map(|work| work.0), changeover?.map(|changeover| changeover.0))
@@ -441,18 +442,17 @@ fn deadline(
             }
         };
         let Some(work) = work.or(max_duration) else {
-            let message = "`deadline` needs `work`: how long the task runs when nothing disturbs it";
-            let hint = "deadline: {within: 48h, work: 30h}";
+            let message = "`deadline` requires `work`: how long the task runs without interruptions";
+            let hint = "for example `deadline: {within: 48h, work: 30h}`";
             return cx.fail(Diagnosis::new(Code::MissingField, value.span, message).at("work").hint(hint));
         };
         if within <= 0 || work <= 0 {
-            return cx.invalid(value, "`within` and `work` are longer than nothing");
+            return cx.invalid(value, "`within` and `work` must be greater than 0");
         }
         Some(Deadline { within, work, changeover: changeover.unwrap_or(DEFAULT_CHANGEOVER) })
     })?;
     if found.work > found.within {
-        let message =
-            "`deadline` cannot be met even without a disturbance: nothing but on-demand nodes is used";
+        let message = "`deadline` cannot be met even without interruptions: only on-demand nodes are used";
         notes.warn(node.key_span("deadline"), "deadline", message);
     }
     Some(Some(found))
@@ -468,7 +468,7 @@ fn configuration(
     let kind = node.field("type").and_then(scalar).map(|word| word.text.as_str()).unwrap_or_default();
     if kind != "task" {
         let message = format!("`type: {kind}` cannot be part of a managed job");
-        let hint = "only tasks have an end; use `windlass apply`";
+        let hint = "a managed job consists of tasks; use `windlass apply` for other types";
         let span = node.field("type").map_or(node.span, |value| value.span);
         return cx.fail(Diagnosis::new(Code::Unsupported, span, message).at("type").hint(hint));
     }
@@ -493,7 +493,7 @@ fn configuration(
     }
     if let Some(name) = task.run.env.unresolved().first() {
         let message = format!("variable `{name}` has no value");
-        let hint = format!("give one: `--env {name}=…`");
+        let hint = format!("set it with `--env {name}=…`");
         return cx
             .fail(Diagnosis::new(Code::MissingField, node.key_span("env"), message).at("env").hint(hint));
     }

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cycle_is_found_and_told_in_order() {
+    fn find_cycle_returns_the_cycle_in_order() {
         assert_eq!(find_cycle(&[vec![], vec![0], vec![0, 1]]), None);
         assert_eq!(find_cycle(&[vec![0]]), Some(vec![0]));
         assert_eq!(find_cycle(&[vec![2], vec![0], vec![1]]), Some(vec![0, 2, 1]));

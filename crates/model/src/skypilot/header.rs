@@ -28,7 +28,7 @@ fn is_group_identifier(name: &str) -> bool {
 
 impl FileHeader {
     /// Returns the header, if the first document is one.
-    pub(super) fn of(first: &Node, more: bool, cx: &mut Ctx) -> Option<Option<Self>> {
+    pub(super) fn from_document(first: &Node, more: bool, cx: &mut Ctx) -> Option<Option<Self>> {
         let Value::Map(entries) = &first.value else { return Some(None) };
         let only = |keys: &[&str]| entries.iter().all(|entry| keys.contains(&entry.key.as_str()));
         let name = || match first.field("name") {
@@ -49,8 +49,8 @@ impl FileHeader {
             Some("serial") => Some(None),
             Some(_) | None => {
                 let word = scalar(execution).map(|word| excerpt(&word.text)).unwrap_or_default();
-                let message = format!("`{word}` is not a value of `execution`");
-                let hint = "one of serial, parallel";
+                let message = format!("`{word}` is not a valid value for `execution`");
+                let hint = "use serial or parallel";
                 cx.fail(
                     Diagnosis::new(Code::InvalidValue, execution.span, message).at("execution").hint(hint),
                 )
@@ -65,15 +65,15 @@ fn scalar_text(node: &Node) -> Option<String> {
 
 fn group_name(first: &Node, cx: &mut Ctx) -> Option<String> {
     let Some(node) = first.field("name") else {
-        cx.missing(first, "name", "a job group needs a `name`");
+        cx.missing(first, "name", "a job group requires a `name`");
         return None;
     };
     let name = cx.under("name", |cx| text(node, cx))?;
     if is_group_identifier(name) {
         return Some(name.to_owned());
     }
-    let message = format!("`{}` cannot be the `name` of a job group", excerpt(name));
-    let hint = "letters, digits, `_` and `-`: it becomes part of host names";
+    let message = format!("`{}` is not a valid `name` for a job group", excerpt(name));
+    let hint = "use letters, digits, `_` and `-`: the name becomes part of host names";
     cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).at("name").hint(hint))
 }
 
@@ -94,8 +94,8 @@ pub(super) fn decode_group(
             notes.warn(entry.key_span, entry.key.clone(), message);
         }
     }
-    let names = names(bodies, tasks, cx)?;
-    let primary = primary(header, &names, cx);
+    let names = check_task_names(bodies, tasks, cx)?;
+    let primary = primary_tasks(header, &names, cx);
     let termination_delay = termination_delays(header, &names, cx);
     let inter_connection = match header.field("inter_connection") {
         None => Some(None),
@@ -105,7 +105,7 @@ pub(super) fn decode_group(
     };
     for (task, body) in tasks.iter().zip(bodies) {
         if !task.depends_on.is_empty() {
-            cx.conflict(body, "depends_on", "`depends_on` and `execution: parallel` exclude each other");
+            cx.conflict(body, "depends_on", "`depends_on` and `execution: parallel` are mutually exclusive");
             return None;
         }
     }
@@ -118,19 +118,19 @@ pub(super) fn decode_group(
 }
 
 /// Checks that names of tasks in a group are present, unique, and valid as host names.
-fn names<'a>(bodies: &[Node], tasks: &'a [TaskDocument], cx: &mut Ctx) -> Option<Vec<&'a str>> {
+fn check_task_names<'a>(bodies: &[Node], tasks: &'a [TaskDocument], cx: &mut Ctx) -> Option<Vec<&'a str>> {
     let mut names: Vec<&str> = Vec::new();
     let mut valid = true;
     for (task, body) in tasks.iter().zip(bodies) {
         let span = body.key_span("name");
         let problem = match task.task.name.as_deref() {
-            None => Some((Code::MissingField, "each task of a job group needs a `name`".to_owned())),
+            None => Some((Code::MissingField, "each task of a job group requires a `name`".to_owned())),
             Some(name) if names.contains(&name) => {
                 Some((Code::Conflict, format!("two tasks have the `name` `{}`", excerpt(name))))
             }
             Some(name) if !is_group_identifier(name) => Some((
                 Code::InvalidValue,
-                format!("`{}` cannot be the `name` of a task of a group", excerpt(name)),
+                format!("`{}` is not a valid `name` for a task of a job group", excerpt(name)),
             )),
             Some(name) => {
                 names.push(name);
@@ -150,7 +150,7 @@ fn position(names: &[&str], name: &str) -> Option<u32> {
 }
 
 /// Returns the primary tasks; all tasks if the list is absent or empty.
-fn primary(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<u32>> {
+fn primary_tasks(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<u32>> {
     let all = || (0..names.len()).filter_map(|task| u32::try_from(task).ok()).collect();
     let Some(node) = header.field("primary_tasks") else { return Some(all()) };
     let Value::Seq(items) = &node.value else {
@@ -169,7 +169,7 @@ fn primary(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<u32>> {
 }
 
 fn unknown_task(key: &str, name: &str, at: &Node, names: &[&str]) -> Diagnosis {
-    let message = format!("`{key}` names `{}`, and no task is called so", excerpt(name));
+    let message = format!("`{key}` names `{}`, but no task has this name", excerpt(name));
     let hint = match closest(name, names.iter().copied()) {
         Some(name) => format!("did you mean `{name}`?"),
         None => format!("tasks: {}", names.join(", ")),

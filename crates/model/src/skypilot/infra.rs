@@ -28,7 +28,7 @@ pub enum Infra {
 
 impl ServerContext {
     /// Parses `cloud/region/zone`, where `*` and absent parts mean any.
-    pub fn infra(&self, text: &str) -> Infra {
+    pub fn resolve_infra(&self, text: &str) -> Infra {
         let mut parts = text.split('/').map(str::trim).map(|part| Some(part).filter(|part| *part != "*"));
         let mut next = || parts.next().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
         let (first, second, third) = (next(), next(), next());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_comes_before_a_backend_and_a_backend_before_any_machine() {
+    fn infra_resolves_to_a_fleet_first_then_a_backend_then_own_instances() {
         let place = |backend: &str, region: Option<&str>, zone: Option<&str>| Infra::Place {
             backend: backend.to_owned(),
             region: region.map(str::to_owned),
@@ -79,8 +79,8 @@ mod tests {
             ("*/us-east-1", Infra::Anywhere),
             ("azure", Infra::Unknown),
         ] {
-            assert_eq!(rents.infra(text), want, "{text}");
+            assert_eq!(rents.resolve_infra(text), want, "{text}");
         }
-        assert_eq!(site(&["local"], &[]).infra("aws/us-east-1"), Infra::OwnInstances);
+        assert_eq!(site(&["local"], &[]).resolve_infra("aws/us-east-1"), Infra::OwnInstances);
     }
 }

@@ -201,19 +201,23 @@ fn decode_documents(
     notes: &mut ParseNotes,
 ) -> Option<DecodedJob> {
     let Some(first) = documents.first() else {
-        let message = "the file is empty; a task has at least `run`";
+        let message = "the file is empty; a task requires `run`";
         return cx.fail(Diagnosis::new(Code::MissingField, SourceSpan::NONE, message).at("run"));
     };
-    let header = FileHeader::of(first, documents.len() > 1, cx)?;
+    let header = FileHeader::from_document(first, documents.len() > 1, cx)?;
     let bodies = if header.is_some() && documents.len() > 1 { &documents[1..] } else { documents };
     let parallel = header.as_ref().is_some_and(|header| header.group.is_some());
     if parallel && documents.len() == 1 {
-        return cx.fail(Diagnosis::new(Code::MissingField, first.span, "a job group has at least one task"));
+        return cx.fail(Diagnosis::new(
+            Code::MissingField,
+            first.span,
+            "a job group requires at least one task",
+        ));
     }
     let tasks: Vec<Option<TaskDocument>> =
         bodies.iter().map(|node| fields::decode(node, given, cx, notes)).collect();
     let tasks: Vec<TaskDocument> = tasks.into_iter().collect::<Option<_>>()?;
-    let (kind, shape, after) = shape(header.as_ref(), bodies, &tasks, cx, notes)?;
+    let (kind, shape, after) = job_shape(header.as_ref(), bodies, &tasks, cx, notes)?;
     if kind == TaskFileKind::Service || kind == TaskFileKind::Pool {
         refuse_kind(kind, bodies, notes);
     }
@@ -234,9 +238,17 @@ fn decode_documents(
 
 fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {
     let (key, message, hint) = if kind == TaskFileKind::Pool {
-        ("pool", "`pool` is not a job", "pools of workers are fleets: `windlass apply -f FLEET.yml`")
+        (
+            "pool",
+            "`pool` is not supported in managed jobs",
+            "create a fleet instead: `windlass apply -f FLEET.yml`",
+        )
     } else {
-        ("service", "`service` is not a job", "run services with `windlass apply -f SERVICE.yml`")
+        (
+            "service",
+            "`service` is not supported in managed jobs",
+            "run services with `windlass apply -f SERVICE.yml`",
+        )
     };
     for body in bodies.iter().filter(|body| body.entry(key).is_some()) {
         notes.refuse(body.key_span(key), key, message, Some(hint.to_owned()));
@@ -246,7 +258,7 @@ fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {
 type ShapedJob = (TaskFileKind, Shape, Vec<Vec<usize>>);
 
 /// Returns the kind of the file, and the dependencies of the tasks.
-fn shape(
+fn job_shape(
     header: Option<&FileHeader>,
     bodies: &[Node],
     tasks: &[TaskDocument],
@@ -290,11 +302,13 @@ fn dependencies(tasks: &[TaskDocument], cx: &mut Ctx) -> Option<Vec<Vec<usize>>>
             };
             match known.get(name.as_str()) {
                 Some(Some(position)) => before.push(*position),
-                Some(None) => bad(format!("`depends_on` names `{name}`, and two tasks are called so"), None),
+                Some(None) => {
+                    bad(format!("`depends_on` names `{name}`, but several tasks have this name"), None)
+                }
                 None => {
                     let hint =
                         closest(name, known.keys().copied()).map(|name| format!("did you mean `{name}`?"));
-                    bad(format!("`depends_on` names `{name}`, and no task is called so"), hint);
+                    bad(format!("`depends_on` names `{name}`, but no task has this name"), hint);
                 }
             }
         }
@@ -313,6 +327,6 @@ fn dependencies(tasks: &[TaskDocument], cx: &mut Ctx) -> Option<Vec<Vec<usize>>>
         .first()
         .and_then(|task| tasks[*task].depends_on.first())
         .map_or(SourceSpan::NONE, |(_, span)| *span);
-    let message = format!("`depends_on` goes round in a circle: {}", names.join(" after "));
+    let message = format!("`depends_on` contains a cycle: {}", names.join(" after "));
     cx.fail(Diagnosis::new(Code::Conflict, span, message).at("depends_on"))
 }

@@ -32,10 +32,10 @@ impl Overrides {
             return Ok(());
         }
         if plan.tasks.iter().any(|task| matches!(task.body, TaskBody::Configuration(_))) {
-            let message = "a task of `windlass apply` takes no resources from the command line";
-            return Err(vec![invalid_option("resources", message).hint("write them into the file")]);
+            let message = "options cannot change a task that is written for `windlass apply`";
+            return Err(vec![invalid_option("resources", message).hint("set the values in the file")]);
         }
-        let said = self.read()?;
+        let said = self.parse_values()?;
         let mut changed = plan.tasks.clone();
         for task in &mut changed {
             task.candidates = self.candidates(&task.candidates, &said.candidates);
@@ -54,7 +54,7 @@ impl Overrides {
     }
 
     /// Parses the options as a task that contains only them.
-    fn read(&self) -> Result<TaskPlan, Vec<Diagnosis>> {
+    fn parse_values(&self) -> Result<TaskPlan, Vec<Diagnosis>> {
         let resources = json!({
             "accelerators": self.gpus, "cpus": self.cpus, "memory": self.memory, "use_spot": self.use_spot,
             "infra": self.infra,
@@ -77,7 +77,9 @@ impl Overrides {
             problems.into_iter().map(|one| Diagnosis { span: SourceSpan::NONE, ..one }).collect::<Vec<_>>()
         };
         let mut plan = parsed.map_err(nowhere)?.plan;
-        plan.tasks.pop().ok_or_else(|| vec![invalid_option("resources", "nothing is left of the options")])
+        plan.tasks
+            .pop()
+            .ok_or_else(|| vec![invalid_option("resources", "the options do not describe a task")])
     }
 
     /// Returns each candidate of the file with the overrides; several alternative GPUs produce several of each.
@@ -118,13 +120,13 @@ fn deadline(text: &str, task: &TaskPlan, said: Option<Deadline>) -> Result<Deadl
     }
     let within = parse_duration(text).map_err(|reason| vec![invalid_option("deadline", &reason)])?;
     if within <= 0 {
-        return Err(vec![invalid_option("deadline", "`deadline` is longer than nothing")]);
+        return Err(vec![invalid_option("deadline", "`deadline` must be greater than 0")]);
     }
     let own = task.deadline.map(|own| Deadline { within, ..own });
     let of_bound = || task.max_duration.map(|work| Deadline { within, work, changeover: DEFAULT_CHANGEOVER });
     own.or_else(of_bound).ok_or_else(|| {
-        let message = "`deadline` needs `work`: how long the task runs when nothing disturbs it";
-        vec![invalid_option("deadline", message).hint("--deadline '{within: 48h, work: 30h}'")]
+        let message = "`deadline` requires `work`: how long the task runs without interruptions";
+        vec![invalid_option("deadline", message).hint("for example `--deadline '{within: 48h, work: 30h}'`")]
     })
 }
 

@@ -44,8 +44,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     let mut codes = codes?.map(|codes| codes.0).unwrap_or_default();
     if codes.contains(&SIBLING_KILLED_CODE) {
         codes.retain(|code| *code != SIBLING_KILLED_CODE);
-        let message =
-            "137 is ignored in `recover_on_exit_codes`: it marks nodes killed because a sibling failed";
+        let message = "137 is ignored in `recover_on_exit_codes`: it marks nodes that were killed because another node failed";
         notes.warn(
             node.key_span("recover_on_exit_codes"),
             "resources.job_recovery.recover_on_exit_codes",
@@ -71,7 +70,7 @@ impl Decode for RecoveryStrategy {
         let message = format!("`{}` is not a strategy of `job_recovery`", excerpt(word));
         let hint = match closest(word, known.clone()) {
             Some(known) => format!("did you mean `{known}`?"),
-            None => format!("one of {}", known.collect::<Vec<_>>().join(", ")),
+            None => format!("use one of {}", known.collect::<Vec<_>>().join(", ")),
         };
         cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
     }
@@ -90,7 +89,7 @@ impl Decode for ExitCodes {
             let n = Int::<0, 255>::decode(item, cx)?.get();
             let code = u8::try_from(n).ok()?;
             if codes.contains(&code) {
-                return cx.invalid(item, format!("{code} is given twice"));
+                return cx.invalid(item, format!("{code} is listed twice"));
             }
             codes.push(code);
         }

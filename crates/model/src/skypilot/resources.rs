@@ -21,17 +21,17 @@ use crate::{
 
 /// Fields that are parsed and have no effect, each with the reported reason.
 const IGNORED_FIELDS: [(&str, &str); 12] = [
-    ("disk_size", "a node has the disk it has"),
-    ("disk_tier", "a node has the disk it has"),
-    ("network_tier", "a node has the network it has"),
-    ("local_disk", "a node has the disk it has"),
-    ("instance_type", "nodes are chosen by what they offer"),
+    ("disk_size", "the disk of a node is fixed"),
+    ("disk_tier", "the disk of a node is fixed"),
+    ("network_tier", "the network of a node is fixed"),
+    ("local_disk", "the disk of a node is fixed"),
+    ("instance_type", "nodes are chosen by their resources"),
     ("autostop", "nodes of a job are released when its task ends"),
-    ("max_hourly_cost", "the price is bounded by `max_price` of the fleet"),
-    ("cloud", "use `infra`, which is mapped to node pools"),
-    ("region", "use `infra`, which is mapped to node pools"),
-    ("zone", "use `infra`, which is mapped to node pools"),
-    ("volumes", "name volumes in the task's own `volumes`"),
+    ("max_hourly_cost", "use `max_price` of the fleet"),
+    ("cloud", "use `infra`, which selects a fleet or a backend"),
+    ("region", "use `infra`, which selects a fleet or a backend"),
+    ("zone", "use `infra`, which selects a fleet or a backend"),
+    ("volumes", "use `volumes` of the task"),
     ("priority_class", "use `priority`"),
 ];
 
@@ -91,7 +91,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     expect_map(node, cx)?;
     check_keys(node, &KEYS, cx);
     report_ignored_fields(node, "resources", notes);
-    let outer = one(node, "resources", cx, notes);
+    let outer = decode_mapping(node, "resources", cx, notes);
     let lists: Vec<&'static str> =
         ["any_of", "ordered"].into_iter().filter(|key| node.field(key).is_some()).collect();
     let (outer, key) = match lists.as_slice() {
@@ -106,7 +106,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
         }
         [key] => (outer?, *key),
         [_, second, ..] => {
-            cx.conflict(node, second, "`any_of` and `ordered` exclude each other");
+            cx.conflict(node, second, "`any_of` and `ordered` are mutually exclusive");
             return None;
         }
     };
@@ -136,7 +136,7 @@ fn alternatives(
                 expect_map(item, cx)?;
                 check_keys(item, &inner, cx);
                 report_ignored_fields(item, &path, notes);
-                one(&merge_mappings(node, item), &path, cx, notes)
+                decode_mapping(&merge_mappings(node, item), &path, cx, notes)
             })
         });
         valid &= each.is_some();
@@ -158,7 +158,8 @@ fn alternatives(
     let priority = found.iter().filter_map(|one| one.priority).max().or(outer.priority);
     let candidates: Vec<Candidate> = found.into_iter().flat_map(|one| one.candidates).collect();
     if candidates.len() > CANDIDATES_MAX {
-        let message = format!("`{key}` makes {} alternatives; at most {CANDIDATES_MAX}", candidates.len());
+        let message =
+            format!("`{key}` expands to {} alternatives; the limit is {CANDIDATES_MAX}", candidates.len());
         return cx.fail(Diagnosis::new(Code::TooLarge, list.span, message).at(key));
     }
     let cheapest_first = key == "any_of";
@@ -190,12 +191,13 @@ fn report_ignored_fields(node: &Node, path: &str, notes: &mut ParseNotes) {
         }
     }
     if node.field("accelerator_args").is_some() {
-        let message = "`accelerator_args` is not supported: it belongs to TPUs, which windlass does not run";
+        let message =
+            "`accelerator_args` is not supported: it applies to TPUs, which windlass does not support";
         notes.refuse(node.key_span("accelerator_args"), format!("{path}.accelerator_args"), message, None);
     }
 }
 
-fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<ResourceMapping> {
+fn decode_mapping(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<ResourceMapping> {
     let cpus: Option<Option<CpuCount>> = optional_field(node, "cpus", cx, || None);
     let memory: Option<Option<MemoryRequest>> = optional_field(node, "memory", cx, || None);
     let accelerators = accelerators(node, path, cx, notes);
@@ -239,7 +241,7 @@ fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>
     let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
     for (key, value) in labels.into_iter().flatten().filter(left_out) {
         let message = format!(
-            "label `{}: {}` is left out: a tag has letters, digits, `_` and `-`",
+            "label `{}: {}` is ignored: a tag allows only letters, digits, `_` and `-`",
             excerpt(key),
             excerpt(value)
         );
@@ -253,11 +255,11 @@ fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     let word = if is_map(value) { None } else { Some(cx.under("image_id", |cx| text(value, cx))?) };
     if let Some(image) = word.and_then(|word| word.strip_prefix("docker:")) {
         if image.is_empty() {
-            return cx.under("image_id", |cx| cx.invalid(value, "nothing follows `docker:`"));
+            return cx.under("image_id", |cx| cx.invalid(value, "expected an image after `docker:`"));
         }
         return Some(Some(image.to_owned()));
     }
-    let message = "`image_id` names an image of a machine; windlass runs containers on machines that exist";
+    let message = "`image_id` names a machine image; windlass supports only container images";
     let hint = "use `image_id: docker:IMAGE`".to_owned();
     notes.refuse(node.key_span("image_id"), format!("{path}.image_id"), message, Some(hint));
     Some(None)
@@ -362,7 +364,7 @@ fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -
         (Some(_), None) => "accelerators",
         (None, Some(_)) => "gpus",
         (Some(_), Some(_)) => {
-            cx.conflict(node, "gpus", "`gpus` and `accelerators` mean the same; give one of them");
+            cx.conflict(node, "gpus", "`gpus` and `accelerators` mean the same; set only one of them");
             return None;
         }
     };
@@ -372,16 +374,15 @@ fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -
         Value::Seq(items) => {
             items.iter().enumerate().map(|(i, item)| cx.at_index(i, |cx| accelerator(item, cx))).collect()
         }
-        Value::Map(entries) => entries.iter().map(|entry| keyed(entry, cx)).collect(),
+        Value::Map(entries) => entries.iter().map(|entry| decode_keyed_accelerators(entry, cx)).collect(),
         Value::Null => Some(vec![]),
     })?;
     if let Some(tpu) = found.iter().find(|one| one.name.to_ascii_lowercase().starts_with("tpu")) {
-        let message = format!("`{}` is a TPU, which windlass does not run", tpu.name);
+        let message = format!("`{}` is a TPU, which windlass does not support", tpu.name);
         notes.refuse(node.key_span(key), format!("{path}.{key}"), message, None);
     }
     for part in found.iter().filter(|one| one.count.fract() != 0.0) {
-        let message =
-            format!("`{}:{}` takes a whole GPU: parts of one are not shared", part.name, part.count);
+        let message = format!("`{}:{}` uses a whole GPU: a GPU cannot be shared", part.name, part.count);
         notes.warn(node.key_span(key), format!("{path}.{key}"), message);
     }
     Some(found)
@@ -396,7 +397,7 @@ fn accelerator(node: &Node, cx: &mut Ctx) -> Option<Accelerator> {
 }
 
 /// Decodes `{A100: 8}`, or `{A100:8}`, which is a key without a value.
-fn keyed(entry: &Entry, cx: &mut Ctx) -> Option<Accelerator> {
+fn decode_keyed_accelerators(entry: &Entry, cx: &mut Ctx) -> Option<Accelerator> {
     let bad = |cx: &mut Ctx, what: &str| {
         let message = format!("invalid `{}`: {what}", cx.field());
         cx.fail(Diagnosis::new(Code::InvalidValue, entry.key_span, message))
@@ -407,7 +408,7 @@ fn keyed(entry: &Entry, cx: &mut Ctx) -> Option<Accelerator> {
             Some(one) => Some(one),
             None => bad(cx, &what()),
         },
-        None => bad(cx, "a count is a number"),
+        None => bad(cx, "the count must be a number"),
         Some(count) => match number(&count.text) {
             Some((count, "")) if is_accelerator_name(&entry.key) => {
                 Some(Accelerator { name: entry.key.clone(), count })

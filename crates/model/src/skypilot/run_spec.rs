@@ -26,9 +26,9 @@ const STOP_GRACE_SECS: i64 = 30;
 /// Reason why a task cannot become a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("find task {task}: the job has {of}")]
+    #[error("task {task} does not exist; number of tasks: {of}")]
     NoSuchTask { task: u32, of: usize },
-    #[error("make the run of task {task}: {}", summary(.problems))]
+    #[error("failed to create the run of task {task}: {}", summary(.problems))]
     Configuration { task: u32, problems: Vec<Diagnosis> },
 }
 
@@ -51,9 +51,9 @@ pub struct ServerContext {
     /// Backends that rent instances.
     pub backends: Vec<String>,
     /// Nodes are plain processes that share a home directory: each attempt gets a private one.
-    pub private_home: bool,
+    pub has_private_home: bool,
     /// There are no spot nodes here: a request for spot nodes gets others.
-    pub no_spot: bool,
+    pub has_no_spot: bool,
 }
 
 /// Run of one attempt.
@@ -77,7 +77,7 @@ pub fn task_id(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> Stri
 
 impl AttemptRunSpec {
     /// Returns the run of one attempt of a task on its candidate number `candidate`. `spot` is the choice of a policy.
-    pub fn of(
+    pub fn for_attempt(
         plan: &ManagedJobPlan,
         task: u32,
         candidate: u32,
@@ -117,7 +117,7 @@ impl AttemptRunSpec {
 }
 
 fn spot_policy(spot: bool, site: &ServerContext) -> SpotPolicy {
-    match (spot, site.no_spot) {
+    match (spot, site.has_no_spot) {
         (true, false) => SpotPolicy::Spot,
         (true, true) => SpotPolicy::Auto,
         (false, _) => SpotPolicy::OnDemand,
@@ -127,7 +127,7 @@ fn spot_policy(spot: bool, site: &ServerContext) -> SpotPolicy {
 /// Restricts a configuration to the meaning of its `infra`.
 fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &ServerContext) {
     let Some(text) = infra else { return };
-    match site.infra(text) {
+    match site.resolve_infra(text) {
         Infra::Anywhere | Infra::OwnInstances => {}
         Infra::Fleet(fleet) => json["fleets"] = json!([fleet]),
         Infra::Place { backend, region, zone } => {
@@ -200,7 +200,7 @@ fn configuration(
     }
     json!({
         "type": "task",
-        "commands": [script::program(script, task.nodes, site.private_home)],
+        "commands": [script::program(script, task.nodes, site.has_private_home)],
         "shell": "/bin/bash",
         "nodes": task.nodes,
         "env": env,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::config::yaml::{Entry, Node, Scalar, Value};
 
 /// Returns the text with every known variable replaced.
-pub(super) fn text(text: &str, vars: &BTreeMap<String, String>) -> String {
+pub(super) fn substitute_text(text: &str, vars: &BTreeMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -40,20 +40,20 @@ pub(super) fn text(text: &str, vars: &BTreeMap<String, String>) -> String {
 }
 
 /// Returns the tree with the variables in every scalar and key replaced.
-pub(super) fn tree(node: &Node, vars: &BTreeMap<String, String>) -> Node {
+pub(super) fn substitute_tree(node: &Node, vars: &BTreeMap<String, String>) -> Node {
     let value = match &node.value {
         Value::Null => Value::Null,
         Value::Scalar(scalar) => {
-            Value::Scalar(Scalar { text: text(&scalar.text, vars), plain: scalar.plain })
+            Value::Scalar(Scalar { text: substitute_text(&scalar.text, vars), plain: scalar.plain })
         }
-        Value::Seq(items) => Value::Seq(items.iter().map(|item| tree(item, vars)).collect()),
+        Value::Seq(items) => Value::Seq(items.iter().map(|item| substitute_tree(item, vars)).collect()),
         Value::Map(entries) => Value::Map(
             entries
                 .iter()
                 .map(|entry| Entry {
-                    key: text(&entry.key, vars),
+                    key: substitute_text(&entry.key, vars),
                     key_span: entry.key_span,
-                    value: tree(&entry.value, vars),
+                    value: substitute_tree(&entry.value, vars),
                 })
                 .collect(),
         ),
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_is_replaced_once_and_a_stranger_stays() {
+    fn known_variables_are_substituted_once_and_unknown_ones_are_kept() {
         let vars = BTreeMap::from([
             ("A".to_owned(), "$B".to_owned()),
             ("B".to_owned(), "two".to_owned()),
@@ -81,7 +81,7 @@ mod tests {
             ("$B$B", "twotwo"),
         ];
         for (before, after) in cases {
-            assert_eq!(text(before, &vars), after, "{before}");
+            assert_eq!(substitute_text(before, &vars), after, "{before}");
         }
     }
 }

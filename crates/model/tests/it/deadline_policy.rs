@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use windlass_model::{
     deadline_policy::{
         DeadlineProgress, DeadlineTerms, Market, MarketRule, NodeTime, choose_market, deadline_report,
-        replay::{ReplayPolicy, Trace, optimum, render, replay, row},
+        replay::{ReplayPolicy, Trace, optimal_cost, render, replay, replay_row},
     },
     managed_job::plan::Deadline,
     time::Timestamp,
@@ -30,10 +30,15 @@ fn traces() -> PathBuf {
 }
 
 #[test]
-fn the_four_rules_decide() {
+fn market_choice_follows_the_four_deadline_rules() {
     use Market::{OnDemand, Spot};
     let terms = DeadlineTerms { within: 100.0, work: 50.0, changeover: 5.0 };
-    let at = |elapsed, done, holding, spot| DeadlineProgress { elapsed, done, holding, spot };
+    let at = |elapsed, done, holding, spot| DeadlineProgress {
+        elapsed,
+        done,
+        current_market: holding,
+        has_spot_capacity: spot,
+    };
     let cases = [
         // 1: behind the line, which is at 10 after 20.
         (at(20.0, 9.0, None, false), Some(OnDemand), MarketRule::CatchUp),
@@ -56,16 +61,17 @@ fn the_four_rules_decide() {
 }
 
 #[test]
-fn every_deadline_is_met_on_our_own_trace_and_it_costs_less() {
+fn the_synthetic_trace_meets_every_deadline_at_a_lower_cost_than_on_demand() {
     let trace = Trace::parse(include_str!("spot_trace.json")).unwrap();
-    let rows: Vec<_> = [0.6, 0.8, 0.9].map(|f| row("synthetic", &trace, terms(f), RATIO, 60, 6)).into();
+    let rows: Vec<_> =
+        [0.6, 0.8, 0.9].map(|f| replay_row("synthetic", &trace, terms(f), RATIO, 60, 6)).into();
     println!("{}", render(&rows));
     for row in rows {
         assert_eq!(row.missed, [0, 0, 0], "{row:?}");
         assert!(row.uniform < 0.85 * row.on_demand && row.optimum <= row.uniform_there, "{row:?}");
     }
     // With a tight deadline the line is better than greedy.
-    let tight = row("synthetic", &trace, terms(0.9), RATIO, 60, 1);
+    let tight = replay_row("synthetic", &trace, terms(0.9), RATIO, 60, 1);
     assert!(tight.uniform < tight.greedy, "{tight:?}");
 }
 
@@ -75,7 +81,7 @@ fn a_trace_without_capacity_costs_what_on_demand_costs() {
     let outcome = replay(&trace, 0, terms(0.8), ReplayPolicy::Uniform);
     assert!(outcome.done_at.is_some_and(|at| at <= terms(0.8).within));
     assert!((outcome.cost(terms(0.8), RATIO) - 48.2 / 48.0).abs() < 1e-6, "{outcome:?}");
-    let best = optimum(&trace, 0, terms(0.8), RATIO).unwrap();
+    let best = optimal_cost(&trace, 0, terms(0.8), RATIO).unwrap();
     assert!((0.99..1.01).contains(&best), "{best}");
     let all = Trace { gap: 300.0, full: vec![true; 2000] };
     assert!(replay(&all, 0, terms(0.8), ReplayPolicy::Uniform).cost(terms(0.8), RATIO) < 0.302);
@@ -93,14 +99,14 @@ const REFERENCE: [(&str, [(f64, f64); 3]); 6] = [
 ];
 
 #[test]
-fn on_recorded_traces_no_deadline_is_missed_and_the_costs_are_the_published_ones() {
+fn recorded_traces_meet_every_deadline_and_stay_within_published_costs() {
     let mut rows = Vec::new();
     let mut wrong = Vec::new();
     for (name, figures) in REFERENCE {
         let Some(text) = read(&traces().join(format!("{name}.json"))) else { continue };
         let trace = Trace::parse(&text).unwrap();
         for (f, (greedy, uniform)) in [0.6, 0.8, 0.9].into_iter().zip(figures) {
-            let row = row(name, &trace, terms(f), RATIO, 300, 10);
+            let row = replay_row(name, &trace, terms(f), RATIO, 300, 10);
             let near = |found: f64, told: f64| found <= told * 1.02;
             if row.missed != [0, 0, 0] || !near(row.uniform, uniform) || !near(row.greedy, greedy) {
                 wrong.push(format!("{row:?}, published {greedy} / {uniform}"));
@@ -119,7 +125,7 @@ fn on_recorded_traces_no_deadline_is_missed_and_the_costs_are_the_published_ones
 }
 
 #[test]
-fn the_report_says_what_was_paid_and_whether_it_was_on_time() {
+fn deadline_report_gives_node_time_per_market_and_whether_it_was_on_time() {
     let at = |secs| Timestamp::from_secs(secs);
     let deadline = Deadline { within: 100, work: 50, changeover: 5 };
     let stretches = [
@@ -137,7 +143,7 @@ proptest! {
 
     /// For any capacity: if on-demand nodes could meet the deadline, it is met.
     #[test]
-    fn no_deadline_is_missed_whatever_the_market_does(
+    fn no_feasible_deadline_is_missed_for_any_spot_capacity(
         lengths in prop::collection::vec(1_usize..60, 1..60),
         first in any::<bool>(),
         tightness in 0.3_f64..0.95,

@@ -72,13 +72,13 @@ fn g1_a_late_second_release_frees_nothing_of_the_next_owner() {
 }
 
 #[test]
-fn all_of_nothing_is_nothing() {
+fn acquiring_all_devices_of_a_host_without_devices_returns_none() {
     let mut ledger: DeviceAllocator<u32, &str> = DeviceAllocator::new([]);
     assert_eq!(ledger.acquire(&"a", DeviceCount::All), Ok(vec![]));
 }
 
 #[test]
-fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
+fn g2_a_rebuild_restores_held_devices_and_refuses_a_double_claim() {
     let ledger = DeviceAllocator::rebuild(0..3, [("a", vec![1])]).unwrap();
     assert_eq!((ledger.free(), ledger.holder(&1)), (2, Some(&"a")));
     let twice = DeviceAllocator::rebuild(0..3, [("a", vec![1]), ("b", vec![1])]);
@@ -89,7 +89,7 @@ fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
 
 /// The switch is process-wide; this test runs alone in its process under nextest, and resets it.
 #[test]
-fn the_planted_bug_frees_the_devices_of_another() {
+fn the_planted_bug_frees_devices_of_another_owner() {
     use windlass_planted_bugs::{Bug, plant};
     let mut ledger: DeviceAllocator<u32, &str> = DeviceAllocator::new(0..1);
     ledger.acquire(&"old", DeviceCount::All).unwrap();

@@ -6,7 +6,7 @@ use windlass_model::plan::diff::{self, FieldChange, ForbiddenChange, UpdateMode}
 fn words(changes: Result<Vec<FieldChange>, ForbiddenChange>) -> String {
     match changes {
         Ok(changes) => {
-            let word = |change: &FieldChange| match change.how {
+            let word = |change: &FieldChange| match change.mode {
                 UpdateMode::InPlace => change.path.clone(),
                 UpdateMode::Rolling => format!("{} (rolling)", change.path),
             };
@@ -34,7 +34,7 @@ fn check_run(base: Value, changes: Value, expect: &str) {
 }
 
 #[test]
-fn nothing_changed_is_no_change_and_null_is_absent() {
+fn equal_configurations_have_no_diff_and_null_equals_absent() {
     check_run(service(), json!({}), "");
     check_run(service(), json!({"gateway": null, "replicas": {"min": 1.0, "max": 1, "x": null}}), "");
 }
@@ -50,7 +50,7 @@ fn a_service_updates_some_fields_in_place_and_rolls_out_others() {
 }
 
 #[test]
-fn the_first_field_that_forbids_is_named() {
+fn the_first_field_that_cannot_be_updated_is_named() {
     check_run(service(), json!({"commands": ["x"], "auth": false, "nodes": 2}), "no: auth");
     check_run(service(), json!({"type": "task"}), "no: type");
     let open = with(service(), json!({"auth": false}));
@@ -114,7 +114,7 @@ fn a_fleet_updates_its_limits_and_its_hosts() {
 }
 
 #[test]
-fn a_way_back_restores_what_replicas_run_and_leaves_how_many_there_are() {
+fn a_rollback_restores_rolled_out_fields_and_keeps_the_replica_count() {
     let settled = json!({"configuration": service(), "repo_code_hash": "a"});
     let mut current = settled.clone();
     current["configuration"]["commands"] = json!(["broken"]);

@@ -91,7 +91,7 @@ fn fields_of_the_schema() -> BTreeSet<String> {
 }
 
 /// Returns the fields of all entries, and fails on duplicates.
-fn told(parts: &[Part]) -> BTreeSet<String> {
+fn described_fields(parts: &[Part]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for part in parts {
         for field in part.entries.iter().flat_map(|entry| &entry.fields) {
@@ -108,7 +108,7 @@ fn told(parts: &[Part]) -> BTreeSet<String> {
 }
 
 fn compare(what: &str, known: &BTreeSet<String>, parts: &[Part]) {
-    let told = told(parts);
+    let told = described_fields(parts);
     let silent: Vec<&String> = known.difference(&told).collect();
     assert!(silent.is_empty(), "{what}: these fields have no entry in tests/it/fields: {silent:?}");
     let gone: Vec<&String> = told.difference(known).collect();
@@ -154,14 +154,14 @@ fn every_named_test_exists() {
 
 fn rendered() -> String {
     let mut out = "# Fields\n\n\
-        Every field that is read, what it does, and the test that shows it. What begins with *refused* is not taken, \
-        with the reason and a way out; what begins with *warning* is taken, has no effect, and is told before anything \
-        is asked. Kept by hand in `crates/model/tests/it/fields`, and generated from there.\n"
+        Every field, its effect, and the test that shows it. *refused*: the field is rejected with the reason and an \
+        alternative. *warning*: the field is accepted, has no effect, and produces a warning before the confirmation \
+        prompt. This page is generated from `crates/model/tests/it/fields`.\n"
         .to_owned();
     let chapters = [
-        ("Configuration", "Fields that several kinds share are in one table.", configuration()),
-        ("Task files of managed jobs", "As `windlass jobs launch` takes them.", tasks()),
-        ("Containers", "As clients of the container queue send them.", containers()),
+        ("Configuration", "Fields that several types share are in one table.", configuration()),
+        ("Task files of managed jobs", "Fields of the files that `windlass jobs launch` accepts.", tasks()),
+        ("Containers", "Fields that clients of the container queue send.", containers()),
     ];
     for (title, about, parts) in chapters {
         let _ = write!(out, "\n## {title}\n\n{about}\n");
@@ -178,7 +178,7 @@ fn rendered() -> String {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "`UPDATE=1` writes the file anew")]
-fn the_reference_of_fields_is_the_generated_one() {
+fn the_committed_field_reference_matches_the_generated_one() {
     let path = root().join("docs/reference/fields.md");
     let text = rendered();
     if std::env::var_os("UPDATE").is_some() {

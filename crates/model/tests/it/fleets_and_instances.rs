@@ -32,21 +32,21 @@ fn instance(kind: InstanceKind, status: Status) -> InstanceView {
         started_at: None,
         provisioning_max: Span::mins(10),
         jobs: u32::from(status == Status::Busy),
-        made_for_job: false,
-        end_asked: None,
+        is_made_for_job: false,
+        requested_end: None,
         idle_since: (status == Status::Idle).then(|| ago(60)),
         idle_max: Some(Span::mins(5)),
-        above_min: true,
+        is_above_min: true,
         unreachable_since: None,
         health: Health::Healthy,
         terminating_since: (status == Status::Terminating).then(|| ago(60)),
         is_forced: false,
-        delete_told: false,
+        is_delete_failure_reported: false,
     }
 }
 
 #[test]
-fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
+fn a_host_is_not_polled_again_when_a_job_is_assigned_or_removed() {
     let until = |status, jobs, seen_at| {
         let instance = InstanceView { jobs, ..instance(InstanceKind::Ssh, status) };
         instances::answer_valid_until(&instance, seen_at, instances::POLL_INTERVAL, NOW)
@@ -82,9 +82,9 @@ fn check(instance: &InstanceView, seen: &instances::InstanceObservation, expect:
 }
 
 #[test]
-fn one_that_was_made_for_a_job_is_wanted_only_while_the_job_is_there() {
+fn a_starting_instance_created_for_a_job_ends_when_the_job_is_gone() {
     let made =
-        |status, jobs| InstanceView { made_for_job: true, jobs, ..instance(InstanceKind::Cloud, status) };
+        |status, jobs| InstanceView { is_made_for_job: true, jobs, ..instance(InstanceKind::Cloud, status) };
     let seen = instances::InstanceObservation::NotAsked;
     check(&made(Status::Pending, 1), &seen, "Create, again in 0 s");
     check(&made(Status::Pending, 0), &seen, "job-finished: job_finished, again in 0 s");
@@ -94,9 +94,9 @@ fn one_that_was_made_for_a_job_is_wanted_only_while_the_job_is_there() {
 }
 
 #[test]
-fn an_end_that_was_asked_for_comes_when_no_job_is_there() {
+fn a_requested_end_of_an_instance_waits_until_it_has_no_jobs() {
     let asked = |status, jobs| InstanceView {
-        end_asked: Some(TerminationReason::FleetSpecMismatch),
+        requested_end: Some(TerminationReason::FleetSpecMismatch),
         jobs,
         ..instance(InstanceKind::Ssh, status)
     };
@@ -109,7 +109,7 @@ fn an_end_that_was_asked_for_comes_when_no_job_is_there() {
 }
 
 #[test]
-fn a_host_with_another_key_fails_and_is_not_given_up() {
+fn an_ssh_host_with_a_changed_key_becomes_unhealthy_but_is_kept() {
     let other = instances::InstanceObservation::Untrusted { said: "another key".into() };
     check(&instance(InstanceKind::Ssh, Status::Idle), &other, "another key, silent 0 s, again in 7 s");
     let known = InstanceView {
@@ -123,7 +123,7 @@ fn a_host_with_another_key_fails_and_is_not_given_up() {
 }
 
 #[test]
-fn a_machine_that_its_backend_took_back_is_over_and_a_host_of_ones_own_is_only_silent() {
+fn a_cloud_instance_gone_from_its_backend_ends_and_an_ssh_host_is_only_unreachable() {
     let gone = instances::InstanceObservation::Gone { said: "preempted".into() };
     check(&instance(InstanceKind::Cloud, Status::Busy), &gone, "unreachable: unreachable, again in 0 s");
     check(&instance(InstanceKind::Cloud, Status::Provisioning), &gone, "expired: error, again in 0 s");
@@ -131,7 +131,7 @@ fn a_machine_that_its_backend_took_back_is_over_and_a_host_of_ones_own_is_only_s
 }
 
 #[test]
-fn a_young_machine_that_its_backend_does_not_know_may_still_come() {
+fn a_new_instance_unknown_to_its_backend_gets_a_minute_to_appear() {
     let unknown = instances::InstanceObservation::Unknown;
     let made = |kind, status, secs| InstanceView { started_at: Some(ago(secs)), ..instance(kind, status) };
     check(&made(InstanceKind::Cloud, Status::Provisioning, 59), &unknown, "again in 5 s");
@@ -143,7 +143,7 @@ fn a_young_machine_that_its_backend_does_not_know_may_still_come() {
 }
 
 #[test]
-fn the_first_looks_at_a_starting_one_follow_fast() {
+fn a_starting_instance_is_polled_often_at_first_and_then_less() {
     let again = |micros| {
         let now = Timestamp(NOW.0 + micros);
         instances::next_starting_poll(NOW, now).since(now).0
@@ -179,7 +179,7 @@ fn a_pending_instance_is_created_or_deployed() {
 }
 
 #[test]
-fn provisioning_ends_ready_or_at_the_deadline() {
+fn provisioning_ends_when_the_instance_is_ready_or_at_the_deadline() {
     let starting = instance(InstanceKind::Cloud, Status::Provisioning);
     let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
     check(&starting, &instances::InstanceObservation::NotAsked, "Check, again in 0 s");
@@ -192,19 +192,19 @@ fn provisioning_ends_ready_or_at_the_deadline() {
 }
 
 #[test]
-fn an_idle_cloud_instance_goes_when_its_time_is_over_and_the_fleet_can_spare_it() {
+fn an_idle_cloud_instance_above_the_minimum_ends_after_its_idle_duration() {
     let idle =
         |secs| InstanceView { idle_since: Some(ago(secs)), ..instance(InstanceKind::Cloud, Status::Idle) };
     let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
     check(&idle(298), &healthy, "again in 2 s");
     check(&idle(300), &healthy, "surplus: idle_timeout, again in 0 s");
-    check(&InstanceView { above_min: false, ..idle(300) }, &healthy, "again in 7 s");
+    check(&InstanceView { is_above_min: false, ..idle(300) }, &healthy, "again in 7 s");
     check(&InstanceView { idle_max: None, ..idle(300) }, &healthy, "again in 7 s");
     check(&InstanceView { kind: InstanceKind::Ssh, ..idle(300) }, &healthy, "again in 7 s");
 }
 
 #[test]
-fn an_unreachable_cloud_instance_goes_after_twenty_minutes_and_an_ssh_host_never() {
+fn an_unreachable_cloud_instance_ends_after_twenty_minutes_and_an_ssh_host_never() {
     let lost =
         |kind, secs| InstanceView { unreachable_since: Some(ago(secs)), ..instance(kind, Status::Busy) };
     let silent = instances::InstanceObservation::Silent;
@@ -218,7 +218,7 @@ fn an_unreachable_cloud_instance_goes_after_twenty_minutes_and_an_ssh_host_never
 }
 
 #[test]
-fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more() {
+fn g7_a_cloud_instance_is_terminated_only_after_the_backend_deleted_it() {
     let ending = |kind, secs| InstanceView {
         terminating_since: Some(ago(secs)),
         ..instance(kind, Status::Terminating)
@@ -231,9 +231,9 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
     check(
         &ending(InstanceKind::Cloud, late),
         &not,
-        "cannot be deleted, look at the backend: busy, again in 600 s",
+        "cannot be deleted, check the backend: busy, again in 600 s",
     );
-    let told = InstanceView { delete_told: true, ..ending(InstanceKind::Cloud, late) };
+    let told = InstanceView { is_delete_failure_reported: true, ..ending(InstanceKind::Cloud, late) };
     check(&told, &not, "again in 600 s");
     let used = |secs| InstanceView { started_at: Some(ago(9_000)), ..ending(InstanceKind::Ssh, secs) };
     check(&used(60), &not, "not deleted yet: busy, again in 30 s");
@@ -255,8 +255,8 @@ fn member(n: u32, status: Status, up_to_date: bool) -> FleetMember {
         instance_num: n,
         status,
         jobs: u32::from(status == Status::Busy),
-        ending: false,
-        up_to_date,
+        is_end_requested: false,
+        is_up_to_date: up_to_date,
     }
 }
 
@@ -265,13 +265,13 @@ fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<FleetMember>) -> Flee
     FleetView {
         status,
         is_ssh: false,
-        delete_asked: false,
+        is_delete_requested: false,
         nodes_min,
         nodes_target: nodes_min,
         nodes_max,
         members,
         attempts: 0,
-        tried_at: None,
+        last_attempt_at: None,
     }
 }
 
@@ -286,13 +286,13 @@ fn check_fleet(fleet: &FleetView, expect: &str) {
 }
 
 #[test]
-fn g5_a_fleet_fills_up_to_its_minimum_in_the_gaps() {
+fn g5_a_fleet_below_its_minimum_creates_instances_with_the_lowest_free_numbers() {
     let fleet = of(3, Some(4), vec![member(1, Status::Busy, true)]);
     check_fleet(&fleet, "create 0, create 2, tries 1, again in 30 s");
 }
 
 #[test]
-fn g5_above_the_maximum_idle_ones_go_highest_number_first() {
+fn g5_idle_instances_above_the_maximum_end_highest_number_first() {
     let members = vec![
         member(0, Status::Idle, true),
         member(1, Status::Busy, true),
@@ -305,7 +305,7 @@ fn g5_above_the_maximum_idle_ones_go_highest_number_first() {
 }
 
 #[test]
-fn an_outdated_instance_goes_when_idle_and_is_replaced_when_there_is_room() {
+fn an_outdated_idle_instance_ends_and_is_replaced_if_the_fleet_has_room() {
     let members = vec![member(0, Status::Idle, false), member(1, Status::Busy, false)];
     let expect = "create 2, end 0 fleet_spec_mismatch, tries 1, again in 30 s";
     check_fleet(&of(2, Some(3), members.clone()), expect);
@@ -313,8 +313,9 @@ fn an_outdated_instance_goes_when_idle_and_is_replaced_when_there_is_room() {
 }
 
 #[test]
-fn replacements_come_after_one_two_five_ten_and_thirty_minutes_and_not_for_ever() {
-    let tried = |attempts, secs| FleetView { attempts, tried_at: Some(ago(secs)), ..of(1, None, Vec::new()) };
+fn creation_retries_wait_from_one_up_to_thirty_minutes_and_stop_at_the_limit() {
+    let tried =
+        |attempts, secs| FleetView { attempts, last_attempt_at: Some(ago(secs)), ..of(1, None, Vec::new()) };
     for (attempts, minutes) in [(1, 1), (2, 2), (3, 5), (4, 10), (5, 30), (9, 30)] {
         check_fleet(&tried(attempts, minutes * 60 - 9), &format!("tries {attempts}, again in 9 s"));
         let expect = format!("create 0, tries {}, again in 30 s", attempts + 1);
@@ -336,22 +337,23 @@ fn a_deleted_fleet_ends_its_instances_and_then_itself() {
 fn a_fleet_begins_with_its_target_and_keeps_its_minimum() {
     let fleet = FleetView { nodes_target: 2, ..of(1, None, Vec::new()) };
     check_fleet(&fleet, "create 0, create 1, tries 1, again in 30 s");
-    let one = FleetView { tried_at: Some(ago(900)), members: vec![member(0, Status::Idle, true)], ..fleet };
+    let one =
+        FleetView { last_attempt_at: Some(ago(900)), members: vec![member(0, Status::Idle, true)], ..fleet };
     check_fleet(&one, "tries 0, again in 30 s");
 }
 
 #[test]
-fn a_fleet_whose_end_is_asked_for_ends_all_its_instances_at_once() {
+fn a_fleet_with_a_requested_delete_ends_all_its_instances_at_once() {
     let mut members = vec![member(0, Status::Idle, true), member(1, Status::Pending, true)];
-    members.push(FleetMember { ending: true, ..member(2, Status::Idle, true) });
-    let fleet = FleetView { delete_asked: true, is_ssh: true, ..of(1, None, members) };
+    members.push(FleetMember { is_end_requested: true, ..member(2, Status::Idle, true) });
+    let fleet = FleetView { is_delete_requested: true, is_ssh: true, ..of(1, None, members) };
     let expect = "end 0 terminated_by_user, end 1 terminated_by_user, delete-asked, tries 0, again in 0 s";
     check_fleet(&fleet, expect);
 }
 
 #[test]
-fn one_whose_end_was_asked_for_holds_its_slot_and_is_replaced_where_there_is_room() {
-    let ending = vec![FleetMember { ending: true, ..member(0, Status::Idle, true) }];
+fn an_ending_instance_counts_toward_the_maximum_but_not_the_minimum() {
+    let ending = vec![FleetMember { is_end_requested: true, ..member(0, Status::Idle, true) }];
     check_fleet(&of(1, Some(1), ending.clone()), "tries 0, again in 30 s");
     check_fleet(&of(1, Some(2), ending), "create 1, tries 1, again in 30 s");
 }
@@ -382,7 +384,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn g5_a_plan_never_exceeds_the_maximum_nor_touches_the_busy(fleet in any_fleet()) {
+    fn g5_a_fleet_plan_never_exceeds_the_maximum_or_ends_a_busy_instance(fleet in any_fleet()) {
         let plan = fleets::decide(&fleet, NOW);
         let before = fleet.members.len() as u32;
         let after = before + plan.create.len() as u32;
@@ -412,16 +414,16 @@ proptest! {
                 }
             }
             fleet.members.extend(plan.create.iter().map(|num| member(*num, Status::Idle, true)));
-            (fleet.attempts, fleet.tried_at) = (plan.attempts, plan.tried_at);
+            (fleet.attempts, fleet.last_attempt_at) = (plan.attempts, plan.last_attempt_at);
             now = plan.due;
         }
         let count = fleet.members.len() as u32;
         prop_assert!(fleet.nodes_min <= count && count <= fleet.nodes_max.unwrap(), "{:?}", fleet);
-        prop_assert!(fleet.members.iter().all(|member| member.up_to_date));
+        prop_assert!(fleet.members.iter().all(|member| member.is_up_to_date));
     }
 
     #[test]
-    fn r5_instances_plan_only_what_their_machine_accepts(
+    fn r5_instance_plans_contain_only_transitions_the_state_machine_accepts(
         kind in prop::sample::select(vec![InstanceKind::Cloud, InstanceKind::Ssh]),
         status in prop::sample::select(Status::ALL.to_vec()),
         seen in prop::sample::select(vec![
@@ -452,9 +454,9 @@ fn stored(status: volume::Status) -> VolumeView {
     VolumeView {
         status,
         created_at: ago(60),
-        external: false,
-        delete_asked: false,
-        attached: false,
+        is_external: false,
+        is_delete_requested: false,
+        is_attached: false,
         unattached_since: Some(ago(60)),
         cleanup_after: None,
     }
@@ -465,17 +467,17 @@ fn check_volume(volume: &VolumeView, seen: &volumes::VolumeObservation, expect: 
     let plan = volumes::decide(volume, seen, NOW);
     let mut words: Vec<String> = plan.action.iter().map(|action| format!("{action:?}")).collect();
     words.extend(plan.change.as_ref().map(|change| change.event.to_string()));
-    words.extend(plan.gone.then(|| "gone".to_owned()));
+    words.extend(plan.is_removed.then(|| "gone".to_owned()));
     words.push(format!("again in {} s", plan.due.since(NOW).as_secs()));
     assert_eq!(words.join(", "), expect);
 }
 
 #[test]
-fn a_volume_is_made_or_found_and_given_up_in_time() {
+fn a_volume_is_created_or_registered_and_fails_at_the_deadline() {
     let new = stored(volume::Status::Submitted);
     check_volume(&new, &volumes::VolumeObservation::NotAsked, "Create, again in 0 s");
     check_volume(
-        &VolumeView { external: true, ..new.clone() },
+        &VolumeView { is_external: true, ..new.clone() },
         &volumes::VolumeObservation::NotAsked,
         "Register, again in 0 s",
     );
@@ -487,26 +489,26 @@ fn a_volume_is_made_or_found_and_given_up_in_time() {
 }
 
 #[test]
-fn an_unused_volume_is_cleaned_up_only_if_asked_for() {
+fn an_unused_volume_is_deleted_only_if_automatic_cleanup_is_configured() {
     let idle = |secs| VolumeView { cleanup_after: Some(Span::secs(secs)), ..stored(volume::Status::Active) };
     let seen = volumes::VolumeObservation::NotAsked;
     check_volume(&stored(volume::Status::Active), &seen, "again in 60 s");
     check_volume(&idle(70), &seen, "again in 10 s");
     check_volume(&idle(60), &seen, "delete-asked, again in 0 s");
-    check_volume(&VolumeView { attached: true, ..idle(60) }, &seen, "again in 60 s");
-    check_volume(&VolumeView { external: true, ..idle(60) }, &seen, "again in 60 s");
+    check_volume(&VolumeView { is_attached: true, ..idle(60) }, &seen, "again in 60 s");
+    check_volume(&VolumeView { is_external: true, ..idle(60) }, &seen, "again in 60 s");
 }
 
 #[test]
 fn a_volume_in_use_is_never_deleted() {
-    let asked = VolumeView { delete_asked: true, ..stored(volume::Status::Active) };
+    let asked = VolumeView { is_delete_requested: true, ..stored(volume::Status::Active) };
     check_volume(&asked, &volumes::VolumeObservation::NotAsked, "Delete, again in 0 s");
-    let used = VolumeView { attached: true, ..asked.clone() };
+    let used = VolumeView { is_attached: true, ..asked.clone() };
     check_volume(&used, &volumes::VolumeObservation::NotAsked, "again in 5 s");
     check_volume(&asked, &volumes::VolumeObservation::NotDeleted { said: "busy".into() }, "again in 30 s");
     check_volume(&asked, &volumes::VolumeObservation::Deleted, "gone, again in 0 s");
     check_volume(
-        &VolumeView { external: true, ..asked },
+        &VolumeView { is_external: true, ..asked },
         &volumes::VolumeObservation::NotAsked,
         "gone, again in 0 s",
     );

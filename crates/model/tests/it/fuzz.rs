@@ -200,7 +200,14 @@ fn fuzz_of_task_files() {
         Err(problems) => assert!(!problems.is_empty() && problems.len() <= 101),
         Ok(parsed) => {
             for task in 0..u32::try_from(parsed.plan.tasks.len()).unwrap() {
-                let _ = AttemptRunSpec::of(&parsed.plan, task, 7, None, &identity, &ServerContext::default());
+                let _ = AttemptRunSpec::for_attempt(
+                    &parsed.plan,
+                    task,
+                    7,
+                    None,
+                    &identity,
+                    &ServerContext::default(),
+                );
             }
         }
     });
@@ -316,7 +323,7 @@ fn fuzz_of_interpolation() {
         "\\",
     ];
     target((text(WORDS), text(WORDS)), |(text, value)| {
-        let _ = (interpolate::pieces(text), interpolate::references(text));
+        let _ = (interpolate::split_pieces(text), interpolate::references(text));
         for dollars in [DollarEscape::Keep, DollarEscape::Unescape] {
             let _ = interpolate::substitute(text, dollars, |_| Ok(Substitution::Keep));
             let _ = interpolate::substitute(text, dollars, |_| Ok(Substitution::Value(value.clone())));
@@ -433,7 +440,7 @@ fn fuzz_of_cron() {
 
 /// Well-known YAML bombs, each in its usual size.
 #[test]
-fn fuzz_of_yaml_bombs_by_name() {
+fn fuzz_of_known_yaml_bombs() {
     let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..30 {
         aliases

@@ -108,7 +108,7 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
 ];
 
 #[test]
-fn every_way_to_say_a_device_comes_to_one_name() {
+fn every_spelling_of_a_gpu_resolves_to_one_name() {
     for &(said, mib, name, gigabytes) in DEVICES {
         let found = identify_device(said, (mib > 0).then_some(mib));
         assert_eq!(
@@ -124,7 +124,7 @@ fn every_way_to_say_a_device_comes_to_one_name() {
 
 /// Cases of a request, a device by its driver's name and MiB, and whether it matches.
 #[test]
-fn a_wish_finds_what_its_writer_means_and_nothing_else() {
+fn a_gpu_request_matches_only_the_devices_it_names() {
     for (wanted, driver, mib, meant) in [
         ("H200", "NVIDIA H200", 143_771, true),
         ("h200", "NVIDIA H200", 143_771, true),
@@ -167,7 +167,7 @@ fn a_wish_finds_what_its_writer_means_and_nothing_else() {
 }
 
 #[test]
-fn the_catalogue_finds_each_of_its_own_names_and_no_other() {
+fn each_catalogue_name_matches_only_its_own_model() {
     for model in MODELS {
         let found = identify_device(model.name, None);
         assert_eq!((found.name.as_str(), found.vendor), (model.name, Some(model.vendor)));
@@ -182,7 +182,7 @@ fn the_catalogue_finds_each_of_its_own_names_and_no_other() {
 }
 
 #[test]
-fn makers_are_known_by_the_name_of_what_they_make() {
+fn the_vendor_is_derived_from_the_device_name() {
     for (name, vendor) in [
         ("H100", Some(GpuVendor::Nvidia)),
         ("Tesla X", Some(GpuVendor::Nvidia)),

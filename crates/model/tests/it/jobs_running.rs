@@ -6,7 +6,7 @@ use windlass_model::{
         Action, EndKind, Gate, HostState, POLL_RUNNING, POLL_SIBLINGS, POLL_WITH_EVENTS, PULLING_TIMEOUT,
         Plan, ReportedEnd, RunnerReport, RunnerState, RunningJobObservation, RunningJobView,
         SIBLINGS_TIMEOUT, ShimState, Siblings, StartupOrder, TaskState, UNREACHABLE_GRACE, decide, has_ended,
-        next_in_pass, probe_targets, provisioning_max,
+        next_in_pass, probe_targets, provisioning_timeout,
     },
     job::{self, Status, TerminationDetail, TerminationReason},
     state_machine::Step,
@@ -29,15 +29,15 @@ fn job(status: Status, secs: i64) -> RunningJobView {
         disconnected_at: None,
         instance_was_ready: false,
         has_shim: true,
-        spot: false,
-        several: false,
+        is_spot: false,
+        has_siblings: false,
         is_master: true,
         gate: None,
         startup_order: StartupOrder::Any,
         siblings: Siblings::NONE,
         max_duration: None,
         inactivity_duration: None,
-        lost_after: UNREACHABLE_GRACE,
+        unreachable_timeout: UNREACHABLE_GRACE,
     }
 }
 
@@ -46,25 +46,30 @@ fn shim(shim: ShimState) -> RunningJobObservation {
         host: HostState::Fine,
         shim,
         runner: RunnerState::NotAsked,
-        gpu_idle: false,
-        is_told: false,
+        is_gpu_idle: false,
+        has_event_stream: false,
     }
 }
 
 fn runner(runner: RunnerState) -> RunningJobObservation {
     let shim = ShimState::Task(TaskState::Running { ports_known: true });
-    RunningJobObservation { host: HostState::Fine, shim, runner, gpu_idle: false, is_told: false }
+    RunningJobObservation { host: HostState::Fine, shim, runner, is_gpu_idle: false, has_event_stream: false }
 }
 
 fn ended(how: EndKind, reason: &str, exit_status: Option<i32>) -> RunningJobObservation {
-    let ended =
-        Some(ReportedEnd { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
-    runner(RunnerState::Pulled(RunnerReport { ended, no_connections: None, at_gate: false }))
+    let ended = Some(ReportedEnd {
+        kind: how,
+        reason: reason.into(),
+        message: String::new(),
+        detail: None,
+        exit_status,
+    });
+    runner(RunnerState::Pulled(RunnerReport { end: ended, disconnected_for: None, is_at_gate: false }))
 }
 
 fn failed(reason: &str, message: &str) -> ReportedEnd {
     let (reason, message) = (reason.into(), message.into());
-    ReportedEnd { how: EndKind::Failed, reason, message, detail: None, exit_status: None }
+    ReportedEnd { kind: EndKind::Failed, reason, message, detail: None, exit_status: None }
 }
 
 fn alive() -> RunningJobObservation {
@@ -96,7 +101,7 @@ fn check(job: &RunningJobView, seen: &RunningJobObservation, expect: &str) {
 }
 
 #[test]
-fn a_silent_new_instance_gets_its_time_and_then_a_named_end() {
+fn a_job_on_a_silent_new_instance_ends_at_the_provisioning_limit() {
     let job = |secs| job(Status::Provisioning, secs);
     check(&job(30), &shim(ShimState::Silent), "waits for the instance, again in 5 s");
     check(&job(597), &shim(ShimState::Silent), "waits for the instance, again in 3 s");
@@ -110,7 +115,7 @@ fn a_silent_instance_that_was_ready_gets_the_short_grace() {
         disconnected_at: Some(ago(silent)),
         ..job(Status::Provisioning, 130)
     };
-    let expect = "waits for the agents to answer again, silent 117 s, again in 3 s";
+    let expect = "waits for the agents to respond again, silent 117 s, again in 3 s";
     check(&job(117), &shim(ShimState::Silent), expect);
     check(&job(120), &shim(ShimState::Silent), "lost: instance_unreachable, again in 0 s");
 }
@@ -123,25 +128,30 @@ fn a_shim_that_answers_gets_the_task_once() {
 }
 
 #[test]
-fn r24_a_shim_that_never_takes_the_task_is_given_up() {
+fn r24_a_job_ends_when_its_shim_never_accepts_the_task() {
     let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
     check(&job(Status::Provisioning, 600), &shim(ShimState::NoTask), expect);
 }
 
 #[test]
 fn nodes_wait_for_each_other_by_startup_order() {
-    let waits = Siblings { all_have_ips: true, master_runs: false, workers_run: false, all_at_gate: false };
+    let waits = Siblings {
+        all_have_ips: true,
+        is_master_running: false,
+        are_workers_running: false,
+        all_at_gate: false,
+    };
     let node = |is_master, startup_order| RunningJobView {
-        several: true,
+        has_siblings: true,
         is_master,
         startup_order,
         siblings: waits,
         ..job(Status::Provisioning, 1_000)
     };
     let none = shim(ShimState::NoTask);
-    check(&node(false, StartupOrder::MasterFirst), &none, "waits for the master to run, again in 2 s");
+    check(&node(false, StartupOrder::MasterFirst), &none, "waits for the master to start, again in 2 s");
     check(&node(true, StartupOrder::MasterFirst), &none, "SubmitTask, task-taken, again in 0 s");
-    check(&node(true, StartupOrder::WorkersFirst), &none, "waits for the workers to run, again in 2 s");
+    check(&node(true, StartupOrder::WorkersFirst), &none, "waits for the workers to start, again in 2 s");
     check(&node(false, StartupOrder::WorkersFirst), &none, "SubmitTask, task-taken, again in 0 s");
     let late = RunningJobView {
         provisioning_since: NOW - SIBLINGS_TIMEOUT,
@@ -151,9 +161,13 @@ fn nodes_wait_for_each_other_by_startup_order() {
 }
 
 #[test]
-fn pulling_follows_the_task() {
+fn a_pulling_job_follows_the_state_of_its_shim_task() {
     let job = job(Status::Pulling, 60);
-    check(&job, &shim(ShimState::Task(TaskState::Preparing)), "waits for the host to prepare, again in 5 s");
+    check(
+        &job,
+        &shim(ShimState::Task(TaskState::Preparing)),
+        "waits for the host to prepare the task, again in 5 s",
+    );
     check(&job, &shim(ShimState::Task(TaskState::Pulling)), "waits for the image, again in 5 s");
     check(&job, &shim(ShimState::Task(TaskState::Creating)), "waits for the container, again in 5 s");
     let no_ports = TaskState::Running { ports_known: false };
@@ -164,7 +178,7 @@ fn pulling_follows_the_task() {
 }
 
 #[test]
-fn pulling_ends_with_the_tasks_own_reason() {
+fn a_pulling_job_ends_with_the_termination_reason_of_its_task() {
     let job = job(Status::Pulling, 60);
     let ended = |reason: &str| shim(ShimState::Task(TaskState::Terminated(failed(reason, "m"))));
     check(&job, &ended("CREATING_CONTAINER_ERROR"), "exited: creating_container_error, again in 0 s");
@@ -173,17 +187,17 @@ fn pulling_ends_with_the_tasks_own_reason() {
 }
 
 #[test]
-fn r7_a_task_the_host_forgot_is_never_handed_over_again() {
+fn r7_a_task_that_the_host_lost_is_never_submitted_again() {
     check(&job(Status::Pulling, 60), &shim(ShimState::NoTask), "lost: executor_error, again in 0 s");
 }
 
 #[test]
-fn a_job_that_ended_before_its_start_was_written_down_is_looked_at_again_at_once() {
+fn a_job_that_ended_before_its_start_was_recorded_gets_another_pass_at_once() {
     check(&job(Status::Pulling, 60), &ended(EndKind::Done, "", Some(0)), "started, again in 0 s");
 }
 
 #[test]
-fn an_end_keeps_what_the_agent_says_of_it() {
+fn an_ending_keeps_the_detail_exit_status_and_message_of_the_agent() {
     let oom =
         ReportedEnd { detail: Some("oom_killed".into()), exit_status: Some(137), ..failed("", "last line") };
     let plan = decide(&job(Status::Pulling, 60), &shim(ShimState::Task(TaskState::Terminated(oom))), NOW);
@@ -196,15 +210,15 @@ fn an_end_keeps_what_the_agent_says_of_it() {
 #[test]
 fn a_node_gets_its_task_only_when_all_nodes_have_addresses() {
     let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
-    let job = RunningJobView { siblings, several: true, ..job(Status::Provisioning, 60) };
-    check(&job, &shim(ShimState::NoTask), "waits for the other nodes' addresses, again in 2 s");
+    let job = RunningJobView { siblings, has_siblings: true, ..job(Status::Provisioning, 60) };
+    check(&job, &shim(ShimState::NoTask), "waits for the addresses of the other nodes, again in 2 s");
 }
 
 #[test]
 fn no_runner_gets_its_job_before_all_nodes_have_addresses() {
     let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
-    let job = RunningJobView { siblings, several: true, ..job(Status::Pulling, 60) };
-    check(&job, &runner(RunnerState::Ready), "waits for the other nodes' addresses, again in 2 s");
+    let job = RunningJobView { siblings, has_siblings: true, ..job(Status::Pulling, 60) };
+    check(&job, &runner(RunnerState::Ready), "waits for the addresses of the other nodes, again in 2 s");
 }
 
 #[test]
@@ -217,7 +231,7 @@ fn r24_a_pull_that_never_ends_is_ended() {
 }
 
 #[test]
-fn without_a_shim_the_runner_is_all_there_is() {
+fn a_job_without_a_shim_is_submitted_directly_to_its_runner() {
     let job = |secs| RunningJobView { has_shim: false, ..job(Status::Provisioning, secs) };
     let seen = |runner| RunningJobObservation { shim: ShimState::NotAsked, ..self::runner(runner) };
     check(&job(9), &seen(RunnerState::Silent), "waits for the runner, again in 5 s");
@@ -226,7 +240,7 @@ fn without_a_shim_the_runner_is_all_there_is() {
 }
 
 #[test]
-fn a_running_job_ends_as_its_runner_says() {
+fn a_running_job_ends_with_the_result_its_runner_reports() {
     let job = job(Status::Running, 90);
     check(&job, &alive(), "PullLogs, again in 10 s");
     check(&job, &ended(EndKind::Done, "", Some(0)), "PullLogs, exited: done_by_runner (0), again in 0 s");
@@ -237,12 +251,12 @@ fn a_running_job_ends_as_its_runner_says() {
 }
 
 #[test]
-fn f12_a_runner_that_was_told_to_end_leaves_the_reason_to_its_host() {
+fn f12_a_terminated_runner_leaves_the_reason_to_its_shim() {
     let job = job(Status::Running, 90);
     let told = ended(EndKind::Terminated, "", Some(143));
     let seen = |shim| RunningJobObservation { shim, ..told.clone() };
     let running = ShimState::Task(TaskState::Running { ports_known: true });
-    let waits = "waits for its host to say what ended the task, again in 5 s";
+    let waits = "waits for the host to report why the task ended, again in 5 s";
     check(&job, &seen(running.clone()), waits);
     check(&job, &seen(ShimState::Silent), waits);
     let restart = ReportedEnd { detail: Some("host_runtime_restart".into()), ..failed("executor_error", "") };
@@ -261,16 +275,16 @@ fn a_silent_agent_gets_its_grace_period() {
         ..job(Status::Running, 500)
     };
     let silent = RunningJobObservation { shim: ShimState::Silent, ..runner(RunnerState::Silent) };
-    check(&job(None), &silent, "waits for the agents to answer again, silent 0 s, again in 5 s");
-    check(&job(Some(119)), &silent, "waits for the agents to answer again, silent 119 s, again in 1 s");
+    check(&job(None), &silent, "waits for the agents to respond again, silent 0 s, again in 5 s");
+    check(&job(Some(119)), &silent, "waits for the agents to respond again, silent 119 s, again in 1 s");
     check(&job(Some(120)), &silent, "lost: instance_unreachable, again in 0 s");
     check(&job(Some(119)), &alive(), "PullLogs, again in 10 s");
-    let spot = RunningJobView { spot: true, ..job(Some(120)) };
+    let spot = RunningJobView { is_spot: true, ..job(Some(120)) };
     check(&spot, &silent, "lost: interrupted_by_no_capacity, again in 0 s");
 }
 
 #[test]
-fn a_runner_that_died_with_its_container_ends_at_once() {
+fn a_job_ends_at_once_when_its_silent_runner_has_no_live_container() {
     let task = TaskState::Terminated(failed("container_exited_with_error", "killed"));
     let seen = RunningJobObservation { shim: ShimState::Task(task), ..runner(RunnerState::Silent) };
     check(&job(Status::Running, 50), &seen, "exited: container_exited_with_error, again in 0 s");
@@ -283,14 +297,14 @@ fn a_runner_that_died_with_its_container_ends_at_once() {
 }
 
 #[test]
-fn a_task_that_ended_without_a_word_of_its_runner_is_over() {
+fn a_job_ends_when_its_task_terminated_without_a_report_of_the_runner() {
     let task = TaskState::Terminated(failed("executor_error", "the host was rebooted"));
     let seen = RunningJobObservation { shim: ShimState::Task(task), ..alive() };
     check(&job(Status::Running, 50), &seen, "PullLogs, exited: executor_error, again in 0 s");
 }
 
 #[test]
-fn a_runner_that_says_nothing_yet_is_starting() {
+fn a_running_job_continues_while_its_runner_has_not_reported_yet() {
     check(&job(Status::Running, 50), &runner(RunnerState::Ready), "PullLogs, again in 10 s");
 }
 
@@ -298,7 +312,7 @@ fn a_runner_that_says_nothing_yet_is_starting() {
 fn an_instance_that_is_gone_ends_its_job_at_once() {
     let gone = RunningJobObservation { host: HostState::Gone, ..alive() };
     check(&job(Status::Running, 5), &gone, "lost: instance_unreachable, again in 0 s");
-    let spot = RunningJobView { spot: true, ..job(Status::Pulling, 5) };
+    let spot = RunningJobView { is_spot: true, ..job(Status::Pulling, 5) };
     check(&spot, &gone, "lost: interrupted_by_no_capacity, again in 0 s");
     let never = RunningJobObservation { host: HostState::CreateFailed, ..alive() };
     let no_capacity = "lost: failed_to_start_due_to_no_capacity, again in 0 s";
@@ -310,7 +324,7 @@ fn an_instance_that_is_gone_ends_its_job_at_once() {
 }
 
 #[test]
-fn the_server_backs_max_duration_two_minutes_later() {
+fn the_server_enforces_max_duration_two_minutes_after_the_runner() {
     let job = |secs| RunningJobView { max_duration: Some(Span::mins(10)), ..job(Status::Running, secs) };
     check(&job(715), &alive(), "PullLogs, again in 5 s");
     check(&job(720), &alive(), "policy-ended: max_duration_exceeded, again in 0 s");
@@ -321,19 +335,20 @@ fn the_server_backs_max_duration_two_minutes_later() {
 fn inactivity_and_idle_gpus_end_a_job() {
     let job = RunningJobView { inactivity_duration: Some(Span::secs(100)), ..job(Status::Running, 500) };
     let idle = |secs| {
-        let pulled = RunnerReport { ended: None, no_connections: Some(Span::secs(secs)), at_gate: false };
+        let pulled = RunnerReport { end: None, disconnected_for: Some(Span::secs(secs)), is_at_gate: false };
         runner(RunnerState::Pulled(pulled))
     };
     check(&job, &idle(96), "PullLogs, again in 4 s");
     check(&job, &idle(100), "policy-ended: inactivity_duration_exceeded, again in 0 s");
-    let gpu = RunningJobObservation { gpu_idle: true, ..idle(0) };
+    let gpu = RunningJobObservation { is_gpu_idle: true, ..idle(0) };
     check(&job, &gpu, "policy-ended: terminated_due_to_utilization_policy, again in 0 s");
 }
 
 #[test]
-fn a_job_whose_host_tells_what_happens_is_asked_less_often() {
+fn a_job_whose_host_pushes_events_is_polled_less_often() {
     let due = |job: &RunningJobView, seen: RunningJobObservation| decide(job, &seen, NOW).due.since(NOW);
-    let (running, told) = (job(Status::Running, 60), || RunningJobObservation { is_told: true, ..alive() });
+    let (running, told) =
+        (job(Status::Running, 60), || RunningJobObservation { has_event_stream: true, ..alive() });
     assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_WITH_EVENTS));
     // Its time limit applies all the same.
     let limited = RunningJobView { max_duration: Some(Span::secs(90)), ..running };
@@ -344,10 +359,10 @@ fn a_job_whose_host_tells_what_happens_is_asked_less_often() {
 
 #[test]
 fn slow_backends_get_more_time() {
-    assert_eq!(provisioning_max("aws", "m5.large"), Span::mins(10));
-    assert_eq!(provisioning_max("kubernetes", ""), Span::mins(20));
-    assert_eq!(provisioning_max("lambda", ""), Span::mins(30));
-    assert_eq!(provisioning_max("gcp", "a4-highgpu-8g"), Span::mins(16));
+    assert_eq!(provisioning_timeout("aws", "m5.large"), Span::mins(10));
+    assert_eq!(provisioning_timeout("kubernetes", ""), Span::mins(20));
+    assert_eq!(provisioning_timeout("lambda", ""), Span::mins(30));
+    assert_eq!(provisioning_timeout("gcp", "a4-highgpu-8g"), Span::mins(16));
 }
 
 fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
@@ -367,7 +382,7 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
     ];
     let how = prop::sample::select(vec![EndKind::Done, EndKind::Failed, EndKind::Terminated]);
     let ended = how.prop_map(|how| ReportedEnd {
-        how,
+        kind: how,
         reason: String::new(),
         message: String::new(),
         detail: None,
@@ -375,9 +390,9 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
     });
     let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
     let pulled = pulled.prop_map(|(ended, idle)| RunnerReport {
-        ended,
-        no_connections: idle.map(Span::secs),
-        at_gate: false,
+        end: ended,
+        disconnected_for: idle.map(Span::secs),
+        is_at_gate: false,
     });
     let runner = prop_oneof![
         Just(RunnerState::NotAsked),
@@ -394,7 +409,7 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
         HostState::AccessRevoked,
     ]);
     (host, shim, runner, any::<bool>(), any::<bool>()).prop_map(|(host, shim, runner, gpu_idle, is_told)| {
-        RunningJobObservation { host, shim, runner, gpu_idle, is_told }
+        RunningJobObservation { host, shim, runner, is_gpu_idle: gpu_idle, has_event_stream: is_told }
     })
 }
 
@@ -411,15 +426,15 @@ fn any_job() -> impl Strategy<Value = RunningJobView> {
             disconnected_at: silent.map(ago),
             instance_was_ready: flags[0],
             has_shim: flags[1],
-            spot: flags[2],
-            several: flags[3],
+            is_spot: flags[2],
+            has_siblings: flags[3],
             is_master: flags[4],
             startup_order: if flags[3] { startup_order } else { StartupOrder::Any },
             siblings: if flags[3] {
                 Siblings {
                     all_have_ips: flags[5],
-                    master_runs: flags[6],
-                    workers_run: flags[7],
+                    is_master_running: flags[6],
+                    are_workers_running: flags[7],
                     all_at_gate: flags[7],
                 }
             } else {
@@ -435,7 +450,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn r5_every_plan_is_one_the_machine_accepts(job in any_job(), seen in any_seen()) {
+    fn r5_running_job_plans_contain_only_transitions_the_state_machine_accepts(job in any_job(), seen in any_seen()) {
         let plan = decide(&job, &seen, NOW);
         if let Some(change) = &plan.change {
             prop_assert!(!matches!(job::step(job.status, change.event), Step::Refuse), "{:?}", change);
@@ -450,7 +465,7 @@ proptest! {
     /// R24: whatever the shim and runner report short of an end, a job that is not running is terminating by the time
     /// limit. The controller fails every submission, so no change but the end is ever applied.
     #[test]
-    fn r24_a_job_that_never_gets_anywhere_ends_by_the_bound(start in any_job(), seen in any_seen()) {
+    fn r24_a_job_without_progress_ends_by_the_time_limit(start in any_job(), seen in any_seen()) {
         let status = if start.status == Status::Running { Status::Pulling } else { start.status };
         let mut job = RunningJobView { status, disconnected_at: None, provisioning_since: NOW, pulling_since: Some(NOW), ..start };
         let bound = NOW + SIBLINGS_TIMEOUT.max(PULLING_TIMEOUT).max(job.provisioning_max);
@@ -473,7 +488,7 @@ proptest! {
     #[test]
     fn r24_silence_ends_a_running_job_within_the_grace(start in any_job()) {
         let mut job = RunningJobView { status: Status::Running, disconnected_at: None, running_since: Some(NOW), ..start };
-        let silent = RunningJobObservation { host: HostState::Fine, shim: ShimState::Silent, runner: RunnerState::Silent, gpu_idle: false, is_told: false };
+        let silent = RunningJobObservation { host: HostState::Fine, shim: ShimState::Silent, runner: RunnerState::Silent, is_gpu_idle: false, has_event_stream: false };
         let mut now = NOW;
         while decide(&job, &silent, now).ending.is_none() {
             let plan = decide(&job, &silent, now);
@@ -485,7 +500,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_asked_depends_on_how_far_it_is() {
+fn the_job_status_determines_which_agents_are_probed() {
     assert!(
         probe_targets(&job(Status::Provisioning, 0)).shim
             && !probe_targets(&job(Status::Provisioning, 0)).runner
@@ -494,7 +509,7 @@ fn what_is_asked_depends_on_how_far_it_is() {
 }
 
 #[test]
-fn a_pass_goes_on_from_a_task_that_was_taken_and_from_nothing_else() {
+fn a_pass_continues_only_after_the_shim_accepted_the_task() {
     let placed = job(Status::Provisioning, 5);
     let taken = decide(&placed, &shim(ShimState::NoTask), NOW);
     let on = next_in_pass(&placed, &taken.change.unwrap(), NOW).unwrap();
@@ -510,9 +525,9 @@ fn a_pass_goes_on_from_a_task_that_was_taken_and_from_nothing_else() {
 }
 
 #[test]
-fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
+fn a_node_waits_at_its_gate_for_the_other_nodes_and_the_gate_opens_once() {
     let at = |all_at_gate, gate| RunningJobView {
-        several: true,
+        has_siblings: true,
         gate,
         siblings: Siblings { all_at_gate, ..Siblings::NONE },
         ..job(Status::Running, 60)
@@ -520,9 +535,9 @@ fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
     let seen = |at_gate| RunningJobObservation {
         host: HostState::Fine,
         shim: ShimState::Task(TaskState::Running { ports_known: true }),
-        runner: RunnerState::Pulled(RunnerReport { at_gate, ..RunnerReport::default() }),
-        gpu_idle: false,
-        is_told: false,
+        runner: RunnerState::Pulled(RunnerReport { is_at_gate: at_gate, ..RunnerReport::default() }),
+        is_gpu_idle: false,
+        has_event_stream: false,
     };
     let opens = |plan: &Plan| plan.actions.contains(&Action::OpenGate);
     let first = decide(&at(false, None), &seen(true), NOW);

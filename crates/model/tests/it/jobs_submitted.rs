@@ -64,8 +64,10 @@ fn check(job: &SubmittedJobView, seen: SubmittedJobObservation, expect: &str) {
 
 #[test]
 fn an_idle_instance_is_taken_in_one_pass() {
-    let seen =
-        SubmittedJobObservation::of(&PlacementOutcome::Placed { fleet: fleet(), seats: vec![existing()] }, 0);
+    let seen = SubmittedJobObservation::from_outcome(
+        &PlacementOutcome::Placed { fleet: fleet(), seats: vec![existing()] },
+        0,
+    );
     check(&job(AssignmentStage::Unassigned), seen.clone(), "assign, placed, again in 0 s");
     let with_volumes = SubmittedJobView { has_volumes: true, ..job(AssignmentStage::Unassigned) };
     check(&with_volumes, seen, "assign, again in 0 s");
@@ -83,8 +85,8 @@ fn a_new_instance_begins_as_a_placeholder() {
 }
 
 #[test]
-fn who_waits_says_why_and_looks_again_when_it_may_reserve() {
-    let why = Arc::new(RefusalReport::one("gpu-0", Shortfall::Unreachable));
+fn a_waiting_job_gives_the_reason_and_is_due_when_it_may_reserve() {
+    let why = Arc::new(RefusalReport::single("gpu-0", Shortfall::Unreachable));
     let waits = SubmittedJobObservation::Waits { why, reserved: Vec::new() };
     let expect = "waits: gpu-0: is unreachable (check its network and agent), again in";
     check(&job(AssignmentStage::Unassigned), waits.clone(), &format!("{expect} 4 s"));
@@ -95,9 +97,9 @@ fn who_waits_says_why_and_looks_again_when_it_may_reserve() {
 }
 
 #[test]
-fn what_can_never_fit_ends_for_want_of_capacity_or_of_fleets() {
+fn a_job_that_can_never_fit_ends_with_no_capacity_or_no_fleets() {
     let never =
-        |shortfall| SubmittedJobObservation::Never { why: Arc::new(RefusalReport::one("f", shortfall)) };
+        |shortfall| SubmittedJobObservation::Never { why: Arc::new(RefusalReport::single("f", shortfall)) };
     let expect = "not-placed: failed_to_start_due_to_no_capacity: f: has no instances and creates none \
                   (add hosts to the fleet)";
     check(&job(AssignmentStage::Unassigned), never(Shortfall::FleetEmpty), expect);
@@ -118,17 +120,21 @@ fn volumes_are_attached_or_the_job_ends() {
         "not-placed: volume_error: in use",
     );
     let late = assigned(ATTACH_TIMEOUT.as_secs());
-    check(&late, SubmittedJobObservation::Attaching, "not-placed: volume_error: not attached within 300 s");
+    check(
+        &late,
+        SubmittedJobObservation::Attaching,
+        "not-placed: volume_error: volumes not attached within 300 s",
+    );
 }
 
 #[test]
-fn a_placeholder_waits_for_its_backend_and_a_refusal_is_want_of_capacity() {
+fn a_placeholder_waits_for_its_backend_and_ends_with_no_capacity_on_refusal() {
     let placeholder = |secs| job(AssignmentStage::Placeholder { since: NOW - Span::secs(secs) });
     check(&placeholder(0), SubmittedJobObservation::Creating, "again in 30 s");
     check(&placeholder(5), SubmittedJobObservation::Created, "placed, again in 0 s");
     let refused = SubmittedJobObservation::Refused { said: "no quota".into() };
     check(&placeholder(5), refused, "not-placed: failed_to_start_due_to_no_capacity: no quota");
     check(&placeholder(CREATE_TIMEOUT.as_secs() - 1), SubmittedJobObservation::Creating, "again in 1 s");
-    let expect = "not-placed: failed_to_start_due_to_no_capacity: no instance was granted within 600 s";
+    let expect = "not-placed: failed_to_start_due_to_no_capacity: no instance was created within 600 s";
     check(&placeholder(CREATE_TIMEOUT.as_secs()), SubmittedJobObservation::Creating, expect);
 }

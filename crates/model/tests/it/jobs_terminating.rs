@@ -25,15 +25,15 @@ fn job(reason: TerminationReason) -> TerminatingJobView {
     TerminatingJobView {
         ending: Ending::new(reason),
         terminating_since: ago(10),
-        registered: false,
-        in_use: false,
-        ran: true,
-        handed_over: true,
+        is_registered: false,
+        has_open_requests: false,
+        has_run: true,
+        is_task_submitted: true,
         deadline: None,
         stop_duration: Some(Span::mins(5)),
         stop_grace: Span::mins(2),
         volumes: Vec::new(),
-        place: Some(HeldInstance { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
+        instance: Some(HeldInstance { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
         give_up_after: GIVE_UP_TIMEOUT,
     }
 }
@@ -41,9 +41,9 @@ fn job(reason: TerminationReason) -> TerminatingJobView {
 fn volume(asked: Option<i64>) -> VolumeAttachment {
     VolumeAttachment {
         id: VolumeId(Uuid::from_u128(1)),
-        asked_at: asked.map(ago),
-        forced: false,
-        attached: true,
+        detach_requested_at: asked.map(ago),
+        is_forced: false,
+        is_attached: true,
     }
 }
 
@@ -82,14 +82,14 @@ fn check(job: &TerminatingJobView, logs: LogDrain, task: TaskPresence, expect: &
 }
 
 #[test]
-fn a_stop_is_asked_once_with_a_deadline() {
+fn a_stop_is_sent_with_a_deadline() {
     let job = job(TerminationReason::TerminatedByUser);
     let expect = "stop within 150 s, for the job to stop, again in 0 s";
     check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
 }
 
 #[test]
-fn a_job_that_ended_by_itself_is_not_asked_but_its_logs_are_drained() {
+fn a_job_that_ended_by_itself_is_not_stopped_but_its_logs_are_drained() {
     let mut job = job(TerminationReason::DoneByRunner);
     check(
         &job,
@@ -100,39 +100,54 @@ fn a_job_that_ended_by_itself_is_not_asked_but_its_logs_are_drained() {
     job.deadline = Some(NOW + Span::secs(29));
     check(&job, LogDrain::NotAsked, TaskPresence::There, "drain, for its last output, again in 0 s");
     check(&job, LogDrain::More, TaskPresence::There, "drain, for its last output, again in 2 s");
-    check(&job, LogDrain::Drained, TaskPresence::There, "remove, for its container to go, again in 2 s");
+    check(
+        &job,
+        LogDrain::Drained,
+        TaskPresence::There,
+        "remove, for its container to be removed, again in 2 s",
+    );
     check(&job, LogDrain::Drained, TaskPresence::Gone, "released-done (done_by_runner), instance Freed");
 }
 
 #[test]
 fn the_deadline_ends_the_drain() {
     let job = TerminatingJobView { deadline: Some(NOW), ..job(TerminationReason::TerminatedByUser) };
-    check(&job, LogDrain::More, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
+    check(
+        &job,
+        LogDrain::More,
+        TaskPresence::NotAsked,
+        "remove, for its container to be removed, again in 0 s",
+    );
 }
 
 #[test]
 fn an_abort_skips_the_runner() {
     let job = job(TerminationReason::AbortedByUser);
-    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
+    check(
+        &job,
+        LogDrain::NotAsked,
+        TaskPresence::NotAsked,
+        "remove, for its container to be removed, again in 0 s",
+    );
     check(&job, LogDrain::NotAsked, TaskPresence::Gone, "released-aborted (aborted_by_user), instance Freed");
 }
 
 #[test]
-fn s2_it_leaves_the_proxy_before_it_is_asked_to_stop() {
-    let job = TerminatingJobView { registered: true, ..job(TerminationReason::ScaledDown) };
-    check(&job, LogDrain::NotAsked, TaskPresence::There, "unregister, for the proxy to let go, again in 0 s");
+fn s2_a_job_is_unregistered_from_the_proxy_before_it_is_stopped() {
+    let job = TerminatingJobView { is_registered: true, ..job(TerminationReason::ScaledDown) };
+    check(
+        &job,
+        LogDrain::NotAsked,
+        TaskPresence::There,
+        "unregister, for the proxy to unregister it, again in 0 s",
+    );
 }
 
 #[test]
-fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_ever() {
-    let busy = TerminatingJobView { in_use: true, ..job(TerminationReason::ScaledDown) };
+fn s2_a_stop_waits_a_limited_time_for_requests_in_flight() {
+    let busy = TerminatingJobView { has_open_requests: true, ..job(TerminationReason::ScaledDown) };
     let busy = TerminatingJobView { terminating_since: ago(5), deadline: None, ..busy };
-    check(
-        &busy,
-        LogDrain::NotAsked,
-        TaskPresence::There,
-        "wait, for requests on their way to it, again in 1 s",
-    );
+    check(&busy, LogDrain::NotAsked, TaskPresence::There, "wait, for requests in flight, again in 1 s");
     let late = TerminatingJobView { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
     check(
         &late,
@@ -153,8 +168,8 @@ fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_
 #[test]
 fn a_job_that_never_had_an_instance_ends_at_once() {
     let job = TerminatingJobView {
-        place: None,
-        ran: false,
+        instance: None,
+        has_run: false,
         ..job(TerminationReason::FailedToStartDueToNoCapacity)
     };
     let expect = "released-failed (failed_to_start_due_to_no_capacity), instance None";
@@ -162,20 +177,20 @@ fn a_job_that_never_had_an_instance_ends_at_once() {
 }
 
 #[test]
-fn a_silent_host_keeps_the_job_until_it_is_given_up() {
+fn a_job_on_a_silent_host_terminates_only_after_the_give_up_timeout() {
     let lost = TerminatingJobView { deadline: Some(ago(1)), ..job(TerminationReason::InstanceUnreachable) };
-    check(&lost, LogDrain::Silent, TaskPresence::Silent, "wait, for the host to answer, again in 2 s");
+    check(&lost, LogDrain::Silent, TaskPresence::Silent, "wait, for the host to respond, again in 2 s");
     let late = TerminatingJobView { terminating_since: NOW - GIVE_UP_TIMEOUT, ..lost.clone() };
     let expect = "released-failed (instance_unreachable), instance Freed, host given up";
     check(&late, LogDrain::Silent, TaskPresence::Silent, expect);
     let place = HeldInstance { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
-    let ended = TerminatingJobView { place: Some(place), deadline: None, ..lost };
+    let ended = TerminatingJobView { instance: Some(place), deadline: None, ..lost };
     let expect = "released-failed (instance_unreachable), instance Unchanged";
     check(&ended, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
 }
 
 #[test]
-fn g4_volumes_are_detached_softly_then_by_force() {
+fn g4_volumes_are_detached_gracefully_and_then_by_force() {
     let stopped = |secs: i64, asked| TerminatingJobView {
         deadline: Some(ago(1)),
         terminating_since: ago(secs),
@@ -193,33 +208,41 @@ fn g4_volumes_are_detached_softly_then_by_force() {
     let patient = TerminatingJobView { stop_duration: None, ..stopped(9_000, Some(9_000)) };
     gone(&patient, "wait, for its volumes to detach, again in 2 s");
     let free = TerminatingJobView {
-        volumes: vec![VolumeAttachment { attached: false, ..volume(Some(5)) }],
+        volumes: vec![VolumeAttachment { is_attached: false, ..volume(Some(5)) }],
         ..stopped(40, None)
     };
     gone(&free, "released-terminated (terminated_by_user), instance Freed");
 }
 
 #[test]
-fn a_job_whose_instance_was_never_ready_ends_without_asking_it() {
+fn a_job_ends_without_contacting_an_instance_that_was_never_ready() {
     let place = Some(HeldInstance { has_shim: true, status: instance::Status::Provisioning, other_jobs: 0 });
     let early = TerminatingJobView {
-        place,
-        ran: false,
-        handed_over: false,
+        instance: place,
+        has_run: false,
+        is_task_submitted: false,
         ..job(TerminationReason::TerminatedByUser)
     };
     let expect = "released-terminated (terminated_by_user), instance Ended";
     check(&early, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
-    let told = TerminatingJobView { handed_over: true, ..early };
-    check(&told, LogDrain::NotAsked, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
+    let told = TerminatingJobView { is_task_submitted: true, ..early };
+    check(
+        &told,
+        LogDrain::NotAsked,
+        TaskPresence::NotAsked,
+        "remove, for its container to be removed, again in 0 s",
+    );
 }
 
 #[test]
-fn the_instance_stays_goes_or_is_freed() {
+fn the_instance_of_a_finished_job_is_freed_ended_or_left_unchanged() {
     let on = |has_shim, status, other_jobs| {
         let place = Some(HeldInstance { has_shim, status, other_jobs });
-        let job =
-            TerminatingJobView { deadline: Some(ago(1)), place, ..job(TerminationReason::DoneByRunner) };
+        let job = TerminatingJobView {
+            deadline: Some(ago(1)),
+            instance: place,
+            ..job(TerminationReason::DoneByRunner)
+        };
         match decide(
             &job,
             TerminatingJobObservation { logs: LogDrain::Drained, task: TaskPresence::Gone },
@@ -269,7 +292,7 @@ fn run_to_end(
         };
         match step {
             TerminationStep::Unregister => {
-                job.registered = false;
+                job.is_registered = false;
                 did.push(ReleaseEvent::Unregistered);
             }
             TerminationStep::Stop { deadline, .. } => {
@@ -296,7 +319,7 @@ fn run_to_end(
             }
             TerminationStep::Detach { .. } => {
                 for volume in &mut job.volumes {
-                    volume.asked_at = volume.asked_at.or(Some(now));
+                    volume.detach_requested_at = volume.detach_requested_at.or(Some(now));
                 }
                 did.push(ReleaseEvent::Detached);
             }
@@ -305,7 +328,7 @@ fn run_to_end(
         if did.contains(&ReleaseEvent::Detached) {
             world.detach_polls = world.detach_polls.saturating_sub(1);
             if world.detach_polls == 0 {
-                job.volumes.iter_mut().for_each(|volume| volume.attached = false);
+                job.volumes.iter_mut().for_each(|volume| volume.is_attached = false);
             }
         }
         now = (*due).max(now + Span::millis(1));
@@ -324,10 +347,14 @@ fn any_job() -> impl Strategy<Value = TerminatingJobView> {
     let place = prop::option::of((any::<bool>(), status, 0_u32..3));
     (reason, any::<bool>(), any::<bool>(), place, 0_usize..3).prop_map(
         |(reason, registered, ran, place, volumes)| TerminatingJobView {
-            registered,
-            ran,
+            is_registered: registered,
+            has_run: ran,
             volumes: vec![volume(None); volumes],
-            place: place.map(|(has_shim, status, other_jobs)| HeldInstance { has_shim, status, other_jobs }),
+            instance: place.map(|(has_shim, status, other_jobs)| HeldInstance {
+                has_shim,
+                status,
+                other_jobs,
+            }),
             ..job(reason)
         },
     )
@@ -338,7 +365,7 @@ proptest! {
 
     /// R22, R2, R4: at any pace of the environment, the steps come in order, the end comes, and it matches its reason.
     #[test]
-    fn r22_the_steps_come_in_order_and_the_end_comes(
+    fn r22_termination_steps_run_in_order_and_always_finish(
         job in any_job(), polls in (1_u32..20, 1_u32..5, 1_u32..9), silent in any::<bool>(),
     ) {
         let world = ReleaseFixture { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
@@ -348,14 +375,14 @@ proptest! {
         let fate = job::step(Status::Terminating, end.change().event);
         prop_assert_eq!(fate, state_machine::Step::To(job.ending.reason().final_status().status()));
         prop_assert!(at <= NOW + GIVE_UP_TIMEOUT + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
-        let on_shim = job.place.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
+        let on_shim = job.instance.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
         prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");
         if on_shim && !silent {
             prop_assert!(did.contains(&ReleaseEvent::Removed));
         }
-        prop_assert_eq!(job.registered, did.contains(&ReleaseEvent::Unregistered));
+        prop_assert_eq!(job.is_registered, did.contains(&ReleaseEvent::Unregistered));
         prop_assert_eq!(!job.volumes.is_empty(), did.contains(&ReleaseEvent::Detached));
-        if let (Some(event), Some(place)) = (end.instance().event(), job.place) {
+        if let (Some(event), Some(place)) = (end.instance().event(), job.instance) {
             prop_assert!(!matches!(instance::step(place.status, event), state_machine::Step::Refuse));
             prop_assert!(place.other_jobs == 0, "r8: others are still on it");
         }

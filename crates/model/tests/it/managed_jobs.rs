@@ -6,7 +6,7 @@ use windlass_model::{
         AttemptAction, AttemptObservation,
         classify_end::{AttemptOutcome, NodeEnd, classify_end, is_lost},
         internal_error,
-        slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant, shown},
+        slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant_slots, job_schedule},
     },
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{Event, RecoverySource, Schedule, Status, record::NodeLocation},
@@ -67,7 +67,7 @@ fn a_failed_setup_is_told_apart_from_a_failed_program() {
 // Capacity.
 
 #[test]
-fn a_refused_launch_gives_its_slot_back_and_comes_again() {
+fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
     let mut world = started(ONE);
     world.observe(0, no_capacity());
     assert_eq!((world.records[0].schedule, world.in_use().launching), (Schedule::AliveBackoff, 0));
@@ -86,7 +86,7 @@ fn a_refused_launch_gives_its_slot_back_and_comes_again() {
 }
 
 #[test]
-fn a_launch_that_only_queues_gives_its_slot_back_too() {
+fn a_launch_that_stays_queued_is_stopped_and_releases_its_slot() {
     let mut world = started(ONE);
     world.wait(61).run_until_stable();
     assert_eq!((world.statuses(), world.records[0].schedule), (vec!["PENDING"], Schedule::AliveBackoff));
@@ -106,7 +106,7 @@ fn every_candidate_is_tried_before_the_wait() {
 }
 
 #[test]
-fn a_bound_on_tries_or_time_ends_the_wait_from_starting_and_from_recovering() {
+fn launch_limits_fail_the_task_from_starting_and_from_recovering() {
     let tries = "run: a\nresources: {job_recovery: {max_launch_tries: 2}}\n";
     let mut world = started(tries);
     world.observe(0, no_capacity()).wait(60).run_until_stable();
@@ -126,7 +126,7 @@ fn a_bound_on_tries_or_time_ends_the_wait_from_starting_and_from_recovering() {
 }
 
 #[test]
-fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
+fn a_task_that_can_never_fit_fails_prechecks_also_during_recovery() {
     let never = NodeEnd {
         detail: Some(TerminationDetail::NoFleets),
         ..ended(Reason::FailedToStartDueToNoCapacity, None)
@@ -143,7 +143,7 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
 }
 
 #[test]
-fn a_container_that_cannot_be_made_three_times_is_the_tasks_own_fault() {
+fn three_container_creation_errors_end_a_task_as_failed_prechecks() {
     let mut world = started(ONE);
     for _ in 0..3 {
         world
@@ -165,12 +165,12 @@ fn m5_waits_grow_to_five_minutes_with_jitter() {
 // Recovery.
 
 #[test]
-fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits() {
+fn r17_eager_next_region_avoids_the_lost_location_until_nothing_else_fits() {
     let mut world = started(ONE);
     world.wait(10).running(0, "east").wait(50).observe(0, loss());
     assert_eq!(world.statuses(), ["RECOVERING"]);
     assert_eq!(world.last_submit().avoid, [place("east").unwrap()]);
-    assert!(world.log.iter().any(|(_, moved, _)| moved.message.contains("stays away from east")));
+    assert!(world.log.iter().any(|(_, moved, _)| moved.message.contains("avoiding east")));
     world.observe(0, no_capacity());
     assert_eq!(
         (world.statuses(), world.last_submit().avoid.len()),
@@ -190,28 +190,28 @@ fn half_lost(first: &str, second: &str) -> (AttemptObservation, NodeLocation, No
         |place: &str, machine: &str| NodeLocation { place: place.into(), instance: Some(machine.into()) };
     let (left, gone) = (on(first, "one"), on(second, "two"));
     let ends = vec![
-        NodeEnd { at: Some(left.clone()), ..ended(Reason::TerminatedByServer, None) },
-        NodeEnd { at: Some(gone.clone()), ..ended(Reason::InterruptedByNoCapacity, None) },
+        NodeEnd { location: Some(left.clone()), ..ended(Reason::TerminatedByServer, None) },
+        NodeEnd { location: Some(gone.clone()), ..ended(Reason::InterruptedByNoCapacity, None) },
     ];
     (AttemptObservation::Over { ends, placement: Some(left.clone()) }, left, gone)
 }
 
 #[test]
-fn a_machine_is_sought_beside_those_that_are_left_before_the_lost_place_is_left() {
+fn recovery_first_prefers_the_location_of_the_remaining_nodes() {
     let mut world = started("run: a\nnum_nodes: 2\n");
     let (seen, left, gone) = half_lost("east", "east");
     world.running(0, "east").observe(0, seen);
     let asked = world.last_submit();
     assert_eq!((asked.prefer, asked.avoid), (Some(left), vec![gone.clone()]));
     let told = |text: &str| world.log.iter().any(|(_, moved, _)| moved.message.contains(text));
-    assert!(told("seeks a machine beside those that are left in east"), "{:?}", world.log);
+    assert!(told("requesting a replacement in east, next to the remaining nodes"), "{:?}", world.log);
     world.observe(0, no_capacity());
     let asked = world.last_submit();
     assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]), "nothing is free beside it");
 }
 
 #[test]
-fn of_several_places_only_the_lost_one_is_avoided() {
+fn recovery_avoids_only_the_lost_location_when_nodes_span_several() {
     let (seen, _, gone) = half_lost("host-1", "host-2");
     let mut world = started("run: a\nnum_nodes: 2\n");
     world.running(0, "host-1").observe(0, seen);
@@ -224,7 +224,7 @@ fn of_several_places_only_the_lost_one_is_avoided() {
 }
 
 #[test]
-fn failover_seeks_the_same_place_three_times() {
+fn failover_prefers_the_same_location_three_times() {
     let mut world = started("run: a\nresources: {job_recovery: FAILOVER}\n");
     world.running(0, "east").observe(0, loss());
     for _ in 0..3 {
@@ -262,7 +262,7 @@ fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
 }
 
 #[test]
-fn listed_exit_codes_are_always_tried_again_and_not_counted() {
+fn listed_exit_codes_are_always_restarted_without_being_counted() {
     let mut world = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
     for _ in 0..5 {
         world.running(0, "east").observe(0, failure(33));
@@ -326,7 +326,7 @@ fn a_preemption_is_told_apart_from_a_failure() {
         AttemptOutcome::NeverFits { .. } => "never",
         AttemptOutcome::Stopped { .. } => "stopped",
     };
-    let preempted = NodeEnd { preempted: true, ..exited(1) };
+    let preempted = NodeEnd { is_preempted: true, ..exited(1) };
     let oom = NodeEnd { detail: Some(TerminationDetail::OomKilled), ..exited(137) };
     let rebooted = NodeEnd { detail: Some(TerminationDetail::HostReboot), ..exited(1) };
     let done = ended(Reason::DoneByRunner, Some(0));
@@ -366,7 +366,7 @@ fn m4_one_bad_probe_never_restarts_a_healthy_job() {
 // Other servers, and internal errors.
 
 #[test]
-fn m4_a_running_task_is_taken_over_without_a_trace() {
+fn m4_a_new_server_takes_over_a_running_task_without_changes() {
     let mut world = started(ONE);
     world.running(0, "east");
     let before = world.records[0].clone();
@@ -376,7 +376,7 @@ fn m4_a_running_task_is_taken_over_without_a_trace() {
 }
 
 #[test]
-fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
+fn m6_a_launch_that_was_not_recorded_is_found_and_not_repeated() {
     let mut world = ManagedJobFixture::new(ONE);
     world.pass();
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["STARTING"], 0));
@@ -406,9 +406,9 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
     world.running(0, "east").wait(2000);
     world.spot_capacity = true;
     let decision = world.pass();
-    assert!(decision.tasks[0].act.is_none(), "first it is written that the end is ours");
+    assert!(decision.tasks[0].action.is_none(), "first it is written that the end is ours");
     let decision = world.pass();
-    assert!(matches!(decision.tasks[0].act, Some(AttemptAction::Stop(_))));
+    assert!(matches!(decision.tasks[0].action, Some(AttemptAction::Stop(_))));
     world.pass();
     assert_eq!(world.runs[&(0, 1)], AttemptObservation::Ending);
     assert_eq!(world.last_submit().attempt, 1, "the old one is not gone yet");
@@ -419,7 +419,7 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
 }
 
 #[test]
-fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
+fn m1_ten_internal_errors_are_retried_with_growing_delays_and_the_next_fails() {
     let minutes: Vec<i64> =
         (1..8).map(|count| internal_error::retry_delay(count, 0.5).as_secs() / 60).collect();
     assert_eq!(minutes, [1, 2, 4, 8, 16, 30, 30]);
@@ -443,7 +443,7 @@ fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
 }
 
 #[test]
-fn m1_the_budget_is_new_after_six_quiet_hours_and_an_error_finds_live_work_again() {
+fn m1_the_internal_error_count_resets_after_six_hours_and_a_live_attempt_is_kept() {
     let mut world = started(ONE);
     world.running(0, "east");
     for _ in 0..9 {
@@ -461,7 +461,7 @@ fn m1_the_budget_is_new_after_six_quiet_hours_and_an_error_finds_live_work_again
 }
 
 #[test]
-fn r17_an_internal_error_does_not_take_the_credit_of_a_loss() {
+fn r17_a_loss_counts_as_a_recovery_despite_an_internal_error() {
     let mut world = started(ONE);
     world.running(0, "east").observe(0, loss());
     world.internal_error(0);
@@ -475,7 +475,7 @@ fn r17_an_internal_error_does_not_take_the_credit_of_a_loss() {
 }
 
 #[test]
-fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
+fn an_impossible_observation_fails_the_controller_and_names_the_previous_status() {
     let mut world = started(ONE);
     world.running(0, "east").observe(0, success());
     let ended_at = world.records[0].end_at;
@@ -487,7 +487,7 @@ fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
 // Several tasks.
 
 #[test]
-fn m7_a_pipeline_goes_on_after_success_and_stops_after_failure() {
+fn m7_a_pipeline_continues_after_success_and_stops_after_failure() {
     let text = "name: p\n---\nrun: a\n---\nrun: b\n---\nrun: c\n";
     let mut world = started(text);
     assert_eq!(world.statuses(), ["STARTING", "PENDING", "PENDING"]);
@@ -514,7 +514,7 @@ fn m7_a_pipeline_goes_on_after_success_and_stops_after_failure() {
 }
 
 #[test]
-fn m7_a_graph_runs_what_is_ready_and_cancels_what_cannot_be() {
+fn m7_a_graph_starts_ready_tasks_and_cancels_those_with_failed_dependencies() {
     let text = "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\n---\nname: c\ndepends_on: a\nrun: c\n---\nname: d\ndepends_on: [b, c]\nrun: d\n";
     let mut world = started(text);
     world.running(0, "x").observe(0, success());
@@ -544,7 +544,7 @@ fn a_group_starts_at_once_and_ends_with_its_primaries() {
 }
 
 #[test]
-fn a_failing_primary_stops_no_other_primary_and_leaves_auxiliaries_no_time() {
+fn a_failed_primary_stops_no_other_primary_and_denies_auxiliaries_their_delay() {
     let mut world = started(GROUP);
     for task in 0..3 {
         world.running(task, "x");
@@ -559,7 +559,7 @@ fn a_failing_primary_stops_no_other_primary_and_leaves_auxiliaries_no_time() {
 }
 
 #[test]
-fn a_first_launch_that_fails_undoes_the_group() {
+fn a_failed_first_launch_cancels_the_group() {
     let mut world = started(GROUP);
     world.running(0, "x");
     let never = NodeEnd {
@@ -585,10 +585,11 @@ fn m5_a_group_takes_a_slot_for_each_launch() {
 // Slots.
 
 #[test]
-fn m5_slots_go_by_priority_then_age_and_a_blocked_head_blocks_nobody() {
-    let waiting = |job, priority, alive| SlotRequest { job, task: 0, priority, alive };
+fn m5_slots_go_by_priority_then_age_and_a_blocked_job_blocks_no_other() {
+    let waiting = |job, priority, alive| SlotRequest { job, task: 0, priority, has_alive_slot: alive };
     let queue = [waiting(3, 0, false), waiting(1, 0, false), waiting(2, 10, false), waiting(4, -5, true)];
-    let names = |limits, in_use| grant(&queue, limits, in_use).iter().map(|w| w.job).collect::<Vec<_>>();
+    let names =
+        |limits, in_use| grant_slots(&queue, limits, in_use).iter().map(|w| w.job).collect::<Vec<_>>();
     let limits = |max_launching, max_alive| SlotLimits { max_launching, max_alive };
     assert_eq!(names(limits(9, 9), SlotUsage::default()), [2, 1, 3, 4]);
     assert_eq!(names(limits(2, 9), SlotUsage::default()), [2, 1]);
@@ -602,30 +603,31 @@ fn m5_slots_go_by_priority_then_age_and_a_blocked_head_blocks_nobody() {
 }
 
 #[test]
-fn limits_follow_the_machine() {
+fn slot_limits_scale_with_host_cpus_and_memory() {
     assert_eq!(SlotLimits::for_host(2, 4096), SlotLimits { max_launching: 32, max_alive: 16_384 });
     assert_eq!(SlotLimits::for_host(0, 0), SlotLimits { max_launching: 8, max_alive: 2_000 });
     assert_eq!(SlotLimits::for_host(1000, u64::MAX), SlotLimits { max_launching: 512, max_alive: 100_000 });
 }
 
 #[test]
-fn a_job_shows_the_busiest_of_its_tasks() {
+fn a_job_shows_the_most_active_schedule_state_of_its_tasks() {
     use Schedule::*;
-    let show = |lanes: &[Schedule]| shown(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true);
+    let show =
+        |lanes: &[Schedule]| job_schedule(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true);
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting, Launching]), Launching);
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting]), AliveWaiting);
     assert_eq!(show(&[Alive, AliveBackoff, Done]), AliveBackoff);
     assert_eq!(show(&[Alive, Done]), Alive);
     assert_eq!(show(&[Done, Waiting]), AliveWaiting);
     assert_eq!(show(&[Done, Done]), Done);
-    assert_eq!(shown(&[(Waiting, true), (Waiting, false)], false), Waiting);
-    assert_eq!(shown(&[(Inactive, false)], false), Inactive);
+    assert_eq!(job_schedule(&[(Waiting, true), (Waiting, false)], false), Waiting);
+    assert_eq!(job_schedule(&[(Inactive, false)], false), Inactive);
 }
 
 // Names and results.
 
 #[test]
-fn the_run_of_an_attempt_has_a_name_that_can_be_made_again() {
+fn run_names_of_attempts_are_deterministic_valid_and_distinct() {
     use windlass_model::config::name::is_resource_name;
     let plan = crate::managed_jobs_fixture::plan("name: 9 Lives_of a.Very-long name for a job\nrun: a\n");
     let id = "0b9f0d3a-0000-4000-8000-000000000017";
@@ -639,7 +641,7 @@ fn the_run_of_an_attempt_has_a_name_that_can_be_made_again() {
 }
 
 #[test]
-fn a_command_that_waits_for_a_job_tells_its_end_by_its_exit_code() {
+fn each_job_status_maps_to_its_exit_code() {
     let codes: Vec<u8> = Status::ALL.iter().map(|status| status.exit_code()).collect();
     assert_eq!(codes, [101, 101, 101, 101, 101, 0, 103, 100, 100, 100, 100, 100]);
 }

@@ -56,7 +56,7 @@ fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
     for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
         let mut world = started(ONE);
         world.running(0, "east");
-        world.cancel = Some(CancelRequest { graceful: Some(Span::secs(30)) });
+        world.cancel = Some(CancelRequest { grace: Some(Span::secs(30)) });
         world.observe(0, seen);
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
     }
@@ -66,7 +66,7 @@ fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
 }
 
 #[test]
-fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
+fn m2_a_restartable_failure_during_a_cancel_ends_as_cancelled() {
     let restarts = "run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n";
     let listed = "run: a\nresources: {job_recovery: {recover_on_exit_codes: [7]}}\n";
     for (text, code, status) in [
@@ -78,7 +78,7 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
     ] {
         let mut world = started(text);
         world.running(0, "east");
-        world.cancel = Some(CancelRequest { graceful: None });
+        world.cancel = Some(CancelRequest { grace: None });
         world.observe(0, failure(code));
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
         // A restart that does not happen is not counted.
@@ -88,14 +88,14 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
     // The last restart is used: the failure is the end of the task.
     let mut world = started(restarts);
     world.running(0, "east").observe(0, failure(2)).running(0, "east");
-    world.cancel = Some(CancelRequest { graceful: None });
+    world.cancel = Some(CancelRequest { grace: None });
     world.observe(0, failure(2));
     assert_eq!(world.statuses(), ["FAILED"]);
     assert_eq!(world.records[0].restarts_on_errors, 1);
 }
 
 #[test]
-fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
+fn m2_never_fits_during_a_cancel_ends_as_cancelled_while_a_location_is_avoided() {
     let never = || {
         ended_observation(NodeEnd {
             detail: Some(TerminationDetail::NoFleets),
@@ -105,12 +105,12 @@ fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
     // It avoids the lost location, and may fit there.
     let mut world = started(ONE);
     world.running(0, "east").observe(0, loss());
-    world.cancel = Some(CancelRequest { graceful: None });
+    world.cancel = Some(CancelRequest { grace: None });
     world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
     // It has no location constraints.
     let mut world = started(ONE);
-    world.cancel = Some(CancelRequest { graceful: None });
+    world.cancel = Some(CancelRequest { grace: None });
     world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
 }
@@ -119,14 +119,14 @@ fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
 fn a_graceful_cancel_tells_the_run_how_long_it_has() {
     let mut world = started(ONE);
     world.running(0, "east");
-    world.cancel = Some(CancelRequest { graceful: Some(Span::secs(45)) });
+    world.cancel = Some(CancelRequest { grace: Some(Span::secs(45)) });
     let decision = world.decide();
-    let Some(AttemptAction::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
-    assert_eq!(stop.graceful, Some(Span::secs(45)));
+    let Some(AttemptAction::Stop(stop)) = decision.tasks[0].action.clone() else { panic!("no stop") };
+    assert_eq!(stop.grace, Some(Span::secs(45)));
 }
 
 #[test]
-fn a_run_that_somebody_stopped_is_a_cancel() {
+fn a_run_stopped_by_a_user_cancels_its_task() {
     let mut world = started(ONE);
     world.running(0, "east").observe(0, ended_observation(ended(Reason::TerminatedByUser, None)));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");

@@ -5,7 +5,7 @@ use windlass_model::{
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{
         Schedule,
-        reason::{TaskContext, reason},
+        reason::{TaskContext, task_reason},
     },
     money::Price,
 };
@@ -14,7 +14,7 @@ use crate::managed_jobs_fixture::{ManagedJobFixture, ended, ended_observation, n
 
 fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
     let mut world = ManagedJobFixture::new(text);
-    world.prices = prices.iter().map(|price| price.map(Price::dollars)).collect();
+    world.prices = prices.iter().map(|price| price.map(Price::from_dollars)).collect();
     world.run_until_stable();
     world
 }
@@ -23,7 +23,7 @@ fn never_fits(said: &str) -> AttemptObservation {
     let end = ended(Reason::FailedToStartDueToNoCapacity, None);
     ended_observation(NodeEnd {
         detail: Some(TerminationDetail::NeverFits),
-        said: Some(said.to_owned()),
+        message: Some(said.to_owned()),
         ..end
     })
 }
@@ -41,7 +41,7 @@ fn tried(mut world: ManagedJobFixture) -> Vec<u32> {
 const ANY: &str = "run: a\nresources:\n  any_of: [{cpus: 8}, {cpus: 2}, {cpus: 4}]\n";
 
 #[test]
-fn any_of_is_tried_by_price_and_what_nothing_fits_comes_last() {
+fn any_of_candidates_are_tried_by_price_and_those_without_offers_last() {
     assert_eq!(tried(started(ANY, &[Some(3.0), Some(1.0), Some(2.0)])), [1, 2, 0]);
     assert_eq!(tried(started(ANY, &[None, Some(2.0), Some(1.0)])), [2, 1, 0]);
     assert_eq!(
@@ -54,30 +54,30 @@ fn any_of_is_tried_by_price_and_what_nothing_fits_comes_last() {
 }
 
 #[test]
-fn prices_are_looked_at_anew_after_each_wait() {
+fn prices_are_read_again_after_each_backoff() {
     let mut world = started(ANY, &[Some(3.0), Some(1.0), Some(2.0)]);
     for _ in 0..3 {
         world.observe(0, no_capacity());
     }
     assert_eq!(world.statuses(), ["PENDING"]);
-    world.prices = vec![Some(Price::dollars(0.5)), Some(Price::dollars(1.0)), None];
+    world.prices = vec![Some(Price::from_dollars(0.5)), Some(Price::from_dollars(1.0)), None];
     world.wait(100).run_until_stable();
     assert_eq!(world.last_submit().candidate, 0);
 }
 
 #[test]
-fn a_task_that_nothing_could_ever_take_ends_with_the_reason() {
+fn a_task_that_can_never_fit_fails_prechecks_with_the_reason() {
     let mut world = started("run: a\nresources: {cpus: 64+}\n", &[]);
     world.observe(0, never_fits("local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     assert_eq!(
-        reason(&world.records[0], &TaskContext::default()).unwrap(),
-        "nothing could ever take it: local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"
+        task_reason(&world.records[0], &TaskContext::default()).unwrap(),
+        "no instance can ever run it: local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"
     );
 }
 
 #[test]
-fn a_candidate_that_nothing_could_ever_take_leaves_the_others_their_chance() {
+fn a_candidate_that_can_never_fit_does_not_rule_out_the_others() {
     let text = "run: a\nresources:\n  ordered: [{cpus: 64}, {cpus: 2}]\n";
     let mut world = started(text, &[]);
     world.observe(0, never_fits("needs 64 CPUs"));
@@ -90,17 +90,17 @@ fn a_candidate_that_nothing_could_ever_take_leaves_the_others_their_chance() {
 }
 
 #[test]
-fn a_wait_for_capacity_remembers_where_the_attempt_did_not_fit() {
+fn reason_of_a_capacity_backoff_names_where_the_attempt_did_not_fit() {
     let mut world = started("run: a\n", &[]);
     let (since, said) = (world.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
     world.observe(0, AttemptObservation::Queued { since, said });
     world.wait(61).run_until_stable();
     let record = &world.records[0];
     assert_eq!(record.schedule, Schedule::AliveBackoff);
-    let told = reason(record, &TaskContext::default()).unwrap();
+    let told = task_reason(record, &TaskContext::default()).unwrap();
     assert!(
         told.starts_with(
-            "attempt 1: no nodes in time: host-0: is busy (wait until jobs on it end); the next try is at "
+            "attempt 1: no nodes in time: host-0: is busy (wait until jobs on it end); next attempt at "
         ),
         "{told}"
     );

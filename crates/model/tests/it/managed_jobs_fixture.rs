@@ -8,7 +8,7 @@ use windlass_model::{
         AttemptAction, AttemptObservation, CancelRequest, Decision, ManagedJobView, TaskTransition, TaskView,
         classify_end::NodeEnd,
         decide, internal_error,
-        slots::{SlotLimits, SlotRequest, SlotUsage, apply_grant, grant},
+        slots::{SlotLimits, SlotRequest, SlotUsage, apply_grant, grant_slots},
     },
     job::TerminationReason as Reason,
     managed_job::{
@@ -40,9 +40,9 @@ pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
         detail: None,
         exit_code,
         phase: Some(Phase::Run),
-        preempted: false,
-        at: None,
-        said: None,
+        is_preempted: false,
+        location: None,
+        message: None,
     }
 }
 
@@ -109,18 +109,18 @@ impl ManagedJobFixture {
     fn view(&self) -> ManagedJobView<'_> {
         let tasks = self.records.iter().enumerate().map(|(task, record)| TaskView {
             record: record.clone(),
-            seen: self
+            observation: self
                 .runs
                 .get(&(task as u32, record.attempt))
                 .cloned()
                 .unwrap_or(AttemptObservation::Nothing),
-            spot_capacity: self.spot_capacity,
-            new_capacity: false,
+            has_spot_capacity: self.spot_capacity,
+            has_new_capacity: false,
             progress: None,
             releasing_since: None,
             prices: self.prices.clone(),
         });
-        ManagedJobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), dice: 0.5 }
+        ManagedJobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), jitter: 0.5 }
     }
 
     pub(crate) fn decide(&self) -> Decision {
@@ -130,13 +130,13 @@ impl ManagedJobFixture {
     /// Performs the decision. Without `write` the server crashed after it acted and before it wrote.
     pub(crate) fn carry_out(&mut self, decision: &Decision, write: bool) {
         for task in &decision.tasks {
-            if let Some(act) = &task.act {
+            if let Some(act) = &task.action {
                 self.act(task.task, act);
             }
             if !write {
                 continue;
             }
-            for moved in &task.moves {
+            for moved in &task.transitions {
                 self.log.push((task.task, moved.clone(), self.now));
             }
             let record = &task.record;
@@ -191,11 +191,11 @@ impl ManagedJobFixture {
     pub(crate) fn claim(&mut self, decision: &Decision) {
         let in_use = self.in_use();
         let queue: Vec<SlotRequest> = decision
-            .wants_slot
+            .waiting_for_slot
             .iter()
-            .map(|task| SlotRequest { job: 1, task: *task, priority: 0, alive: in_use.alive > 0 })
+            .map(|task| SlotRequest { job: 1, task: *task, priority: 0, has_alive_slot: in_use.alive > 0 })
             .collect();
-        for waiting in grant(&queue, self.limits, in_use) {
+        for waiting in grant_slots(&queue, self.limits, in_use) {
             let record = &self.records[waiting.task as usize];
             let from = record.status;
             let (next, event) = apply_grant(record, self.now).unwrap();
@@ -243,7 +243,7 @@ impl ManagedJobFixture {
             for key in &ending {
                 self.runs.insert(*key, ended_observation(ended(Reason::TerminatedByServer, None)));
             }
-            if decision.tasks.is_empty() && decision.wants_slot.is_empty() && ending.is_empty() {
+            if decision.tasks.is_empty() && decision.waiting_for_slot.is_empty() && ending.is_empty() {
                 return self;
             }
         }
@@ -275,7 +275,7 @@ impl ManagedJobFixture {
     }
 
     pub(crate) fn cancel(&mut self) -> &mut Self {
-        self.cancel = Some(CancelRequest { graceful: None });
+        self.cancel = Some(CancelRequest { grace: None });
         self.run_until_stable()
     }
 
@@ -317,7 +317,7 @@ impl ManagedJobFixture {
 /// Checks that every transition of the log is one that the state machine permits.
 pub(crate) fn check_log(world: &ManagedJobFixture) {
     for (task, moved, _) in &world.log {
-        let after = managed_job::step(moved.from, moved.event).after(moved.from);
+        let after = managed_job::step(moved.from, moved.event).status_after(moved.from);
         assert_eq!(after, Some(moved.to), "task {task}: {moved:?}");
     }
 }

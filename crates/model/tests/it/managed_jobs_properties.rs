@@ -35,7 +35,7 @@ enum Disturbance {
     Cancel,
 }
 
-fn weather() -> impl Strategy<Value = Disturbance> {
+fn disturbance() -> impl Strategy<Value = Disturbance> {
     prop_oneof![
         8 => Just(Disturbance::Pass),
         2 => Just(Disturbance::Crash),
@@ -107,7 +107,7 @@ fn apply_disturbance(world: &mut ManagedJobFixture, weather: &Disturbance) {
         }
         Disturbance::Spot(there) => world.spot_capacity = *there,
         Disturbance::Cancel => {
-            world.cancel = Some(windlass_model::decide::managed_jobs::CancelRequest { graceful: None })
+            world.cancel = Some(windlass_model::decide::managed_jobs::CancelRequest { grace: None })
         }
     }
 }
@@ -185,7 +185,7 @@ const DIAGRAM: [(&str, &str); 26] = [
 
 /// Uses fixed random disturbances, without a framework: enough of them reach every edge.
 #[test]
-fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
+fn decisions_reach_every_edge_of_the_state_diagrams() {
     use windlass_model::{
         decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::Schedule,
         skypilot::Phase,
@@ -269,9 +269,9 @@ proptest! {
 
     /// No task is started twice or lost, no limit is exceeded, and without disturbances everything ends.
     #[test]
-    fn m5_m6_m7_r17_managed_jobs_keep_their_promises(
+    fn m5_m6_m7_r17_managed_job_invariants_hold_under_disturbances(
         shape in 0_usize..SHAPES.len(),
-        storm in prop::collection::vec(weather(), 0..120),
+        storm in prop::collection::vec(disturbance(), 0..120),
         launching in 1_u32..4,
     ) {
         let mut world = ManagedJobFixture::new(SHAPES[shape]);
@@ -305,7 +305,7 @@ proptest! {
 
     /// The record alone: for any events, the accumulated time equals the time between the events.
     #[test]
-    fn a_record_adds_up_the_time_in_running(
+    fn job_duration_is_the_total_time_in_running(
         events in prop::collection::vec((prop::sample::select(Event::ALL), 0_i64..100), 0..60),
     ) {
         let mut record = TaskRecord::default();

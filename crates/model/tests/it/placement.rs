@@ -13,7 +13,7 @@ use windlass_model::{
         place::{
             BlockHold, FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory,
             NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness, ReplicaPlacement, WaitingNode,
-            WaitingReplica, place,
+            WaitingReplica, place_replicas,
         },
     },
     resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -48,7 +48,7 @@ pub(super) fn offer(host: HostSpec, total_blocks: u32, dollars: f64) -> Offer {
         region: "here".into(),
         zones: Vec::new(),
         instance_type: format!("c{}g{}", host.cpus, host.gpus.len()),
-        price: Price::dollars(dollars),
+        price: Price::from_dollars(dollars),
         availability: Availability::Available,
         reservation: None,
         host,
@@ -75,8 +75,8 @@ pub(super) fn fleet(n: u128, name: &str) -> FleetSnapshot {
     FleetSnapshot {
         id: FleetId(uuid(n)),
         name: name.into(),
-        cluster: false,
-        creates: false,
+        is_cluster: false,
+        can_create: false,
         nodes_min: 0,
         nodes_max: None,
         instance_nums: BTreeSet::new(),
@@ -94,8 +94,8 @@ pub(super) fn instance(n: u128, fleet: &FleetSnapshot, offer: Offer) -> Instance
         hostname: None,
         offer,
         readiness: Readiness::Ready,
-        held: Vec::new(),
-        stays: true,
+        holds: Vec::new(),
+        is_kept: true,
     }
 }
 
@@ -116,10 +116,10 @@ pub(super) fn waiting(n: u128, since: i64, nodes: Vec<InstanceNeeds>) -> Waiting
         priority: 0,
         since: Timestamp::from_secs(since),
         nodes: nodes.into_iter().enumerate().map(node).collect(),
-        choice: FleetChoice::Choose,
+        fleet_choice: FleetChoice::Choose,
         fleets: None,
         creation: InstanceCreation::ReuseOrCreate,
-        lasts: None,
+        max_duration: None,
     }
 }
 
@@ -157,7 +157,7 @@ pub(super) fn words(placement: &ReplicaPlacement) -> String {
 
 #[track_caller]
 fn check(queue: &[WaitingReplica], inventory: &Inventory, expect: &[&str]) {
-    let said: Vec<_> = place(queue, inventory, NOW).iter().map(words).collect();
+    let said: Vec<_> = place_replicas(queue, inventory, NOW).iter().map(words).collect();
     assert_eq!(said, expect);
 }
 
@@ -181,7 +181,7 @@ fn a_job_takes_the_tightest_instance_that_fits() {
 fn a_job_takes_the_fewest_blocks_that_fit() {
     let f = fleet(1, "f");
     let mut shared = instance(1, &f, offer(host(32, 8), 8, 0.0));
-    shared.held = vec![held(9, 5, None)];
+    shared.holds = vec![held(9, 5, None)];
     let queue = [waiting(1, 0, vec![needs(1, 2)]), waiting(2, 999_990, vec![needs(1, 2)])];
     let first = "1: f1 i1x2";
     let second = "2: waits, f-1: needs 2 of 8 blocks, 1 free (wait until jobs on it end)";
@@ -189,7 +189,7 @@ fn a_job_takes_the_fewest_blocks_that_fit() {
 }
 
 #[test]
-fn priority_goes_before_age() {
+fn priority_outranks_age_in_placement() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(4, 0), 1, 0.0));
     let older = waiting(1, 0, vec![needs(1, 0)]);
@@ -203,25 +203,25 @@ fn priority_goes_before_age() {
 }
 
 #[test]
-fn an_impossible_job_says_all_of_why_and_what_would_help() {
+fn a_job_that_can_never_fit_lists_every_shortfall_with_its_remedy() {
     let f = fleet(1, "f");
     let inventory = stock(f.clone(), vec![instance(1, &f, offer(host(4, 0), 1, 2.5))]);
     let mut wish = needs(8, 2);
-    wish.max_price = Some(Price::dollars(1.0));
+    wish.max_price = Some(Price::from_dollars(1.0));
     wish.spot = Some(true);
     check(
         &[waiting(1, 0, vec![wish])],
         &inventory,
         &["1: never, f-1: costs $2.5/h, at most $1/h is allowed (raise `max_price` to 2.5); \
          needs spot, is on-demand (set `spot_policy: auto`); needs at least 8 CPUs, has 4 (lower cpu to 4); \
-         needs at least 2 GPUs, has 0 (use a fleet or backend with GPUs, or ask for `gpu: 0`)"],
+         needs at least 2 GPUs, has 0 (use a fleet or backend with GPUs, or set `gpu: 0`)"],
     );
 }
 
 #[test]
-fn the_local_machine_is_refused_once_though_it_is_there_and_on_offer() {
+fn the_local_instance_is_refused_once_though_it_is_also_an_offer() {
     let f = FleetSnapshot {
-        creates: true,
+        can_create: true,
         nodes_max: Some(1),
         instance_nums: BTreeSet::from([1]),
         ..fleet(1, "f")
@@ -229,14 +229,14 @@ fn the_local_machine_is_refused_once_though_it_is_there_and_on_offer() {
     let local = Offer { backend: "local".into(), ..offer(host(4, 0), 1, 0.0) };
     let there = instance(1, &f, local.clone());
     let inventory = Inventory { fleets: vec![f], instances: vec![there], offers: vec![local] };
-    let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
+    let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     let PlacementOutcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
     let said: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
     assert_eq!(said, ["f-1: needs at least 8 CPUs, has 4 (lower cpu to 4)"]);
 }
 
 #[test]
-fn without_any_fleet_that_is_the_reason() {
+fn a_job_without_any_fleet_is_refused_for_that_reason() {
     let expect = ["1: never, fleets: no fleet exists that this run may use (create a fleet)"];
     check(&[waiting(1, 0, vec![needs(1, 0)])], &Inventory::default(), &expect);
 }
@@ -253,15 +253,15 @@ fn unreachable_unhealthy_and_draining_instances_get_no_jobs() {
     ] {
         instances.push(InstanceSnapshot { readiness, ..instance(n, &f, offer(host(4, 0), 1, 0.0)) });
     }
-    let placements = place(&[waiting(1, 0, vec![needs(1, 0)])], &stock(f, instances), NOW);
+    let placements = place_replicas(&[waiting(1, 0, vec![needs(1, 0)])], &stock(f, instances), NOW);
     let PlacementOutcome::Waits { why, .. } = &placements[0].outcome else { panic!("{placements:?}") };
     let kinds: BTreeSet<_> = why.refusals.iter().map(|refusal| refusal.shortfalls[0].kind()).collect();
     assert_eq!(kinds, BTreeSet::from(["draining", "not_ready", "unhealthy", "unreachable"]));
 }
 
 #[test]
-fn idle_instances_come_before_new_ones_and_cheap_offers_before_dear_ones() {
-    let f = FleetSnapshot { creates: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
+fn idle_instances_are_preferred_to_new_ones_and_cheap_offers_to_expensive_ones() {
+    let f = FleetSnapshot { can_create: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
     let idle = instance(1, &f, offer(host(4, 0), 1, 9.0));
     let offers = vec![offer(host(8, 0), 1, 3.0), offer(host(4, 0), 1, 1.0)];
     let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
@@ -270,9 +270,9 @@ fn idle_instances_come_before_new_ones_and_cheap_offers_before_dear_ones() {
 }
 
 #[test]
-fn r23_a_placeholder_takes_a_number_and_a_slot() {
+fn r23_a_placeholder_takes_an_instance_number_and_counts_toward_the_maximum() {
     let f = FleetSnapshot {
-        creates: true,
+        can_create: true,
         nodes_max: Some(3),
         instance_nums: BTreeSet::from([1]),
         ..fleet(1, "f")
@@ -286,7 +286,7 @@ fn r23_a_placeholder_takes_a_number_and_a_slot() {
         &[
             "1: f1 new0(o0x1)",
             "2: f1 new2(o0x1)",
-            "3: waits, ssh here c4g0 in fleet f: the fleet has room for 3 instances and 1 more would exceed that \
+            "3: waits, ssh here c4g0 in fleet f: the fleet is limited to 3 instances, and 1 more would exceed that \
          (raise `nodes.max` of the fleet, or wait until an instance ends)",
         ],
     );
@@ -296,16 +296,16 @@ fn r23_a_placeholder_takes_a_number_and_a_slot() {
 /// terminated.
 fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String {
     let f = FleetSnapshot {
-        creates: true,
+        can_create: true,
         nodes_min,
         nodes_max: Some(1),
         instance_nums: BTreeSet::from([1]),
         ..fleet(1, "f")
     };
-    let misfit = InstanceSnapshot { stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+    let misfit = InstanceSnapshot { is_kept: stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
     let inventory =
         Inventory { fleets: vec![f], instances: vec![misfit], offers: vec![offer(host(8, 0), 1, 1.0)] };
-    let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
+    let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     match &placements[0].outcome {
         PlacementOutcome::Waits { .. } => "waits".to_owned(),
         PlacementOutcome::Never { why } => refusal_summary(&why.refusals).unwrap(),
@@ -314,7 +314,7 @@ fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String 
 }
 
 #[test]
-fn r2_a_job_waits_for_a_slot_only_where_one_will_be_free() {
+fn r2_a_job_waits_for_a_full_fleet_only_if_room_may_become_free() {
     for (nodes_min, stays, readiness, waits) in [
         (0, false, Readiness::Ready, true),
         (0, true, Readiness::Ready, false),
@@ -325,25 +325,25 @@ fn r2_a_job_waits_for_a_slot_only_where_one_will_be_free() {
     ] {
         let said = behind_a_misfit(nodes_min, stays, readiness);
         assert_eq!(said == "waits", waits, "{nodes_min} {stays} {readiness:?}: {said}");
-        assert!(waits || said.contains("end one of its instances"), "{said}");
+        assert!(waits || said.contains("delete one of its instances"), "{said}");
     }
 }
 
 #[test]
-fn r2_several_nodes_wait_for_a_slot_only_where_one_will_be_free() {
+fn r2_a_multi_node_job_waits_for_a_full_fleet_only_if_room_may_become_free() {
     for (stays, waits) in [(false, true), (true, false)] {
         let f = FleetSnapshot {
-            cluster: true,
-            creates: true,
+            is_cluster: true,
+            can_create: true,
             nodes_max: Some(2),
             instance_nums: BTreeSet::from([1, 2]),
             ..fleet(1, "f")
         };
-        let misfit = InstanceSnapshot { stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+        let misfit = InstanceSnapshot { is_kept: stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
         let fits = instance(2, &f, offer(host(8, 0), 1, 0.0));
         let offers = vec![offer(host(8, 0), 1, 1.0)];
         let inventory = Inventory { fleets: vec![f], instances: vec![misfit, fits], offers };
-        let placements = place(&[waiting(1, 0, vec![needs(8, 0), needs(8, 0)])], &inventory, NOW);
+        let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0), needs(8, 0)])], &inventory, NOW);
         let outcome = &placements[0].outcome;
         assert_eq!(matches!(outcome, PlacementOutcome::Waits { .. }), waits, "{outcome:?}");
         assert_eq!(matches!(outcome, PlacementOutcome::Never { .. }), !waits, "{outcome:?}");
@@ -351,34 +351,34 @@ fn r2_several_nodes_wait_for_a_slot_only_where_one_will_be_free() {
 }
 
 #[test]
-fn reuse_creates_nothing() {
-    let f = FleetSnapshot { creates: true, ..fleet(1, "f") };
+fn creation_policy_reuse_never_creates_an_instance() {
+    let f = FleetSnapshot { can_create: true, ..fleet(1, "f") };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
     let reuse = WaitingReplica { creation: InstanceCreation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
     check(
         &[reuse],
         &inventory,
-        &["1: never, new instance in fleet f: would be a new instance, and only existing ones may be used \
+        &["1: never, new instance in fleet f: would be a new instance, but only existing ones may be used \
          (set `creation_policy: reuse-or-create`)"],
     );
 }
 
 #[test]
 fn a_fleets_own_limits_hold_for_new_instances() {
-    let limits = InstanceNeeds { max_price: Some(Price::dollars(2.0)), ..InstanceNeeds::default() };
-    let f = FleetSnapshot { creates: true, limits, ..fleet(1, "f") };
+    let limits = InstanceNeeds { max_price: Some(Price::from_dollars(2.0)), ..InstanceNeeds::default() };
+    let f = FleetSnapshot { can_create: true, limits, ..fleet(1, "f") };
     let offers = vec![offer(host(4, 0), 1, 3.0), offer(host(16, 0), 1, 1.5)];
     let inventory = Inventory { fleets: vec![f], instances: Vec::new(), offers };
     check(&[waiting(1, 0, vec![needs(2, 0)])], &inventory, &["1: f1 new0(o1x1)"]);
 }
 
 #[test]
-fn new_instances_are_split_as_the_fleet_says() {
-    let f = FleetSnapshot { creates: true, blocks: Blocks::Auto, ..fleet(1, "f") };
+fn new_instances_are_split_into_blocks_as_the_fleet_configures() {
+    let f = FleetSnapshot { can_create: true, blocks: Blocks::Auto, ..fleet(1, "f") };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(32, 8), 1, 1.0)] };
-    let placements = place(&[waiting(1, 0, vec![needs(2, 2)])], &inventory, NOW);
+    let placements = place_replicas(&[waiting(1, 0, vec![needs(2, 2)])], &inventory, NOW);
     let PlacementOutcome::Placed { seats, .. } = &placements[0].outcome else { panic!("{placements:?}") };
     let NodePlacement::New { offers, .. } = &seats[0] else { panic!("{seats:?}") };
     assert_eq!((offers[0].blocks, offers[0].total_blocks), (2, 8));
@@ -393,8 +393,11 @@ fn followers_take_the_fleet_that_replica_0_chose() {
         instance(3, &g, offer(host(4, 0), 1, 0.0)),
     ];
     let first = waiting(1, 0, vec![needs(8, 0)]);
-    let mut second =
-        WaitingReplica { replica_num: 1, choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
+    let mut second = WaitingReplica {
+        replica_num: 1,
+        fleet_choice: FleetChoice::Follow,
+        ..waiting(1, 0, vec![needs(1, 0)])
+    };
     second.nodes[0].job = SubmissionId(uuid(77));
     let inventory = Inventory { fleets: vec![f, g], instances, offers: Vec::new() };
     check(&[second.clone(), first], &inventory, &["1: f1 i1x1", "1: f1 i2x1"]);
@@ -405,7 +408,7 @@ fn followers_take_the_fleet_that_replica_0_chose() {
 
 #[test]
 fn r9_several_nodes_go_to_one_region_or_nowhere() {
-    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
     let there = |n| {
         let mut instance = instance(n, &f, offer(host(4, 0), 2, 0.0));
         instance.offer.region = "there".into();
@@ -422,8 +425,8 @@ fn r9_several_nodes_go_to_one_region_or_nowhere() {
         &[waiting(1, 0, nodes())],
         &stock(f.clone(), vec![here(1), there(2)]),
         &[
-            "1: never, fleet f, ssh here: needs 2 whole instances in one place, 1 are free and 1 could ever be \
-         (ask for at most 1 nodes, or add instances to the fleet); and 1 other place does not fit",
+            "1: never, fleet f, ssh here: needs 2 whole instances in one location: 1 free now, at most 1 possible \
+         (set `nodes` to at most 1, or add instances to the fleet); and 1 other place does not fit",
         ],
     );
 }
@@ -445,8 +448,8 @@ fn several_nodes_need_a_cluster_fleet() {
 #[test]
 fn idle_and_new_instances_make_up_a_gang_together() {
     let f = FleetSnapshot {
-        cluster: true,
-        creates: true,
+        is_cluster: true,
+        can_create: true,
         nodes_max: Some(3),
         instance_nums: BTreeSet::from([0]),
         ..fleet(1, "f")
@@ -461,8 +464,8 @@ fn idle_and_new_instances_make_up_a_gang_together() {
 }
 
 #[test]
-fn a_bigger_head_node_finds_its_place_beside_small_ones() {
-    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
+fn nodes_of_different_sizes_each_get_an_instance_that_fits() {
+    let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
     let instances = vec![
         instance(1, &f, offer(host(32, 0), 1, 0.0)),
         instance(2, &f, offer(host(4, 0), 1, 0.0)),
@@ -476,19 +479,19 @@ fn a_bigger_head_node_finds_its_place_beside_small_ones() {
 fn an_old_big_job_reserves_what_frees_soonest() {
     let f = fleet(1, "f");
     let mut slow = instance(1, &f, offer(host(8, 0), 2, 0.0));
-    slow.held = vec![held(8, 1, Some(1_009_000))];
+    slow.holds = vec![held(8, 1, Some(1_009_000))];
     let mut soon = instance(2, &f, offer(host(8, 0), 2, 0.0));
-    soon.held = vec![held(9, 1, Some(1_000_600))];
+    soon.holds = vec![held(9, 1, Some(1_000_600))];
     let big = waiting(1, 0, vec![needs(8, 0)]);
     let small = |n| waiting(n, 999_999, vec![needs(1, 0)]);
-    let short = |lasts| WaitingReplica { lasts: Some(Span::secs(lasts)), ..small(4) };
+    let short = |lasts| WaitingReplica { max_duration: Some(Span::secs(lasts)), ..small(4) };
     let inventory = stock(f, vec![slow, soon]);
     let waits = "1: waits for i2, f-1 and 1 more: needs 2 of 2 blocks, 1 free (wait until jobs on it end)";
     let busy =
         "waits, f-1: needs 1 of 2 blocks, 0 free (wait until jobs on it end); and 1 other place does not fit";
     let refused = format!("3: {busy}");
     check(&[big.clone(), small(2), small(3)], &inventory, &[waits, "2: f1 i1x1", &refused]);
-    let placements = place(&[big.clone(), small(2), small(3)], &inventory, NOW);
+    let placements = place_replicas(&[big.clone(), small(2), small(3)], &inventory, NOW);
     let PlacementOutcome::Waits { why, .. } = &placements[2].outcome else { panic!("{placements:?}") };
     let by = big.nodes[0].job;
     assert_eq!(why.refusals[1].shortfalls, [Shortfall::Reserved { by }]);
@@ -501,7 +504,7 @@ fn an_old_big_job_reserves_what_frees_soonest() {
 fn a_young_job_reserves_nothing() {
     let f = fleet(1, "f");
     let mut shared = instance(1, &f, offer(host(8, 0), 2, 0.0));
-    shared.held = vec![held(9, 1, None)];
+    shared.holds = vec![held(9, 1, None)];
     let since = NOW - RESERVE_AFTER + Span::secs(1);
     let big = waiting(1, since.0 / 1_000_000, vec![needs(8, 0)]);
     let small = waiting(2, 999_999, vec![needs(1, 0)]);
@@ -513,7 +516,7 @@ fn a_young_job_reserves_nothing() {
 }
 
 #[test]
-fn a_host_nobody_has_looked_at_is_worth_waiting_for() {
+fn a_job_waits_for_a_provisioning_host_of_unknown_size() {
     let f = fleet(1, "f");
     let unknown =
         InstanceSnapshot { readiness: Readiness::Provisioning, ..instance(1, &f, offer(host(0, 0), 1, 0.0)) };

@@ -4,7 +4,7 @@ use windlass_model::{
     explain::Shortfall,
     plan::{
         offers::{InstanceNeeds, LOCAL_BACKEND, Offer},
-        place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, place},
+        place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, place_replicas},
     },
 };
 
@@ -13,7 +13,7 @@ use crate::placement::{NOW, fleet, host, instance, needs, offer, waiting};
 /// Returns whether placement reports that nothing can ever fit a job with this number of CPUs.
 #[track_caller]
 fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
-    let placed = place(&[waiting(1, 0, vec![needs(cpus, 0)])], inventory, NOW).pop().unwrap();
+    let placed = place_replicas(&[waiting(1, 0, vec![needs(cpus, 0)])], inventory, NOW).pop().unwrap();
     match placed.outcome {
         PlacementOutcome::Placed { .. } => panic!("it fits"),
         PlacementOutcome::Waits { why, .. } => {
@@ -27,7 +27,7 @@ fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
 fn local() -> Inventory {
     let limits = InstanceNeeds { backends: Some(vec![LOCAL_BACKEND.to_owned()]), ..InstanceNeeds::default() };
     let fleet = FleetSnapshot {
-        creates: true,
+        can_create: true,
         nodes_max: Some(1),
         instance_nums: [1].into(),
         limits,
@@ -42,7 +42,7 @@ fn local() -> Inventory {
 }
 
 #[test]
-fn more_than_the_only_machine_has_could_never_fit() {
+fn a_request_larger_than_every_existing_host_is_refused_permanently() {
     assert!(is_for_good(64, &local()));
     let ssh = fleet(1, "hosts");
     let hosts = Inventory {
@@ -54,9 +54,9 @@ fn more_than_the_only_machine_has_could_never_fit() {
 }
 
 #[test]
-fn a_fleet_that_may_grow_and_a_host_that_nobody_looked_at_leave_hope() {
+fn a_refusal_is_not_permanent_if_the_fleet_may_grow_or_a_host_is_unknown() {
     let mut rents = local();
-    rents.fleets.push(FleetSnapshot { creates: true, ..fleet(2, "cloud") });
+    rents.fleets.push(FleetSnapshot { can_create: true, ..fleet(2, "cloud") });
     assert!(!is_for_good(64, &rents), "a cloud may offer more tomorrow");
     let mut unknown = local();
     let mut new = instance(2, &unknown.fleets[0], offer(host(0, 0), 1, 0.0));
@@ -67,18 +67,18 @@ fn a_fleet_that_may_grow_and_a_host_that_nobody_looked_at_leave_hope() {
 }
 
 #[test]
-fn only_what_a_machine_is_lasts_for_good() {
-    assert!(Shortfall::FleetNotNamed.is_for_good() && Shortfall::Spot { wanted: true }.is_for_good());
+fn unmet_requirements_are_permanent_and_missing_availability_is_not() {
+    assert!(Shortfall::FleetNotNamed.is_permanent() && Shortfall::Spot { wanted: true }.is_permanent());
     let pass = [Shortfall::Unreachable, Shortfall::NotReady, Shortfall::FleetEmpty, Shortfall::NoOffers];
-    assert!(pass.iter().all(|short| !short.is_for_good()));
+    assert!(pass.iter().all(|short| !short.is_permanent()));
 }
 
 #[test]
-fn the_same_place_with_the_same_reason_is_told_once() {
-    let fleet = FleetSnapshot { creates: true, ..fleet(1, "cloud") };
+fn offers_refused_for_the_same_reason_are_reported_once() {
+    let fleet = FleetSnapshot { can_create: true, ..fleet(1, "cloud") };
     let (cheap, dear) = (offer(host(2, 0), 1, 1.0), offer(host(2, 0), 1, 2.0));
     let inventory = Inventory { fleets: vec![fleet], offers: vec![cheap, dear], ..Inventory::default() };
-    let placed = place(&[waiting(1, 0, vec![needs(64, 0)])], &inventory, NOW).pop().unwrap();
+    let placed = place_replicas(&[waiting(1, 0, vec![needs(64, 0)])], &inventory, NOW).pop().unwrap();
     let PlacementOutcome::Never { why } = &placed.outcome else { panic!("{placed:?}") };
     let told: Vec<String> = why.refusals.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -88,12 +88,12 @@ fn the_same_place_with_the_same_reason_is_told_once() {
 }
 
 #[test]
-fn an_offer_says_each_part_of_its_place_once() {
+fn offer_location_omits_repeated_parts() {
     let local = Offer {
         region: LOCAL_BACKEND.to_owned(),
         instance_type: LOCAL_BACKEND.to_owned(),
         ..local().offers.remove(0)
     };
-    assert_eq!(local.place(), "local");
-    assert_eq!(offer(host(8, 1), 1, 1.0).place(), "ssh here c8g1");
+    assert_eq!(local.location_name(), "local");
+    assert_eq!(offer(host(8, 1), 1, 1.0).location_name(), "ssh here c8g1");
 }

@@ -5,10 +5,10 @@ use windlass_model::{
     explain::{Refusal, Shortfall, refusal_summary},
     money::Price,
     plan::{
-        blocks::{Blocks, UnevenBlocks, share, smallest_fitting, split_count},
+        blocks::{Blocks, UnevenBlocks, host_share, smallest_fitting, split_count},
         offers::{
-            Gpu, HostSpec, InstanceFilter, InstanceNeeds, Location, Offer, fit, granted_gpus,
-            host_shortfalls, is_instance_selected, shortfalls,
+            Gpu, HostSpec, InstanceFilter, InstanceNeeds, Location, Offer, granted_gpus, host_shortfalls,
+            is_instance_selected, shortfalls, smallest_fit,
         },
     },
     resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -58,7 +58,7 @@ fn ranges_are_inclusive_at_both_ends() {
 }
 
 #[test]
-fn an_unknown_disk_passes_and_a_known_one_counts() {
+fn disk_size_is_checked_only_if_the_offer_states_it() {
     let disk = || Some(DiskSpec { size: Range::at_least(100.0) });
     check(|wish, _| resources(wish).disk = disk(), "");
     check(
@@ -77,7 +77,7 @@ fn the_architecture_must_be_equal_if_given() {
 }
 
 #[test]
-fn gpu_names_are_case_free_and_every_filter_speaks() {
+fn gpu_names_ignore_case_and_every_failed_gpu_filter_is_reported() {
     check(|wish, _| gpu(wish).name = Some(vec!["a100".into(), "h100".into()]), "");
     check(
         |wish, _| {
@@ -91,13 +91,13 @@ fn gpu_names_are_case_free_and_every_filter_speaks() {
             };
         },
         "needs at least 4 GPUs, has 2; needs amd GPUs, has nvidia; needs GPU MI300X, has H100; \
-         needs at least 192GB of memory per GPU, has 80GB; needs at least 200GB of GPU memory in all, has 160GB; \
+         needs at least 192GB of memory per GPU, has 80GB; needs at least 200GB of GPU memory in total, has 160GB; \
          needs compute capability 9.0, has an unknown one",
     );
 }
 
 #[test]
-fn a_machine_that_is_there_may_be_larger_than_asked_for_and_a_rented_one_may_not() {
+fn an_existing_host_may_exceed_an_exact_request_and_a_cloud_offer_may_not() {
     let exact = |wish: &mut InstanceNeeds| {
         gpu(wish).count = Range::exactly(1);
         resources(wish).cpu.count = Range::exactly(2);
@@ -112,7 +112,7 @@ fn a_machine_that_is_there_may_be_larger_than_asked_for_and_a_rented_one_may_not
     let given = |count| {
         let mut wanted = needs(2, 0).resources.unwrap();
         wanted.gpu = Some(GpuSpec { count, ..gpu_spec() });
-        granted_gpus(&share(&machine, 1, 1), &wanted)
+        granted_gpus(&host_share(&machine, 1, 1), &wanted)
     };
     assert_eq!([given(Range::exactly(1)), given(Range::at_least(1)), given(Range::exactly(0))], [1, 2, 0]);
 }
@@ -126,14 +126,17 @@ fn gpu_filters_are_skipped_for_a_host_without_gpus_when_none_are_required() {
 }
 
 #[test]
-fn lists_price_spot_and_reservation_restrict() {
+fn regions_backends_types_price_spot_and_reservation_filter_offers() {
     check(|wish, _| wish.regions = Some(vec!["HERE".into()]), "");
     check(|wish, _| wish.regions = Some(vec!["eu".into(), "us".into()]), "needs region eu or us, is here");
     check(|wish, _| wish.backends = Some(vec!["aws".into()]), "needs backend aws, is ssh");
     check(|wish, _| wish.zones = Some(vec!["here-b".into()]), "needs zone here-b, is here-a");
     check(|wish, _| wish.instance_types = Some(vec!["m5".into()]), "needs instance type m5, is c8g2");
-    check(|wish, _| wish.max_price = Some(Price::dollars(1.5)), "");
-    check(|wish, _| wish.max_price = Some(Price::dollars(1.49)), "costs $1.5/h, at most $1.49/h is allowed");
+    check(|wish, _| wish.max_price = Some(Price::from_dollars(1.5)), "");
+    check(
+        |wish, _| wish.max_price = Some(Price::from_dollars(1.49)),
+        "costs $1.5/h, at most $1.49/h is allowed",
+    );
     check(|wish, _| wish.spot = Some(true), "needs spot, is on-demand");
     check(|wish, _| wish.reservation = Some("r".into()), "needs reservation r, has none");
 }
@@ -151,7 +154,7 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
 }
 
 #[test]
-fn instances_are_named_by_name_host_or_number() {
+fn instances_are_selected_by_name_hostname_or_number() {
     let number = InstanceFilter::Number { fleet: "f".into(), instance_num: 3 };
     let named = [InstanceFilter::Name("f-1".into()), InstanceFilter::Hostname("10.0.0.2".into()), number];
     assert!(is_instance_selected(&named, "f-1", None, "g", 0));
@@ -161,7 +164,7 @@ fn instances_are_named_by_name_host_or_number() {
 }
 
 #[test]
-fn blocks_must_divide_and_auto_divides_as_far_as_it_goes() {
+fn blocks_must_divide_evenly_and_auto_uses_the_largest_even_split() {
     assert_eq!(split_count(Blocks::Auto, 32, 8), Ok(8));
     assert_eq!(split_count(Blocks::Auto, 12, 8), Ok(4));
     assert_eq!(split_count(Blocks::Auto, 6, 0), Ok(6));
@@ -170,7 +173,7 @@ fn blocks_must_divide_and_auto_divides_as_far_as_it_goes() {
 }
 
 #[test]
-fn several_refusals_make_one_line_with_the_first_in_full() {
+fn refusal_summary_gives_the_first_refusal_in_full_and_counts_the_rest() {
     let far = Refusal { place: "a".into(), count: 1, shortfalls: vec![Shortfall::NotCluster] };
     let near = Refusal { place: "b".into(), count: 3, shortfalls: vec![Shortfall::Unreachable] };
     let said = "b and 2 more: is unreachable (check its network and agent); and 1 other place does not fit";
@@ -200,24 +203,24 @@ proptest! {
         let has = offer(host(per_block * blocks * 2, blocks as usize), blocks, 1.0);
         let resources = wish.resources.clone().unwrap();
         let whole = |k: u32| {
-            let part = share(&has.host, k, blocks);
+            let part = host_share(&has.host, k, blocks);
             let part = windlass_model::plan::offers::HostSpec {
                 cpus: part.cpus, memory_mib: part.memory_mib, gpus: part.gpus.to_vec(), ..has.host.clone()
             };
             host_shortfalls(&part, &resources).is_empty()
         };
         let expect = (1..=blocks).find(|k| whole(*k));
-        prop_assert_eq!(fit(&has, &wish).ok(), expect);
+        prop_assert_eq!(smallest_fit(&has, &wish).ok(), expect);
         if let Some(expect) = expect {
-            prop_assert_eq!(smallest_fitting(&has.host, blocks, wish.whole, wish.resources.as_ref()), expect);
+            prop_assert_eq!(smallest_fitting(&has.host, blocks, wish.needs_whole_instance, wish.resources.as_ref()), expect);
         }
-        let gpus: &[Gpu] = share(&has.host, blocks, blocks).gpus;
+        let gpus: &[Gpu] = host_share(&has.host, blocks, blocks).gpus;
         prop_assert_eq!(gpus.len(), has.host.gpus.len());
     }
 }
 
 #[test]
-fn on_the_machine_at_hand_defaults_are_no_wish() {
+fn default_resources_are_not_required_of_the_local_instance() {
     let small = HostSpec { memory_mib: 2 * 1024, disk_mib: 10 * 1024, ..host(1, 0) };
     let at = |backend: &str| Offer { backend: backend.into(), ..offer(small.clone(), 1, 0.0) };
     let wish = |change: fn(&mut ResourcesSpec)| {
@@ -225,20 +228,24 @@ fn on_the_machine_at_hand_defaults_are_no_wish() {
         change(&mut resources);
         InstanceNeeds { resources: Some(resources), ..InstanceNeeds::default() }
     };
-    assert_eq!(fit(&at("local"), &wish(|_| ())), Ok(1));
+    assert_eq!(smallest_fit(&at("local"), &wish(|_| ())), Ok(1));
     assert_eq!(shortfalls(&at("aws"), &wish(|_| ())).len(), 3);
     assert_eq!(shortfalls(&at("local"), &wish(|wanted| wanted.memory = Range::at_least(4.0))).len(), 1);
     let shared = Offer { total_blocks: 4, ..Offer { host: host(4, 0), ..at("local") } };
-    assert_eq!(fit(&shared, &wish(|_| ())), Ok(1), "one block of several");
+    assert_eq!(smallest_fit(&shared, &wish(|_| ())), Ok(1), "one block of several");
 }
 
 #[test]
-fn a_run_that_says_nothing_about_spot_takes_the_word_of_its_fleet() {
-    let limits = |spot, spot_by_default| InstanceNeeds { spot, spot_by_default, ..InstanceNeeds::default() };
+fn a_run_without_a_spot_policy_uses_that_of_its_fleet() {
+    let limits = |spot, spot_by_default| InstanceNeeds {
+        spot,
+        is_spot_default: spot_by_default,
+        ..InstanceNeeds::default()
+    };
     let run = limits(Some(false), true);
-    assert_eq!(run.within(&limits(None, true)).spot, Some(false));
-    assert_eq!(run.within(&limits(Some(true), false)).spot, Some(true));
-    assert_eq!(run.within(&limits(None, false)).spot, None, "auto");
+    assert_eq!(run.with_fleet_limits(&limits(None, true)).spot, Some(false));
+    assert_eq!(run.with_fleet_limits(&limits(Some(true), false)).spot, Some(true));
+    assert_eq!(run.with_fleet_limits(&limits(None, false)).spot, None, "auto");
     let given = limits(Some(false), false);
-    assert_eq!(given.within(&limits(Some(true), false)).spot, Some(false));
+    assert_eq!(given.with_fleet_limits(&limits(Some(true), false)).spot, Some(false));
 }

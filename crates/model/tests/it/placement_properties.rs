@@ -9,11 +9,11 @@ use proptest::prelude::*;
 use windlass_model::{
     id::{InstanceId, SubmissionId},
     plan::{
-        blocks::share,
-        offers::{InstanceNeeds, fit},
+        blocks::host_share,
+        offers::{InstanceNeeds, smallest_fit},
         place::{
             FleetChoice, FleetSnapshot, Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness,
-            ReplicaPlacement, WaitingReplica, place,
+            ReplicaPlacement, WaitingReplica, place_replicas,
         },
     },
     time::{Span, Timestamp},
@@ -40,8 +40,8 @@ fn inventories() -> impl Strategy<Value = Inventory> {
     (machines, offers, 0_u32..6).prop_map(|(machines, offers, room)| {
         let mut fleets = [
             fleet(1, "plain"),
-            FleetSnapshot { cluster: true, ..fleet(2, "cluster") },
-            FleetSnapshot { cluster: true, creates: true, ..fleet(3, "cloud") },
+            FleetSnapshot { is_cluster: true, ..fleet(2, "cluster") },
+            FleetSnapshot { is_cluster: true, can_create: true, ..fleet(3, "cloud") },
         ];
         let mut instances = Vec::new();
         for (n, (of, (cpus, gpus, total), busy, readiness, until)) in machines.into_iter().enumerate() {
@@ -50,7 +50,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
             of.instance_nums.insert(n as u32);
             let mut instance = instance(n, of, offer(host(cpus, gpus), total, 0.0));
             instance.readiness = readiness;
-            instance.held = vec![held(n + 500, busy.min(total), until)];
+            instance.holds = vec![held(n + 500, busy.min(total), until)];
             instances.push(instance);
         }
         fleets[2].nodes_max = Some(fleets[2].instance_nums.len() as u32 + room);
@@ -73,7 +73,7 @@ fn queues() -> impl Strategy<Value = Vec<WaitingReplica>> {
             }
             let mut run = waiting(n as u128 + 1, since, wishes);
             run.priority = priority;
-            run.lasts = lasts.map(Span::secs);
+            run.max_duration = lasts.map(Span::secs);
             runs.push(run);
         }
         runs
@@ -100,9 +100,9 @@ proptest! {
 
     #[test]
     fn r8_g3_no_block_is_given_twice(queue in queues(), inventory in inventories()) {
-        let given = given(&place(&queue, &inventory, NOW));
+        let given = given(&place_replicas(&queue, &inventory, NOW));
         for instance in &inventory.instances {
-            let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+            let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
             let more = given.get(&instance.id).copied().unwrap_or(0);
             prop_assert!(more == 0 || instance.readiness == Readiness::Ready);
             prop_assert!(more == 0 || held + more <= instance.offer.total_blocks, "{}", instance.name);
@@ -110,10 +110,10 @@ proptest! {
     }
 
     #[test]
-    fn g5_r23_new_instances_keep_to_the_fleets_room(queue in queues(), inventory in inventories()) {
+    fn g5_r23_new_instances_stay_within_the_fleet_maximum_with_unique_numbers(queue in queues(), inventory in inventories()) {
         let cloud = &inventory.fleets[2];
         let mut nums = cloud.instance_nums.clone();
-        for placement in place(&queue, &inventory, NOW) {
+        for placement in place_replicas(&queue, &inventory, NOW) {
             if let PlacementOutcome::Placed { fleet, seats } = placement.outcome {
                 for seat in seats {
                     if let NodePlacement::New { instance_num, offers, .. } = seat {
@@ -128,10 +128,10 @@ proptest! {
     }
 
     #[test]
-    fn every_seat_is_big_enough(queue in queues(), inventory in inventories()) {
+    fn every_placement_has_enough_cpus_and_gpus(queue in queues(), inventory in inventories()) {
         let needs_of: BTreeMap<SubmissionId, Arc<InstanceNeeds>> =
             queue.iter().flat_map(|run| &run.nodes).map(|node| (node.job, Arc::clone(&node.needs))).collect();
-        for placement in place(&queue, &inventory, NOW) {
+        for placement in place_replicas(&queue, &inventory, NOW) {
             let PlacementOutcome::Placed { seats, .. } = placement.outcome else { continue };
             for seat in seats {
                 let (job, offer, blocks, total) = match seat {
@@ -145,7 +145,7 @@ proptest! {
                     }
                 };
                 let wanted = needs_of[&job].resources.clone().unwrap();
-                let has = share(&offer.host, blocks, total);
+                let has = host_share(&offer.host, blocks, total);
                 prop_assert!(has.cpus >= wanted.cpu.count.min.unwrap());
                 prop_assert!(has.gpus.len() as u32 >= wanted.gpu.and_then(|gpu| gpu.count.min).unwrap_or(0));
             }
@@ -153,15 +153,15 @@ proptest! {
     }
 
     #[test]
-    fn r9_all_nodes_or_none_in_one_place_on_whole_instances(queue in queues(), inventory in inventories()) {
-        for placement in place(&queue, &inventory, NOW) {
+    fn r9_a_multi_node_job_gets_whole_instances_of_one_cluster_fleet_or_none(queue in queues(), inventory in inventories()) {
+        for placement in place_replicas(&queue, &inventory, NOW) {
             let nodes = queue.iter().find(|run| run.run == placement.run).unwrap().nodes.len();
             let PlacementOutcome::Placed { fleet, seats } = placement.outcome else { continue };
             prop_assert_eq!(seats.len(), nodes);
             if nodes == 1 {
                 continue;
             }
-            prop_assert!(inventory.fleets.iter().find(|of| of.id == fleet).unwrap().cluster);
+            prop_assert!(inventory.fleets.iter().find(|of| of.id == fleet).unwrap().is_cluster);
             let mut used = BTreeSet::new();
             for seat in seats {
                 match seat {
@@ -179,8 +179,8 @@ proptest! {
     }
 
     #[test]
-    fn whoever_is_not_placed_knows_why(queue in queues(), inventory in inventories()) {
-        for placement in place(&queue, &inventory, NOW) {
+    fn every_unplaced_job_has_a_reason_and_a_remedy(queue in queues(), inventory in inventories()) {
+        for placement in place_replicas(&queue, &inventory, NOW) {
             match placement.outcome {
                 PlacementOutcome::Placed { .. } => {}
                 PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => {
@@ -196,37 +196,37 @@ proptest! {
 
     #[test]
     fn the_order_of_the_arguments_does_not_matter(queue in queues(), inventory in inventories(), turn in 0_usize..12) {
-        let expect: Vec<_> = place(&queue, &inventory, NOW).iter().map(words).collect();
+        let expect: Vec<_> = place_replicas(&queue, &inventory, NOW).iter().map(words).collect();
         let (mut queue, mut turned) = (queue, inventory.clone());
         queue.reverse();
         turned.fleets.reverse();
         let by = turn.checked_rem(turned.instances.len()).unwrap_or(0);
         turned.instances.rotate_left(by);
-        prop_assert_eq!(place(&queue, &turned, NOW).iter().map(words).collect::<Vec<_>>(), expect);
+        prop_assert_eq!(place_replicas(&queue, &turned, NOW).iter().map(words).collect::<Vec<_>>(), expect);
     }
 
     #[test]
-    fn one_that_cannot_ever_start_holds_up_nobody(queue in queues(), inventory in inventories()) {
+    fn a_job_that_can_never_start_does_not_delay_others(queue in queues(), inventory in inventories()) {
         let mut impossible = waiting(900, 0, vec![needs(4_000, 0)]);
         impossible.priority = 100;
-        let expect: Vec<_> = place(&queue, &inventory, NOW).iter().map(words).collect();
-        let with: Vec<_> = place(&[queue, vec![impossible]].concat(), &inventory, NOW).iter().map(words).collect();
+        let expect: Vec<_> = place_replicas(&queue, &inventory, NOW).iter().map(words).collect();
+        let with: Vec<_> = place_replicas(&[queue, vec![impossible]].concat(), &inventory, NOW).iter().map(words).collect();
         prop_assert!(with[0].starts_with("900: never"));
         prop_assert_eq!(&with[1..], &expect[..]);
     }
 
     /// C8: removing the lower priorities changes nothing for the higher ones.
     #[test]
-    fn c8_a_lower_priority_never_takes_what_a_higher_one_could_use(queue in queues(), inventory in inventories()) {
-        let all: Vec<_> = place(&queue, &inventory, NOW).iter().map(words).collect();
+    fn c8_lower_priority_jobs_never_change_the_placement_of_higher_ones(queue in queues(), inventory in inventories()) {
+        let all: Vec<_> = place_replicas(&queue, &inventory, NOW).iter().map(words).collect();
         let high: Vec<WaitingReplica> = queue.into_iter().filter(|run| run.priority > 0).collect();
-        let alone: Vec<_> = place(&high, &inventory, NOW).iter().map(words).collect();
+        let alone: Vec<_> = place_replicas(&high, &inventory, NOW).iter().map(words).collect();
         prop_assert_eq!(&all[..alone.len()], &alone[..]);
     }
 
     #[test]
     fn a_job_that_fits_a_free_unreserved_instance_is_placed(queue in queues(), inventory in inventories()) {
-        let placements = place(&queue, &inventory, NOW);
+        let placements = place_replicas(&queue, &inventory, NOW);
         let given = given(&placements);
         let mut reserved = BTreeSet::new();
         for placement in &placements {
@@ -240,10 +240,10 @@ proptest! {
                 continue;
             }
             for instance in inventory.instances.iter().filter(|of| of.readiness == Readiness::Ready) {
-                let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+                let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
                 let taken = held + given.get(&instance.id).copied().unwrap_or(0);
                 let free = instance.offer.total_blocks.saturating_sub(taken);
-                let fits = fit(&instance.offer, &run.nodes[0].needs).is_ok_and(|blocks| blocks <= free);
+                let fits = smallest_fit(&instance.offer, &run.nodes[0].needs).is_ok_and(|blocks| blocks <= free);
                 prop_assert!(!fits || reserved.contains(&instance.id), "{} is left free", instance.name);
             }
         }
@@ -255,7 +255,7 @@ proptest! {
 fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64> {
     const LONGEST: i64 = 10;
     const LIMIT: i64 = 60;
-    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
     let mut instances: Vec<_> = (1..=3).map(|n| instance(n, &f, offer(host(8, 0), 4, 0.0))).collect();
     let mut ends: BTreeMap<SubmissionId, i64> = BTreeMap::new();
     let mut queue = vec![big.clone()];
@@ -264,7 +264,7 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
     for round in 0..LIMIT {
         let now = Timestamp::from_secs(round * 60);
         for instance in &mut instances {
-            instance.held.retain(|held| ends[&held.job] > round);
+            instance.holds.retain(|held| ends[&held.job] > round);
         }
         // The first of them fill everything before the big one is submitted.
         for _ in 0..if round == 0 { 12 } else { 6 } {
@@ -273,7 +273,7 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
         }
         let inventory =
             Inventory { fleets: vec![f.clone()], instances: instances.clone(), offers: Vec::new() };
-        for placement in place(&queue, &inventory, now) {
+        for placement in place_replicas(&queue, &inventory, now) {
             let PlacementOutcome::Placed { seats, .. } = placement.outcome else { continue };
             if placement.run == big.run {
                 return Some(round);
@@ -287,7 +287,7 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 ends.insert(job, round + 1 + (random >> 33) as i64 % LONGEST);
                 let at = instances.iter_mut().find(|of| of.id == instance).unwrap();
-                at.held.push(held(job.0.as_u128(), blocks, None));
+                at.holds.push(held(job.0.as_u128(), blocks, None));
             }
         }
     }
@@ -295,7 +295,7 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
 }
 
 #[test]
-fn the_big_ones_turn_comes_among_a_stream_of_small_ones() {
+fn a_large_job_is_not_starved_by_a_stream_of_small_jobs() {
     for seed in 0..20 {
         let whole = waiting(1, 120, vec![needs(8, 0)]);
         let gang = waiting(1, 120, vec![needs(8, 0), needs(8, 0), needs(8, 0)]);
@@ -308,12 +308,12 @@ fn the_big_ones_turn_comes_among_a_stream_of_small_ones() {
 }
 
 #[test]
-fn followers_never_lead_even_when_older() {
+fn a_follower_replica_waits_until_the_fleet_is_chosen_even_if_older() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(8, 0), 1, 0.0));
-    let follower = WaitingReplica { choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
+    let follower = WaitingReplica { fleet_choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
     let inventory = Inventory { fleets: vec![f], instances: vec![only], offers: Vec::new() };
-    let placements = place(&[follower], &inventory, NOW);
+    let placements = place_replicas(&[follower], &inventory, NOW);
     assert!(matches!(placements[0].outcome, PlacementOutcome::Waits { .. }), "{placements:?}");
     assert_eq!(uuid(1), placements[0].run.0);
 }

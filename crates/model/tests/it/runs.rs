@@ -51,7 +51,7 @@ fn a_failure_counts_as_soon_as_the_job_is_terminating() {
 }
 
 #[test]
-fn all_done_ends_the_run_well() {
+fn a_run_whose_jobs_are_all_done_ends_as_done() {
     check(
         "running; r0: done(done_by_runner); r1: terminating(done_by_runner)",
         "end-decided -> terminating; all_jobs_done; due 5s: all jobs are done",
@@ -63,7 +63,7 @@ fn all_done_ends_the_run_well() {
 }
 
 #[test]
-fn r20_a_failure_outranks_a_limit_and_a_limit_outranks_the_gateway() {
+fn r20_a_job_failure_outranks_the_retry_limit_which_outranks_a_gateway_error() {
     check(
         "running retry=interruption duration=1m gateway-failed; r0: failed(interrupted_by_no_capacity)@2m; \
          r1: failed(volume_error)",
@@ -74,7 +74,7 @@ fn r20_a_failure_outranks_a_limit_and_a_limit_outranks_the_gateway() {
         "running retry=interruption duration=1m gateway-failed; r0: failed(interrupted_by_no_capacity)@2m; \
          r1: running",
         "end-decided -> terminating; retry_limit_exceeded; end r1.0 terminated_by_server; due 5s: \
-         job 0 of replica 0 ended: interrupted_by_no_capacity; retry duration of 60 s is over (120 s passed)",
+         job 0 of replica 0 ended: interrupted_by_no_capacity; retry duration of 60 s exceeded (120 s elapsed)",
     );
 }
 
@@ -88,7 +88,7 @@ fn a_gateway_that_refuses_the_service_ends_the_run() {
 }
 
 #[test]
-fn r10_a_master_that_is_done_ends_its_workers_well() {
+fn r10_a_finished_master_ends_its_workers_as_done() {
     check(
         "running master-done; r0: done(done_by_runner), running, pulling",
         "end-decided -> terminating; all_jobs_done; end r0.1 done_by_runner; end r0.2 done_by_runner; due 5s: \
@@ -125,7 +125,7 @@ fn r6_a_replica_is_resubmitted_only_when_its_former_jobs_are_final() {
 }
 
 #[test]
-fn r9_one_failed_node_ends_its_siblings_then_all_begin_anew() {
+fn r9_a_failed_node_ends_its_siblings_and_then_all_are_resubmitted() {
     check(
         "running retry=all; r0: running; r1: running, terminating(instance_unreachable), done(done_by_runner)",
         "runs, stays running; end r1.0 terminated_by_server; due 10s: running",
@@ -153,7 +153,7 @@ fn a_failed_job_beats_the_retry_of_its_sibling() {
 }
 
 #[test]
-fn a_job_the_server_ended_for_no_siblings_sake_has_failed() {
+fn a_job_the_server_ended_without_a_failed_sibling_counts_as_failed() {
     check(
         "running retry=all; r0: terminated(terminated_by_server)",
         "end-decided -> terminating; job_failed; due 0s: job 0 of replica 0 ended: terminated_by_server",
@@ -189,12 +189,12 @@ fn r9_the_live_siblings_of_a_run_that_goes_pending_are_ended() {
 fn r11_a_pending_run_waits_for_its_delay() {
     check(
         "pending retry=all attempt=2 pending=29s; r0: failed(container_exited_with_error)@30s",
-        "stays pending; due 1s: retry 2 waits for its delay",
+        "stays pending; due 1s: waiting for the delay of retry 2",
     );
     check(
         "pending retry=all attempt=2 pending=30s; r0: failed(container_exited_with_error)@31s, \
          terminated(terminated_by_server)@31s",
-        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry's delay is over",
+        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry delay is over",
     );
 }
 
@@ -202,20 +202,20 @@ fn r11_a_pending_run_waits_for_its_delay() {
 fn a_replica_that_is_done_is_not_repeated_by_a_retry() {
     check(
         "pending retry=all attempt=1 pending=15s; r0: done(done_by_runner); r1: failed(executor_error)#4",
-        "resubmitted -> submitted; submit r1.0#5; due 5s: the retry's delay is over",
+        "resubmitted -> submitted; submit r1.0#5; due 5s: the retry delay is over",
     );
 }
 
 #[test]
-fn r6_a_delay_that_is_over_still_waits_for_the_former_jobs() {
+fn r6_a_retry_waits_for_the_previous_jobs_even_after_its_delay() {
     check(
         "pending retry=all attempt=1 pending=1m; r0: failed(executor_error), terminating(terminated_by_server)",
-        "stays pending; due 5s: waiting for its former jobs to end",
+        "stays pending; due 5s: waiting for its previous jobs to end",
     );
 }
 
 #[test]
-fn r11_a_wait_is_cut_short_where_the_duration_would_be_over_before() {
+fn r11_a_retry_delay_is_shortened_to_fit_the_retry_duration() {
     check(
         "running retry=all duration=5s; r0: failed(container_exited_with_error)@1s",
         "idles -> pending; attempt 1; fleet unset; due 4s: \
@@ -223,12 +223,12 @@ fn r11_a_wait_is_cut_short_where_the_duration_would_be_over_before() {
     );
     check(
         "pending retry=all duration=5s attempt=1 pending=4s; r0: failed(container_exited_with_error)@5s",
-        "resubmitted -> submitted; submit r0.0#1; due 5s: the retry's delay is over",
+        "resubmitted -> submitted; submit r0.0#1; due 5s: the retry delay is over",
     );
     check(
         "running retry=all duration=5s attempt=1; r0: failed(container_exited_with_error)#1@6s",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         container_exited_with_error; retry duration of 5 s is over (6 s passed)",
+         container_exited_with_error; retry duration of 5 s exceeded (6 s elapsed)",
     );
 }
 
@@ -237,7 +237,7 @@ fn r11_submissions_are_bounded_in_number() {
     check(
         "running retry=all max=3; r0: failed(container_exited_with_error)#2",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         container_exited_with_error; all 3 submissions are spent",
+         container_exited_with_error; all 3 submissions are used up",
     );
 }
 
@@ -255,7 +255,7 @@ fn r21_scaled_down_replicas_do_not_count() {
 fn a_service_at_zero_is_pending_until_requests_arrive() {
     check(
         "running start=none; r0: terminating(scaled_down)",
-        "idles -> pending; fleet unset; due 0s: no replica is wanted",
+        "idles -> pending; fleet unset; due 0s: no replicas are needed",
     );
     check("pending start=none; r0: terminated(scaled_down)", "stays pending; due 10s: waiting for requests");
     check(
@@ -265,7 +265,7 @@ fn a_service_at_zero_is_pending_until_requests_arrive() {
 }
 
 #[test]
-fn a_replica_on_its_way_out_does_not_delay_the_others() {
+fn a_terminating_replica_does_not_delay_the_start_of_others() {
     check(
         "pending start=r0,r1; r0: terminating(scaled_down)",
         "resubmitted -> submitted; submit r1.0#0; due 5s: requests arrived",
@@ -289,7 +289,7 @@ fn an_active_service_grows_and_shrinks_by_whole_replicas() {
 }
 
 #[test]
-fn a_replica_of_a_task_that_is_done_is_not_added_again() {
+fn a_finished_replica_of_a_task_is_not_added_again() {
     check(
         "running start=r0,r1; r0: running; r1: done(done_by_runner)",
         "runs, stays running; due 300s: running",
@@ -297,7 +297,7 @@ fn a_replica_of_a_task_that_is_done_is_not_added_again() {
 }
 
 #[test]
-fn a_failed_replica_of_a_deployment_on_trial_is_no_end_while_others_are_there() {
+fn a_failed_trial_replica_does_not_end_a_run_with_other_replicas_or_a_rollback() {
     check(
         "running start=r0,r1; r0: running; r1?: failed(container_exited_with_error)",
         "runs, stays running; due 300s: running",
@@ -309,16 +309,16 @@ fn a_failed_replica_of_a_deployment_on_trial_is_no_end_while_others_are_there() 
     );
     check(
         "running rolls-back start=none; r1?: failed(container_exited_with_error)",
-        "idles -> pending; fleet unset; due 0s: its deployment is rolled back",
+        "idles -> pending; fleet unset; due 0s: its deployment is being rolled back",
     );
     check(
         "running rolls-back start=none; r1?: done(done_by_runner)",
-        "idles -> pending; fleet unset; due 0s: its deployment is rolled back",
+        "idles -> pending; fleet unset; due 0s: its deployment is being rolled back",
     );
 }
 
 #[test]
-fn a_replica_of_a_former_configuration_that_failed_is_gone_and_its_number_free() {
+fn a_failed_replica_of_an_old_configuration_is_not_retried_and_frees_its_number() {
     check(
         "running retry=all start=r1; r0-: failed(container_exited_with_error); r1: running",
         "runs, stays running; due 300s: running",
@@ -334,7 +334,7 @@ fn a_replica_of_a_former_configuration_that_failed_is_gone_and_its_number_free()
 // Terminating.
 
 #[test]
-fn a_terminating_run_ends_its_jobs_with_the_reason_that_follows() {
+fn a_terminating_run_ends_its_jobs_with_the_matching_reason() {
     check(
         "terminating ending=stopped_by_user; r0: running, submitted, done(done_by_runner)",
         "stays terminating; end r0.0 terminated_by_user; end r0.1 terminated_by_user; due 5s: \
@@ -347,7 +347,7 @@ fn a_terminating_run_ends_its_jobs_with_the_reason_that_follows() {
 }
 
 #[test]
-fn an_abort_after_a_stop_hurries_the_jobs_that_say_goodbye() {
+fn an_abort_after_a_stop_aborts_the_jobs_that_are_stopping() {
     check(
         "terminating ending=aborted_by_user; r0: terminating(terminated_by_user), terminating(done_by_runner)",
         "stays terminating; end r0.0 aborted_by_user; due 5s: waiting for its jobs to end",
@@ -378,7 +378,10 @@ fn r4_a_run_is_final_only_when_all_its_jobs_are() {
 
 #[test]
 fn r3_a_final_run_is_left_alone() {
-    check("done ending=all_jobs_done; r0: done(done_by_runner)", "stays done; never again: the run is over");
+    check(
+        "done ending=all_jobs_done; r0: done(done_by_runner)",
+        "stays done; never again: the run has ended",
+    );
 }
 
 // Schedules.
@@ -389,15 +392,15 @@ fn a_scheduled_run_waits_for_its_slot_and_starts_then() {
     check(
         "pending hourly next=0s start=r0x2",
         "resubmitted -> submitted; submit r0.0#0; submit r0.1#0; fired 2026-11-20T09:30:00Z; no next; due 5s: \
-         its cron slot came",
+         its cron slot was reached",
     );
 }
 
 #[test]
-fn r18_a_slot_that_passed_while_nobody_looked_fires_late_and_once() {
+fn r18_a_missed_slot_fires_late_and_once() {
     check(
         "pending hourly next=-3h start=r0; r0: done(done_by_runner)#7",
-        "resubmitted -> submitted; submit r0.0#8; fired 2026-11-20T06:30:00Z; no next; due 5s: its cron slot came",
+        "resubmitted -> submitted; submit r0.0#8; fired 2026-11-20T06:30:00Z; no next; due 5s: its cron slot was reached",
     );
 }
 
@@ -437,29 +440,29 @@ fn the_retry_clock_of_a_scheduled_run_starts_with_its_slot() {
     check(
         "submitted submitted=24h retry=no-capacity; r0: failed(failed_to_start_due_to_no_capacity)",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         failed_to_start_due_to_no_capacity; retry duration of 3600 s is over (86400 s passed)",
+         failed_to_start_due_to_no_capacity; retry duration of 3600 s exceeded (86400 s elapsed)",
     );
 }
 
 #[test]
-fn r12_a_stop_ends_the_run_whatever_it_was_about_to_do() {
+fn r12_a_stop_ends_the_run_despite_pending_retries_and_failures() {
     check(
         "running stop; r0: running, submitted",
         "stop-asked -> terminating; stopped_by_user; end r0.0 terminated_by_user; end r0.1 terminated_by_user; \
-         due 5s: a user stopped it",
+         due 5s: stopped by a user",
     );
     check(
         "pending stop retry=all attempt=2 pending=1h; r0: failed(executor_error)@61m",
-        "stop-asked -> terminating; stopped_by_user; due 0s: a user stopped it",
+        "stop-asked -> terminating; stopped_by_user; due 0s: stopped by a user",
     );
     check(
         "running abort retry=all; r0: failed(container_exited_with_error); r1: running",
-        "stop-asked -> terminating; aborted_by_user; end r1.0 aborted_by_user; due 5s: a user aborted it",
+        "stop-asked -> terminating; aborted_by_user; end r1.0 aborted_by_user; due 5s: aborted by a user",
     );
 }
 
 #[test]
-fn an_abort_hurries_a_stop_and_a_stop_changes_no_end_that_has_begun() {
+fn an_abort_overrides_a_stop_but_a_stop_does_not_override_an_earlier_ending() {
     check(
         "terminating abort ending=stopped_by_user; r0: terminating(terminated_by_user)",
         "stays terminating; aborted_by_user; end r0.0 aborted_by_user; due 5s: waiting for its jobs to end",
@@ -470,12 +473,12 @@ fn an_abort_hurries_a_stop_and_a_stop_changes_no_end_that_has_begun() {
     );
     check(
         "terminating stop hourly fired=30m ending=all_jobs_done; r0: done(done_by_runner)",
-        "finished-terminated -> terminated; stopped_by_user; never again: a user stopped it",
+        "finished-terminated -> terminated; stopped_by_user; never again: stopped by a user",
     );
 }
 
 #[test]
-fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
+fn a_run_whose_jobs_are_all_final_makes_both_ending_transitions_in_one_pass() {
     let moves = |text: &str| {
         let (before, last) = decide_to_end(&read(text), NOW);
         (before.map(|plan| plan.status), last.status)
@@ -495,13 +498,13 @@ fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
 }
 
 #[test]
-fn a_region_without_machines_for_all_nodes_is_followed_by_another_without_any_policy() {
+fn a_full_region_is_followed_by_another_without_a_retry_policy() {
     let text = "submitted; r0: failed(failed_to_start_due_to_no_capacity), terminating(terminated_by_server)";
     let mut run = read(text);
-    let full = job::Ending::no_capacity("no capacity").with(job::TerminationDetail::RegionFull);
+    let full = job::Ending::no_capacity("no capacity").with_detail(job::TerminationDetail::RegionFull);
     run.replicas[0].jobs[0].state = SubmissionState::Final(full);
     let said =
-        "job 0 of replica 0 ended: failed_to_start_due_to_no_capacity (region_full); another region is tried";
+        "job 0 of replica 0 ended: failed_to_start_due_to_no_capacity (region_full); trying another region";
     assert_eq!(
         render(&run, &decide(&run, NOW)),
         format!("idles -> pending; attempt 1; fleet unset; due 0s: {said}")
@@ -509,12 +512,12 @@ fn a_region_without_machines_for_all_nodes_is_followed_by_another_without_any_po
     let mut waits = RunView { status: run::Status::Pending, attempt: 1, ..run.clone() };
     assert_eq!(
         render(&waits, &decide(&waits, NOW)),
-        "stays pending; due 5s: waiting for its former jobs to end"
+        "stays pending; due 5s: waiting for its previous jobs to end"
     );
     waits.replicas[0].jobs[1].state =
         SubmissionState::Final(job::Ending::new(job::TerminationReason::TerminatedByServer));
     assert_eq!(
         render(&waits, &decide(&waits, NOW)),
-        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry's delay is over"
+        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry delay is over"
     );
 }

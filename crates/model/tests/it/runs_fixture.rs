@@ -52,19 +52,19 @@ fn read_head(head: &str) -> RunView {
         schedule: None,
         retry: None,
         stop_criteria: StopCriteria::AllDone,
-        gateway_failed: false,
-        stop_asked: None,
+        has_gateway_failed: false,
+        requested_stop: None,
         replicas: Vec::new(),
         start: Vec::new(),
         surplus: Vec::new(),
-        rolls_back: false,
+        is_rolling_back: false,
     };
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "ending" => run.ending = Some(run::Ending::new(value.parse().unwrap(), "as asked")),
-            "stop" => run.stop_asked = Some(RequestedStop { abort: false }),
-            "abort" => run.stop_asked = Some(RequestedStop { abort: true }),
+            "stop" => run.requested_stop = Some(RequestedStop { is_abort: false }),
+            "abort" => run.requested_stop = Some(RequestedStop { is_abort: true }),
             "submitted" => run.submitted_at = NOW - span(value),
             "attempt" => run.attempt = value.parse().unwrap(),
             "pending" => run.pending_since = NOW - span(value),
@@ -72,11 +72,11 @@ fn read_head(head: &str) -> RunView {
             "duration" => run.retry.as_mut().unwrap().duration = span(value),
             "max" => run.retry.as_mut().unwrap().max_total = value.parse().unwrap(),
             "master-done" => run.stop_criteria = StopCriteria::MasterDone,
-            "gateway-failed" => run.gateway_failed = true,
-            "rolls-back" => run.rolls_back = true,
+            "gateway-failed" => run.has_gateway_failed = true,
+            "rolls-back" => run.is_rolling_back = true,
             "hourly" => run.schedule = Some(hourly()),
-            "next" => run.schedule.as_mut().unwrap().next = Some(NOW + span(value)),
-            "fired" => run.schedule.as_mut().unwrap().fired = Some(NOW - span(value)),
+            "next" => run.schedule.as_mut().unwrap().next_slot = Some(NOW + span(value)),
+            "fired" => run.schedule.as_mut().unwrap().last_slot = Some(NOW - span(value)),
             "surplus" => run.surplus = value.split(',').map(|text| read_start(text).replica).collect(),
             "start" => run.start = value.split(',').map(read_start).collect(),
             other => panic!("unknown word `{other}` in a run's head"),
@@ -86,7 +86,7 @@ fn read_head(head: &str) -> RunView {
 }
 
 fn hourly() -> ScheduleState {
-    ScheduleState { crons: CronSchedule::parse(&["0 * * * *"]).unwrap(), next: None, fired: None }
+    ScheduleState { crons: CronSchedule::parse(&["0 * * * *"]).unwrap(), next_slot: None, last_slot: None }
 }
 
 fn read_policy(value: &str) -> retry::Policy {
@@ -117,7 +117,7 @@ fn read_replica(text: &str) -> ReplicaView {
     let num = num.trim_end_matches(['?', '-']).parse().unwrap();
     ReplicaView {
         num,
-        weight,
+        role: weight,
         jobs: (0..).zip(jobs.split(',')).map(|(num, job)| read_job(num, job.trim())).collect(),
     }
 }
@@ -132,14 +132,14 @@ fn read_job(num: u32, text: &str) -> JobView {
         ending.as_ref().is_some_and(|e| e.reason() != TerminationReason::FailedToStartDueToNoCapacity);
     let submission = submission.parse().unwrap();
     let status: job::Status = status.parse().unwrap();
-    let state = SubmissionState::of(status, ending);
+    let state = SubmissionState::from_stored(status, ending);
     assert_eq!(state.status(), status, "`{text}` does not end like that");
     let failing_since = match ended {
         "" => had_instance.then_some(NOW),
         "never" => None,
         ago => Some(NOW - span(ago)),
     };
-    JobView { num, submission, state, tries: submission + 1, failures: submission + 1, failing_since }
+    JobView { num, submission, state, attempts: submission + 1, failures: submission + 1, failing_since }
 }
 
 /// Parses `30s`, `5m`, `2h`, also negative.
@@ -176,15 +176,15 @@ pub(crate) fn render(run: &RunView, plan: &Plan) -> String {
     for end in &plan.end {
         words.push(format!("end r{}.{} {}", end.replica, end.job, end.ending.reason()));
     }
-    if plan.fired != run.schedule.as_ref().and_then(|s| s.fired) {
-        words.push(format!("fired {}", plan.fired.unwrap()));
+    if plan.last_slot != run.schedule.as_ref().and_then(|s| s.last_slot) {
+        words.push(format!("fired {}", plan.last_slot.unwrap()));
     }
-    if plan.next_triggered_at != run.schedule.as_ref().and_then(|s| s.next) {
+    if plan.next_triggered_at != run.schedule.as_ref().and_then(|s| s.next_slot) {
         words.push(plan.next_triggered_at.map_or("no next".to_owned(), |next| format!("next {next}")));
     }
     match plan.due_at {
         Some(due) => words.push(format!("due {:?}", due.since(NOW))),
         None => words.push("never again".to_owned()),
     }
-    format!("{}: {}", words.join("; "), plan.why)
+    format!("{}: {}", words.join("; "), plan.message)
 }

@@ -51,12 +51,12 @@ impl RunFixture {
                 attempt: 0,
                 pending_since: NOW,
                 retry_delay: retry::DELAY_FIRST,
-                schedule: crons.map(|crons| ScheduleState { crons, next, fired: None }),
+                schedule: crons.map(|crons| ScheduleState { crons, next_slot: next, last_slot: None }),
                 retry,
                 stop_criteria: StopCriteria::AllDone,
-                gateway_failed: false,
-                rolls_back: false,
-                stop_asked: None,
+                has_gateway_failed: false,
+                is_rolling_back: false,
+                requested_stop: None,
                 replicas: Vec::new(),
                 start: (0..replicas).map(|replica| ReplicaStart { replica, jobs }).collect(),
                 surplus: Vec::new(),
@@ -91,10 +91,10 @@ impl RunFixture {
         self.run.ending = plan.ending;
         self.run.attempt = plan.attempt;
         if let Some(schedule) = &mut self.run.schedule {
-            schedule.next = plan.next_triggered_at;
-            if plan.fired != schedule.fired {
-                schedule.fired = plan.fired;
-                self.fired.extend(plan.fired);
+            schedule.next_slot = plan.next_triggered_at;
+            if plan.last_slot != schedule.last_slot {
+                schedule.last_slot = plan.last_slot;
+                self.fired.extend(plan.last_slot);
             }
         }
         for end in plan.end {
@@ -109,13 +109,13 @@ impl RunFixture {
             match self.job(replica, num) {
                 Some(job) => {
                     assert!(job.state.status().is_final(), "r6: two submissions alive");
-                    let tries = if fresh { 1 } else { job.tries + 1 };
+                    let tries = if fresh { 1 } else { job.attempts + 1 };
                     let failures = if fresh { 0 } else { job.failures };
                     let failing_since = job.failing_since.filter(|_| !fresh);
                     *job = JobView {
                         submission,
                         state: SubmissionState::Submitted,
-                        tries,
+                        attempts: tries,
                         failures,
                         failing_since,
                         ..*job
@@ -127,7 +127,7 @@ impl RunFixture {
                         num,
                         submission,
                         state: SubmissionState::Submitted,
-                        tries: 1,
+                        attempts: 1,
                         failures: 0,
                         failing_since: None,
                     },
@@ -144,7 +144,7 @@ impl RunFixture {
     fn add(&mut self, num: u32, job: JobView) {
         match self.run.replicas.iter_mut().find(|replica| replica.num == num) {
             Some(replica) => replica.jobs.push(job),
-            None => self.run.replicas.push(ReplicaView { num, weight: ReplicaRole::Full, jobs: vec![job] }),
+            None => self.run.replicas.push(ReplicaView { num, role: ReplicaRole::Full, jobs: vec![job] }),
         }
     }
 
@@ -159,7 +159,8 @@ impl RunFixture {
 
     /// Stops as the API does: acknowledged means stored.
     fn stop(&mut self, reason: run::TerminationReason) {
-        if run::step(self.run.status, run::Event::StopAsked).after(self.run.status).unwrap().is_final() {
+        if run::step(self.run.status, run::Event::StopAsked).status_after(self.run.status).unwrap().is_final()
+        {
             return;
         }
         self.run.status = run::Status::Terminating;
@@ -221,7 +222,7 @@ impl RunFixture {
     }
 }
 
-fn happening(with_stops: bool) -> impl Strategy<Value = RunEvent> {
+fn run_event(with_stops: bool) -> impl Strategy<Value = RunEvent> {
     let end = prop::option::weighted(
         0.4,
         prop::sample::select(
@@ -261,8 +262,8 @@ struct RunScenario {
     happenings: Vec<RunEvent>,
 }
 
-fn life() -> impl Strategy<Value = RunScenario> {
-    (1..4_u32, 1..4_u32, policy(), prop::collection::vec(happening(true), 1..120))
+fn scenario() -> impl Strategy<Value = RunScenario> {
+    (1..4_u32, 1..4_u32, policy(), prop::collection::vec(run_event(true), 1..120))
         .prop_map(|(replicas, jobs, retry, happenings)| RunScenario { replicas, jobs, retry, happenings })
 }
 
@@ -280,24 +281,24 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn r2_every_life_of_a_run_ends_once(life in life()) {
+    fn r2_every_run_reaches_a_final_status_exactly_once(life in scenario()) {
         let world = run_scenario(life);
         prop_assert!(world.run.status.is_final(), "still {}", world.run.status);
         prop_assert_eq!(world.finals.len(), 1);
     }
 
     #[test]
-    fn r6_submission_numbers_have_no_gaps_over_a_whole_life(life in life()) {
+    fn r6_submission_numbers_have_no_gaps_over_the_history_of_a_run(life in scenario()) {
         run_scenario(life).check_numbers();
     }
 
     #[test]
-    fn r9_the_generations_of_a_replica_never_mix_over_a_whole_life(life in life()) {
+    fn r9_submissions_of_different_rounds_never_mix_within_a_replica(life in scenario()) {
         run_scenario(life).check_generations();
     }
 
     #[test]
-    fn r12_a_stop_is_the_last_word_over_a_whole_life(life in life()) {
+    fn r12_a_stopped_run_submits_nothing_more_and_ends_terminated(life in scenario()) {
         // Every pass asserts that nothing is submitted after the stop.
         let world = run_scenario(life);
         if world.stopped {
@@ -306,8 +307,8 @@ proptest! {
     }
 
     #[test]
-    fn r18_no_slot_fires_twice_and_none_is_lost_but_to_an_execution(
-        happenings in prop::collection::vec(happening(false), 1..200),
+    fn r18_no_slot_fires_twice_and_only_a_running_execution_skips_slots(
+        happenings in prop::collection::vec(run_event(false), 1..200),
     ) {
         let crons = CronSchedule::parse(&["*/10 * * * *", "3 * * * *"]).unwrap();
         let mut world = RunFixture::new(1, 2, None, Some(crons.clone()));

@@ -62,7 +62,7 @@ fn job(state: impl Strategy<Value = SubmissionState>) -> impl Strategy<Value = J
             num: 0,
             submission,
             state,
-            tries: submission + 1,
+            attempts: submission + 1,
             failures: submission + 1,
             failing_since: ago.map(|secs| NOW - Span::secs(secs)),
         }
@@ -77,7 +77,7 @@ fn replicas(state: impl Strategy<Value = SubmissionState>) -> impl Strategy<Valu
         };
         let replica = |(num, jobs): (u32, Vec<JobView>)| ReplicaView {
             num,
-            weight: ReplicaRole::Full,
+            role: ReplicaRole::Full,
             jobs: (0..).zip(jobs).map(number).collect(),
         };
         (0..).zip(replicas).map(replica).collect()
@@ -95,8 +95,8 @@ fn schedule() -> impl Strategy<Value = Option<ScheduleState>> {
     let moment = || prop::option::of((-7_200..7_200_i64).prop_map(|secs| NOW + Span::secs(secs)));
     let scheduled = (moment(), moment()).prop_map(|(next, fired)| ScheduleState {
         crons: CronSchedule::parse(&["*/7 * * * *"]).unwrap(),
-        next,
-        fired,
+        next_slot: next,
+        last_slot: fired,
     });
     prop::option::weighted(0.3, scheduled)
 }
@@ -120,7 +120,7 @@ prop_compose! {
         RunView {
             status,
             ending: reason.map(|reason| run::Ending::new(reason, "said so")),
-            stop_asked: (submitted % 5 == 0).then_some(RequestedStop { abort: attempt % 2 == 0 }),
+            requested_stop: (submitted % 5 == 0).then_some(RequestedStop { is_abort: attempt % 2 == 0 }),
             submitted_at: NOW - Span::secs(submitted),
             attempt,
             pending_since: NOW - Span::secs(pending),
@@ -128,8 +128,8 @@ prop_compose! {
             schedule,
             retry,
             stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
-            gateway_failed,
-            rolls_back: false,
+            has_gateway_failed: gateway_failed,
+            is_rolling_back: false,
             start: (0..wanted).map(|replica| ReplicaStart { replica, jobs: jobs(replica) }).collect(),
             replicas,
             surplus,
@@ -181,13 +181,13 @@ fn retry_problem(run: &RunView, replica: &ReplicaView) -> Option<String> {
             continue;
         }
         let Some(event) = reason.retry_event() else { return Some(format!("{reason} is no failure")) };
-        let began = run.schedule.as_ref().and_then(|s| s.fired).unwrap_or(run.submitted_at);
+        let began = run.schedule.as_ref().and_then(|s| s.last_slot).unwrap_or(run.submitted_at);
         let since = job.failing_since.or((event == retry::Event::NoCapacity).then_some(began));
         // For a run that waits for its retry, that was decided when it began to wait.
         let at = if run.status == run::Status::Pending { run.pending_since.min(NOW) } else { NOW };
         let in_time = since.is_some_and(|since| at.since(since) < policy.duration);
-        if !policy.on_events.contains(&event) || !in_time || job.tries >= policy.max_total {
-            return Some(format!("{reason}: {event}, tries {}", job.tries));
+        if !policy.on_events.contains(&event) || !in_time || job.attempts >= policy.max_total {
+            return Some(format!("{reason}: {event}, tries {}", job.attempts));
         }
         covered = true;
     }
@@ -202,11 +202,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn r5_a_plan_moves_the_run_along_an_edge_of_its_machine(run in any_run()) {
+    fn r5_a_run_plan_follows_an_edge_of_the_state_machine(run in any_run()) {
         let plan = plan_of(&run);
-        let after = plan.event.map_or(Some(run.status), |event| run::step(run.status, event).after(run.status));
+        let after = plan.event.map_or(Some(run.status), |event| run::step(run.status, event).status_after(run.status));
         prop_assert_eq!(after, Some(plan.status));
-        prop_assert!(!plan.why.is_empty());
+        prop_assert!(!plan.message.is_empty());
         prop_assert_eq!(plan.due_at.is_none(), plan.status.is_final());
     }
 
@@ -223,7 +223,7 @@ proptest! {
             let job = find(&run, end.replica, end.job).unwrap();
             prop_assert!(!is_final(job), "a final job is asked to end");
             // The plan can end a job only with this event, which never leads to a final status.
-            let after = job::step(job.state.status(), job::Event::StopAsked).after(job.state.status());
+            let after = job::step(job.state.status(), job::Event::StopAsked).status_after(job.state.status());
             prop_assert_eq!(after, Some(job::Status::Terminating));
         }
         if plan.status.is_final() && !run.status.is_final() {
@@ -233,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn r4_a_run_that_turns_terminating_leaves_no_job_alive(run in any_run()) {
+    fn r4_a_terminating_run_ends_every_live_job(run in any_run()) {
         let plan = plan_of(&run);
         if plan.status != run::Status::Terminating {
             return Ok(());
@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn r6_numbers_grow_by_one_and_only_after_the_former_submission_is_final(run in any_run()) {
+    fn r6_submission_numbers_grow_by_one_after_the_previous_submission_is_final(run in any_run()) {
         let plan = plan_of(&run);
         let mut seen = BTreeSet::new();
         for submit in &plan.submit {
@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn r11_a_retry_is_covered_in_time_within_the_total_and_after_its_delay(run in prop_oneof![any_run(), retried_run()]) {
+    fn r11_a_retry_respects_the_policy_the_limits_and_its_delay(run in prop_oneof![any_run(), retried_run()]) {
         let plan = plan_of(&run);
         let fresh = run.status == run::Status::Pending && run.attempt == 0;
         if fresh {
@@ -320,7 +320,7 @@ proptest! {
 
     #[test]
     fn r20_the_derived_status_depends_on_the_jobs_alone(run in any_run(), other in any_run(), turn in 0..4_usize) {
-        let verdict = derive(&run, NOW).verdict;
+        let verdict = derive(&run, NOW).status;
         let mut same = RunView { status: other.status, attempt: other.attempt, start: other.start, ..run.clone() };
         same.ending = other.ending;
         same.pending_since = other.pending_since;
@@ -331,7 +331,7 @@ proptest! {
         for replica in &mut same.replicas {
             replica.jobs.reverse();
         }
-        prop_assert_eq!(derive(&same, NOW).verdict, verdict);
+        prop_assert_eq!(derive(&same, NOW).status, verdict);
     }
 
     #[test]
@@ -348,7 +348,7 @@ proptest! {
         let runs = counts(&[job::Status::Running]);
         let provisions = counts(&[job::Status::Provisioning, job::Status::Pulling]);
         let waits = counts(&[job::Status::Submitted]);
-        match derived.verdict {
+        match derived.status {
             DerivedStatus::Runs => prop_assert!(runs),
             DerivedStatus::Provisions => prop_assert!(provisions && !runs),
             DerivedStatus::Waits => prop_assert!(waits && !provisions && !runs),
@@ -363,12 +363,12 @@ proptest! {
 
     #[test]
     fn r21_a_scaled_down_replica_changes_nothing(run in any_run(), final_ in any::<bool>()) {
-        let verdict = derive(&run, NOW).verdict;
+        let verdict = derive(&run, NOW).status;
         let scaled = job::Ending::new(TerminationReason::ScaledDown);
         let state = if final_ { SubmissionState::Final(scaled) } else { SubmissionState::Terminating(scaled) };
-        let job = JobView { num: 0, submission: 0, state, tries: 1, failures: 1, failing_since: Some(NOW) };
+        let job = JobView { num: 0, submission: 0, state, attempts: 1, failures: 1, failing_since: Some(NOW) };
         let mut more = run.clone();
-        more.replicas.push(ReplicaView { num: 99, weight: ReplicaRole::Full, jobs: vec![job] });
-        prop_assert_eq!(derive(&more, NOW).verdict, verdict);
+        more.replicas.push(ReplicaView { num: 99, role: ReplicaRole::Full, jobs: vec![job] });
+        prop_assert_eq!(derive(&more, NOW).status, verdict);
     }
 }

@@ -22,7 +22,7 @@ fn check(
 ) {
     let standing = FailureHistory {
         reason: reason.parse().unwrap(),
-        tries,
+        attempts: tries,
         run_began: ago(began),
         failing_since: provisioned.map(ago),
     };
@@ -40,7 +40,7 @@ fn without_a_policy_nothing_is_retried() {
 }
 
 #[test]
-fn decisions_and_successes_are_never_retried() {
+fn successes_and_ends_by_users_or_limits_are_never_retried() {
     let all = Policy::always();
     for reason in ["done_by_runner", "terminated_by_user", "max_duration_exceeded", "scaled_down"] {
         check(Some(&all), reason, 0, Some(0), 1, &format!("no: {reason} is never retried"));
@@ -55,16 +55,16 @@ fn r11_only_the_named_events_are_retried() {
 }
 
 #[test]
-fn r11_want_of_capacity_counts_from_the_run_until_the_job_ever_had_an_instance() {
+fn r11_no_capacity_retries_count_from_the_run_start_until_a_job_had_an_instance() {
     let all = Policy::always();
     let reason = "failed_to_start_due_to_no_capacity";
     check(Some(&all), reason, 3_599, None, 40, "yes: no-capacity after 3599 s");
-    check(Some(&all), reason, 3_600, None, 1, "limit: retry duration of 3600 s is over (3600 s passed)");
+    check(Some(&all), reason, 3_600, None, 1, "limit: retry duration of 3600 s exceeded (3600 s elapsed)");
     check(Some(&all), reason, 90_000, Some(60), 1, "yes: no-capacity after 60 s");
 }
 
 #[test]
-fn r11_other_events_count_from_the_last_provisioned_end() {
+fn r11_other_retry_durations_count_from_the_first_failure_with_an_instance() {
     let all = Policy::always();
     check(Some(&all), "executor_error", 90_000, Some(10), 1, "yes: error after 10 s");
     check(
@@ -73,16 +73,16 @@ fn r11_other_events_count_from_the_last_provisioned_end() {
         0,
         Some(4_000),
         1,
-        "limit: retry duration of 3600 s is over (4000 s passed)",
+        "limit: retry duration of 3600 s exceeded (4000 s elapsed)",
     );
     check(Some(&all), "volume_error", 0, None, 1, "no: error before it ever had an instance");
 }
 
 #[test]
-fn r11_the_total_is_bounded() {
+fn r11_the_total_number_of_submissions_is_limited() {
     let three = Policy { max_total: 3, ..Policy::always() };
     check(Some(&three), "executor_error", 0, Some(0), 2, "yes: error after 0 s");
-    check(Some(&three), "executor_error", 0, Some(0), 3, "limit: all 3 submissions are spent");
+    check(Some(&three), "executor_error", 0, Some(0), 3, "limit: all 3 submissions are used up");
 }
 
 #[test]
@@ -94,11 +94,11 @@ fn r11_the_delay_grows_to_ten_minutes() {
 }
 
 #[test]
-fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ran_for_long() {
+fn r11_a_failure_streak_starts_at_its_first_failure_and_resets_after_a_long_run() {
     let policy = Policy { duration: Span::mins(2), ..Policy::always() };
     let mut streak = FailureStreak::default();
     let mut add = |ended, had_instance, ran: Option<i64>| {
-        streak.add(Some(&policy), ago(ended), had_instance, ran.map(Span::secs));
+        streak.record_failure(Some(&policy), ago(ended), had_instance, ran.map(Span::secs));
         (streak.failures, streak.since.map(|since| NOW.since(since).as_secs()))
     };
     assert_eq!(add(900, false, None), (1, None), "want of capacity has no clock of its own");
@@ -108,7 +108,7 @@ fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ra
     assert_eq!(add(400, true, None), (2, Some(500)));
     let mut streak = FailureStreak::default();
     for (ran, failures) in [(1, 1), (599, 2), (600, 1)] {
-        streak.add(Some(&Policy::always()), NOW, true, Some(Span::secs(ran)));
+        streak.record_failure(Some(&Policy::always()), NOW, true, Some(Span::secs(ran)));
         assert_eq!(streak.failures, failures, "{ran}");
     }
 }

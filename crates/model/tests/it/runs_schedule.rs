@@ -23,12 +23,12 @@ fn the_next_slot_is_strictly_later() {
 }
 
 #[test]
-fn several_patterns_mean_the_earliest() {
+fn several_cron_patterns_yield_the_earliest_slot() {
     check(&["0 12 * * *", "30 9 * * *", "0 9 * * *"], "2026-11-20T09:00:00Z", "2026-11-20T09:30:00Z");
 }
 
 #[test]
-fn r18_slots_are_utc_and_know_no_summer_time() {
+fn r18_slots_are_in_utc_without_daylight_saving_time() {
     // In Europe, one of these hours occurred twice and another never.
     check(&["30 1 * * *"], "2026-10-24T01:30:00Z", "2026-10-25T01:30:00Z");
     check(&["30 2 * * *"], "2026-03-28T02:30:00Z", "2026-03-29T02:30:00Z");
@@ -36,17 +36,20 @@ fn r18_slots_are_utc_and_know_no_summer_time() {
 }
 
 #[test]
-fn what_is_no_schedule_says_why() {
+fn an_invalid_cron_schedule_is_refused_with_the_reason() {
     #[track_caller]
     fn check(patterns: &[&str], expected: &str) {
         assert_eq!(CronSchedule::parse(patterns).unwrap_err().to_string(), expected);
     }
-    check(&[], "schedule names no cron");
-    check(&["0 9 * *"], "cron `0 9 * *` has 4 fields; it needs 5: minute hour day month weekday");
-    check(&["0 0 9 * * *"], "cron `0 0 9 * * *` has 6 fields; it needs 5: minute hour day month weekday");
-    check(&["@daily"], "cron `@daily` has 1 fields; it needs 5: minute hour day month weekday");
-    check(&["61 * * * *"], "parse cron `61 * * * *`");
-    check(&["0 0 30 2 *"], "cron `0 0 30 2 *` never comes");
+    check(&[], "`schedule` has no `cron` pattern");
+    check(&["0 9 * *"], "invalid cron `0 9 * *`: expected 5 fields (minute hour day month weekday), found 4");
+    check(
+        &["0 0 9 * * *"],
+        "invalid cron `0 0 9 * * *`: expected 5 fields (minute hour day month weekday), found 6",
+    );
+    check(&["@daily"], "invalid cron `@daily`: expected 5 fields (minute hour day month weekday), found 1");
+    check(&["61 * * * *"], "invalid cron `61 * * * *`");
+    check(&["0 0 30 2 *"], "cron `0 0 30 2 *` never matches");
 }
 
 #[test]
@@ -98,7 +101,7 @@ proptest! {
 
     /// Repeated queries from the previous slot return every slot, in order, once.
     #[test]
-    fn r18_the_chain_of_slots_is_the_set_of_slots(
+    fn r18_repeated_next_slot_queries_return_every_slot_once_in_order(
         patterns in prop::sample::subsequence(&PATTERNS[..], 1..=3),
         from in 0..20 * 86_400_i64,
         length in 0..3 * 86_400_i64,

@@ -33,7 +33,7 @@ where
 }
 
 #[test]
-fn the_words_are_those_of_the_wire() {
+fn status_and_reason_words_match_the_wire_format() {
     check_words::<run::Status>("pending submitted provisioning running terminating terminated failed done");
     check_words::<job::Status>(
         "submitted provisioning pulling running terminating terminated aborted failed done",
@@ -58,7 +58,7 @@ fn the_words_are_those_of_the_wire() {
 }
 
 #[test]
-fn an_unknown_word_is_named() {
+fn an_unknown_status_is_named_in_the_error() {
     let error = "sleeping".parse::<job::Status>().unwrap_err();
     assert_eq!(error.to_string(), "unknown job status `sleeping`");
 }
@@ -88,7 +88,7 @@ const JOB_REASONS: &str = "
     aborted_by_user                      | aborted    | -            | -";
 
 #[test]
-fn a_jobs_reason_decides_its_status_its_retry_and_its_error() {
+fn a_job_termination_reason_determines_status_retry_event_and_error() {
     let rows: Vec<_> = JOB_REASONS.trim().lines().collect();
     assert_eq!(rows.len(), job::TerminationReason::ALL.len());
     for row in rows {
@@ -113,7 +113,7 @@ const RUN_REASONS: &str = "
     gateway_error        | failed     | terminated_by_server | gateway error";
 
 #[test]
-fn a_runs_reason_decides_its_status_and_the_reason_of_its_jobs() {
+fn a_run_termination_reason_determines_status_job_reason_and_error() {
     let rows: Vec<_> = RUN_REASONS.trim().lines().collect();
     assert_eq!(rows.len(), run::TerminationReason::ALL.len());
     for row in rows {
@@ -128,7 +128,7 @@ fn a_runs_reason_decides_its_status_and_the_reason_of_its_jobs() {
 }
 
 #[test]
-fn r4_a_terminating_job_reaches_the_status_of_its_reason_and_no_other() {
+fn r4_a_terminating_job_or_run_reaches_the_final_status_of_its_reason() {
     for &reason in job::TerminationReason::ALL {
         let last = reason.final_status();
         assert_eq!(job::step(job::Status::Terminating, last.event()), Step::To(last.status()));
@@ -141,7 +141,7 @@ fn r4_a_terminating_job_reaches_the_status_of_its_reason_and_no_other() {
 }
 
 #[test]
-fn our_own_causes_travel_beside_a_reason_that_every_client_knows() {
+fn windlass_specific_details_accompany_a_reason_known_to_all_clients() {
     #[track_caller]
     fn check(ending: &Ending, reason: &str, detail: TerminationDetail, retried: retry::Event) {
         assert_eq!(ending.reason().as_str(), reason);
@@ -170,7 +170,7 @@ fn our_own_causes_travel_beside_a_reason_that_every_client_knows() {
 }
 
 #[test]
-fn an_ending_is_stored_and_read_back_whole() {
+fn an_ending_round_trips_through_storage() {
     let ending = Ending::oom_killed().with_message("killed at 8 GB");
     let json = serde_json::to_string(&ending).unwrap();
     assert_eq!(
@@ -182,7 +182,7 @@ fn an_ending_is_stored_and_read_back_whole() {
 }
 
 #[test]
-fn a_jobs_message_says_what_its_status_comes_to() {
+fn a_job_status_message_reflects_its_status_and_ending() {
     #[track_caller]
     fn check(status: &str, ending: Option<Ending>, message: &str) {
         assert_eq!(job::status_message(status.parse().unwrap(), ending.as_ref()), message);
@@ -202,7 +202,7 @@ fn a_jobs_message_says_what_its_status_comes_to() {
 }
 
 #[test]
-fn a_runs_message_tells_of_pulling_and_retrying() {
+fn a_run_status_message_shows_pulling_and_retrying() {
     let glance = |status: &str, last_ended| run::JobSummary { status: status.parse().unwrap(), last_ended };
     let lacked = Some(job::TerminationReason::FailedToStartDueToNoCapacity);
     let all = retry::Policy::always();
@@ -228,7 +228,7 @@ fn because(pipeline: Pipeline) -> EventCause {
     EventCause {
         actor: Actor::Pipeline { name: pipeline, epoch: 7 },
         reason: "done_by_runner".to_owned(),
-        message: "the program ended well".to_owned(),
+        message: "the program exited successfully".to_owned(),
     }
 }
 
@@ -269,13 +269,13 @@ fn r5_a_refused_transition_is_an_error_and_a_record() {
         because(Pipeline::JobRunning),
     )
     .unwrap_err();
-    assert_eq!(refused.to_string(), "job in status `done` refuses `started`");
+    assert_eq!(refused.to_string(), "job with status `done` refuses `started`");
     assert_eq!((refused.record.kind, refused.record.to), (EventKind::Refused, None));
     assert!(!refused.record.is_final);
 }
 
 #[test]
-fn a_schedule_state_that_ends_is_not_a_final_status() {
+fn schedule_state_done_is_not_recorded_as_a_final_status() {
     let done = Event::created::<managed_job::ScheduleLifecycle>(
         Uuid::nil(),
         Schedule::Done,
@@ -287,7 +287,7 @@ fn a_schedule_state_that_ends_is_not_a_final_status() {
 // Managed jobs.
 
 #[test]
-fn m2_a_cancelling_task_ends_cancelled_or_in_what_it_reached_before() {
+fn m2_a_cancelling_task_can_only_move_to_a_final_status() {
     use managed_job::{Event as E, Status as S};
     let mut ends = Vec::new();
     for &event in E::ALL {
@@ -304,7 +304,7 @@ fn m2_a_cancelling_task_ends_cancelled_or_in_what_it_reached_before() {
 }
 
 #[test]
-fn m7_only_success_lets_a_task_succeed() {
+fn m7_only_the_succeeded_event_makes_a_task_succeed() {
     use managed_job::{Event as E, Status as S};
     for &status in S::ALL {
         for &event in E::ALL {
@@ -331,16 +331,16 @@ fn m7_a_task_that_was_cancelled_before_its_start_never_starts() {
 #[test]
 fn r17_an_episode_counts_iff_a_genuine_failure_took_part() {
     use RecoverySource::*;
-    assert_eq!(RecoveryEpisode::open(Failure).counts(), 1);
-    assert_eq!(RecoveryEpisode::open(Failure).merge(Restart).merge(Emergency).counts(), 1);
-    assert_eq!(RecoveryEpisode::open(Restart).merge(Emergency).counts(), 0);
-    assert_eq!(RecoveryEpisode::open(Restart).merge(Failure).merge(Failure).counts(), 1);
+    assert_eq!(RecoveryEpisode::open(Failure).recovery_increment(), 1);
+    assert_eq!(RecoveryEpisode::open(Failure).merge(Restart).merge(Emergency).recovery_increment(), 1);
+    assert_eq!(RecoveryEpisode::open(Restart).merge(Emergency).recovery_increment(), 0);
+    assert_eq!(RecoveryEpisode::open(Restart).merge(Failure).merge(Failure).recovery_increment(), 1);
     let stored = RecoveryEpisode::open(Failure).has_credit();
-    assert_eq!(RecoveryEpisode::from_stored(stored).counts(), 1);
+    assert_eq!(RecoveryEpisode::from_stored(stored).recovery_increment(), 1);
 }
 
 #[test]
-fn a_schedule_state_and_a_status_form_a_legal_pair() {
+fn each_schedule_state_allows_only_the_listed_task_statuses() {
     #[track_caller]
     fn check(state: &str, legal: &str) {
         let state: Schedule = state.parse().unwrap();
@@ -376,13 +376,13 @@ proptest! {
 
     /// Slots counted from the states equal slots counted from claims and releases.
     #[test]
-    fn m5_every_slot_is_freed_once_and_no_launch_goes_without_one(
+    fn m5_every_slot_is_released_once_and_every_launch_claims_one(
         events in prop::collection::vec(prop::sample::select(ScheduleEvent::ALL), 0..60),
     ) {
         let (mut launch, mut alive) = (0_i32, 0_i32);
         let mut state = Schedule::Inactive;
         for event in events {
-            let Some(next) = managed_job::step_schedule(state, event).after(state) else { continue };
+            let Some(next) = managed_job::step_schedule(state, event).status_after(state) else { continue };
             launch += i32::from(next.holds_launch_slot()) - i32::from(state.holds_launch_slot());
             alive += i32::from(next.holds_alive_slot()) - i32::from(state.holds_alive_slot());
             if next.holds_launch_slot() && !state.holds_launch_slot() {
@@ -399,13 +399,13 @@ proptest! {
 
     /// In any order of events of a task, final stays final, except for an internal error.
     #[test]
-    fn r3_m2_a_task_ends_once(
+    fn r3_m2_a_final_task_changes_only_by_an_internal_error(
         events in prop::collection::vec(prop::sample::select(managed_job::Event::ALL), 0..80),
     ) {
         let mut status = managed_job::Status::Pending;
         for event in events {
             let before = status;
-            status = managed_job::step(status, event).after(status).unwrap_or(status);
+            status = managed_job::step(status, event).status_after(status).unwrap_or(status);
             if before.is_final() && status != before {
                 prop_assert_eq!(status, managed_job::Status::FailedController);
             }

@@ -221,7 +221,7 @@ fn g8_a_task_is_removed_only_after_its_end() {
 }
 
 #[test]
-fn r3_final_is_never_left() {
+fn r3_a_final_status_changes_only_by_an_internal_error() {
     fn check<M: StateMachine>() {
         for (from, to) in edges::<M>() {
             let from = M::Status::ALL.iter().find(|s| s.as_str() == from).unwrap();
@@ -233,7 +233,7 @@ fn r3_final_is_never_left() {
 }
 
 #[test]
-fn stop_is_never_refused_while_anything_is_alive() {
+fn a_stop_is_accepted_in_every_status_that_is_not_final() {
     fn check<M: StateMachine>() {
         for &status in M::Status::ALL.iter().filter(|status| !status.is_final()) {
             for &stop in M::STOP {
@@ -306,7 +306,7 @@ fn every_event_is_accepted_somewhere() {
 
 /// Compares with the reviewed files. `UPDATE=1` rewrites them.
 #[test]
-fn the_tables_in_the_docs_are_those_of_the_code() {
+fn the_state_tables_in_the_docs_match_the_code() {
     fn check<M: StateMachine>() {
         compare(M::NAME, &render_table::<M>());
     }

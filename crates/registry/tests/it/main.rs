@@ -28,7 +28,7 @@ fn demo_credentials(password: &str) -> Credentials {
 }
 
 #[tokio::test]
-async fn an_image_is_read_by_tag_and_by_digest() {
+async fn an_image_is_resolved_by_tag_and_by_digest() {
     let registry = Registry::start().await;
     let pushed = registry.push("team/app", "1", AMD64, b"layer");
     let found = resolve(&registry, "team/app:1").await.unwrap();
@@ -41,7 +41,7 @@ async fn an_image_is_read_by_tag_and_by_digest() {
 }
 
 #[tokio::test]
-async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() {
+async fn an_index_is_resolved_by_platform_and_the_error_lists_existing_platforms() {
     let registry = Registry::start().await;
     let arm = registry.push("app", "arm", "arm64", b"for arm");
     let amd = registry.push("app", "amd", AMD64, b"for amd");
@@ -59,7 +59,7 @@ async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() 
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_from_what_is_refused() {
+async fn missing_images_and_refused_credentials_are_different_errors() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"layer");
     let missing = resolve(&registry, "app:2").await.unwrap_err();
@@ -73,7 +73,7 @@ async fn what_is_not_there_is_told_from_what_is_refused() {
 }
 
 #[tokio::test]
-async fn a_token_is_fetched_where_one_is_asked_for_and_kept() {
+async fn a_registry_token_is_fetched_when_required_and_cached() {
     let registry = Registry::start().await;
     registry.push("team/app", "1", AMD64, b"layer");
     registry.require_tokens();
@@ -93,7 +93,7 @@ async fn a_token_is_fetched_where_one_is_asked_for_and_kept() {
 }
 
 #[tokio::test]
-async fn a_registry_that_is_out_of_order_is_asked_again() {
+async fn a_registry_error_is_retried_and_finally_reported() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"layer");
     registry.fail_next(2);
@@ -107,7 +107,7 @@ async fn a_registry_that_is_out_of_order_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_is_not_the_one_of_the_digest_is_refused() {
+async fn a_manifest_that_does_not_match_its_digest_is_rejected() {
     let registry = Registry::start().await;
     let pushed = registry.push("app", "1", AMD64, b"layer");
     registry.replace_manifest("app", &pushed, b"{\"schemaVersion\": 2, \"layers\": []}");
@@ -128,7 +128,7 @@ async fn download(registry: &Registry, name: &str) -> Result<Vec<u8>, RegistryEr
 }
 
 #[tokio::test]
-async fn a_layer_comes_through_a_redirect_that_is_not_given_the_password() {
+async fn a_redirected_layer_download_does_not_send_credentials() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"a layer");
     registry.redirect_blobs().await;
@@ -137,7 +137,7 @@ async fn a_layer_comes_through_a_redirect_that_is_not_given_the_password() {
 }
 
 #[tokio::test]
-async fn a_layer_whose_connection_breaks_goes_on_where_it_stopped() {
+async fn an_interrupted_layer_download_resumes_where_it_stopped() {
     let registry = Registry::start().await;
     let layer: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     registry.push("app", "1", AMD64, &layer);
@@ -147,7 +147,7 @@ async fn a_layer_whose_connection_breaks_goes_on_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn a_layer_with_a_wrong_byte_is_refused_at_its_end() {
+async fn a_layer_that_does_not_match_its_digest_is_rejected() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"a layer");
     registry.replace_blob("app", &digest(b"a layer"), b"a later");
@@ -156,7 +156,7 @@ async fn a_layer_with_a_wrong_byte_is_refused_at_its_end() {
 }
 
 #[tokio::test]
-async fn a_mirror_is_asked_first_and_the_registry_where_it_has_nothing() {
+async fn an_image_is_resolved_at_the_mirror_first_and_then_at_the_registry() {
     let (registry, mirror) = (Registry::start().await, Registry::start().await);
     let own = registry.push("app", "1", AMD64, b"own");
     registry.push("app", "2", AMD64, b"own only");
@@ -173,7 +173,7 @@ async fn a_mirror_is_asked_first_and_the_registry_where_it_has_nothing() {
 }
 
 #[tokio::test]
-async fn a_registry_that_nobody_reaches_is_named() {
+async fn the_error_names_an_unreachable_registry() {
     let name: ImageName = "127.0.0.1:1/app:1".parse().unwrap();
     let failed = Client::default().resolve_image(&name, &Platform::linux(AMD64), None).await.unwrap_err();
     assert_eq!(failed.to_string(), "failed to reach the registry 127.0.0.1:1");

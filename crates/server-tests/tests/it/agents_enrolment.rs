@@ -18,19 +18,19 @@ use windlass_tunnel::{HostKey, HostKeyEntry, HostKeyPin};
 use crate::agents_host::{AgentTestEnv, new_instance, on_both_kits};
 
 on_both_kits! {
-    replicas_that_enrol_at_once_tell_the_agent_the_same
-    an_enrolment_outlives_the_master_key
+    concurrent_enrolments_return_the_same_credentials
+    an_enrolment_survives_key_rotation
     an_instance_that_was_never_enrolled_has_no_credential
-    the_hosts_own_lines_win_over_its_fleets
-    x10_a_host_key_is_pinned_once_and_told
-    x10_a_replica_that_was_shown_another_key_goes_no_further
+    host_settings_override_fleet_settings
+    x10_a_host_key_is_pinned_once_and_recorded_as_an_event
+    x10_a_different_host_key_is_refused_and_the_pin_stays
 }
 
 fn dummy_socket() -> AgentEndpoint {
     AgentEndpoint::Socket { path: "/nowhere".into() }
 }
 
-async fn replicas_that_enrol_at_once_tell_the_agent_the_same(kit: &AgentTestEnv) {
+async fn concurrent_enrolments_return_the_same_credentials(kit: &AgentTestEnv) {
     let instance = kit.instance(0, dummy_socket()).await;
     let all = join_all((0..16).map(|_| enrolment::enrolment(kit.db(), kit.app.keys(), instance))).await;
     let told: Vec<_> = all.into_iter().map(Result::unwrap).collect();
@@ -48,7 +48,7 @@ async fn replicas_that_enrol_at_once_tell_the_agent_the_same(kit: &AgentTestEnv)
     }
 }
 
-async fn an_enrolment_outlives_the_master_key(kit: &AgentTestEnv) {
+async fn an_enrolment_survives_key_rotation(kit: &AgentTestEnv) {
     let instance = kit.instance(0, dummy_socket()).await;
     let before = enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
     services::secrets::rotate_keys(&kit.app).await.unwrap();
@@ -74,7 +74,7 @@ fn key_pair() -> (String, String) {
     (private, key.public_key().to_openssh().unwrap())
 }
 
-async fn host(kit: &AgentTestEnv, ssh_config: serde_json::Value) -> InstanceId {
+async fn insert_ssh_instance(kit: &AgentTestEnv, ssh_config: serde_json::Value) -> InstanceId {
     let id = InstanceId(kit.db().new_id().unwrap());
     let belongs = AssociatedData::row("instances", "ssh_sealed", id.0);
     let sealed = kit.app.keys().seal(&belongs, ssh_config.to_string().as_bytes()).unwrap();
@@ -82,7 +82,7 @@ async fn host(kit: &AgentTestEnv, ssh_config: serde_json::Value) -> InstanceId {
     id
 }
 
-async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
+async fn host_settings_override_fleet_settings(kit: &AgentTestEnv) {
     let ((shared, shared_public), (own, own_public)) = (key_pair(), key_pair());
     let jump = json!({"hostname": "gate", "user": "guard", "identity_file": "k",
         "ssh_key": {"public": shared_public, "private": shared}});
@@ -90,7 +90,7 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
         json!({"user": "ubuntu", "port": 2022, "network": "10.0.0.0/16", "proxy_jump": jump,
             "ssh_key": {"public": shared_public, "private": shared}, "hosts": [host]})
     };
-    let plain = host(kit, fleet(json!({"hostname": "a"}))).await;
+    let plain = insert_ssh_instance(kit, fleet(json!({"hostname": "a"}))).await;
     let site = ssh_target::load_target(kit.db(), kit.app.keys(), plain).await.unwrap();
     assert_eq!(
         (site.target.host.as_str(), site.target.port, site.target.user.as_str()),
@@ -109,7 +109,7 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
         "ssh_key": {"public": own_public, "private": own}});
     let mut settings = fleet(lines);
     settings.as_object_mut().unwrap().remove("network");
-    let special = host(kit, settings).await;
+    let special = insert_ssh_instance(kit, settings).await;
     let site = ssh_target::load_target(kit.db(), kit.app.keys(), special).await.unwrap();
     assert_eq!((site.target.host.as_str(), site.target.port, site.target.user.as_str()), ("b", 22, "root"));
     assert_eq!(site.internal_ip.unwrap().to_string(), "10.0.0.9");
@@ -122,13 +122,13 @@ fn learned_key(host: &str, public: &str) -> HostKeyEntry {
     HostKeyEntry { host: host.into(), key: HostKey::parse(public).unwrap() }
 }
 
-async fn x10_a_host_key_is_pinned_once_and_told(kit: &AgentTestEnv) {
+async fn x10_a_host_key_is_pinned_once_and_recorded_as_an_event(kit: &AgentTestEnv) {
     let ((private, public), (_, gates)) = (key_pair(), key_pair());
     let jump = json!({"hostname": "gate", "user": "guard", "identity_file": "k",
         "ssh_key": {"public": public, "private": private}});
     let settings = json!({"user": "root", "proxy_jump": jump,
         "ssh_key": {"public": public, "private": private}, "hosts": [{"hostname": "a", "port": 2200}]});
-    let id = host(kit, settings).await;
+    let id = insert_ssh_instance(kit, settings).await;
     let seen = [learned_key("gate", &gates), learned_key("[a]:2200", &public)];
     // Two replicas at once, then one again.
     let (one, two) = tokio::join!(ssh_target::pin(kit.db(), id, &seen), ssh_target::pin(kit.db(), id, &seen));
@@ -141,14 +141,14 @@ async fn x10_a_host_key_is_pinned_once_and_told(kit: &AgentTestEnv) {
     let told = kit.db().query(sql, vec![]).await.unwrap();
     let told: Vec<_> = told.iter().map(|row| row.text(0).unwrap()).collect();
     assert_eq!(told.len(), 2, "each is told once: {told:?}");
-    assert!(told[1].starts_with("gate ") && told[1].contains("SHA256:"), "{told:?}");
+    assert!(told[1].starts_with("first connection to gate: ") && told[1].contains("SHA256:"), "{told:?}");
 }
 
-async fn x10_a_replica_that_was_shown_another_key_goes_no_further(kit: &AgentTestEnv) {
+async fn x10_a_different_host_key_is_refused_and_the_pin_stays(kit: &AgentTestEnv) {
     let ((private, public), (_, another)) = (key_pair(), key_pair());
     let settings = json!({"user": "root", "ssh_key": {"public": public, "private": private},
         "hosts": [{"hostname": "a"}]});
-    let id = host(kit, settings).await;
+    let id = insert_ssh_instance(kit, settings).await;
     ssh_target::pin(kit.db(), id, &[learned_key("a", &public)]).await.unwrap();
     let refused = ssh_target::pin(kit.db(), id, &[learned_key("a", &another)]).await;
     assert!(matches!(refused, Err(SshTargetError::Changed { .. })), "{refused:?}");

@@ -11,21 +11,23 @@ use windlass_server::{
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
-use crate::agents_host::{AgentTestEnv, TestShim, call, job, minimal_task, on_both_kits, print_measurement};
+use crate::agents_host::{
+    AgentTestEnv, TestShim, call_context, job, minimal_task, on_both_kits, print_measurement,
+};
 
 on_both_kits! {
     an_event_makes_the_job_due_and_wakes_its_pipeline
-    x6_a_host_has_no_say_over_jobs_of_other_hosts
-    a_lost_host_and_one_that_came_back_are_looked_at
-    output_is_copied_without_being_asked_for
+    x6_a_host_cannot_affect_jobs_of_other_hosts
+    a_lost_or_returning_host_makes_its_instance_due
+    job_output_is_copied_without_a_request
 }
 
 async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     let shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
-    let one = kit.job(run, 0, shim.instance, "running").await;
-    let two = kit.job(run, 1, shim.instance, "terminating").await;
-    let waiting = kit.job(run, 2, shim.instance, "submitted").await;
+    let one = kit.job_start(run, 0, shim.instance, "running").await;
+    let two = kit.job_start(run, 1, shim.instance, "terminating").await;
+    let waiting = kit.job_start(run, 2, shim.instance, "submitted").await;
     let running = kit.app.hints().subscribe("jobs_running");
     let terminating = kit.app.hints().subscribe("jobs_terminating");
 
@@ -40,7 +42,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     for (id, hinted) in [(one, running), (two, terminating)] {
         kit.postpone("jobs", id.0).await;
         hinted.take();
-        let at = call(shim.instance, id, 1);
+        let at = call_context(shim.instance, id, 1);
         let asked = Instant::now();
         kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
         timeout(TIMEOUT, hinted.wait()).await.unwrap();
@@ -55,10 +57,10 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     for n in 0..20 {
         // Lets the last batch pass: the test measures one event in a quiet moment.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let id = kit.job(run, 100 + n, shim.instance, "running").await;
+        let id = kit.job_start(run, 100 + n, shim.instance, "running").await;
         let hinted = kit.app.hints().subscribe("jobs_running");
         let asked = Instant::now();
-        kit.wire.submit_task(call(shim.instance, id, 1), &minimal_task(id)).await.unwrap();
+        kit.wire.submit_task(call_context(shim.instance, id, 1), &minimal_task(id)).await.unwrap();
         timeout(TIMEOUT, hinted.wait()).await.unwrap();
         taken.push(asked.elapsed());
     }
@@ -69,26 +71,26 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     ));
 }
 
-async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &AgentTestEnv) {
+async fn x6_a_host_cannot_affect_jobs_of_other_hosts(kit: &AgentTestEnv) {
     let shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
     let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
-    let foreign = kit.job(run, 0, elsewhere, "running").await;
-    let own = kit.job(run, 1, shim.instance, "running").await;
+    let foreign = kit.job_start(run, 0, elsewhere, "running").await;
+    let own = kit.job_start(run, 1, shim.instance, "running").await;
     kit.wire.tasks(shim.instance).await.unwrap();
     kit.wait_until_due("jobs", own.0).await;
     kit.postpone("jobs", own.0).await;
     // The host reports both, the foreign one first.
-    kit.wire.submit_task(call(shim.instance, foreign, 1), &minimal_task(foreign)).await.unwrap();
-    kit.wire.submit_task(call(shim.instance, own, 1), &minimal_task(own)).await.unwrap();
+    kit.wire.submit_task(call_context(shim.instance, foreign, 1), &minimal_task(foreign)).await.unwrap();
+    kit.wire.submit_task(call_context(shim.instance, own, 1), &minimal_task(own)).await.unwrap();
     kit.wait_until_due("jobs", own.0).await;
     assert!(!kit.is_due("jobs", foreign.0).await);
 }
 
-async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &AgentTestEnv) {
+async fn a_lost_or_returning_host_makes_its_instance_due(kit: &AgentTestEnv) {
     let mut shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
-    let job = kit.job(run, 0, shim.instance, "running").await;
+    let job = kit.job_start(run, 0, shim.instance, "running").await;
     let hinted = kit.app.hints().subscribe("instances");
     kit.wire.tasks(shim.instance).await.unwrap();
     kit.wait_until_due("jobs", job.0).await;
@@ -111,11 +113,11 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &AgentTestEnv) {
     assert!(kit.is_due("instances", shim.instance.0).await);
 }
 
-async fn output_is_copied_without_being_asked_for(kit: &AgentTestEnv) {
+async fn job_output_is_copied_without_a_request(kit: &AgentTestEnv) {
     let shim = TestShim::start(kit, "process").await;
     let run = kit.run("train").await;
-    let id = kit.job(run, 0, shim.instance, "running").await;
-    let at = call(shim.instance, id, 1);
+    let id = kit.job_start(run, 0, shim.instance, "running").await;
+    let at = call_context(shim.instance, id, 1);
     kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await;

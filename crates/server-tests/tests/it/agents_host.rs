@@ -59,7 +59,7 @@ impl AgentTestEnv {
         let keys = Keyring::open(&dir.path().join("keys/master")).unwrap();
         let app = App::new(home.db().clone(), settings, keys).unwrap();
         windlass_server::services::secrets::claim_key(&app).await.unwrap();
-        let made = db_fixtures::made(home.db()).await;
+        let made = db_fixtures::create_owner(home.db()).await;
         let wire = HttpAgents::new(&app, ssh_hosts());
         Self { home, dir, app, wire, made }
     }
@@ -76,7 +76,7 @@ impl AgentTestEnv {
     /// Inserts an instance whose agent answers at `reach`, now or later.
     pub(crate) async fn instance(&self, num: i64, reach: AgentEndpoint) -> InstanceId {
         let id = InstanceId(self.db().new_id().unwrap());
-        let row = new_instance(self, id, num, Some(&machine(reach)), None);
+        let row = new_instance(self, id, num, Some(&new_machine(reach)), None);
         self.write(Unit::new().and([instances::insert(row)])).await;
         id
     }
@@ -86,7 +86,13 @@ impl AgentTestEnv {
     }
 
     /// Inserts a job on the instance that is due in an hour.
-    pub(crate) async fn job(&self, run: RunId, num: i64, instance: InstanceId, status: &str) -> SubmissionId {
+    pub(crate) async fn job_start(
+        &self,
+        run: RunId,
+        num: i64,
+        instance: InstanceId,
+        status: &str,
+    ) -> SubmissionId {
         let id = SubmissionId(self.db().new_id().unwrap());
         let values = vec![
             ("id", id.into()),
@@ -108,7 +114,7 @@ impl AgentTestEnv {
     }
 
     pub(crate) async fn run(&self, name: &str) -> RunId {
-        db_fixtures::run(self.db(), &self.made, name).await
+        db_fixtures::insert_run(self.db(), &self.made, name).await
     }
 
     /// Returns whether the row is due at once.
@@ -186,7 +192,7 @@ pub(crate) fn ssh_hosts() -> Arc<SshPool<InstanceId>> {
     Arc::new(SshPool::new(backoff))
 }
 
-pub(crate) fn machine(reach: AgentEndpoint) -> BackendInstance {
+pub(crate) fn new_machine(reach: AgentEndpoint) -> BackendInstance {
     BackendInstance {
         id: "test".into(),
         reach: Some(reach),
@@ -229,7 +235,7 @@ pub(crate) fn new_instance(
     }
 }
 
-pub(crate) fn call(instance: InstanceId, submission: SubmissionId, epoch: i64) -> CallContext {
+pub(crate) fn call_context(instance: InstanceId, submission: SubmissionId, epoch: i64) -> CallContext {
     CallContext { instance, submission, epoch }
 }
 

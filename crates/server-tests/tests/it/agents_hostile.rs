@@ -28,7 +28,7 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrolment};
 use windlass_testkit::wait::eventually_async;
 
-use crate::agents_host::{AgentTestEnv, call};
+use crate::agents_host::{AgentTestEnv, call_context};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -145,7 +145,7 @@ impl HostileAgent {
     }
 }
 
-async fn liar(
+async fn start_hostile_agent(
     kit: &AgentTestEnv,
     instance_num: i64,
     events: EventBehavior,
@@ -162,10 +162,10 @@ fn no_events() -> EventBehavior {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
+async fn oversized_agent_replies_are_truncated_and_slow_ones_time_out() {
     let kit = AgentTestEnv::sqlite().await;
-    let (liar, instance) = liar(&kit, 0, no_events()).await;
-    let at = call(instance, liar.own, 1);
+    let (liar, instance) = start_hostile_agent(&kit, 0, no_events()).await;
+    let at = call_context(instance, liar.own, 1);
     let pulled = kit.wire.pull(at).await.unwrap().record;
     assert_eq!((pulled.states.len(), i64::try_from(pulled.log_end)), (64, Ok(i64::MAX)));
     assert!(pulled.states.iter().all(|state| state.termination_message.len() <= 4096));
@@ -187,17 +187,17 @@ async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_events_are_read_no_faster_than_they_may_be_told() {
+async fn endless_agent_events_are_read_at_a_limited_rate() {
     let kit = AgentTestEnv::sqlite().await;
     let run = kit.run("train").await;
     let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
-    let foreign = kit.job(run, 0, elsewhere, "running").await;
+    let foreign = kit.job_start(run, 0, elsewhere, "running").await;
     // A line for a job of another host, and one that is not an event.
     let line = json!({"seq": u64::MAX, "at": 0, "event": "gone", "id": foreign}).to_string();
     let piece = Bytes::from(format!("{line}\nnonsense\n"));
-    let (liar, instance) = liar(&kit, 0, EventBehavior::Endless(piece)).await;
-    let own = kit.job(run, 1, instance, "running").await;
-    let at = call(instance, liar.own, 1);
+    let (liar, instance) = start_hostile_agent(&kit, 0, EventBehavior::Endless(piece)).await;
+    let own = kit.job_start(run, 1, instance, "running").await;
+    let at = call_context(instance, liar.own, 1);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
         kit.wire.log(at, "job", 0, 10).await.unwrap();
@@ -211,7 +211,7 @@ async fn endless_events_are_read_no_faster_than_they_may_be_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_lost_its_stream_goes_on_where_it_was() {
+async fn an_event_reader_resumes_after_its_last_event() {
     let kit = AgentTestEnv::sqlite().await;
     let lines = [
         json!({"seq": 7, "at": 0, "event": "reset", "boot": "b1"}),
@@ -219,10 +219,11 @@ async fn a_reader_that_lost_its_stream_goes_on_where_it_was() {
     ];
     let lines = lines.map(|line| format!("{line}\n")).concat();
     let end = Arc::new(Notify::new());
-    let (liar, instance) = liar(&kit, 0, EventBehavior::Once(lines.into(), Arc::clone(&end))).await;
+    let (liar, instance) =
+        start_hostile_agent(&kit, 0, EventBehavior::Once(lines.into(), Arc::clone(&end))).await;
     let run = kit.run("train").await;
-    let job = kit.job(run, 0, instance, "running").await;
-    let at = call(instance, liar.own, 1);
+    let job = kit.job_start(run, 0, instance, "running").await;
+    let at = call_context(instance, liar.own, 1);
     kit.wire.log(at, "job", 0, 10).await.unwrap();
     kit.wait_until_due("jobs", job.0).await;
     kit.postpone("instances", instance.0).await;

@@ -9,7 +9,7 @@ use windlass_model::id::SubmissionId;
 use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrolment};
 use windlass_testkit::wait::eventually_async;
 
-use crate::agents_host::{AgentTestEnv, TestShim, call, job, minimal_task, print_measurement};
+use crate::agents_host::{AgentTestEnv, TestShim, call_context, job, minimal_task, print_measurement};
 
 fn submission_id() -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001))
@@ -19,7 +19,7 @@ fn submission_id() -> SubmissionId {
 async fn a_task_is_driven_from_submission_to_removal() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "process").await;
-    let (wire, at) = (&kit.wire, |epoch| call(shim.instance, submission_id(), epoch));
+    let (wire, at) = (&kit.wire, |epoch| call_context(shim.instance, submission_id(), epoch));
     let news = wire.host(shim.instance).await.unwrap();
     assert!(news.info.cpus > 0 && !news.version.is_empty());
     let unknown = wire.task(at(1)).await;
@@ -51,10 +51,10 @@ async fn a_task_is_driven_from_submission_to_removal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_ends_the_commands_and_files_arrive() {
+async fn files_reach_the_job_and_a_stop_ends_its_commands() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "process").await;
-    let (wire, at) = (&kit.wire, call(shim.instance, submission_id(), 1));
+    let (wire, at) = (&kit.wire, call_context(shim.instance, submission_id(), 1));
     wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     // Longer than one flow-control window of the connection.
@@ -100,7 +100,7 @@ fn tar_archive(name: &str, content: &[u8]) -> Vec<u8> {
 async fn l2_an_older_epoch_is_refused_by_the_host() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "hollow").await;
-    let (wire, at) = (&kit.wire, |epoch| call(shim.instance, submission_id(), epoch));
+    let (wire, at) = (&kit.wire, |epoch| call_context(shim.instance, submission_id(), epoch));
     wire.submit_task(at(5), &minimal_task(submission_id())).await.unwrap();
     for refused in [
         wire.submit_task(at(4), &minimal_task(submission_id())).await,
@@ -113,10 +113,10 @@ async fn l2_an_older_epoch_is_refused_by_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn x8_a_host_of_another_server_takes_neither_our_credential_nor_our_signature() {
+async fn x8_a_host_of_another_server_rejects_our_credential_and_signature() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "hollow").await;
-    let at = call(shim.instance, submission_id(), 1);
+    let at = call_context(shim.instance, submission_id(), 1);
     let ours = enrolment::enrolment(kit.db(), kit.app.keys(), shim.instance).await.unwrap();
     let strange_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
@@ -140,10 +140,10 @@ async fn x8_a_host_of_another_server_takes_neither_our_credential_nor_our_signat
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
+async fn f14_the_next_call_reaches_a_shim_that_was_killed_and_restarted() {
     let kit = AgentTestEnv::sqlite().await;
     let mut shim = TestShim::start(&kit, "process").await;
-    let at = call(shim.instance, submission_id(), 1);
+    let at = call_context(shim.instance, submission_id(), 1);
     kit.wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     for _ in 0..3 {
@@ -180,7 +180,7 @@ fn start_socket_sink(kit: &AgentTestEnv, says: &'static [u8]) -> AgentEndpoint {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f9_a_shim_that_says_nothing_is_given_up_in_time_for_all_who_wait() {
+async fn f9_all_calls_to_a_silent_shim_time_out_together() {
     let kit = AgentTestEnv::sqlite().await;
     let instance = kit.instance(0, start_socket_sink(&kit, b"")).await;
     enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
@@ -189,7 +189,7 @@ async fn f9_a_shim_that_says_nothing_is_given_up_in_time_for_all_who_wait() {
     assert!(asked.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", asked.elapsed());
     for answer in &all {
         assert!(
-            matches!(answer, Err(AgentError::Unreachable { why, .. }) if why.contains("says nothing")),
+            matches!(answer, Err(AgentError::Unreachable { why, .. }) if why.contains("no response")),
             "{answer:?}"
         );
     }
@@ -199,7 +199,7 @@ async fn f9_a_shim_that_says_nothing_is_given_up_in_time_for_all_who_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shim_that_talks_nonsense_is_unreachable_and_says_so() {
+async fn a_shim_with_invalid_replies_is_reported_unreachable() {
     let kit = AgentTestEnv::sqlite().await;
     let instance =
         kit.instance(0, start_socket_sink(&kit, b"HTTP/1.1 200 OK\r\n\r\nhello, who is there? ....")).await;

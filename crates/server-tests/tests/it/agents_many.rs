@@ -17,7 +17,9 @@ use windlass_server::{
 };
 
 use crate::{
-    agents_host::{AgentTestEnv, TestShim, call, machine, minimal_task, new_instance, print_measurement},
+    agents_host::{
+        AgentTestEnv, TestShim, call_context, minimal_task, new_instance, new_machine, print_measurement,
+    },
     agents_ssh::sealed_login,
     sshd::Sshd,
 };
@@ -57,7 +59,7 @@ async fn insert_instances(
                 (AgentEndpoint::Ssh { socket: path.display().to_string() }, Some(sealed_login(kit, sshd, id)))
             }
         };
-        let machine = machine(reach);
+        let machine = new_machine(reach);
         unit = unit.and([instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
         ids.push(id);
     }
@@ -141,13 +143,13 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
     let run = kit.run("train").await;
     let jobs = stream::iter((0..).zip(ids.clone())).map(|(n, id)| {
         let kit = &kit;
-        async move { (id, kit.job(run, n, id, "running").await) }
+        async move { (id, kit.job_start(run, n, id, "running").await) }
     });
     let jobs: Vec<_> = jobs.buffered(CALLS_MAX).collect().await;
     let asked = Instant::now();
     let submits = stream::iter(jobs.clone()).map(|(instance, job)| {
         let kit = &kit;
-        async move { kit.wire.submit_task(call(instance, job, 1), &minimal_task(job)).await.unwrap() }
+        async move { kit.wire.submit_task(call_context(instance, job, 1), &minimal_task(job)).await.unwrap() }
     });
     submits.buffer_unordered(CALLS_MAX).for_each(|()| async {}).await;
     for (_, job) in jobs {

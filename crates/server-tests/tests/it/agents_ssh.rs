@@ -12,7 +12,7 @@ use windlass_server::{
 use windlass_testkit::wait::eventually_async;
 
 use crate::{
-    agents_host::{AgentTestEnv, TestShim, call, job, machine, minimal_task, new_instance},
+    agents_host::{AgentTestEnv, TestShim, call_context, job, minimal_task, new_instance, new_machine},
     sshd::Sshd,
 };
 
@@ -32,7 +32,7 @@ async fn start_ssh_host(kit: &AgentTestEnv, sshd: &Sshd) -> TestShim {
     let home = kit.dir.path().join("agent");
     let sealed = sealed_login(kit, sshd, id);
     let reach = AgentEndpoint::Ssh { socket: home.join("shim.sock").display().to_string() };
-    let row = new_instance(kit, id, 0, Some(&machine(reach)), Some(sealed));
+    let row = new_instance(kit, id, 0, Some(&new_machine(reach)), Some(sealed));
     kit.write(Unit::new().and([instances::insert(row)])).await;
     TestShim::of(kit, id, home, &["--runtime", "process"]).await
 }
@@ -43,8 +43,8 @@ async fn a_task_is_driven_through_ssh() {
     let sshd = Sshd::start();
     let mut shim = start_ssh_host(&kit, &sshd).await;
     let run = kit.run("train").await;
-    let id = kit.job(run, 0, shim.instance, "running").await;
-    let at = call(shim.instance, id, 1);
+    let id = kit.job_start(run, 0, shim.instance, "running").await;
+    let at = call_context(shim.instance, id, 1);
     kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await;
@@ -61,7 +61,7 @@ async fn a_task_is_driven_through_ssh() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_lost_all_connections_is_reached_again() {
+async fn a_host_is_reconnected_after_losing_all_connections() {
     let kit = AgentTestEnv::sqlite().await;
     let mut sshd = Sshd::start();
     let shim = start_ssh_host(&kit, &sshd).await;
@@ -71,7 +71,7 @@ async fn a_host_that_lost_all_connections_is_reached_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn x10_a_host_with_another_key_is_told_nothing() {
+async fn x10_a_host_with_a_changed_key_receives_no_calls() {
     let kit = AgentTestEnv::sqlite().await;
     let mut sshd = Sshd::start();
     let shim = start_ssh_host(&kit, &sshd).await;
@@ -81,7 +81,7 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
     assert!(pinned.contains(&known.to_openssh()), "{pinned}");
 
     sshd.change_host_key();
-    let at = call(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
+    let at = call_context(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
     let why = eventually_async("the host is barred", async || {
         match kit.wire.submit_task(at, &minimal_task(at.submission)).await {
             Err(AgentError::Barred { why, .. }) => Some(why),

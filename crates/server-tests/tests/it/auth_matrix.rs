@@ -16,13 +16,13 @@ use windlass_server::config::SettingsSource;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    every_operation_lets_in_those_it_names_and_nobody_else
-    objects_of_others_are_for_those_whom_the_table_names
+    every_operation_admits_only_the_callers_it_declares
+    access_to_objects_of_others_matches_the_rights_table
     archives_are_read_and_used_by_their_owner_alone
-    a_project_is_closed_to_people_of_other_projects
-    x6_ids_of_another_project_do_not_open_it
-    x6_no_operation_answers_or_obeys_to_things_of_another_project
-    x7_who_is_taken_out_of_a_project_is_out_at_once
+    a_project_is_closed_to_members_of_other_projects
+    x6_ids_of_another_project_give_no_access
+    x6_no_operation_reads_or_changes_objects_of_another_project
+    x7_a_removed_member_loses_access_at_once
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,7 +113,7 @@ async fn send_request(server: &TestServer, method: &str, path: &str, token: Opti
     (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 
-async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &ServerFixture) {
+async fn every_operation_admits_only_the_callers_it_declares(ground: &ServerFixture) {
     let server = ground.start().await;
     let people = RoleTokens::create(&server).await;
     let document = openapi::document();
@@ -147,7 +147,7 @@ async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &ServerF
 }
 
 /// Every operation of a project, requested by a member of another one.
-async fn a_project_is_closed_to_people_of_other_projects(ground: &ServerFixture) {
+async fn a_project_is_closed_to_members_of_other_projects(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -176,7 +176,7 @@ async fn a_project_is_closed_to_people_of_other_projects(ground: &ServerFixture)
     server.stop().await;
 }
 
-async fn x6_ids_of_another_project_do_not_open_it(ground: &ServerFixture) {
+async fn x6_ids_of_another_project_give_no_access(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -209,7 +209,7 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &ServerFixture) {
 
 /// Each operation of her own project, requested for the objects of another one: by every name and id, in every field
 /// that accepts one, in the body and in the query.
-async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &ServerFixture) {
+async fn x6_no_operation_reads_or_changes_objects_of_another_project(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -283,7 +283,7 @@ async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &
     server.stop().await;
 }
 
-async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &ServerFixture) {
+async fn x7_a_removed_member_loses_access_at_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -430,7 +430,7 @@ impl TestRequest {
 
 /// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells
 /// of `docs/reference/rights.md`.
-async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFixture) {
+async fn access_to_objects_of_others_matches_the_rights_table(ground: &ServerFixture) {
     let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let users = TestUsers { server: &server, made: std::cell::Cell::default() };
     let mut tried = 0;
@@ -459,7 +459,7 @@ async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFix
                 if entry.access == Access::ProjectOwnerOrManager && role == CallerRole::User && status == 403
                 {
                     let said = answer["detail"]["msg"].as_str().unwrap();
-                    assert!(said.contains("belongs to another user; its creator, managers"), "{said}");
+                    assert!(said.contains("belongs to another user; only its creator, managers"), "{said}");
                 }
             }
         }

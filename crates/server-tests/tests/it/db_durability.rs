@@ -22,7 +22,7 @@ use windlass_testkit::temp_dir;
 
 use crate::{
     db::DbFixture,
-    db_fixtures::{TestOwner, made, run_values},
+    db_fixtures::{TestOwner, create_owner, run_values},
     postgres::{Cluster, TestDb},
 };
 
@@ -35,7 +35,7 @@ async fn submit(db: &Db, made: &TestOwner) -> Result<Uuid, DbError> {
     Ok(id)
 }
 
-async fn kept(db: &Db) -> BTreeSet<Uuid> {
+async fn stored_runs(db: &Db) -> BTreeSet<Uuid> {
     let rows = db.query("SELECT id FROM runs", vec![]).await.unwrap();
     rows.iter().map(|row| row.uuid(0).unwrap()).collect()
 }
@@ -46,7 +46,7 @@ async fn kept(db: &Db) -> BTreeSet<Uuid> {
 async fn a_child_that_submits_until_it_is_killed() {
     let Ok(path) = std::env::var(CHILD_DATABASE_ENV) else { return };
     let db = Db::open(&DatabaseUrl::Sqlite(PathBuf::from(path))).await.unwrap();
-    let made = made(&db).await;
+    let made = create_owner(&db).await;
     loop {
         let submits = (0..16).map(|_| submit(&db, &made));
         for id in futures_util::future::join_all(submits).await {
@@ -81,23 +81,23 @@ fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r1_what_a_killed_server_acknowledged_is_there() {
+async fn r1_writes_that_a_killed_server_acknowledged_are_stored() {
     let dir = temp_dir("db").unwrap();
     let path = dir.path().join("windlass.db");
     let said = acknowledged_before_the_kill(&path, 300);
     assert!(said.len() >= 300, "the child said only {}", said.len());
     let db = Db::open(&DatabaseUrl::Sqlite(path)).await.expect("the dead server's lock is gone with it");
-    let kept = kept(&db).await;
+    let kept = stored_runs(&db).await;
     assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
     db.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
+async fn r1_acknowledged_writes_survive_a_kill_of_postgres() {
     let cluster = Cluster::own().await;
     cluster.admin("CREATE DATABASE windlass").await;
     let db = Db::open(&cluster.url("windlass")).await.unwrap();
-    let made = Arc::new(made(&db).await);
+    let made = Arc::new(create_owner(&db).await);
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..8)
         .map(|_| {
@@ -146,7 +146,7 @@ async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
 async fn wait_for_stored_runs(db: &Db) -> BTreeSet<Uuid> {
     for _ in 0..200 {
         if db.query("SELECT 1", vec![]).await.is_ok() {
-            return kept(db).await;
+            return stored_runs(db).await;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -154,9 +154,9 @@ async fn wait_for_stored_runs(db: &Db) -> BTreeSet<Uuid> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_was_cut_is_made_again_without_an_error() {
+async fn a_cut_database_connection_is_reopened_without_an_error() {
     let test = TestDb::open().await;
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     submit(&test.db, &made).await.unwrap();
     for _ in 0..3 {
         test.cut_connections().await;
@@ -165,13 +165,13 @@ async fn a_connection_that_was_cut_is_made_again_without_an_error() {
             test.db.query("SELECT 1", vec![]).await.expect("a read is repeated");
         }
     }
-    assert_eq!(kept(&test.db).await.len(), 4);
+    assert_eq!(stored_runs(&test.db).await.len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
+async fn writes_resume_without_a_restart_when_postgres_is_writable_again() {
     let test = TestDb::open().await;
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     submit(&test.db, &made).await.unwrap();
     test.set_writable(false).await;
     test.cut_connections().await;
@@ -180,7 +180,7 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
         let error = submit(&test.db, &made).await.unwrap_err();
         assert!(matches!(error, DbError::ReadOnly { .. }), "{error:?}");
         assert!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.is_err());
-        assert_eq!(kept(&test.db).await.len(), 1, "reads work");
+        assert_eq!(stored_runs(&test.db).await.len(), 1, "reads work");
     }
     // The sessions that were opened meanwhile are not ended.
     test.set_writable(true).await;
@@ -189,11 +189,11 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
 }
 
 #[tokio::test]
-async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
+async fn l4_rows_of_a_dead_server_are_free_when_the_next_opens_the_file() {
     let dir = temp_dir("db").unwrap();
     let url = DatabaseUrl::Sqlite(dir.path().join("windlass.db"));
     let db = Db::open(&url).await.unwrap();
-    let made = made(&db).await;
+    let made = create_owner(&db).await;
     let id = submit(&db, &made).await.unwrap();
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
     let first = db.claim(&queue, 9, Duration::from_secs(600)).await.unwrap().leases;
@@ -207,7 +207,7 @@ async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
 }
 
 #[tokio::test]
-async fn l8_a_second_server_on_the_file_is_refused_and_told_who_has_it() {
+async fn l8_a_second_server_on_the_file_is_refused_with_the_holders_pid() {
     let dir = temp_dir("db").unwrap();
     let url = DatabaseUrl::Sqlite(dir.path().join("windlass.db"));
     let first = Db::open(&url).await.unwrap();
@@ -229,7 +229,7 @@ async fn a_file_that_is_no_database_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_is_not_there_is_unavailable() {
+async fn a_missing_postgres_is_reported_as_unavailable() {
     let url = "postgres:///windlass?user=windlass&host=/nowhere".parse().unwrap();
     let error = Db::open(&url).await.unwrap_err();
     assert!(matches!(error, DbError::Unavailable { .. }), "{error:?}");
@@ -253,10 +253,10 @@ async fn hints_reach_the_other_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l12_two_replicas_share_the_rows() {
+async fn l12_two_replicas_never_claim_the_same_row() {
     let test = TestDb::open().await;
     let other = test.replica().await;
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     for _ in 0..60 {
         submit(&test.db, &made).await.unwrap();
     }
@@ -292,16 +292,16 @@ fn fail_if(is_blown: bool) -> Result<(), DbError> {
 }
 
 #[tokio::test]
-async fn weather_fails_a_write_before_or_loses_its_answer_after() {
+async fn an_injected_fault_fails_a_write_before_or_after_the_commit() {
     let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), 1).unwrap();
-    let made = made(&db).await;
+    let made = create_owner(&db).await;
     let storm = Arc::new(LostWriteFault { before: AtomicBool::new(true), after: AtomicBool::new(false) });
     let replica = db.with_fault_hook(Arc::<LostWriteFault>::clone(&storm));
     assert!(submit(&replica, &made).await.is_err());
-    assert_eq!(kept(&db).await.len(), 0, "it never arrived");
+    assert_eq!(stored_runs(&db).await.len(), 0, "it never arrived");
     storm.after.store(true, Ordering::Relaxed);
     assert!(submit(&replica, &made).await.is_err());
-    assert_eq!(kept(&db).await.len(), 1, "it arrived, and nobody was told");
+    assert_eq!(stored_runs(&db).await.len(), 1, "it arrived, and nobody was told");
     assert!(submit(&replica, &made).await.is_ok());
 }
 
@@ -309,7 +309,7 @@ async fn weather_fails_a_write_before_or_loses_its_answer_after() {
 async fn the_same_seed_gives_the_same_ids_and_tokens() {
     let history = async |seed| {
         let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), seed).unwrap();
-        let made = made(&db).await;
+        let made = create_owner(&db).await;
         let mut ids = vec![submit(&db, &made).await.unwrap()];
         let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
         let claim = db.claim(&queue, 9, Duration::from_secs(1)).await.unwrap();
@@ -321,10 +321,10 @@ async fn the_same_seed_gives_the_same_ids_and_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l8_a_thousand_writes_at_once_beside_readers_meet_no_lock() {
+async fn l8_a_thousand_concurrent_writes_beside_readers_meet_no_lock_error() {
     let home = DbFixture::sqlite().await;
     let db = home.db();
-    let made = made(db).await;
+    let made = create_owner(db).await;
     let writes = (0..1000).map(|_| submit(db, &made));
     let reads = (0..200).map(|_| db.query("SELECT count(*) FROM runs", vec![]));
     let (written, read) =
@@ -334,7 +334,7 @@ async fn l8_a_thousand_writes_at_once_beside_readers_meet_no_lock() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_stands_still() {
+async fn time_does_not_go_backwards_when_the_clock_is_set_back() {
     let times = parking_lot::Mutex::new(vec![50_i64, 100, 200, 300]);
     let db = Db::open_inline(Arc::new(move || times.lock().pop().unwrap_or(10)), 1).unwrap();
     let mut last = 0;

@@ -11,7 +11,7 @@ pub(crate) struct TestOwner {
     pub(crate) project: ProjectId,
 }
 
-pub(crate) async fn made(db: &Db) -> TestOwner {
+pub(crate) async fn create_owner(db: &Db) -> TestOwner {
     let user = UserId(db.new_id().unwrap());
     let values = vec![
         ("id", user.into()),
@@ -20,10 +20,10 @@ pub(crate) async fn made(db: &Db) -> TestOwner {
         ("created_at", Val::Now),
     ];
     db.write(Unit::new().insert("users", values)).await.unwrap().done().unwrap();
-    TestOwner { user, project: project(db, user, "main").await }
+    TestOwner { user, project: insert_project(db, user, "main").await }
 }
 
-pub(crate) async fn project(db: &Db, owner: UserId, name: &str) -> ProjectId {
+pub(crate) async fn insert_project(db: &Db, owner: UserId, name: &str) -> ProjectId {
     let id = ProjectId(db.new_id().unwrap());
     let values =
         vec![("id", id.into()), ("name", name.into()), ("owner_id", owner.into()), ("created_at", Val::Now)];
@@ -44,7 +44,7 @@ pub(crate) fn run_values(made: &TestOwner, id: Uuid, name: &str) -> Values {
     ]
 }
 
-pub(crate) async fn run(db: &Db, made: &TestOwner, name: &str) -> RunId {
+pub(crate) async fn insert_run(db: &Db, made: &TestOwner, name: &str) -> RunId {
     let id = db.new_id().unwrap();
     db.write(Unit::new().insert("runs", run_values(made, id, name))).await.unwrap().done().unwrap();
     RunId(id)

@@ -18,7 +18,7 @@ use windlass_server::{
 
 use crate::{
     db::DbFixture,
-    db_fixtures::{TestOwner, made},
+    db_fixtures::{TestOwner, create_owner},
 };
 
 /// The harnesses differ only in the location of the database.
@@ -40,7 +40,7 @@ macro_rules! harness {
             async fn open() -> Self {
                 let home = $open.await;
                 let store: Arc<Db> = Arc::new($db(&home));
-                let made = made(&store).await;
+                let made = create_owner(&store).await;
                 Self { home, store, made }
             }
 

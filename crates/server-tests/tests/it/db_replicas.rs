@@ -19,11 +19,11 @@ use windlass_server::{
     params,
 };
 use windlass_testkit::temp_dir;
-use windlass_testkit::wait::{eventually_async, listens};
+use windlass_testkit::wait::{eventually_async, is_listening};
 
 use crate::{
     db::on_both,
-    db_fixtures::{made, run},
+    db_fixtures::{create_owner, insert_run},
     postgres::TestDb,
 };
 
@@ -58,9 +58,9 @@ async fn a_database_of_a_newer_version_is_refused(db: &Db) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_replicas_that_start_at_once_migrate_once() {
     let (first, others) = TestDb::open_by_many(4).await;
-    let made = made(&first.db).await;
+    let made = create_owner(&first.db).await;
     for replica in &others {
-        run(replica, &made, &format!("run-{}", replica.new_id().unwrap())).await;
+        insert_run(replica, &made, &format!("run-{}", replica.new_id().unwrap())).await;
     }
     let rows = first.db.query("SELECT count(*), max(number) FROM migrations", vec![]).await.unwrap();
     assert_eq!(rows[0].int(0).unwrap(), rows[0].int(1).unwrap());
@@ -69,12 +69,12 @@ async fn postgres_replicas_that_start_at_once_migrate_once() {
 
 /// Changing the stored clock offset has the same effect for all sessions as setting the database server's clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
+async fn postgres_l5_setting_the_clock_changes_neither_time_nor_locks() {
     let test = TestDb::open().await;
     let (other, ttl) = (test.replica().await, Duration::from_secs(30));
-    let made = made(&test.db).await;
-    run(&test.db, &made, "one").await;
-    run(&test.db, &made, "two").await;
+    let made = create_owner(&test.db).await;
+    insert_run(&test.db, &made, "one").await;
+    insert_run(&test.db, &made, "two").await;
     assert_eq!(test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.len(), 1);
     let second = other.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0).key();
     other.finish(&QUEUE, &[(second, Some(Duration::from_secs(300)))]).await.unwrap();
@@ -93,11 +93,11 @@ async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
 
 /// Many replicas detect a jump at the same time, each before the others have corrected it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_l5_a_jump_is_taken_out_once_however_many_notice_it() {
+async fn postgres_l5_a_clock_jump_is_corrected_once_even_if_many_replicas_detect_it() {
     let test = TestDb::open().await;
     let (other, ttl) = (test.replica().await, Duration::from_secs(30));
-    let made = made(&test.db).await;
-    run(&test.db, &made, "one").await;
+    let made = create_owner(&test.db).await;
+    insert_run(&test.db, &made, "one").await;
     assert_eq!(other.claim(&QUEUE, 1, ttl).await.unwrap().leases.len(), 1);
     assert!(test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.is_empty());
     let before = test.db.now().await.unwrap();
@@ -122,11 +122,11 @@ async fn postgres_l5_a_jump_is_taken_out_once_however_many_notice_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
+async fn postgres_l5_times_written_by_a_wrong_clock_are_corrected() {
     let test = TestDb::open().await;
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     for name in ["held", "free"] {
-        run(&test.db, &made, name).await;
+        insert_run(&test.db, &made, name).await;
     }
     let ttl = Duration::from_secs(30);
     let held = test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0);
@@ -153,11 +153,11 @@ fn set_deadlock_timeout_sql(time: &str) -> String {
 /// Postgres detects a deadlock after a second of wall-clock time, and that clock may be set. The server does not rely
 /// on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_tried_again() {
+async fn postgres_f9_an_undetected_deadlock_times_out_and_is_retried() {
     let test = TestDb::open().await;
-    let made = made(&test.db).await;
-    run(&test.db, &made, "one").await;
-    run(&test.db, &made, "two").await;
+    let made = create_owner(&test.db).await;
+    insert_run(&test.db, &made, "one").await;
+    insert_run(&test.db, &made, "two").await;
     test.db.write(Unit::new().exec(set_deadlock_timeout_sql("10min"), vec![])).await.unwrap();
     let (first, second) = (test.replica().await, test.replica().await);
     let unit = |one: &'static str, two: &'static str| {
@@ -181,9 +181,9 @@ async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     // Postgres must detect the deadlock before either side times out.
     test.db.write(Unit::new().exec(set_deadlock_timeout_sql("10ms"), vec![])).await.unwrap();
     let (first, other) = (test.replica().await, test.replica().await);
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     for number in 0..40 {
-        run(&test.db, &made, &format!("run-{number}")).await;
+        insert_run(&test.db, &made, &format!("run-{number}")).await;
     }
     let ttl = Duration::from_secs(60);
     let held: Vec<LeaseKey> =
@@ -271,16 +271,16 @@ async fn forward(mut client: UnixStream, mut server: UnixStream, mood: Arc<Atomi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
+async fn losing_postgres_during_a_commit_leaves_the_outcome_unknown() {
     let test = TestDb::open().await;
-    let made = made(&test.db).await;
+    let made = create_owner(&test.db).await;
     let dir = temp_dir("db").unwrap();
     let mood = Arc::new(AtomicU8::new(NO_FAULT));
     let real = test.sockets().join(".s.PGSQL.5432");
     let (at, moods) = (dir.path().to_owned(), Arc::clone(&mood));
     let front = tokio::spawn(async move { run_fault_proxy(real, &at, moods).await });
     let socket = dir.path().join(".s.PGSQL.5432");
-    eventually_async("the proxy listens", async || listens(&socket).then_some(())).await;
+    eventually_async("the proxy listens", async || is_listening(&socket).then_some(())).await;
     let db = Db::open(&test.url_through(dir.path())).await.unwrap();
     for (next, kept) in [(LOSE_THE_ANSWER, 1), (LOSE_THE_COMMIT, 1), (LOSE_THE_ANSWER, 2)] {
         mood.store(next, Ordering::SeqCst);
@@ -293,7 +293,7 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
         let rows = test.db.query("SELECT id FROM runs", vec![]).await.unwrap();
         assert_eq!(rows.len(), kept);
     }
-    run(&db, &made, "after").await;
+    insert_run(&db, &made, "after").await;
     db.close().await;
     front.abort();
 }

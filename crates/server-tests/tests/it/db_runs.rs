@@ -16,18 +16,18 @@ use windlass_server::{
 
 use crate::{
     db::on_both,
-    db_fixtures::{TestOwner, made, project},
+    db_fixtures::{TestOwner, create_owner, insert_project},
 };
 
 on_both! {
     a_run_is_written_with_its_jobs_and_events
-    a5_paging_through_runs_skips_and_doubles_nothing
+    a5_paging_through_run_rows_neither_skips_nor_repeats
     runs_are_filtered_by_project_user_and_activity
-    a_page_of_many_runs_comes_from_an_index
-    a_wish_to_stop_is_stored_past_a_lock_and_kept_once
-    only_a_finished_run_gives_its_name_back
+    listing_many_runs_uses_an_index
+    a_stop_request_is_stored_despite_a_lock_and_keeps_its_first_time
+    only_a_finished_run_releases_its_name
     a1_an_idempotency_key_makes_one_run
-    r6_a_job_has_one_active_submission_and_distinct_numbers
+    r6_a_job_has_one_active_submission_and_unique_submission_numbers
     the_newest_submissions_of_each_job_are_found
 }
 
@@ -83,12 +83,12 @@ async fn insert_run(db: &Db, made: &TestOwner, name: &str) -> RunId {
     id
 }
 
-fn page(limit: i64) -> Page {
+fn page_of(limit: i64) -> Page {
     Page { limit, ..Page::default() }
 }
 
 async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
-    let made = made(db).await;
+    let made = create_owner(db).await;
     let (id, job) = (RunId(db.new_id().unwrap()), SubmissionId(db.new_id().unwrap()));
     let because = EventCause {
         actor: Actor::User(made.user),
@@ -123,8 +123,8 @@ async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
 }
 
 /// Thirty runs with five different times, so that most ties are broken by id; new ones are added in between.
-async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
-    let made = made(db).await;
+async fn a5_paging_through_run_rows_neither_skips_nor_repeats(db: &Db) {
+    let made = create_owner(db).await;
     let mut expected = BTreeSet::new();
     for number in 0..30_i64 {
         let id = insert_run(db, &made, &format!("run-{number}")).await;
@@ -134,7 +134,7 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
     }
     for ascending in [false, true] {
         let mut query = runs::Query { projects: Some(vec![made.project]), ..runs::Query::default() };
-        query.page = Page { ascending, ..page(7) };
+        query.page = Page { ascending, ..page_of(7) };
         let mut seen = Vec::new();
         loop {
             let found = runs::list(db, &query).await.unwrap();
@@ -154,13 +154,13 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
 }
 
 async fn runs_are_filtered_by_project_user_and_activity(db: &Db) {
-    let made = made(db).await;
-    let other = TestOwner { project: project(db, made.user, "other").await, ..made };
+    let made = create_owner(db).await;
+    let other = TestOwner { project: insert_project(db, made.user, "other").await, ..made };
     let (a, b) = (insert_run(db, &made, "a").await, insert_run(db, &made, "b").await);
     let c = insert_run(db, &other, "c").await;
     db.write(Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![b])).await.unwrap();
     let list = async |query: runs::Query| {
-        let query = runs::Query { page: page(100), ..query };
+        let query = runs::Query { page: page_of(100), ..query };
         let found = runs::list(db, &query).await.unwrap();
         found.into_iter().map(|line| line.id).collect::<BTreeSet<_>>()
     };
@@ -177,8 +177,8 @@ async fn runs_are_filtered_by_project_user_and_activity(db: &Db) {
     assert_eq!(list(runs::Query { repo_id: Some("none".into()), ..all() }).await.len(), 3);
 }
 
-async fn a_page_of_many_runs_comes_from_an_index(db: &Db) {
-    let made = made(db).await;
+async fn listing_many_runs_uses_an_index(db: &Db) {
+    let made = create_owner(db).await;
     let fill = match db.dialect() {
         Dialect::Sqlite => "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000)",
         Dialect::Postgres => "WITH n AS (SELECT generate_series(1, 20000) AS n)",
@@ -188,8 +188,9 @@ async fn a_page_of_many_runs_comes_from_an_index(db: &Db) {
          SELECT new_uuid(), $1, $2, 'run-' || n, '{{}}', 'done', n, n, n % 200 <> 0 FROM n"
     );
     db.write(Unit::new().exec(sql, params![made.project, made.user]).exec("ANALYZE", vec![])).await.unwrap();
-    let one = runs::Query { projects: Some(vec![made.project]), page: page(100), ..runs::Query::default() };
-    let later = Page { time: Some(Timestamp(9000)), id: Some(made.user.0), ..page(100) };
+    let one =
+        runs::Query { projects: Some(vec![made.project]), page: page_of(100), ..runs::Query::default() };
+    let later = Page { time: Some(Timestamp(9000)), id: Some(made.user.0), ..page_of(100) };
     for (query, index) in [
         (one.clone(), "runs_list"),
         (runs::Query { only_active: true, ..one.clone() }, "runs_list_active"),
@@ -203,8 +204,8 @@ async fn a_page_of_many_runs_comes_from_an_index(db: &Db) {
     }
 }
 
-async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
-    let made = made(db).await;
+async fn a_stop_request_is_stored_despite_a_lock_and_keeps_its_first_time(db: &Db) {
+    let made = create_owner(db).await;
     let id = insert_run(db, &made, "train").await;
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
     let ttl = std::time::Duration::from_secs(60);
@@ -222,8 +223,8 @@ async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
     assert_eq!(db.write(ask(false)).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
 }
 
-async fn only_a_finished_run_gives_its_name_back(db: &Db) {
-    let made = made(db).await;
+async fn only_a_finished_run_releases_its_name(db: &Db) {
+    let made = create_owner(db).await;
     let old = insert_run(db, &made, "train").await;
     let new = RunId(db.new_id().unwrap());
     let again = || Unit::new().and([runs::delete(old), runs::insert(new_run(&made, new, "train"))]);
@@ -235,7 +236,7 @@ async fn only_a_finished_run_gives_its_name_back(db: &Db) {
 }
 
 async fn a1_an_idempotency_key_makes_one_run(db: &Db) {
-    let made = made(db).await;
+    let made = create_owner(db).await;
     let with_key = |id, name: &str| {
         let keyed = runs::NewRun {
             idempotency_key: Some("key".into()),
@@ -254,8 +255,8 @@ async fn a1_an_idempotency_key_makes_one_run(db: &Db) {
     insert_run(db, &made, "four").await;
 }
 
-async fn r6_a_job_has_one_active_submission_and_distinct_numbers(db: &Db) {
-    let made = made(db).await;
+async fn r6_a_job_has_one_active_submission_and_unique_submission_numbers(db: &Db) {
+    let made = create_owner(db).await;
     let run = insert_run(db, &made, "train").await;
     let submit = async |number| {
         let id = SubmissionId(db.new_id().unwrap());
@@ -274,7 +275,7 @@ async fn r6_a_job_has_one_active_submission_and_distinct_numbers(db: &Db) {
 }
 
 async fn the_newest_submissions_of_each_job_are_found(db: &Db) {
-    let made = made(db).await;
+    let made = create_owner(db).await;
     let (one, two) = (insert_run(db, &made, "one").await, insert_run(db, &made, "two").await);
     let mut unit = Unit::new();
     for (run, submissions) in [(one, 4), (two, 2)] {

@@ -9,14 +9,14 @@ use windlass_server::db::{Db, Dialect, Unit, Val, gateways, service_replicas};
 
 use crate::{
     db::on_both,
-    db_fixtures::{TestOwner, made, run_values},
+    db_fixtures::{TestOwner, create_owner, run_values},
 };
 
 on_both! {
-    s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read
-    seats_are_for_ready_replicas_and_go_with_their_proxy
+    s2_a_replica_becomes_ready_only_while_it_runs_and_from_a_current_read
+    only_ready_replicas_have_seats_and_seats_end_with_their_proxy
     requests_are_summed_over_proxies
-    replicas_are_looked_for_from_the_services_on
+    replica_queries_start_from_the_services_index
 }
 
 async fn write(db: &Db, unit: Unit) {
@@ -62,7 +62,7 @@ async fn insert_replica(db: &Db, made: &TestOwner, run: RunId) -> SubmissionId {
 }
 
 /// A server has many jobs and few services, and this query runs with every change of a job.
-async fn replicas_are_looked_for_from_the_services_on(db: &Db) {
+async fn replica_queries_start_from_the_services_index(db: &Db) {
     for plan in service_replicas::explain(db).await.unwrap() {
         // Postgres plans by the size of its tables, which are empty here.
         if db.dialect() == Dialect::Sqlite {
@@ -76,8 +76,8 @@ async fn has_proxy_seat(db: &Db, job: SubmissionId) -> bool {
     !rows.is_empty()
 }
 
-async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db) {
-    let made = made(db).await;
+async fn s2_a_replica_becomes_ready_only_while_it_runs_and_from_a_current_read(db: &Db) {
+    let made = create_owner(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
     let watched = service_replicas::running_replicas(db).await.unwrap();
@@ -99,8 +99,8 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
     assert_eq!(service_replicas::services(db).await.unwrap()[0].run, run);
 }
 
-async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
-    let made = made(db).await;
+async fn only_ready_replicas_have_seats_and_seats_end_with_their_proxy(db: &Db) {
+    let made = create_owner(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
     service_replicas::record_proxy(db, "a", &[job]).await.unwrap();
@@ -125,7 +125,7 @@ async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
 }
 
 async fn requests_are_summed_over_proxies(db: &Db) {
-    let made = made(db).await;
+    let made = create_owner(db).await;
     let run = insert_service(db, &made).await;
     let none = service_replicas::traffic(db, run, None, Span::secs(60)).await.unwrap();
     assert_eq!(none, None, "nobody is there who would say");
@@ -141,7 +141,7 @@ async fn requests_are_summed_over_proxies(db: &Db) {
         service_replicas::traffic(db, run, gateway, Span::secs(secs)).await.unwrap()
     };
     assert_eq!(read(run, None, 60).await, all);
-    assert_eq!(service_replicas::answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
+    assert_eq!(service_replicas::recent_answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
     assert_eq!(read(RunId(db.new_id().unwrap()), None, 60).await, Some(Traffic::default()));
     // Counts of a service that a gateway publishes are unknown while the gateway is silent.
     let gateway = GatewayId(db.new_id().unwrap());

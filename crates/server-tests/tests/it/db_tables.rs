@@ -19,27 +19,27 @@ use windlass_server::{
 
 use crate::{
     db::on_both,
-    db_fixtures::{TestOwner, made, run},
+    db_fixtures::{TestOwner, create_owner, insert_run},
 };
 
 on_both! {
-    users_live_and_leave
-    tokens_are_found_by_hash_while_they_are_good
+    users_are_created_updated_and_deleted
+    tokens_are_found_by_hash_while_valid
     projects_list_their_members
-    a_project_with_something_alive_is_not_deleted
-    events_are_found_by_what_they_are_about
-    events_of_one_unit_are_told_in_the_order_of_their_writing
-    a4_a_secret_is_replaced_over_the_version_that_was_read
-    repos_keep_creds_and_code
+    a_project_with_an_active_run_is_not_deleted
+    events_are_filtered_by_target_type_and_actor
+    events_of_one_unit_are_listed_in_write_order
+    a4_a_secret_is_replaced_only_at_the_version_that_was_read
+    repos_store_credentials_and_code
     archives_are_stored_once_per_user
-    backends_are_put_and_listed
-    fleets_and_their_instances
+    backends_are_stored_listed_deleted_and_granted
+    fleets_and_their_instances_are_stored_and_listed
     a_fleet_in_use_is_not_deleted
-    volumes_attach_and_go
-    gateways_are_set_and_asked_to_go
+    an_attached_volume_is_not_deleted
+    gateways_are_stored_updated_and_deleted
 }
 
-fn page() -> Page {
+fn full_page() -> Page {
     Page { limit: 100, ..Page::default() }
 }
 
@@ -47,7 +47,7 @@ async fn write(db: &Db, unit: Unit) {
     db.write(unit).await.unwrap().done().unwrap();
 }
 
-async fn users_live_and_leave(db: &Db) {
+async fn users_are_created_updated_and_deleted(db: &Db) {
     let id = UserId(db.new_id().unwrap());
     let new = users::NewUser {
         id,
@@ -64,7 +64,7 @@ async fn users_live_and_leave(db: &Db) {
     assert_eq!(users::by_names(db, &["mira".into(), "x".into()]).await.unwrap().len(), 1);
     assert_eq!(users::by_ids(db, &[id]).await.unwrap()[0], found);
     for (pattern, count) in [(None, 1), (Some("IR"), 1), (Some("%"), 0), (Some("_"), 0)] {
-        assert_eq!(users::list(db, pattern, &page()).await.unwrap().1, count, "{pattern:?}");
+        assert_eq!(users::list(db, pattern, &full_page()).await.unwrap().1, count, "{pattern:?}");
     }
     write(db, Unit::new().and([users::update(id, true, Some("m@example.org"), false)])).await;
     write(db, Unit::new().and([users::set_ssh_key(id, "ssh-ed25519 BBBB", vec![8])])).await;
@@ -98,8 +98,8 @@ async fn users_live_and_leave(db: &Db) {
     assert!(users::by_ids(db, &[id]).await.unwrap()[0].deleted);
 }
 
-async fn tokens_are_found_by_hash_while_they_are_good(db: &Db) {
-    let user = made(db).await.user;
+async fn tokens_are_found_by_hash_while_valid(db: &Db) {
+    let user = create_owner(db).await.user;
     let mut ids = Vec::new();
     for (hash, lives) in [("ever", None), ("long", Some(60_000_000)), ("over", Some(-1))] {
         let id = db.new_id().unwrap();
@@ -127,7 +127,7 @@ async fn tokens_are_found_by_hash_while_they_are_good(db: &Db) {
 }
 
 async fn projects_list_their_members(db: &Db) {
-    let TestOwner { user, project } = made(db).await;
+    let TestOwner { user, project } = create_owner(db).await;
     let (found, membership) = projects::find(db, "main", user).await.unwrap().unwrap();
     assert_eq!((found.id, membership), (project, None));
     let role = projects::Membership {
@@ -157,7 +157,7 @@ async fn projects_list_their_members(db: &Db) {
             pattern: Some("ai"),
             member: Some("owner"),
             without_fleets: true,
-            page: page(),
+            page: full_page(),
         };
         assert_eq!(projects::list(db, &asked).await.unwrap().1, 1, "{seen:?}");
     }
@@ -168,9 +168,9 @@ async fn projects_list_their_members(db: &Db) {
     assert!(projects::members(db, &[project]).await.unwrap().is_empty());
 }
 
-async fn a_project_with_something_alive_is_not_deleted(db: &Db) {
-    let made = made(db).await;
-    let id = run(db, &made, "train").await;
+async fn a_project_with_an_active_run_is_not_deleted(db: &Db) {
+    let made = create_owner(db).await;
+    let id = insert_run(db, &made, "train").await;
     let delete = || Unit::new().and([projects::delete(made.project)]);
     assert_eq!(db.write(delete()).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     write(db, Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![id])).await;
@@ -178,8 +178,8 @@ async fn a_project_with_something_alive_is_not_deleted(db: &Db) {
     assert!(projects::find(db, "main", made.user).await.unwrap().is_none());
 }
 
-async fn events_are_found_by_what_they_are_about(db: &Db) {
-    let TestOwner { user, project } = made(db).await;
+async fn events_are_filtered_by_target_type_and_actor(db: &Db) {
+    let TestOwner { user, project } = create_owner(db).await;
     let fleet = FleetId(db.new_id().unwrap());
     for actor in [Actor::User(user), Actor::Server] {
         let because = EventCause { actor, reason: "why".into(), message: "Fleet seen".into() };
@@ -195,7 +195,7 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
         write(db, Unit::new().and(events::append(db, &event, &place).unwrap())).await;
     }
     let (ids, kinds, other) = ([fleet.0], ["fleet".to_owned()], [project.0]);
-    let base = || events::EventQuery { page: page(), ..events::EventQuery::default() };
+    let base = || events::EventQuery { page: full_page(), ..events::EventQuery::default() };
     let asked = [
         (base(), 2),
         (events::EventQuery { targets: Some(&ids), ..base() }, 2),
@@ -215,7 +215,7 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
         assert!(found.iter().all(|event| event.targets[0].name == "gpus"));
     }
     let first = &events::list(db, &base()).await.unwrap()[0];
-    let after = Page { time: Some(first.recorded_at), id: Some(first.id), ..page() };
+    let after = Page { time: Some(first.recorded_at), id: Some(first.id), ..full_page() };
     let next =
         events::list(db, &events::EventQuery { page: after, ..events::EventQuery::default() }).await.unwrap();
     assert_eq!(next.len(), 1);
@@ -223,7 +223,7 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
 }
 
 /// Events of one unit have the same time. In descending order they are the same, page by page.
-async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
+async fn events_of_one_unit_are_listed_in_write_order(db: &Db) {
     let place = events::EventContext { project: None, user: None, lock_token: None, targets: &[] };
     let mut unit = Unit::new();
     for number in 0..5 {
@@ -237,7 +237,7 @@ async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
     }
     write(db, unit).await;
     let mut all = Vec::new();
-    let mut page = Page { limit: 2, ties: TieOrder::FollowTime, ..page() };
+    let mut page = Page { limit: 2, ties: TieOrder::FollowTime, ..full_page() };
     loop {
         let found =
             events::list(db, &events::EventQuery { page, ..events::EventQuery::default() }).await.unwrap();
@@ -249,8 +249,8 @@ async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
     assert_eq!(told, ["of one: 0", "of one: 1", "of one: 2", "of one: 3", "of one: 4"]);
 }
 
-async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
-    let project = made(db).await.project;
+async fn a4_a_secret_is_replaced_only_at_the_version_that_was_read(db: &Db) {
+    let project = create_owner(db).await.project;
     let id = SecretId(db.new_id().unwrap());
     write(db, Unit::new().and([secrets::create(id, project, "token", vec![1], "k1", "everyone")])).await;
     let twice = SecretId(db.new_id().unwrap());
@@ -271,8 +271,8 @@ async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
     assert!(secrets::find(db, project, "token").await.unwrap().is_none());
 }
 
-async fn repos_keep_creds_and_code(db: &Db) {
-    let TestOwner { user, project } = made(db).await;
+async fn repos_store_credentials_and_code(db: &Db) {
+    let TestOwner { user, project } = create_owner(db).await;
     let mut ids = Vec::new();
     for info in ["{}", r#"{"repo_name":"x"}"#] {
         let unit = Unit::new()
@@ -301,7 +301,7 @@ async fn repos_keep_creds_and_code(db: &Db) {
 }
 
 async fn archives_are_stored_once_per_user(db: &Db) {
-    let user = made(db).await.user;
+    let user = create_owner(db).await.user;
     let mut ids: Vec<Uuid> = Vec::new();
     for _ in 0..2 {
         let unit =
@@ -315,8 +315,8 @@ async fn archives_are_stored_once_per_user(db: &Db) {
     assert_eq!(repos::archive(db, ids[0]).await.unwrap().unwrap(), (user, "hash".into(), vec![7, 7]));
 }
 
-async fn backends_are_put_and_listed(db: &Db) {
-    let project = made(db).await.project;
+async fn backends_are_stored_listed_deleted_and_granted(db: &Db) {
+    let project = create_owner(db).await.project;
     for config in ["{}", r#"{"a":1}"#] {
         let put = backends::put(db.new_id().unwrap(), project, "aws", config, Some(vec![1]));
         write(db, Unit::new().and([put])).await;
@@ -332,7 +332,7 @@ async fn backends_are_put_and_listed(db: &Db) {
     assert_eq!(backends::list_granted(db, project).await.unwrap(), BTreeSet::from(["local".to_owned()]));
 }
 
-async fn fleet(db: &Db, made: &TestOwner, name: &str) -> FleetId {
+async fn insert_fleet(db: &Db, made: &TestOwner, name: &str) -> FleetId {
     let id = FleetId(db.new_id().unwrap());
     let new = fleets::NewFleet {
         id,
@@ -373,14 +373,14 @@ fn new_instance(made: &TestOwner, id: InstanceId, fleet: FleetId, number: i64) -
     }
 }
 
-async fn fleets_and_their_instances(db: &Db) {
-    let made = made(db).await;
-    let id = fleet(db, &made, "gpus").await;
+async fn fleets_and_their_instances_are_stored_and_listed(db: &Db) {
+    let made = create_owner(db).await;
+    let id = insert_fleet(db, &made, "gpus").await;
     let found = fleets::find_by_name(db, made.project, "gpus").await.unwrap().unwrap();
     assert_eq!(found, fleets::find(db, id).await.unwrap().unwrap());
     assert_eq!(fleets::sealed_column(db, id).await.unwrap().unwrap(), [4]);
     write(db, Unit::new().and([fleets::set_spec(id, r#"{"b":1}"#, None)])).await;
-    let query = fleets::Query { projects: Some(vec![made.project]), only_active: true, page: page() };
+    let query = fleets::Query { projects: Some(vec![made.project]), only_active: true, page: full_page() };
     assert_eq!(fleets::list(db, &query).await.unwrap()[0].spec, r#"{"b":1}"#);
 
     let one = InstanceId(db.new_id().unwrap());
@@ -402,17 +402,17 @@ async fn fleets_and_their_instances(db: &Db) {
         page: Page { limit: 1, ..Page::default() },
     };
     let first = instances::list(db, &query).await.unwrap();
-    let rest = Page { time: Some(first[0].created_at), id: Some(first[0].id.0), ..page() };
+    let rest = Page { time: Some(first[0].created_at), id: Some(first[0].id.0), ..full_page() };
     let rest = instances::list(db, &instances::Query { page: rest, ..query }).await.unwrap();
     assert_eq!((first[0].id, rest[0].id, rest.len()), (two, one, 1), "newest first");
 }
 
 async fn a_fleet_in_use_is_not_deleted(db: &Db) {
-    let made = made(db).await;
-    let id = fleet(db, &made, "gpus").await;
+    let made = create_owner(db).await;
+    let id = insert_fleet(db, &made, "gpus").await;
     let instance = InstanceId(db.new_id().unwrap());
     write(db, Unit::new().and([instances::insert(new_instance(&made, instance, id, 0))])).await;
-    let run: RunId = run(db, &made, "train").await;
+    let run: RunId = insert_run(db, &made, "train").await;
     let job = db.new_id().unwrap();
     let sql = "INSERT INTO jobs (id, run_id, project_id, job_name, replica_num, job_num, submission_num, status, \
                job_spec, instance_id, submitted_at, last_processed_at) \
@@ -430,8 +430,8 @@ async fn a_fleet_in_use_is_not_deleted(db: &Db) {
     assert!(runs::find(db, run).await.unwrap().is_some());
 }
 
-async fn volumes_attach_and_go(db: &Db) {
-    let made = made(db).await;
+async fn an_attached_volume_is_not_deleted(db: &Db) {
+    let made = create_owner(db).await;
     let id = VolumeId(db.new_id().unwrap());
     let new = volumes::NewVolume {
         id,
@@ -445,10 +445,10 @@ async fn volumes_attach_and_go(db: &Db) {
     write(db, Unit::new().and([volumes::insert(new)])).await;
     let found = volumes::find_by_name(db, made.project, "data").await.unwrap().unwrap();
     assert_eq!(found, volumes::find(db, id).await.unwrap().unwrap());
-    let query = volumes::Query { projects: None, only_active: true, page: page() };
+    let query = volumes::Query { projects: None, only_active: true, page: full_page() };
     assert_eq!(volumes::list(db, &query).await.unwrap(), [found]);
     let instance = InstanceId(db.new_id().unwrap());
-    let fleet = fleet(db, &made, "gpus").await;
+    let fleet = insert_fleet(db, &made, "gpus").await;
     write(db, Unit::new().and([instances::insert(new_instance(&made, instance, fleet, 0))])).await;
     let attach = "INSERT INTO volume_attachments (volume_id, instance_id, data, attached_at) \
                   VALUES ($1, $2, '{}', now_us())";
@@ -462,8 +462,8 @@ async fn volumes_attach_and_go(db: &Db) {
     assert!(volumes::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());
 }
 
-async fn gateways_are_set_and_asked_to_go(db: &Db) {
-    let made = made(db).await;
+async fn gateways_are_stored_updated_and_deleted(db: &Db) {
+    let made = create_owner(db).await;
     let id = GatewayId(db.new_id().unwrap());
     let new = gateways::NewGateway {
         id,

@@ -12,31 +12,31 @@ use windlass_server::{
 
 use crate::{
     db::on_both,
-    db_fixtures::{TestOwner, made, project, run, run_values},
+    db_fixtures::{TestOwner, create_owner, insert_project, insert_run, run_values},
 };
 
 on_both! {
-    a_unit_is_kept_whole
-    a_unit_that_breaks_a_constraint_leaves_nothing
-    l1_a_stale_guard_keeps_nothing_of_its_unit
-    l1_a_guard_of_another_row_keeps_nothing
-    an_expectation_that_fails_undoes_the_guard_too
+    all_statements_of_a_unit_are_committed
+    a_unit_that_violates_a_constraint_is_rolled_back
+    l1_a_stale_guard_rolls_back_the_whole_unit
+    l1_a_lease_token_of_another_row_rejects_the_write
+    a_failed_expectation_also_rolls_back_the_guarded_update
     l13_all_times_of_a_unit_are_equal
     unique_violations_name_their_index
-    a_broken_reference_is_no_conflict
-    a_wrong_statement_says_which
+    a_foreign_key_violation_is_not_a_conflict
+    an_invalid_statement_is_named_in_the_error
     a_wrong_number_of_parameters_is_an_error
-    values_come_back_as_they_went_in
-    a_thousand_units_at_once_are_all_acknowledged_and_kept
-    the_guilty_fail_alone_among_many
+    stored_values_are_read_back_unchanged
+    a_thousand_concurrent_units_are_all_acknowledged_and_stored
+    a_failing_unit_does_not_affect_concurrent_units
     two_writes_under_one_lease_apply_once
     reads_see_acknowledged_writes
     commits_are_on_disk_before_they_are_acknowledged
-    every_statement_prepares
-    a_closed_database_says_so
+    every_sql_statement_can_be_prepared
+    a_closed_database_refuses_writes
 }
 
-fn user(id: Uuid, name: &str) -> Values {
+fn user_values(id: Uuid, name: &str) -> Values {
     vec![("id", id.into()), ("name", name.into()), ("global_role", "user".into()), ("created_at", Val::Now)]
 }
 
@@ -44,11 +44,11 @@ async fn count(db: &Db, table: &'static str) -> i64 {
     db.query(format!("SELECT count(*) FROM {table}"), vec![]).await.unwrap()[0].int(0).unwrap()
 }
 
-async fn a_unit_is_kept_whole(db: &Db) {
+async fn all_statements_of_a_unit_are_committed(db: &Db) {
     let (a, b) = (db.new_id().unwrap(), db.new_id().unwrap());
     let unit = Unit::new()
-        .insert("users", user(a, "a"))
-        .insert("users", user(b, "b"))
+        .insert("users", user_values(a, "a"))
+        .insert("users", user_values(b, "b"))
         .exec("UPDATE users SET email = $2 WHERE id = $1", params![a, "a@example.org"])
         .query("SELECT name, email FROM users ORDER BY name", vec![]);
     let (now, rows) = db.write(unit).await.unwrap().done().unwrap();
@@ -58,16 +58,16 @@ async fn a_unit_is_kept_whole(db: &Db) {
     assert_eq!(count(db, "users").await, 2);
 }
 
-async fn a_unit_that_breaks_a_constraint_leaves_nothing(db: &Db) {
+async fn a_unit_that_violates_a_constraint_is_rolled_back(db: &Db) {
     let unit = Unit::new()
-        .insert("users", user(db.new_id().unwrap(), "same"))
-        .insert("users", user(db.new_id().unwrap(), "same"));
+        .insert("users", user_values(db.new_id().unwrap(), "same"))
+        .insert("users", user_values(db.new_id().unwrap(), "same"));
     assert!(db.write(unit).await.unwrap_err().is_conflict_on("users_name_key"));
     assert_eq!(count(db, "users").await, 0);
 }
 
 /// A run that is locked with this token.
-async fn held(db: &Db, made: &TestOwner, name: &str) -> LeaseKey {
+async fn insert_locked_run(db: &Db, made: &TestOwner, name: &str) -> LeaseKey {
     let (id, token) = (db.new_id().unwrap(), db.new_id().unwrap());
     let mut values = run_values(made, id, name);
     values.push(("lock_token", token.into()));
@@ -79,14 +79,14 @@ async fn run_status(db: &Db, id: Uuid) -> String {
     db.query("SELECT status FROM runs WHERE id = $1", params![id]).await.unwrap()[0].text(0).unwrap()
 }
 
-async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
-    let made = made(db).await;
-    let good = held(db, &made, "good").await;
+async fn l1_a_stale_guard_rolls_back_the_whole_unit(db: &Db) {
+    let made = create_owner(db).await;
+    let good = insert_locked_run(db, &made, "good").await;
     let stale = LeaseKey { token: db.new_id().unwrap(), ..good };
     let extra = db.new_id().unwrap();
     let unit = |held| {
         Unit::apply("runs", held, None, vec![("status", "running".into())])
-            .insert("users", user(extra, "extra"))
+            .insert("users", user_values(extra, "extra"))
             .exec("UPDATE users SET email = 'x' WHERE name = $1", params!["owner"])
     };
     assert_eq!(db.write(unit(stale)).await.unwrap(), WriteOutcome::Stale { at: None });
@@ -100,20 +100,21 @@ async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
     assert_eq!(after, WriteOutcome::Stale { at: None }, "an apply gives the lease back");
 }
 
-async fn l1_a_guard_of_another_row_keeps_nothing(db: &Db) {
-    let made = made(db).await;
-    let (one, other) = (held(db, &made, "one").await, held(db, &made, "other").await);
+async fn l1_a_lease_token_of_another_row_rejects_the_write(db: &Db) {
+    let made = create_owner(db).await;
+    let (one, other) =
+        (insert_locked_run(db, &made, "one").await, insert_locked_run(db, &made, "other").await);
     let crossed = LeaseKey { id: one.id, token: other.token };
     let unit = Unit::guarded("runs", crossed, vec![("status", "failed".into())]);
     assert_eq!(db.write(unit).await.unwrap(), WriteOutcome::Stale { at: None });
     assert_eq!(run_status(db, one.id).await, "submitted");
 }
 
-async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
-    let made = made(db).await;
-    let good = held(db, &made, "good").await;
+async fn a_failed_expectation_also_rolls_back_the_guarded_update(db: &Db) {
+    let made = create_owner(db).await;
+    let good = insert_locked_run(db, &made, "good").await;
     let unit = Unit::apply("runs", good, None, vec![("status", "running".into())])
-        .insert("users", user(db.new_id().unwrap(), "extra"))
+        .insert("users", user_values(db.new_id().unwrap(), "extra"))
         .expect_one("UPDATE users SET email = 'x' WHERE name = $1", params!["nobody"]);
     assert_eq!(db.write(unit).await.unwrap(), WriteOutcome::Stale { at: Some(1) });
     assert_eq!(run_status(db, good.id).await, "submitted");
@@ -121,14 +122,14 @@ async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
 }
 
 async fn l13_all_times_of_a_unit_are_equal(db: &Db) {
-    let made = made(db).await;
-    let good = held(db, &made, "good").await;
+    let made = create_owner(db).await;
+    let good = insert_locked_run(db, &made, "good").await;
     // As a claim leaves it: a row without a due time was hinted while it was locked, and stays due.
     db.write(Unit::new().exec("UPDATE runs SET due_at = now_us() WHERE id = $1", params![good.id]))
         .await
         .unwrap();
     let unit = Unit::apply("runs", good, Some(7_000_000), vec![("finished_at", Val::Now)])
-        .insert("users", user(db.new_id().unwrap(), "late"))
+        .insert("users", user_values(db.new_id().unwrap(), "late"))
         .exec(
             "UPDATE runs SET scaled_at = now_us(), retry_since = $2 WHERE id = $1",
             params![good.id, Val::NowPlus(5)],
@@ -142,21 +143,21 @@ async fn l13_all_times_of_a_unit_are_equal(db: &Db) {
 }
 
 async fn unique_violations_name_their_index(db: &Db) {
-    let made = made(db).await;
-    run(db, &made, "train").await;
+    let made = create_owner(db).await;
+    insert_run(db, &made, "train").await;
     let again = Unit::new().insert("runs", run_values(&made, db.new_id().unwrap(), "train"));
     assert!(db.write(again).await.unwrap_err().is_conflict_on("runs_name_key"));
     let id = db.new_id().unwrap();
     let insert = |name| Unit::new().insert("runs", run_values(&made, id, name));
     db.write(insert("first")).await.unwrap().done().unwrap();
     assert!(db.write(insert("second")).await.unwrap_err().is_conflict_on("runs_pkey"));
-    let other = project(db, made.user, "other").await;
+    let other = insert_project(db, made.user, "other").await;
     let elsewhere = TestOwner { project: other, ..made };
-    run(db, &elsewhere, "train").await;
+    insert_run(db, &elsewhere, "train").await;
 }
 
-async fn a_broken_reference_is_no_conflict(db: &Db) {
-    let made = made(db).await;
+async fn a_foreign_key_violation_is_not_a_conflict(db: &Db) {
+    let made = create_owner(db).await;
     let nobody = TestOwner { user: db.new_id().unwrap().into(), ..made };
     let unit = Unit::new().insert("runs", run_values(&nobody, db.new_id().unwrap(), "train"));
     let error = db.write(unit).await.unwrap_err();
@@ -166,7 +167,7 @@ async fn a_broken_reference_is_no_conflict(db: &Db) {
     assert!(matches!(error, DbError::ConstraintViolated { .. }), "{error:?}");
 }
 
-async fn a_wrong_statement_says_which(db: &Db) {
+async fn an_invalid_statement_is_named_in_the_error(db: &Db) {
     for error in [
         db.query("SELECT nothing FROM users", vec![]).await.unwrap_err(),
         db.write(Unit::new().exec("UPDATE users SET nothing = 1", vec![])).await.unwrap_err(),
@@ -185,10 +186,10 @@ async fn a_wrong_number_of_parameters_is_an_error(db: &Db) {
     }
 }
 
-async fn values_come_back_as_they_went_in(db: &Db) {
+async fn stored_values_are_read_back_unchanged(db: &Db) {
     let id = db.new_id().unwrap();
     let odd = "na\u{ef}ve \u{1f600} 'quoted' \"twice\" $1 ?";
-    let mut values = user(id, odd);
+    let mut values = user_values(id, odd);
     values.extend([("active", false.into()), ("ssh_private_key_sealed", vec![0_u8, 255, 7].into())]);
     db.write(Unit::new().insert("users", values)).await.unwrap().done().unwrap();
     let sql = "SELECT id, name, active, ssh_private_key_sealed, email, created_at, 0.5 * CAST(3 AS DOUBLE PRECISION) \
@@ -209,8 +210,8 @@ async fn values_come_back_as_they_went_in(db: &Db) {
     assert_eq!(found[0].int(0).unwrap(), 1);
 }
 
-async fn a_thousand_units_at_once_are_all_acknowledged_and_kept(db: &Db) {
-    let made = Arc::new(made(db).await);
+async fn a_thousand_concurrent_units_are_all_acknowledged_and_stored(db: &Db) {
+    let made = Arc::new(create_owner(db).await);
     let tasks = (0..1000).map(|number| {
         let (db, made) = (db.clone(), Arc::clone(&made));
         tokio::spawn(async move {
@@ -227,12 +228,12 @@ async fn a_thousand_units_at_once_are_all_acknowledged_and_kept(db: &Db) {
 }
 
 /// Three kinds of unit, mixed: valid, stale and conflicting. Each gets its own result.
-async fn the_guilty_fail_alone_among_many(db: &Db) {
-    let made = made(db).await;
-    run(db, &made, "taken").await;
+async fn a_failing_unit_does_not_affect_concurrent_units(db: &Db) {
+    let made = create_owner(db).await;
+    insert_run(db, &made, "taken").await;
     let mut leases = Vec::new();
     for number in 0..200 {
-        leases.push(held(db, &made, &format!("run-{number}")).await);
+        leases.push(insert_locked_run(db, &made, &format!("run-{number}")).await);
     }
     let tasks = leases.iter().enumerate().map(|(number, good)| {
         let set = vec![("status", "running".into())];
@@ -243,7 +244,7 @@ async fn the_guilty_fail_alone_among_many(db: &Db) {
             7 => Unit::apply("runs", *good, None, set)
                 .expect_one("UPDATE users SET email = 'x' WHERE name = $1", params!["nobody"]),
             _ => Unit::apply("runs", *good, None, set)
-                .insert("users", user(db.new_id().unwrap(), &format!("user-{number}"))),
+                .insert("users", user_values(db.new_id().unwrap(), &format!("user-{number}"))),
         };
         let db = db.clone();
         tokio::spawn(async move { db.write(unit).await })
@@ -265,8 +266,8 @@ async fn the_guilty_fail_alone_among_many(db: &Db) {
 }
 
 async fn two_writes_under_one_lease_apply_once(db: &Db) {
-    let made = made(db).await;
-    let good = held(db, &made, "good").await;
+    let made = create_owner(db).await;
+    let good = insert_locked_run(db, &made, "good").await;
     let writes = (0..20).map(|_| {
         let db = db.clone();
         tokio::spawn(async move {
@@ -284,7 +285,7 @@ async fn two_writes_under_one_lease_apply_once(db: &Db) {
 async fn reads_see_acknowledged_writes(db: &Db) {
     for number in 0..50 {
         let name = format!("user-{number}");
-        db.write(Unit::new().insert("users", user(db.new_id().unwrap(), &name))).await.unwrap();
+        db.write(Unit::new().insert("users", user_values(db.new_id().unwrap(), &name))).await.unwrap();
         let found = db.query("SELECT id FROM users WHERE name = $1", params![name]).await.unwrap();
         assert_eq!(found.len(), 1, "a3: after write {number}");
     }
@@ -303,7 +304,7 @@ async fn commits_are_on_disk_before_they_are_acknowledged(db: &Db) {
 }
 
 /// The statements that the tables list, and every other complete statement in `db/`.
-async fn every_statement_prepares(db: &Db) {
+async fn every_sql_statement_can_be_prepared(db: &Db) {
     let mut all: BTreeSet<String> =
         windlass_server::db::statements().into_iter().map(str::to_owned).collect();
     assert!(all.len() > 40, "the tables list only {}", all.len());
@@ -337,9 +338,9 @@ fn statements_in(source: &str) -> Vec<String> {
     found
 }
 
-async fn a_closed_database_says_so(db: &Db) {
+async fn a_closed_database_refuses_writes(db: &Db) {
     db.close().await;
-    let error = db.write(Unit::new().insert("users", user(Uuid::nil(), "late"))).await.unwrap_err();
+    let error = db.write(Unit::new().insert("users", user_values(Uuid::nil(), "late"))).await.unwrap_err();
     assert!(matches!(error, DbError::Unavailable { .. }), "{error:?}");
 }
 
@@ -351,8 +352,8 @@ mod planted {
     use crate::db::DbFixture;
 
     async fn a_stale_write_goes_through(db: &Db) {
-        let made = made(db).await;
-        let good = held(db, &made, "good").await;
+        let made = create_owner(db).await;
+        let good = insert_locked_run(db, &made, "good").await;
         let stale = LeaseKey { token: Uuid::nil(), ..good };
         let unit = || Unit::guarded("runs", stale, vec![("status", "running".into())]);
         assert!(!db.write(unit()).await.unwrap().is_done());
@@ -364,7 +365,7 @@ mod planted {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn l1_without_the_token_check_a_stale_write_goes_through_on_both() {
+    async fn l1_a_stale_write_succeeds_on_both_databases_without_the_token_check() {
         a_stale_write_goes_through(DbFixture::sqlite().await.db()).await;
         a_stale_write_goes_through(DbFixture::postgres().await.db()).await;
     }

@@ -61,7 +61,7 @@ impl FakeS3 {
             while let Ok((stream, _)) = listener.accept().await {
                 let shop = Arc::clone(&serving);
                 tokio::spawn(async move {
-                    let service = service_fn(move |request| answer(Arc::clone(&shop), request));
+                    let service = service_fn(move |request| handle_request(Arc::clone(&shop), request));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -100,7 +100,7 @@ fn response(status: u16, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     Response::builder().status(status).body(Full::new(body.into())).unwrap()
 }
 
-async fn answer(
+async fn handle_request(
     shop: Arc<FakeS3State>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {

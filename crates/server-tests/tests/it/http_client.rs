@@ -9,7 +9,7 @@ use serde_json::json;
 use windlass_api::{Document, client::ApiClient, files, operations::*, projects, runs, server::EmptyRequest};
 use windlass_server::{
     app::App,
-    auth::caller,
+    auth::authenticate,
     config::{Settings, SettingsSource},
     db::{Change, Db, Expect, FaultHook, HookFuture, Unit},
     encryption::Keyring,
@@ -19,10 +19,10 @@ use windlass_server::{
 use crate::http::{ADMIN_TOKEN, ServerFixture, on_both};
 
 on_both! {
-    every_kind_of_call_goes_through_the_typed_client
-    a_list_of_runs_costs_the_same_few_queries_however_long_it_is
+    the_typed_client_supports_every_kind_of_call
+    listing_runs_takes_a_constant_number_of_queries
     two_replicas_that_start_together_make_one_admin
-    a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start
+    every_project_has_its_own_key_and_missing_keys_are_created_at_startup
 }
 
 fn document(value: serde_json::Value) -> Document {
@@ -37,7 +37,7 @@ fn apply_request(name: &str) -> runs::ApplyRequest {
     }
 }
 
-async fn every_kind_of_call_goes_through_the_typed_client(ground: &ServerFixture) {
+async fn the_typed_client_supports_every_kind_of_call(ground: &ServerFixture) {
     let server = ground.start().await;
     let client = ApiClient::new(&format!("http://{}", server.authority), Some(ADMIN_TOKEN)).unwrap();
     let me = client.call::<ReadMyUser>(&[], &EmptyRequest {}).await.unwrap();
@@ -82,7 +82,7 @@ impl FaultHook for QueryCounter {
     }
 }
 
-async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &ServerFixture) {
+async fn listing_runs_takes_a_constant_number_of_queries(ground: &ServerFixture) {
     let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let counter = Arc::new(QueryCounter::default());
@@ -90,7 +90,7 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &S
     let app =
         App::new(db.with_fault_hook(Arc::clone(&counter) as Arc<dyn FaultHook>), settings, keys).unwrap();
     services::bootstrap::ensure(&app).await.unwrap();
-    let me = caller(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
+    let me = authenticate(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     let mut costs = Vec::new();
     for round in 0..3 {
         for n in 0..5 {
@@ -126,17 +126,17 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture)
         .unwrap();
     assert_eq!((rows[0].int(0).unwrap(), rows[0].int(1).unwrap()), (1, 1));
     for app in &apps {
-        caller(app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
+        authenticate(app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     }
     db.close().await;
 }
 
-async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start(ground: &ServerFixture) {
+async fn every_project_has_its_own_key_and_missing_keys_are_created_at_startup(ground: &ServerFixture) {
     let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let app = App::new(Db::open(&settings.database_url).await.unwrap(), settings, keys).unwrap();
     services::bootstrap::ensure(&app).await.unwrap();
-    let me = caller(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
+    let me = authenticate(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     services::projects::add(&app, me.user.id, "other", false, None).await.unwrap();
     let look = async || {
         let sql = "SELECT id, ssh_public_key FROM projects ORDER BY name";

@@ -7,9 +7,9 @@ use windlass_server::{auth, error::Error, services::runs};
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project
-    an_open_stream_is_not_for_somebody_who_manages_no_more
-    a_job_that_waits_says_how_many_are_in_front_of_it
+    only_the_owner_and_project_managers_can_connect_to_a_job_port
+    a_demoted_manager_loses_access_to_an_open_connection
+    a_waiting_job_shows_its_queue_position
 }
 
 async fn submit_run(server: &TestServer, name: &str, priority: i64) -> serde_json::Value {
@@ -19,7 +19,7 @@ async fn submit_run(server: &TestServer, name: &str, priority: i64) -> serde_jso
     server.admin("/api/project/main/runs/apply", plan).await
 }
 
-async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(ground: &ServerFixture) {
+async fn only_the_owner_and_project_managers_can_connect_to_a_job_port(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
@@ -28,7 +28,7 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
         let client = ApiClient::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
         async move { client.connect_job("main", &asked).await.unwrap_err().to_string() }
     };
-    assert_eq!(connect(ADMIN_TOKEN.into(), asked.clone()).await, "the job does not run: it is submitted");
+    assert_eq!(connect(ADMIN_TOKEN.into(), asked.clone()).await, "the job is not running: it is submitted");
     let elsewhere = ConnectRequest { run_name: "other".into(), ..asked.clone() };
     assert_eq!(connect(ADMIN_TOKEN.into(), elsewhere).await, "Job submission not found");
     let user = server.user("mel").await;
@@ -37,7 +37,7 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
     let foreign = connect(user.clone(), asked.clone()).await;
     assert!(foreign.contains("run `train-1` belongs to another user"), "{foreign}");
     server.join("main", &[("mel", "manager")]).await;
-    assert_eq!(connect(user, asked).await, "the job does not run: it is submitted");
+    assert_eq!(connect(user, asked).await, "the job is not running: it is submitted");
 
     let path =
         format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
@@ -48,7 +48,7 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
     server.stop().await;
 }
 
-async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &ServerFixture) {
+async fn a_waiting_job_shows_its_queue_position(ground: &ServerFixture) {
     let server = ground.start().await;
     for (name, priority) in [("first", 0), ("second", 0), ("urgent", 5)] {
         submit_run(&server, name, priority).await;
@@ -61,14 +61,14 @@ async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &ServerFixtur
 }
 
 /// The check that is repeated while a stream is open.
-async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &ServerFixture) {
+async fn a_demoted_manager_loses_access_to_an_open_connection(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
     let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
     let token = server.user("mel").await;
     let may = async || {
-        let caller = auth::caller(&server.app, Some(&format!("Bearer {token}"))).await.unwrap();
+        let caller = auth::authenticate(&server.app, Some(&format!("Bearer {token}"))).await.unwrap();
         let scope = auth::project_scope(&server.app, caller, "main", Vec::new()).await.unwrap();
         runs::check_connect(&server.app, &scope, &asked).await
     };

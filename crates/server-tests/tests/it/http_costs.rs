@@ -9,9 +9,9 @@ use windlass_server::{
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    costs_are_price_by_time_of_the_part_that_a_job_had
-    costs_of_a_period_are_of_that_period_alone
-    gpus_are_grouped_as_asked
+    job_cost_is_price_times_hours_of_its_share_of_the_instance
+    costs_are_limited_to_the_requested_period
+    gpus_are_grouped_by_the_requested_fields
 }
 
 const COSTS: &str = "/api/project/main/costs/list";
@@ -68,7 +68,7 @@ fn is_close(value: &Value, want: f64) -> bool {
     (value.as_f64().unwrap() - want).abs() < 0.05
 }
 
-async fn costs_are_price_by_time_of_the_part_that_a_job_had(ground: &ServerFixture) {
+async fn job_cost_is_price_times_hours_of_its_share_of_the_instance(ground: &ServerFixture) {
     let server = ground.start().await;
     insert_hosts(&server).await;
     let by_run = server.admin(COSTS, json!({})).await;
@@ -95,7 +95,7 @@ async fn costs_are_price_by_time_of_the_part_that_a_job_had(ground: &ServerFixtu
     server.stop().await;
 }
 
-async fn costs_of_a_period_are_of_that_period_alone(ground: &ServerFixture) {
+async fn costs_are_limited_to_the_requested_period(ground: &ServerFixture) {
     let server = ground.start().await;
     let now = insert_hosts(&server).await;
     let at = |ago: i64| windlass_model::time::Timestamp(now - ago).to_string();
@@ -112,7 +112,7 @@ async fn costs_of_a_period_are_of_that_period_alone(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn gpus_are_grouped_as_asked(ground: &ServerFixture) {
+async fn gpus_are_grouped_by_the_requested_fields(ground: &ServerFixture) {
     let server = ground.start().await;
     insert_hosts(&server).await;
     let kind = json!({ "name": "h100x2", "resources": { "cpus": 26, "memory_mib": 229_376, "spot": false,

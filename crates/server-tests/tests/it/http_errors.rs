@@ -15,7 +15,7 @@ use windlass_server::config::{Settings, SettingsSource};
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer};
 
 #[tokio::test]
-async fn every_kind_of_refusal_has_the_shape_that_clients_read() {
+async fn every_error_response_has_the_shape_that_clients_expect() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let (status, body) = server.post("wrong", "/api/users/get_my_user", "").await;
@@ -63,7 +63,7 @@ async fn an_empty_body_and_null_mean_defaults_and_unknown_fields_are_ignored() {
 }
 
 #[tokio::test]
-async fn no_token_is_needed_to_learn_that_the_server_runs() {
+async fn health_and_server_info_need_no_token() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let (status, body) = server.get("", "/healthcheck").await;
@@ -93,7 +93,7 @@ async fn metrics_need_an_admin_and_name_no_user_or_project() {
 }
 
 #[tokio::test]
-async fn a_request_is_answered_under_its_own_name_if_that_is_safe() {
+async fn a_safe_request_id_is_returned_in_the_response() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     for (sent, kept) in [("trace-1", true), ("a b", false), ("x\u{7f}", false)] {
@@ -111,7 +111,7 @@ async fn a_request_is_answered_under_its_own_name_if_that_is_safe() {
 }
 
 #[tokio::test]
-async fn statuses_and_codes_are_those_of_dstack_where_a_client_can_notice() {
+async fn error_statuses_and_codes_match_those_of_dstack() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     server.user("mira").await;
@@ -153,7 +153,7 @@ async fn bodies_and_heads_that_are_too_large_are_refused() {
 }
 
 #[tokio::test]
-async fn hostile_names_are_refused_in_every_place_that_takes_one() {
+async fn hostile_names_are_refused_by_every_operation_that_takes_a_name() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let long = "a".repeat(300);
@@ -207,7 +207,7 @@ async fn hostile_names_are_refused_in_every_place_that_takes_one() {
 }
 
 #[tokio::test]
-async fn a_client_that_sends_nothing_more_is_let_go() {
+async fn a_client_that_stops_sending_is_disconnected() {
     let ground = ServerFixture::sqlite();
     let mut settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     settings.head_timeout = Duration::from_millis(100);

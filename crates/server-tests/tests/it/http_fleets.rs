@@ -10,15 +10,15 @@ use crate::{
 
 on_both! {
     an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key
-    hosts_come_and_go_and_nothing_else_changes_in_place
-    a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there
-    who_may_not_manage_ssh_fleets_is_refused
-    a_key_that_nobody_could_log_in_with_is_refused_at_once
-    a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet
-    a_fleet_that_is_being_deleted_is_planned_anew_and_says_so
-    volumes_are_created_read_and_asked_to_end
+    only_the_host_list_of_a_fleet_changes_in_place
+    a_fleet_is_marked_for_deletion_unless_a_job_uses_it
+    ssh_fleet_changes_require_permission
+    an_unusable_fleet_key_is_refused_at_once
+    a_host_of_another_fleet_is_refused_with_that_fleets_name
+    a_fleet_being_deleted_is_planned_as_new_and_refuses_an_apply
+    volumes_are_created_read_and_marked_for_deletion
     gateways_are_created_updated_and_made_default
-    answers_about_nothing_are_empty_and_well_formed
+    empty_responses_are_well_formed
 }
 
 const APPLY: &str = "/api/project/main/fleets/apply";
@@ -73,7 +73,7 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Se
     server.stop().await;
 }
 
-async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &ServerFixture) {
+async fn only_the_host_list_of_a_fleet_changes_in_place(ground: &ServerFixture) {
     let server = ground.start().await;
     let fleet =
         server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
@@ -106,7 +106,7 @@ async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &ServerFixt
     server.stop().await;
 }
 
-async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(ground: &ServerFixture) {
+async fn a_fleet_is_marked_for_deletion_unless_a_job_uses_it(ground: &ServerFixture) {
     let server = ground.start().await;
     let fleet =
         server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
@@ -140,7 +140,7 @@ async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(groun
     server.stop().await;
 }
 
-async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &ServerFixture) {
+async fn an_unusable_fleet_key_is_refused_at_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mut spec = ssh_fleet(json!(["10.4.0.7"]));
     spec["configuration"]["ssh_config"]["ssh_key"]["private"] = json!("no key at all");
@@ -160,13 +160,16 @@ async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &ServerF
     server.stop().await;
 }
 
-async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &ServerFixture) {
+async fn a_host_of_another_fleet_is_refused_with_that_fleets_name(ground: &ServerFixture) {
     let server = ground.start().await;
     server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
     let mut other = ssh_fleet(json!(["10.4.0.9", "10.4.0.7"]));
     other["configuration"]["name"] = json!("others");
     let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&other, &Value::Null), "error").await;
-    assert!(said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it there first"), "{said}");
+    assert!(
+        said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it from that fleet first"),
+        "{said}"
+    );
     // The same address behind another port or another jump host is another machine.
     other["configuration"]["ssh_config"]["port"] = json!(2222);
     server.admin(APPLY, apply_request(&other, &Value::Null)).await;
@@ -174,11 +177,11 @@ async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &S
     let mut third = other.clone();
     third["configuration"]["name"] = json!("third");
     let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&third, &Value::Null), "error").await;
-    assert!(said.contains("fleet `others`: which is being deleted"), "{said}");
+    assert!(said.contains("fleet `others`: that fleet is being deleted"), "{said}");
     server.stop().await;
 }
 
-async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &ServerFixture) {
+async fn a_fleet_being_deleted_is_planned_as_new_and_refuses_an_apply(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = ssh_fleet(json!(["10.4.0.7"]));
     let fleet = server.admin(APPLY, apply_request(&spec, &Value::Null)).await;
@@ -190,7 +193,7 @@ async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &Serv
     server.stop().await;
 }
 
-async fn who_may_not_manage_ssh_fleets_is_refused(ground: &ServerFixture) {
+async fn ssh_fleet_changes_require_permission(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -206,7 +209,7 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn volumes_are_created_read_and_asked_to_end(ground: &ServerFixture) {
+async fn volumes_are_created_read_and_marked_for_deletion(ground: &ServerFixture) {
     let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let base = "/api/project/main/volumes";
     let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
@@ -283,7 +286,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn answers_about_nothing_are_empty_and_well_formed(ground: &ServerFixture) {
+async fn empty_responses_are_well_formed(ground: &ServerFixture) {
     let server = ground.start().await;
     let lists = [
         ("/api/project/main/exports/list", json!({ "exports": [], "warnings": [] })),

@@ -10,7 +10,7 @@ use windlass_testkit::rng::Rng;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    nothing_that_is_sent_makes_the_server_fail
+    random_requests_get_only_documented_statuses
 }
 
 /// Requests for each operation; more with `FUZZ=n`.
@@ -37,7 +37,7 @@ const TEXTS: [&str; 16] = [
 const NUMBERS: [i64; 8] = [0, 1, -1, 2, 100, 1001, i64::MAX, i64::MIN];
 
 /// Valid documents, so that more than the first check is reached.
-fn documents() -> Vec<Value> {
+fn sample_documents() -> Vec<Value> {
     let task = json!({ "type": "task", "commands": ["true"], "image": "debian", "user": "root" });
     let hosts = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1"] });
     vec![
@@ -62,7 +62,7 @@ fn nested_lists(levels: usize) -> Value {
     (0..levels).fold(Value::Null, |inner, _| json!([inner]))
 }
 
-fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
+fn random_value(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
     if rng.below(25) == 0 {
         return rng.pick(&[json!(null), json!([]), json!({}), json!(1.5), json!("x"), json!(true)]).clone();
     }
@@ -70,7 +70,7 @@ fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
         return rng.pick(words).clone();
     }
     if let Some(choices) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
-        return make(&rng.pick(choices).clone(), rng, documents);
+        return random_value(&rng.pick(choices).clone(), rng, documents);
     }
     let kind = schema["type"].as_array().map_or(&schema["type"], |kinds| rng.pick(kinds));
     match kind.as_str().unwrap_or_default() {
@@ -80,7 +80,7 @@ fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
         "boolean" => json!(rng.below(2) == 0),
         "array" => {
             let len = rng.below(4);
-            (0..len).map(|_| make(&schema["items"], rng, documents)).collect()
+            (0..len).map(|_| random_value(&schema["items"], rng, documents)).collect()
         }
         "object" if schema["properties"].is_object() => random_object(schema, rng, documents),
         "object" => rng.pick(documents).clone(),
@@ -94,7 +94,7 @@ fn random_object(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let is_required = required.iter().any(|one| one == name);
         if (is_required && rng.below(30) > 0) || (!is_required && rng.below(3) == 0) {
-            map.insert(name.clone(), make(schema, rng, documents));
+            map.insert(name.clone(), random_value(schema, rng, documents));
         }
     }
     Value::Object(map)
@@ -118,13 +118,13 @@ async fn send_request(
     (status, String::from_utf8_lossy(&body).into_owned())
 }
 
-async fn nothing_that_is_sent_makes_the_server_fail(ground: &ServerFixture) {
+async fn random_requests_get_only_documented_statuses(ground: &ServerFixture) {
     let rounds = std::env::var("FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(REQUESTS_PER_OPERATION);
     let seed = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
-    let (mut rng, documents, document) = (Rng::new(seed), documents(), openapi::document());
+    let (mut rng, documents, document) = (Rng::new(seed), sample_documents(), openapi::document());
     // The tokens of other callers must stay valid.
     let kept =
         ["refresh_token", "delete_users", "update_user", "set_members", "remove_members", "delete_projects"];
@@ -141,7 +141,7 @@ async fn nothing_that_is_sent_makes_the_server_fail(ground: &ServerFixture) {
                     .replace("{project_name}", rng.pick::<&str>(&projects))
                     .replace("{run_name}", rng.pick::<&str>(&["train-1", "%00"]));
                 let body = if schema.is_object() {
-                    make(schema, &mut rng, &documents).to_string()
+                    random_value(schema, &mut rng, &documents).to_string()
                 } else {
                     String::new()
                 };

@@ -12,8 +12,8 @@ use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 const NODE_ID: &str = "00000000-0000-4000-8000-000000000001";
 
 on_both! {
-    a_gateway_is_told_of_its_own_services_and_a_name_is_given_once
-    a_caller_may_speak_http2
+    a_gateway_receives_only_its_own_services_and_domains_are_unique
+    the_server_accepts_http2
 }
 
 async fn create_gateway(server: &TestServer, project: &str) -> String {
@@ -33,13 +33,13 @@ fn service_spec(name: &str) -> Value {
     json!({ "plan": { "run_spec": { "run_name": name, "configuration": configuration } }, "force": false })
 }
 
-async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: &ServerFixture) {
+async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground: &ServerFixture) {
     let server = ground.start().await;
     server.admin("/api/projects/create", json!({ "project_name": "other" })).await;
     let (mine, others) = (create_gateway(&server, "main").await, create_gateway(&server, "other").await);
     let apply = |project: &str| format!("/api/project/{project}/runs/apply");
     let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("page"), "gateway_error").await;
-    assert!(said.contains("cannot be reached"), "{said}");
+    assert!(said.contains("is offline"), "{said}");
 
     let ask = json!({ "node": NODE_ID, "address": "edge.example" });
     let first = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
@@ -65,7 +65,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     let said = server
         .refused(ADMIN_TOKEN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
         .await;
-    assert!(said.contains("publishes `page`"), "{said}");
+    assert!(said.contains("is used by `page`"), "{said}");
 
     // A gateway checks tokens for its own project only; its token grants nothing else, and a new one replaces it.
     let allowed = async |token: &str, project: &str| {
@@ -99,7 +99,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     server.ok(&mine, "/api/gateway/report", came).await;
     server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE_ID })).await;
     let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("late"), "gateway_error").await;
-    assert!(said.contains("cannot be reached"), "{said}");
+    assert!(said.contains("is offline"), "{said}");
     server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
     assert_eq!(
         server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE_ID }).to_string()).await.0,
@@ -108,7 +108,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     server.stop().await;
 }
 
-async fn a_caller_may_speak_http2(ground: &ServerFixture) {
+async fn the_server_accepts_http2(ground: &ServerFixture) {
     let server = ground.start().await;
     let stream = TcpStream::connect(&server.authority).await.unwrap();
     let (mut sender, connection) =

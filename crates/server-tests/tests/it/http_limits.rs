@@ -16,7 +16,7 @@ use windlass_server::{
 
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer};
 
-fn settings(ground: &ServerFixture) -> Settings {
+fn fixture_settings(ground: &ServerFixture) -> Settings {
     let given = SettingsSource { port: Some(0), ..ground.given() };
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
@@ -27,12 +27,12 @@ fn burst_only(burst: u32) -> Rate {
 }
 
 #[tokio::test]
-async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
+async fn token_guessing_is_rate_limited_without_affecting_generated_tokens() {
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(settings(&ground)).await;
+    let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
     let mira = server.user("mira").await;
     server.stop().await;
-    let mut settings = settings(&ground);
+    let mut settings = fixture_settings(&ground);
     settings.paces = RateLimits { login: burst_only(5), ..RateLimits::default() };
     let server = TestServer::start_with_settings(settings).await;
     for guess in 0..5 {
@@ -52,9 +52,9 @@ async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
 }
 
 #[tokio::test]
-async fn a_loop_that_submits_is_told_to_wait_and_others_are_not() {
+async fn rapid_submits_are_rate_limited_per_user() {
     let ground = ServerFixture::sqlite();
-    let mut settings = settings(&ground);
+    let mut settings = fixture_settings(&ground);
     settings.paces = RateLimits { submit: burst_only(3), logs: burst_only(2), ..RateLimits::default() };
     let server = TestServer::start_with_settings(settings).await;
     let mira = server.user("mira").await;
@@ -94,9 +94,9 @@ async fn read_until_closed(server: &TestServer, sent: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn a_request_with_a_missing_body_times_out() {
     let ground = ServerFixture::sqlite();
-    let mut settings = settings(&ground);
+    let mut settings = fixture_settings(&ground);
     assert!(
         settings.head_timeout <= Duration::from_secs(30) && settings.body_timeout <= Duration::from_secs(30)
     );
@@ -110,9 +110,9 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn heads_that_two_servers_could_read_differently_are_refused() {
+async fn ambiguous_request_heads_are_refused() {
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(settings(&ground)).await;
+    let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
     let hidden = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
     for head in [
         "Content-Length: 4\r\nContent-Length: 5\r\n",
@@ -138,9 +138,9 @@ async fn heads_that_two_servers_could_read_differently_are_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_names_two_hosts_is_refused_by_the_api() {
+async fn a_request_with_two_host_headers_is_refused() {
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(settings(&ground)).await;
+    let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
     let asked = |hosts: &str| format!("GET /healthcheck HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
     for hosts in ["Host: a\r\nHost: b\r\n", "Host: a\r\nX: y\r\nhost: a\r\n"] {
         let answer = read_until_closed(&server, asked(hosts).as_bytes()).await;
@@ -153,7 +153,7 @@ async fn a_request_that_names_two_hosts_is_refused_by_the_api() {
 
 /// Ten thousand connections, or as many as the limit of open files permits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_idle_connections_harm_nobody() {
+async fn thousands_of_idle_connections_do_not_block_requests() {
     let wanted: u64 = 10_000;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -164,7 +164,7 @@ async fn thousands_of_idle_connections_harm_nobody() {
         println!("only {room} connections: the limit of open files is {:?}", limit.maximum);
     }
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(settings(&ground)).await;
+    let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
     let mut idle = Vec::new();
     for at in 0..wanted.min(room) {
         let mut stream = TcpStream::connect(&server.authority).await.unwrap();
@@ -183,7 +183,7 @@ async fn thousands_of_idle_connections_harm_nobody() {
 }
 
 #[tokio::test]
-async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
+async fn a_request_over_a_limit_is_refused_with_the_setting_name() {
     let ground = ServerFixture::sqlite();
     let mut given = SettingsSource { port: Some(0), ..ground.given() };
     for (name, value) in [
@@ -229,7 +229,7 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
 }
 
 #[tokio::test]
-async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
+async fn uploads_of_one_user_are_limited_to_their_quota() {
     for ground in [ServerFixture::sqlite(), ServerFixture::postgres().await] {
         let mut given = SettingsSource { port: Some(0), ..ground.given() };
         *given.limits.named("uploads_max").unwrap() = Some("100KB".to_owned());
@@ -271,7 +271,7 @@ async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
 }
 
 #[tokio::test]
-async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
+async fn log_streams_are_limited_per_user() {
     let ground = ServerFixture::sqlite();
     let mut given = SettingsSource { port: Some(0), ..ground.given() };
     *given.limits.named("streams_max").unwrap() = Some("2".to_owned());
@@ -320,9 +320,9 @@ async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
 }
 
 #[tokio::test]
-async fn managed_jobs_are_launched_at_the_pace_of_submits() {
+async fn managed_job_launches_count_against_the_submit_rate_limit() {
     let ground = ServerFixture::sqlite();
-    let mut settings = settings(&ground);
+    let mut settings = fixture_settings(&ground);
     settings.paces = RateLimits { submit: burst_only(2), ..RateLimits::default() };
     let server = TestServer::start_with_settings(settings).await;
     let mira = server.user("mira").await;
@@ -368,9 +368,9 @@ async fn read_status_line(stream: &mut TcpStream, request: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_heads_from_one_address_keep_nobody_out() {
+async fn incomplete_requests_from_one_address_do_not_block_others() {
     let ground = ServerFixture::sqlite();
-    let mut settings = settings(&ground);
+    let mut settings = fixture_settings(&ground);
     settings.connections_max = Some(40);
     let server = TestServer::start_with_settings(settings).await;
     let known_asks = format!(
@@ -404,9 +404,9 @@ async fn half_heads_from_one_address_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn documents_that_are_nested_too_deeply_are_refused_wherever_one_is_taken() {
+async fn deeply_nested_documents_are_refused_by_every_operation_that_takes_one() {
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(settings(&ground)).await;
+    let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
     let deep = format!("{}1{}", "{\"a\":".repeat(200), "}".repeat(200));
     for (path, body) in [
         ("runs/get_plan", format!(r#"{{"run_spec":{deep}}}"#)),

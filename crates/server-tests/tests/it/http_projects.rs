@@ -7,12 +7,12 @@ use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_project_uses_only_backends_that_it_was_granted
-    ssh_fleets_are_for_those_who_were_given_the_right
-    a_project_belongs_to_who_made_it_and_names_are_taken_once
+    ssh_fleets_require_a_permission_that_only_admins_grant
+    a_project_belongs_to_its_creator_and_names_are_unique
     members_are_added_removed_and_replaced_with_their_roles
-    only_admins_decide_who_is_admin_and_one_remains
+    only_admins_appoint_admins_and_the_last_one_cannot_be_removed
     a_public_project_can_be_joined_and_left
-    a_project_with_something_alive_in_it_stays
+    a_project_with_active_runs_cannot_be_deleted
     leaving_a_project_ends_access_at_once
 }
 
@@ -30,7 +30,7 @@ fn members(project: &Value) -> Vec<(String, String)> {
     list
 }
 
-async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &ServerFixture) {
+async fn a_project_belongs_to_its_creator_and_names_are_unique(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let project = server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -77,7 +77,7 @@ async fn members_are_added_removed_and_replaced_with_their_roles(ground: &Server
     server.stop().await;
 }
 
-async fn only_admins_decide_who_is_admin_and_one_remains(ground: &ServerFixture) {
+async fn only_admins_appoint_admins_and_the_last_one_cannot_be_removed(ground: &ServerFixture) {
     let server = ground.start().await;
     let manager = server.user("mira").await;
     server.user("noor").await;
@@ -127,7 +127,7 @@ async fn a_public_project_can_be_joined_and_left(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn a_project_with_something_alive_in_it_stays(ground: &ServerFixture) {
+async fn a_project_with_active_runs_cannot_be_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     for name in ["lab", "empty"] {
@@ -172,7 +172,7 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     let (status, answer) =
         server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["local"]}"#).await;
     let said = answer["detail"]["msg"].as_str().unwrap();
-    assert!(status == 403 && said.contains("fleet `local` was made by the server"), "{status} {said}");
+    assert!(status == 403 && said.contains("fleet `local` was created by the server"), "{status} {said}");
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
     let spec = json!({ "configuration": { "type": "fleet", "name": "own", "backends": ["local"], "nodes": 1 },
         "profile": { "name": "default" } });
@@ -200,7 +200,7 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     let said = server.refused(&mira, "/api/project/lab/fleets/get_plan", tries[0].1.clone(), "error").await;
     assert!(said.contains("may not use backend"), "{said}");
     server.refused(ADMIN_TOKEN, "/api/backends/revoke", grant, "resource_not_exists").await;
-    for (backend, word) in [("aws", "has no backend `aws`"), ("remote", "need no grant")] {
+    for (backend, word) in [("aws", "has no backend `aws`"), ("remote", "require no grant")] {
         let grant = json!({ "project_name": "lab", "backend": backend });
         let said = server.refused(ADMIN_TOKEN, "/api/backends/grant", grant, "error").await;
         assert!(said.contains(word), "{said}");
@@ -208,7 +208,7 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     server.stop().await;
 }
 
-async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixture) {
+async fn ssh_fleets_require_a_permission_that_only_admins_grant(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -244,7 +244,7 @@ async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixtur
     );
     for body in denied {
         let said = server.refused(&mira, apply, body, "error").await;
-        assert!(said.contains("cannot be reached: its address is not allowed for hosts"), "{said}");
+        assert!(said.contains("is not allowed; hint: the operator of the server"), "{said}");
     }
     server.ok(&mira, apply, plan(json!("10.4.0.7"))).await;
     // A new list of members keeps the permission, and a role does not restore it.

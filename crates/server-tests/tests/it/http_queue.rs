@@ -9,15 +9,15 @@ use windlass_server::logs::retention;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    a_container_is_locked_run_and_completed_and_its_tokens_die_with_it
+    a_container_is_locked_run_and_completed_and_its_tokens_end_with_it
     an_admin_locks_runs_and_completes_a_container_with_their_own_token
-    of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422
-    r13_priorities_follow_their_requests_and_every_change_is_logged
+    one_of_many_concurrent_locks_succeeds_and_the_others_get_422
+    r13_container_priority_follows_its_requests_and_every_change_is_logged
     r14_ten_failed_locks_end_a_container_and_its_request_gets_another
-    the_same_work_is_done_once_for_one_user_and_never_for_another
+    identical_requests_share_a_container_within_one_user_only
     lists_are_filtered_ordered_and_counted
-    a_call_that_comes_twice_is_done_once
-    what_a_container_writes_is_kept_byte_for_byte
+    a_repeated_request_id_is_executed_once
+    container_output_is_stored_byte_for_byte
 }
 
 pub(crate) struct QueueClient<'a> {
@@ -75,7 +75,7 @@ impl QueueClient<'_> {
     /// A request of the admin, and its container.
     pub(crate) async fn asked(&self, more: Value) -> (String, String) {
         let request = self.ask(ADMIN_TOKEN, more).await;
-        (text(&request, "uuid"), text(&request, "container_uuid"))
+        (text_field(&request, "uuid"), text_field(&request, "container_uuid"))
     }
 
     pub(crate) async fn container(&self, uuid: &str) -> Value {
@@ -89,11 +89,11 @@ impl QueueClient<'_> {
     }
 }
 
-pub(crate) fn text(record: &Value, name: &str) -> String {
+pub(crate) fn text_field(record: &Value, name: &str) -> String {
     record[name].as_str().unwrap_or_else(|| panic!("no {name} in {record}")).to_owned()
 }
 
-async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(ground: &ServerFixture) {
+async fn a_container_is_locked_run_and_completed_and_its_tokens_end_with_it(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let (request, uuid) =
@@ -102,7 +102,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     assert_eq!((locked["state"].as_str(), locked["attempt"].as_u64()), (Some("Locked"), Some(1)));
     assert!(!locked.to_string().contains("c4nary"), "{locked}");
-    let executor = text(&locked, "executor_token");
+    let executor = text_field(&locked, "executor_token");
     let path = format!("containers/{uuid}");
 
     let mine = queue.ok(&dispatcher, "GET", "containers/current", Value::Null).await;
@@ -110,7 +110,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
     let (status, _) = queue.call(ADMIN_TOKEN, "GET", "containers/current", Value::Null).await;
     assert_eq!(status, 404);
     let auth = queue.ok(&executor, "GET", &format!("{path}/auth"), Value::Null).await;
-    let inside = format!("v2/{}/{}/{uuid}", text(&auth, "uuid"), text(&auth, "api_token"));
+    let inside = format!("v2/{}/{}/{uuid}", text_field(&auth, "uuid"), text_field(&auth, "api_token"));
     let own = queue.ok(&inside, "GET", "containers/current", Value::Null).await;
     assert_eq!(own["uuid"], uuid.as_str());
     let secrets = queue.ok(&inside, "GET", &format!("{path}/secret_mounts"), Value::Null).await;
@@ -171,7 +171,7 @@ async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(grou
     assert_eq!(queue.container(&uuid).await["state"], "Complete");
 }
 
-async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(ground: &ServerFixture) {
+async fn one_of_many_concurrent_locks_succeeds_and_the_others_get_422(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let (_, uuid) = queue.asked(json!({})).await;
@@ -187,7 +187,7 @@ async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(grou
     assert_eq!((container["lock_count"].as_u64(), container["attempt"].as_u64()), (Some(1), Some(1)));
 }
 
-async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground: &ServerFixture) {
+async fn r13_container_priority_follows_its_requests_and_every_change_is_logged(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let (request, uuid) = queue.asked(json!({})).await;
@@ -203,9 +203,9 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
     // A container requests another one, which inherits its priority.
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let auth = queue.ok(&dispatcher, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
-    let inside = format!("v2/{}/{}", text(&auth, "uuid"), text(&auth, "api_token"));
+    let inside = format!("v2/{}/{}", text_field(&auth, "uuid"), text_field(&auth, "api_token"));
     let child = queue.ask(&inside, json!({ "priority": 1 })).await;
-    let child = text(&child, "container_uuid");
+    let child = text_field(&child, "container_uuid");
     assert_eq!(queue.container(&child).await["priority"], 700);
     queue.ok(ADMIN_TOKEN, "PUT", &path, put(3)).await;
     let priorities: Vec<u64> = queue
@@ -216,7 +216,7 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
         .collect();
     assert_eq!(priorities, [700, 3], "a cascaded change has a row of its own");
     // The end of a container ends the containers that it requested.
-    let executor = text(&locked, "executor_token");
+    let executor = text_field(&locked, "executor_token");
     let cancel = json!({ "container": { "state": "Cancelled" } });
     queue.ok(ADMIN_TOKEN, "PUT", &path, put(0)).await;
     queue.ok(&executor, "PUT", &format!("containers/{uuid}"), cancel).await;
@@ -249,20 +249,20 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
         (request["state"].as_str(), request["container_count"].as_u64()),
         (Some("Committed"), Some(2))
     );
-    assert_ne!(text(&request, "container_uuid"), uuid);
+    assert_ne!(text_field(&request, "container_uuid"), uuid);
     let (status, _) =
         queue.call(&dispatcher, "POST", &format!("containers/{uuid}/unlock"), Value::Null).await;
     assert_eq!(status, 422);
 }
 
-async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &ServerFixture) {
+async fn identical_requests_share_a_container_within_one_user_only(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let same = json!({ "use_existing": true, "command": ["reuse", "me"] });
-    let first = text(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid");
-    assert_eq!(text(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid"), first);
-    assert_ne!(text(&queue.ask(&ann, same.clone()).await, "container_uuid"), first);
+    let first = text_field(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid");
+    assert_eq!(text_field(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid"), first);
+    assert_ne!(text_field(&queue.ask(&ann, same.clone()).await, "container_uuid"), first);
     let dispatcher = queue.dispatcher().await;
     queue.ok(&dispatcher, "POST", &format!("containers/{first}/lock"), Value::Null).await;
     for patch in
@@ -271,7 +271,10 @@ async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &
         queue.ok(&dispatcher, "PUT", &format!("containers/{first}"), json!({ "container": patch })).await;
     }
     let later = queue.ask(ADMIN_TOKEN, same).await;
-    assert_eq!((text(&later, "container_uuid"), later["state"].as_str()), (first.clone(), Some("Final")));
+    assert_eq!(
+        (text_field(&later, "container_uuid"), later["state"].as_str()),
+        (first.clone(), Some("Final"))
+    );
     assert_eq!(later["output_uuid"], "o1");
     // Ann sees neither the container nor its log entries.
     let (status, _) = queue.call(&ann, "GET", &format!("containers/{first}"), Value::Null).await;
@@ -298,7 +301,7 @@ async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
             let page = queue.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
             let items = page["items"].as_array().unwrap();
             assert_eq!(page["items_available"].as_u64(), Some(items.len() as u64));
-            items.iter().map(|item| text(item, "name").replace("list-", "")).collect::<String>()
+            items.iter().map(|item| text_field(item, "name").replace("list-", "")).collect::<String>()
         }
     };
     let ours = json!(["name", "like", "list-%"]);
@@ -323,15 +326,15 @@ async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
     }
     // A time from a response finds its row again.
     let page = queue.ok(ADMIN_TOKEN, "GET", "containers?limit=1", Value::Null).await;
-    let at = text(&page["items"][0], "created_at");
+    let at = text_field(&page["items"][0], "created_at");
     let path =
         format!("containers?filters=[[%22created_at%22,%22=%22,%22{at}%22]]&select=[%22uuid%22]&count=none");
     let found = queue.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
-    assert!(found["items"].to_string().contains(&text(&page["items"][0], "uuid")), "{found}");
+    assert!(found["items"].to_string().contains(&text_field(&page["items"][0], "uuid")), "{found}");
     assert!(found.get("items_available").is_none() && found["items"][0].get("state").is_none());
 }
 
-async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
+async fn a_repeated_request_id_is_executed_once(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let dispatcher = queue.dispatcher().await;
@@ -364,13 +367,13 @@ async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
     assert_eq!(status, 422);
 }
 
-async fn what_a_container_writes_is_kept_byte_for_byte(ground: &ServerFixture) {
+async fn container_output_is_stored_byte_for_byte(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let (_, uuid) = queue.asked(json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
-    let executor = text(&locked, "executor_token");
+    let executor = text_field(&locked, "executor_token");
     let send = |at: usize, bytes: &'static [u8]| {
         let (uuid, executor) = (uuid.clone(), executor.clone());
         async move {

@@ -11,14 +11,14 @@ use crate::{
 };
 
 on_both! {
-    two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_hears_422
+    two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_gets_422
 }
 
 const CONTAINERS: usize = 1_000;
 /// Maximum number of concurrent calls of each dispatcher.
 const CALLS_MAX: usize = 8;
 
-async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_hears_422(
+async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_gets_422(
     ground: &ServerFixture,
 ) {
     let server = &ground.start().await;

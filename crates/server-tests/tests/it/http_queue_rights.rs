@@ -14,14 +14,14 @@ use windlass_server::{
 
 use crate::{
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
-    http_queue::{QueueClient, text},
+    http_queue::{QueueClient, text_field},
 };
 
 on_both! {
-    a_token_of_the_queue_ends_with_the_users_token_and_by_itself
-    tokens_that_were_there_before_are_bound_to_their_user
-    the_queue_is_for_those_who_were_granted_it
-    the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work
+    a_queue_token_ends_with_the_users_token_or_at_its_expiry
+    migrated_queue_tokens_are_bound_to_their_user
+    the_queue_requires_a_granted_permission
+    a_container_token_cannot_manage_tokens_and_sees_only_its_own_work
 }
 
 async fn create_token(queue: &QueueClient<'_>, token: &str, wish: Value) -> (u16, Value) {
@@ -29,14 +29,14 @@ async fn create_token(queue: &QueueClient<'_>, token: &str, wish: Value) -> (u16
 }
 
 fn full_token(record: &Value) -> String {
-    format!("v2/{}/{}", text(record, "uuid"), text(record, "api_token"))
+    format!("v2/{}/{}", text_field(record, "uuid"), text_field(record, "api_token"))
 }
 
 fn time_field(record: &Value, name: &str) -> Timestamp {
-    Timestamp::parse(&text(record, name)).unwrap()
+    Timestamp::parse(&text_field(record, name)).unwrap()
 }
 
-async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &ServerFixture) {
+async fn a_queue_token_ends_with_the_users_token_or_at_its_expiry(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
@@ -53,7 +53,7 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
     let (status, second) = create_token(&queue, &first, far.clone()).await;
     assert_eq!((status, &second["expires_at"]), (200, &made["expires_at"]), "{second}");
     let (_, long) = create_token(&queue, &ann, far).await;
-    assert!(text(&long, "expires_at").starts_with("2999-01-01"), "{long}");
+    assert!(text_field(&long, "expires_at").starts_with("2999-01-01"), "{long}");
     // A token that permits nothing, or that has already expired, is not created.
     for wish in [
         json!({ "scopes": [] }),
@@ -72,7 +72,7 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
     let past = "UPDATE queue_tokens SET expires_at = now_us() - 1 WHERE uuid = $1";
     let over = full_token(&long);
     queue.ok(&over, "GET", "users/current", Value::Null).await;
-    let unit = Unit::new().exec(past, vec![Val::from(text(&long, "uuid").as_str())]);
+    let unit = Unit::new().exec(past, vec![Val::from(text_field(&long, "uuid").as_str())]);
     server.app.db().write(unit).await.unwrap();
     assert_eq!(queue.call(&over, "GET", "users/current", Value::Null).await.0, 401);
     // Tokens end with the user's own token, including those created with another token of the queue.
@@ -90,7 +90,7 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
 }
 
 /// The statements of the migration, on rows from before it.
-async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &ServerFixture) {
+async fn migrated_queue_tokens_are_bound_to_their_user(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
@@ -123,7 +123,7 @@ fn container_request() -> Value {
     } })
 }
 
-async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
+async fn the_queue_requires_a_granted_permission(ground: &ServerFixture) {
     let server = ground.start().await;
     let queue = QueueClient { server: &server };
     let ann = server.user("ann").await;
@@ -152,10 +152,10 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     assert_eq!(submit().await.0, 403);
     let mut commit = container_request();
     commit["container_request"]["name"] = "now".into();
-    let path = format!("container_requests/{}", text(&draft, "uuid"));
+    let path = format!("container_requests/{}", text_field(&draft, "uuid"));
     assert_eq!(queue.call(&ann, "PUT", &path, commit).await.0, 403, "committed without the right");
     // Users can still cancel their requests.
-    let path = format!("container_requests/{}", text(&made, "uuid"));
+    let path = format!("container_requests/{}", text_field(&made, "uuid"));
     queue.ok(&ann, "PUT", &path, json!({ "container_request": { "priority": 0 } })).await;
     // Users cannot grant it to themselves.
     assert_eq!(server.post(&ann, "/api/users/update", &grant(true).to_string()).await.0, 403);
@@ -169,7 +169,7 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(ground: &ServerFixture) {
+async fn a_container_token_cannot_manage_tokens_and_sees_only_its_own_work(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
@@ -177,15 +177,15 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     let other = queue.ask(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
     let foreign = queue.ask(ADMIN_TOKEN, json!({})).await;
     let mine = queue.ask(&ann, json!({ "name": "mine" })).await;
-    let uuid = text(&mine, "container_uuid");
+    let uuid = text_field(&mine, "container_uuid");
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
-    let executor = text(&locked, "executor_token");
+    let executor = text_field(&locked, "executor_token");
     let auth = queue.ok(&executor, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
     let inside = format!("{}/{uuid}", full_token(&auth));
 
     // They have no access to tokens: neither to list, nor to create, nor to delete.
-    let keep = format!("api_client_authorizations/{}", text(&kept, "uuid"));
+    let keep = format!("api_client_authorizations/{}", text_field(&kept, "uuid"));
     for (who, token) in [("inside", &inside), ("executor", &executor), ("dispatcher", &dispatcher)] {
         let list = queue.call(token, "GET", "api_client_authorizations", Value::Null).await;
         assert_eq!(list.0, 403, "{who}: {}", list.1);
@@ -200,26 +200,30 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     assert_eq!(own["uuid"], uuid.as_str());
     queue.ok(&inside, "GET", "users/current", Value::Null).await;
     queue.ok(&inside, "GET", "api_client_authorizations/current", Value::Null).await;
-    queue.ok(&inside, "GET", &format!("container_requests/{}", text(&mine, "uuid")), Value::Null).await;
+    queue.ok(&inside, "GET", &format!("container_requests/{}", text_field(&mine, "uuid")), Value::Null).await;
     let child = queue.ask(&inside, json!({ "name": "child" })).await;
     assert_eq!(
         (&child["requesting_container_uuid"], &child["owner_uuid"]),
         (&json!(uuid), &mine["owner_uuid"])
     );
-    let below = text(&child, "container_uuid");
+    let below = text_field(&child, "container_uuid");
     queue.ok(&inside, "GET", &format!("containers/{below}"), Value::Null).await;
-    queue.ok(&inside, "GET", &format!("container_requests/{}", text(&child, "uuid")), Value::Null).await;
+    queue
+        .ok(&inside, "GET", &format!("container_requests/{}", text_field(&child, "uuid")), Value::Null)
+        .await;
     queue.ok(&inside, "GET", &format!("containers/{uuid}/secret_mounts"), Value::Null).await;
     let rows = queue.ok(&inside, "GET", "logs?limit=1000", Value::Null).await;
     assert!(rows.to_string().contains(&below) && rows.to_string().contains(&uuid), "{rows}");
     let put = json!({ "container_request": { "priority": 7 } });
-    queue.ok(&inside, "PUT", &format!("container_requests/{}", text(&child, "uuid")), put.clone()).await;
+    queue
+        .ok(&inside, "PUT", &format!("container_requests/{}", text_field(&child, "uuid")), put.clone())
+        .await;
     let page = queue.ok(&inside, "GET", "containers?limit=1000", Value::Null).await;
     assert_eq!(page["items_available"], 2, "{page}");
 
     // They have no access to the rest, whether of the same owner or of another user.
     for request in [&other, &foreign] {
-        let (request, container) = (text(request, "uuid"), text(request, "container_uuid"));
+        let (request, container) = (text_field(request, "uuid"), text_field(request, "container_uuid"));
         for (method, path) in [
             ("GET", format!("containers/{container}")),
             ("GET", format!("containers/{container}/output")),
@@ -234,10 +238,10 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
         assert!(!rows.to_string().contains(&container), "{rows}");
     }
     assert!(!page.to_string().contains("c4nary"), "{page}");
-    let own = format!("container_requests/{}", text(&mine, "uuid"));
+    let own = format!("container_requests/{}", text_field(&mine, "uuid"));
     assert_eq!(queue.call(&inside, "PUT", &own, put).await.0, 404, "its own request is its owner's");
     // A user who requests the priority of another user's container to be computed learns nothing about it.
-    let path = format!("containers/{}/update_priority", text(&foreign, "container_uuid"));
+    let path = format!("containers/{}/update_priority", text_field(&foreign, "container_uuid"));
     assert_eq!(queue.call(&ann, "POST", &path, Value::Null).await.0, 404);
 
     // It makes requests with its owner's rights, for as long as the owner has them.
@@ -260,7 +264,7 @@ fn burst_only(burst: u32) -> Rate {
 }
 
 #[tokio::test]
-async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
+async fn queue_token_guesses_are_rate_limited_and_generated_tokens_pass() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let queue = QueueClient { server: &server };
@@ -274,8 +278,11 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
     let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(look(full_token(&own)).await, 200);
     assert_eq!(look(format!("v2/x/{ADMIN_TOKEN}")).await, 401);
-    assert_eq!(look(format!("v2/{}/{ADMIN_TOKEN}", text(&made, "uuid"))).await, 401);
-    assert_eq!(look(format!("v2/{}/{}", text(&own, "uuid"), text(&made, "api_token"))).await, 401);
+    assert_eq!(look(format!("v2/{}/{ADMIN_TOKEN}", text_field(&made, "uuid"))).await, 401);
+    assert_eq!(
+        look(format!("v2/{}/{}", text_field(&own, "uuid"), text_field(&made, "api_token"))).await,
+        401
+    );
     assert_eq!(look(format!("{}/wlass-dz642-000000000000000", full_token(&own))).await, 401);
     server.stop().await;
 
@@ -305,7 +312,7 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
 }
 
 #[tokio::test]
-async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on() {
+async fn queue_writes_are_rate_limited_per_user_but_not_for_dispatchers() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let ann = server.create_queue_user("ann").await;
@@ -325,7 +332,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
     queue.ok(&ann, "GET", "container_requests", Value::Null).await;
     // A long query is sent as a POST, and does not count as a write.
     queue.ok(&ann, "POST", "container_requests?_method=GET", Value::Null).await;
-    let uuid = text(&last, "container_uuid");
+    let uuid = text_field(&last, "container_uuid");
     for _ in 0..5 {
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/unlock?release=true"), Value::Null).await;
@@ -348,7 +355,7 @@ async fn open_event_stream(server: &TestServer, token: &str) -> (String, TcpStre
 }
 
 #[tokio::test]
-async fn one_user_has_so_many_event_streams_and_dispatchers_have_their_own() {
+async fn event_streams_are_limited_per_user_and_dispatchers_count_separately() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let (ann, bea) = (server.create_queue_user("ann").await, server.create_queue_user("bea").await);

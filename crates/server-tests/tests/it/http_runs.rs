@@ -9,19 +9,19 @@ use crate::{
 };
 
 on_both! {
-    a_plan_returns_what_was_sent_and_completes_a_copy
+    a_plan_returns_the_given_spec_and_a_completed_copy
     a_submitted_run_is_read_back_as_it_was_planned
-    a_run_without_a_name_gets_one_and_names_are_taken_once
-    a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id
+    a_run_without_a_name_gets_one_and_names_are_unique
+    a_finished_run_releases_its_name_and_is_still_found_by_id
     an_active_run_changes_in_place_or_not_at_all
-    l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status
+    l14_a_stop_is_stored_as_a_request_and_does_not_change_the_status
     only_finished_runs_are_deleted
     a5_pages_of_runs_neither_skip_nor_repeat
-    a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict
-    a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run
+    a1_the_same_key_and_body_create_one_run_and_another_body_conflicts
+    a1_concurrent_repeats_with_one_key_return_the_same_run
     a_scheduled_run_waits_without_jobs
-    a_service_has_an_address_and_its_replicas
-    specs_that_cannot_run_are_refused_with_the_reason
+    a_service_run_shows_its_url_and_replicas
+    invalid_run_specs_are_refused_with_the_reason
     a_restart_keeps_every_run
     a_plan_offers_the_instances_that_fit
 }
@@ -70,7 +70,7 @@ async fn finish_run(server: &TestServer, run: &Value) {
     server.app.db().write(unit).await.unwrap().done().unwrap();
 }
 
-async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &ServerFixture) {
+async fn a_plan_returns_the_given_spec_and_a_completed_copy(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = task_spec(json!("train-1"));
     let plan =
@@ -132,7 +132,7 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &ServerFixture) 
     server.stop().await;
 }
 
-async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &ServerFixture) {
+async fn a_run_without_a_name_gets_one_and_names_are_unique(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, &task_spec(Value::Null)).await;
     let name = run["run_spec"]["run_name"].as_str().unwrap();
@@ -148,7 +148,7 @@ async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &ServerF
     server.stop().await;
 }
 
-async fn a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id(ground: &ServerFixture) {
+async fn a_finished_run_releases_its_name_and_is_still_found_by_id(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = submit_run(&server, &task_spec(json!("train-1"))).await;
     finish_run(&server, &first).await;
@@ -190,7 +190,7 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &ServerFixture) {
+async fn l14_a_stop_is_stored_as_a_request_and_does_not_change_the_status(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     // A pipeline holds the row.
@@ -269,7 +269,7 @@ async fn send_with_key(server: &TestServer, key: &str, body: &Value) -> (u16, Va
     (status, serde_json::from_slice(&body).unwrap())
 }
 
-async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &ServerFixture) {
+async fn a1_the_same_key_and_body_create_one_run_and_another_body_conflicts(ground: &ServerFixture) {
     let server = ground.start().await;
     let send = async |key: &str, body: &Value| send_with_key(&server, key, body).await;
     let body = json!({ "plan": { "run_spec": task_spec(Value::Null) }, "force": false });
@@ -284,7 +284,7 @@ async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(gr
 }
 
 /// With a name, the name conflicts with a repeat, or the run is active by then.
-async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: &ServerFixture) {
+async fn a1_concurrent_repeats_with_one_key_return_the_same_run(ground: &ServerFixture) {
     let server = ground.start().await;
     for round in 0..8 {
         let name = format!("named-{round}");
@@ -315,7 +315,7 @@ async fn a_scheduled_run_waits_without_jobs(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn a_service_has_an_address_and_its_replicas(ground: &ServerFixture) {
+async fn a_service_run_shows_its_url_and_replicas(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = json!({ "run_name": "llm", "configuration": { "type": "service", "image": "vllm", "user": "root",
         "commands": ["serve"], "port": { "local_port": 80, "container_port": 8000 }, "replicas": { "min": 2, "max": 2 },
@@ -334,7 +334,7 @@ async fn a_service_has_an_address_and_its_replicas(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &ServerFixture) {
+async fn invalid_run_specs_are_refused_with_the_reason(ground: &ServerFixture) {
     let server = ground.start().await;
     let with = |change: &dyn Fn(&mut Value)| {
         let mut spec = task_spec(json!("bad"));

@@ -8,14 +8,14 @@ use crate::http::{ADMIN_TOKEN, ServerFixture, on_both};
 
 on_both! {
     secrets_are_set_read_listed_and_deleted
-    a_secret_is_used_by_those_whom_it_is_for
-    keys_turn_and_everything_sealed_is_still_readable
-    repos_keep_credentials_per_user
+    a_secret_can_be_used_only_by_its_permitted_users
+    all_sealed_values_are_readable_after_key_rotation
+    repo_credentials_are_stored_per_user
     archives_are_stored_once_per_user_and_content
-    events_tell_what_was_done_and_by_whom
+    events_record_the_action_and_the_actor
     a_server_without_the_keys_of_its_database_does_not_start
-    a_registrys_password_is_in_no_answer_and_no_row
-    passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start
+    a_registry_password_appears_in_no_response_and_no_row
+    plain_passwords_of_an_earlier_version_are_sealed_at_startup
 }
 
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
@@ -53,7 +53,7 @@ async fn secrets_are_set_read_listed_and_deleted(ground: &ServerFixture) {
 }
 
 #[tokio::test]
-async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
+async fn x3_no_secret_token_or_private_key_is_stored_in_plain_text() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let mira = server.user("mira").await;
@@ -102,7 +102,7 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     assert!(seen > 10_000, "the database was not looked at");
 }
 
-async fn keys_turn_and_everything_sealed_is_still_readable(ground: &ServerFixture) {
+async fn all_sealed_values_are_readable_after_key_rotation(ground: &ServerFixture) {
     let server = ground.start().await;
     server
         .admin("/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": SECRET_VALUE }))
@@ -130,7 +130,7 @@ async fn keys_turn_and_everything_sealed_is_still_readable(ground: &ServerFixtur
     server.stop().await;
 }
 
-async fn repos_keep_credentials_per_user(ground: &ServerFixture) {
+async fn repo_credentials_are_stored_per_user(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -177,7 +177,7 @@ async fn archives_are_stored_once_per_user_and_content(ground: &ServerFixture) {
     server.stop().await;
 }
 
-async fn events_tell_what_was_done_and_by_whom(ground: &ServerFixture) {
+async fn events_record_the_action_and_the_actor(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "manager")]).await;
@@ -238,7 +238,7 @@ async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Serve
     ground.start().await.stop().await;
 }
 
-async fn a_secret_is_used_by_those_whom_it_is_for(ground: &ServerFixture) {
+async fn a_secret_can_be_used_only_by_its_permitted_users(ground: &ServerFixture) {
     let server = ground.start().await;
     let (mira, noor, otto) =
         (server.user("mira").await, server.user("noor").await, server.user("otto").await);
@@ -313,7 +313,7 @@ async fn stored_documents(server: &crate::http::TestServer) -> String {
     all
 }
 
-async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture) {
+async fn a_registry_password_appears_in_no_response_and_no_row(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let noor = server.user("noor").await;
@@ -356,7 +356,7 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture)
     server.stop().await;
 }
 
-async fn passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start(ground: &ServerFixture) {
+async fn plain_passwords_of_an_earlier_version_are_sealed_at_startup(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = json!({ "plan": { "run_spec": private_image_spec("${{ secrets.registry }}") } });
     server.admin("/api/project/main/runs/apply", run).await;

@@ -30,7 +30,7 @@ fn create_certificate(folder: &Path) {
 }
 
 /// Response to one request, sent by `openssl`; empty if the handshake fails.
-async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> String {
+async fn openssl_response(address: SocketAddr, trusted: &Path, version: &'static str) -> String {
     let trusted = trusted.display().to_string();
     let asked = tokio::task::spawn_blocking(move || {
         let mut child = Command::new("openssl")
@@ -57,7 +57,7 @@ fn tls_settings(ground: &ServerFixture, given: SettingsSource) -> Settings {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls() {
+async fn a_port_with_a_configured_certificate_sends_hsts_and_refuses_old_tls() {
     let ground = ServerFixture::sqlite();
     create_certificate(ground.dir.path());
     let (cert, key) = (ground.dir.path().join("cert.pem"), ground.dir.path().join("key.pem"));
@@ -66,7 +66,7 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
     let server = TestServer::start_with_settings(tls_settings(&ground, given)).await;
     let address = server.encrypted.unwrap();
     for version in ["-tls1_2", "-tls1_3"] {
-        let said = asked(address, &cert, version).await;
+        let said = openssl_response(address, &cert, version).await;
         assert!(said.starts_with("http/1.1 200 "), "{version}: {said}");
         assert!(said.contains("\r\nstrict-transport-security: max-age=31536000\r\n"), "{version}: {said}");
     }
@@ -95,11 +95,11 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_the_server_made_for_itself_binds_no_browser() {
+async fn a_port_with_a_self_signed_certificate_sends_no_hsts() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(tls_settings(&ground, SettingsSource::default())).await;
     let cert = ground.dir.path().join("tls/cert.pem");
-    let said = asked(server.encrypted.unwrap(), &cert, "-tls1_3").await;
+    let said = openssl_response(server.encrypted.unwrap(), &cert, "-tls1_3").await;
     assert!(said.starts_with("http/1.1 200 ") && !said.contains("strict-transport"), "{said}");
     server.stop().await;
 }

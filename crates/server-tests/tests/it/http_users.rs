@@ -8,20 +8,20 @@ use windlass_server::config::SettingsSource;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    a_first_start_makes_an_admin_a_project_and_a_token_once
+    the_first_start_creates_an_admin_a_project_and_a_token_once
     a_token_chosen_by_the_operator_works_after_every_start
-    a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted
-    a_user_sees_only_themself_and_an_admin_everybody
+    a_token_ends_when_it_is_replaced_or_its_user_is_disabled_or_deleted
+    a_user_sees_only_themself_and_an_admin_sees_all_users
     pages_of_users_neither_skip_nor_repeat
     the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced
     public_keys_are_added_listed_and_removed_by_their_owner_alone
     an_admin_can_neither_disable_nor_delete_themself
-    a_token_with_a_scope_opens_what_its_scope_says
-    tokens_have_names_and_an_expiry_and_are_revoked_one_by_one
-    tokens_expire_as_the_server_is_set
+    a_scoped_token_permits_only_the_operations_of_its_scope
+    named_tokens_have_an_expiry_and_are_revoked_individually
+    tokens_get_the_configured_default_expiry
 }
 
-async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &ServerFixture) {
+async fn the_first_start_creates_an_admin_a_project_and_a_token_once(ground: &ServerFixture) {
     let data_dir = ground.dir.path().join("data");
     let given = || SettingsSource { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
     let server = TestServer::start_with(given()).await;
@@ -58,7 +58,7 @@ async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &ServerF
     again.stop().await;
 }
 
-async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted(ground: &ServerFixture) {
+async fn a_token_ends_when_it_is_replaced_or_its_user_is_disabled_or_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
     // Sent twice: the second response comes from the cache.
@@ -86,7 +86,7 @@ async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_delet
     server.stop().await;
 }
 
-async fn a_user_sees_only_themself_and_an_admin_everybody(ground: &ServerFixture) {
+async fn a_user_sees_only_themself_and_an_admin_sees_all_users(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.user("noor").await;
@@ -204,7 +204,7 @@ async fn create_token(server: &TestServer, owner: &str, asked: Value) -> String 
     made["token"].as_str().unwrap().to_owned()
 }
 
-async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &ServerFixture) {
+async fn a_scoped_token_permits_only_the_operations_of_its_scope(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
     server.join("main", &[("mira", "admin")]).await;
@@ -247,7 +247,7 @@ async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &ServerFixture) 
     server.stop().await;
 }
 
-async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &ServerFixture) {
+async fn named_tokens_have_an_expiry_and_are_revoked_individually(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
     let ci =
@@ -281,7 +281,7 @@ async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Ser
     server.stop().await;
 }
 
-async fn tokens_expire_as_the_server_is_set(ground: &ServerFixture) {
+async fn tokens_get_the_configured_default_expiry(ground: &ServerFixture) {
     let server =
         TestServer::start_with(SettingsSource { token_expiry: Some("30d".into()), ..ground.given() }).await;
     let first = server.user("mira").await;

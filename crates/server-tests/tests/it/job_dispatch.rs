@@ -8,22 +8,22 @@ use windlass_server::params;
 use crate::{
     http::{ADMIN_TOKEN, ServerFixture, on_both},
     job_test_env::JobTestEnv,
-    scripted_hosts::ends,
+    scripted_hosts::end_state,
 };
 
 on_both! {
-    a_whole_machine_has_no_limits_and_the_hosts_network
-    a_part_of_a_machine_gets_its_share_and_ports_of_its_own
-    a_task_brings_keys_mounts_and_credentials
-    a_password_in_a_configuration_is_opened_for_the_host_alone
-    a_runner_is_told_its_variables_its_code_and_its_files
-    nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key
-    clients_read_where_a_job_runs_and_how_to_reach_it
-    a_variable_that_no_program_can_have_is_refused_at_submit
-    no_secret_is_in_what_is_stored_of_a_job
+    a_job_on_a_whole_instance_has_no_limits_and_uses_the_host_network
+    a_job_on_part_of_an_instance_gets_its_share_and_a_bridge_network
+    a_task_spec_contains_keys_mounts_and_registry_credentials
+    a_literal_registry_password_is_decrypted_only_for_the_host
+    a_runner_receives_its_variables_code_and_files
+    nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key
+    the_api_shows_where_a_job_runs_and_how_to_connect
+    an_invalid_variable_name_is_refused_at_submit
+    stored_job_data_contains_no_secret
 }
 
-async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixture) {
+async fn a_job_on_a_whole_instance_has_no_limits_and_uses_the_host_network(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
     stage.wait_for_job("whole", "running").await;
@@ -36,7 +36,7 @@ async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixt
     stage.end().await;
 }
 
-async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &ServerFixture) {
+async fn a_job_on_part_of_an_instance_gets_its_share_and_a_bridge_network(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 4).await;
     for (name, memory, expected) in
         [("one", "8GB..", (8.0, 16_i64 << 30, 1)), ("two", "30GB..", (16.0, 32 << 30, 2))]
@@ -50,7 +50,7 @@ async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &Server
     stage.end().await;
 }
 
-async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
+async fn a_task_spec_contains_keys_mounts_and_registry_credentials(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "registry", "value": "s3cret$$"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
@@ -79,7 +79,7 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &ServerFixture) {
+async fn a_literal_registry_password_is_decrypted_only_for_the_host(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
     let run = stage.wait_for_job("literal", "running").await;
@@ -91,7 +91,7 @@ async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &Ser
     stage.end().await;
 }
 
-async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFixture) {
+async fn a_runner_receives_its_variables_code_and_files(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "${{ secrets.token }} is no loop"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
@@ -149,7 +149,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFi
     stage.end().await;
 }
 
-async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: &ServerFixture) {
+async fn nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 2, 1).await;
     let groups = json!({"commands": null, "retry": {"on_events": ["error"], "duration": 3600}, "groups": [
         {"name": "head", "nodes": 1, "commands": ["serve $$HOME"]},
@@ -179,7 +179,7 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
 
     // One node fails: the replica is resubmitted as a whole, with a new key.
     stage.update_script(|script| {
-        script.job_ends = Some(ends("failed", "container_exited_with_error", Some(1)))
+        script.job_ends = Some(end_state("failed", "container_exited_with_error", Some(1)))
     });
     stage.poke().await;
     stage.wait_for_run("pair", "pending").await;
@@ -200,7 +200,7 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
     stage.end().await;
 }
 
-async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &ServerFixture) {
+async fn the_api_shows_where_a_job_runs_and_how_to_connect(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 4).await;
     stage.apply("seen", json!({"max_duration": 3600})).await;
     let run = stage.wait_for_run("seen", "running").await;
@@ -222,16 +222,16 @@ async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &ServerFixtur
     stage.end().await;
 }
 
-async fn a_variable_that_no_program_can_have_is_refused_at_submit(ground: &ServerFixture) {
+async fn an_invalid_variable_name_is_refused_at_submit(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let plan =
         json!({"plan": {"run_spec": JobTestEnv::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
     let said = stage.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
-    assert!(said.contains("`A=B` cannot be the name of a variable"), "{said}");
+    assert!(said.contains("invalid environment variable name `A=B`"), "{said}");
     stage.end().await;
 }
 
-async fn no_secret_is_in_what_is_stored_of_a_job(ground: &ServerFixture) {
+async fn stored_job_data_contains_no_secret(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "never-to-be-seen"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;

@@ -7,32 +7,32 @@ use windlass_server::params;
 use crate::{
     http::{ServerFixture, on_both},
     job_test_env::JobTestEnv,
-    scripted_hosts::ends,
+    scripted_hosts::end_state,
 };
 
 on_both! {
-    a_job_that_ends_well_is_done_with_its_log_kept
-    a_job_that_fails_says_with_what
-    a_job_that_holds_too_much_disk_says_so_wherever_one_looks
-    a_job_ends_with_the_word_of_its_runner
-    a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason
-    a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words
-    a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server
-    a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server
-    a_stop_asks_the_runner_and_an_abort_does_not
-    an_abort_hurries_a_stop
+    a_successful_job_is_done_and_its_log_is_kept
+    a_failed_job_reports_its_exit_status
+    a_job_over_its_disk_limit_reports_it_in_status_message_and_events
+    a_job_ends_with_the_reason_of_its_runner
+    a_task_that_ends_before_its_runner_starts_ends_the_job_with_its_reason
+    a_task_refused_by_the_host_ends_the_job_at_once_with_its_message
+    a_secret_deleted_before_the_start_ends_the_job
+    a_secret_withdrawn_from_the_creator_ends_the_job
+    a_stop_calls_the_runner_and_an_abort_does_not
+    an_abort_overrides_a_pending_stop
     a_silent_host_ends_its_job_as_unreachable
-    a_spot_host_that_was_taken_back_interrupts_its_job
-    an_instance_that_was_never_made_is_no_capacity
-    an_instance_of_another_project_is_access_revoked
+    a_reclaimed_spot_instance_interrupts_its_job
+    an_instance_that_was_never_created_ends_the_job_with_no_capacity
+    an_instance_moved_to_another_project_ends_the_job_as_access_revoked
     an_instance_that_is_not_ready_in_time_ends_the_job
-    a_pull_that_never_ends_is_ended
-    a_dev_environment_that_nobody_uses_is_ended
-    idleness_is_not_told_of_where_it_ends_nothing
-    a_runner_that_forgets_max_duration_is_reminded_by_the_server
-    a_job_whose_gpu_idles_for_the_whole_window_is_ended
-    a_service_that_shrinks_scales_down_its_last_replica
-    a_job_whose_volume_is_gone_ends_with_a_volume_error
+    an_endless_image_pull_ends_the_job
+    an_inactive_dev_environment_is_terminated
+    inactivity_is_not_reported_without_an_inactivity_limit
+    the_server_enforces_max_duration_if_the_runner_does_not
+    a_job_with_an_idle_gpu_is_terminated_after_the_whole_window
+    scaling_down_a_service_ends_its_last_replica
+    a_job_with_a_missing_volume_ends_with_a_volume_error
 }
 
 fn end_fields(run: &Value) -> (&str, &str, &str) {
@@ -44,10 +44,10 @@ fn end_fields(run: &Value) -> (&str, &str, &str) {
     )
 }
 
-async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) {
+async fn a_successful_job_is_done_and_its_log_is_kept(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| {
-        script.job_ends = Some(ends("done", "", Some(0)));
+        script.job_ends = Some(end_state("done", "", Some(0)));
         script.log = b"hello\n".to_vec();
     });
     stage.apply("good", json!({})).await;
@@ -64,11 +64,11 @@ async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) 
     stage.end().await;
 }
 
-async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
+async fn a_failed_job_reports_its_exit_status(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let oom = Some("oom_killed".to_owned());
     stage.update_script(|script| {
-        let failed = ends("failed", "container_exited_with_error", Some(137));
+        let failed = end_state("failed", "container_exited_with_error", Some(137));
         script.job_ends = Some(windlass_api::agent::runner::JobState { detail: oom, ..failed });
     });
     stage.apply("bad", json!({})).await;
@@ -80,14 +80,14 @@ async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &ServerFixture) {
+async fn a_job_over_its_disk_limit_reports_it_in_status_message_and_events(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
-    let said = "disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB";
+    let said = "disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB";
     stage.update_script(|script| {
         script.job_ends = Some(windlass_api::agent::runner::JobState {
             detail: Some("disk_limit_exceeded".to_owned()),
             termination_message: said.to_owned(),
-            ..ends("failed", "executor_error", None)
+            ..end_state("failed", "executor_error", None)
         });
     });
     stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
@@ -104,14 +104,14 @@ async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Serv
     stage.end().await;
 }
 
-async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
+async fn a_job_ends_with_the_reason_of_its_runner(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, status) in [
         ("quota", "log_quota_exceeded", "failed"),
         ("long", "max_duration_exceeded", "terminated"),
         ("broken", "executor_error", "failed"),
     ] {
-        stage.update_script(|script| script.job_ends = Some(ends("failed", reason, None)));
+        stage.update_script(|script| script.job_ends = Some(end_state("failed", reason, None)));
         stage.apply(name, json!({})).await;
         stage.wait_for_job(name, "running").await;
         stage.poke().await;
@@ -121,7 +121,7 @@ async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &ServerFixture) {
+async fn a_task_that_ends_before_its_runner_starts_ends_the_job_with_its_reason(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, message) in [
         ("image", "creating_container_error", "no such image"),
@@ -136,18 +136,18 @@ async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(gr
     stage.end().await;
 }
 
-async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &ServerFixture) {
+async fn a_task_refused_by_the_host_ends_the_job_at_once_with_its_message(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.refuses = Some("privileged: not on this host"));
+    stage.update_script(|script| script.refuses = Some("privileged: not allowed"));
     stage.apply("proud", json!({"privileged": true})).await;
     let run = stage.wait_for_run("proud", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
     let said = &run["latest_job_submission"]["termination_reason_message"];
-    assert_eq!(said, "privileged: not on this host");
+    assert_eq!(said, "privileged: not allowed");
     stage.end().await;
 }
 
-async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &ServerFixture) {
+async fn a_secret_deleted_before_the_start_ends_the_job(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "s3cret"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
@@ -160,12 +160,12 @@ async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &
     let run = stage.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("secret `token` is not in this project"), "{said}");
+    assert!(said.contains("secret `token` is not set in this project"), "{said}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &ServerFixture) {
+async fn a_secret_withdrawn_from_the_creator_ends_the_job(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
     stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
@@ -181,12 +181,12 @@ async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_serve
     let run = stage.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("secret `token` is no longer for runs of this user"), "{said}");
+    assert!(said.contains("runs of this user may no longer use secret `token`"), "{said}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
+async fn a_stop_calls_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("gentle", json!({})).await;
     stage.wait_for_job("gentle", "running").await;
@@ -205,7 +205,7 @@ async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
+async fn an_abort_overrides_a_pending_stop(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("slow", json!({})).await;
     stage.wait_for_job("slow", "running").await;
@@ -229,12 +229,12 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
     stage.update_script(|script| script.silent = true);
     stage.poke().await;
     let waits =
-        |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waits");
+        |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waiting");
     stage.until("lost", "waiting", waits).await;
     stage.age("disconnected_at", 121).await;
     stage.wait_for_job("lost", "terminating").await;
     let waits =
-        |run: &Value| run["latest_job_submission"]["status_message"] == "waits for the host to answer";
+        |run: &Value| run["latest_job_submission"]["status_message"] == "waiting for the host to respond";
     stage.until("lost", "waiting", waits).await;
     stage.age("stop_deadline_at", 31).await;
     stage.age("terminating_at", 301).await;
@@ -244,7 +244,7 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixture) {
+async fn a_reclaimed_spot_instance_interrupts_its_job(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
     stage.apply("spot", json!({})).await;
@@ -257,7 +257,7 @@ async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixtu
     stage.end().await;
 }
 
-async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) {
+async fn an_instance_that_was_never_created_ends_the_job_with_no_capacity(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.deaf = true);
     stage.apply("early", json!({})).await;
@@ -270,7 +270,7 @@ async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) 
     stage.end().await;
 }
 
-async fn an_instance_of_another_project_is_access_revoked(ground: &ServerFixture) {
+async fn an_instance_moved_to_another_project_ends_the_job_as_access_revoked(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
     stage.apply("guest", json!({})).await;
@@ -298,7 +298,7 @@ async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixtu
     stage.end().await;
 }
 
-async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
+async fn an_endless_image_pull_ends_the_job(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
     stage.apply("heavy", json!({})).await;
@@ -309,7 +309,7 @@ async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
+async fn an_inactive_dev_environment_is_terminated(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let dev = |secs: i64| {
         json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
@@ -337,7 +337,7 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
 }
 
 /// Inactivity ends nothing here, and clients would show it wherever it is reported.
-async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
+async fn inactivity_is_not_reported_without_an_inactivity_limit(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.no_connections_secs = Some(100));
     stage.apply("busy", json!({})).await;
@@ -348,7 +348,7 @@ async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
     stage.end().await;
 }
 
-async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &ServerFixture) {
+async fn the_server_enforces_max_duration_if_the_runner_does_not(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("endless", json!({"max_duration": 600})).await;
     stage.wait_for_job("endless", "running").await;
@@ -358,7 +358,7 @@ async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &S
     stage.end().await;
 }
 
-async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixture) {
+async fn a_job_with_an_idle_gpu_is_terminated_after_the_whole_window(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
     stage.apply("idle", policy).await;
@@ -377,7 +377,7 @@ async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixt
     stage.end().await;
 }
 
-async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixture) {
+async fn scaling_down_a_service_ends_its_last_replica(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 2, 1).await;
     let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
     stage.apply("web", service(2)).await;
@@ -395,7 +395,7 @@ async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixt
     stage.end().await;
 }
 
-async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &ServerFixture) {
+async fn a_job_with_a_missing_volume_ends_with_a_volume_error(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.deaf = true);
     stage.apply("disk", json!({})).await;

@@ -22,9 +22,9 @@ use crate::{
 
 on_both! {
     running_jobs_are_sampled_and_shown_as_series
-    samples_are_kept_for_their_time
-    a_gpu_that_idles_for_the_whole_window_is_found
-    logs_of_old_and_of_deleted_runs_are_removed_and_no_others
+    metric_samples_are_deleted_after_their_retention_period
+    a_gpu_idle_for_the_whole_window_is_detected
+    only_logs_of_old_or_deleted_runs_are_removed
 }
 
 struct MetricsTestEnv {
@@ -85,7 +85,7 @@ async fn submit_run(server: &TestServer, name: &str) -> SubmissionId {
 }
 
 /// A host whose job uses two CPUs and half of its second GPU; each sample is ten seconds after the last.
-fn host() -> ScriptedHosts {
+fn hosts_with_metrics() -> ScriptedHosts {
     let looks = AtomicI64::new(0);
     ScriptedHosts::with_metrics(move || {
         let look = looks.fetch_add(1, Ordering::SeqCst);
@@ -105,7 +105,7 @@ fn host() -> ScriptedHosts {
 async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
     submit_run(&scene.server, "waits").await;
-    let host = host();
+    let host = hosts_with_metrics();
     assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })));
     sampler::round(scene.server.app.db(), &host).await;
     sampler::round(scene.server.app.db(), &host).await;
@@ -145,9 +145,9 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     scene.server.stop().await;
 }
 
-async fn samples_are_kept_for_their_time(ground: &ServerFixture) {
+async fn metric_samples_are_deleted_after_their_retention_period(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
-    let (host, db) = (host(), scene.server.app.db().clone());
+    let (host, db) = (hosts_with_metrics(), scene.server.app.db().clone());
     sampler::round(&db, &host).await;
     scene.age_samples(Span::mins(59)).await;
     sampler::round(&db, &host).await;
@@ -166,9 +166,9 @@ async fn samples_are_kept_for_their_time(ground: &ServerFixture) {
     scene.server.stop().await;
 }
 
-async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &ServerFixture) {
+async fn a_gpu_idle_for_the_whole_window_is_detected(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
-    let (host, db) = (host(), scene.server.app.db().clone());
+    let (host, db) = (hosts_with_metrics(), scene.server.app.db().clone());
     let judge = async |percent| {
         let now = db.now().await.unwrap();
         is_gpu_idle(&db, scene.job, percent, Span::mins(10), now).await.unwrap()
@@ -184,7 +184,7 @@ async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &ServerFixture) 
     scene.server.stop().await;
 }
 
-async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &ServerFixture) {
+async fn only_logs_of_old_or_deleted_runs_are_removed(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
     let (db, archive) = (scene.server.app.db().clone(), scene.server.app.logs().clone());
     let mut logs = Vec::new();
@@ -199,7 +199,7 @@ async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Serv
         let job = jobs::find(&db, submit_run(&scene.server, name).await).await.unwrap().unwrap();
         let log =
             Log { project: job.project_id, run: job.run_id, submission: job.id, stream: LogSource::Job };
-        archive.append(&log, 0, 0, b"dear").await.unwrap();
+        archive.append_to_files(&log, 0, 0, b"dear").await.unwrap();
         if let Some(days) = days {
             let sql = "UPDATE runs SET status = 'done', finished = TRUE, finished_at = now_us() - $2, deleted = $3 \
                        WHERE id = $1";

@@ -8,14 +8,14 @@ use windlass_testkit::wait::eventually_ok_async;
 use crate::{
     http::{ServerFixture, on_both},
     job_test_env::JobTestEnv,
-    scripted_hosts::ends,
+    scripted_hosts::end_state,
 };
 
 on_both! {
-    a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_has_one_user
-    a_host_that_cannot_confine_takes_no_plain_process_and_says_why
-    a_job_that_cannot_be_confined_any_more_is_not_started
-    an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait
+    a_task_runs_as_the_server_user_only_locally_and_with_a_single_user
+    a_host_that_cannot_confine_refuses_plain_processes_with_the_reason
+    a_job_that_can_no_longer_be_confined_is_not_started
+    engine_loss_and_return_record_one_event_each_and_jobs_with_an_image_wait
 }
 
 const OWN_PROCESSES: ProcessesInfo =
@@ -46,9 +46,7 @@ async fn submitted_isolation(stage: &JobTestEnv, name: &str) -> (ProcessIsolatio
     (task.process_isolation, job["job_runtime_data"]["runs_in"].clone())
 }
 
-async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_has_one_user(
-    ground: &ServerFixture,
-) {
+async fn a_task_runs_as_the_server_user_only_locally_and_with_a_single_user(ground: &ServerFixture) {
     let stage = start_with_own_processes(ground).await;
     stage.update_script(|script| script.processes = Some(OWN_PROCESSES));
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
@@ -57,7 +55,7 @@ async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_ha
     assert_eq!(submitted_isolation(&stage, "alone").await, (ProcessIsolation::Own, json!(server)));
 
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
-    let confined = (ProcessIsolation::Confined, json!("a plain process, confined (user of its own)"));
+    let confined = (ProcessIsolation::Confined, json!("a plain process, confined (own user)"));
     assert_eq!(submitted_isolation(&stage, "together").await, confined);
     let asked = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
     let plan = stage.server.admin("/api/project/main/runs/get_plan", asked).await;
@@ -73,14 +71,14 @@ async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_ha
     stage.end().await;
 }
 
-async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: &ServerFixture) {
+async fn a_host_that_cannot_confine_refuses_plain_processes_with_the_reason(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 4).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
     let cannot = ProcessesInfo { mode: ProcessMode::Confined, confined_by: None, problem };
     let refused = ProcessesInfo { mode: ProcessMode::Refused, ..cannot.clone() };
     for (name, told, why) in [
         ("cannot", cannot, "cannot be confined there: the kernel allows no user namespaces"),
-        ("refused", refused, "is a plain process, and the machine refuses those"),
+        ("refused", refused, "is a plain process, but the instance refuses plain processes"),
     ] {
         let mode = json!(told.mode);
         stage.update_script(|script| script.processes = Some(told.clone()));
@@ -99,7 +97,7 @@ async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: 
     stage.end().await;
 }
 
-async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &ServerFixture) {
+async fn a_job_that_can_no_longer_be_confined_is_not_started(ground: &ServerFixture) {
     let stage = start_with_own_processes(ground).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
     stage.update_script(|script| {
@@ -115,33 +113,31 @@ async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &ServerFi
     stage.update_script(|script| script.deaf = false);
     stage.poke().await;
     let run = stage.wait_for_run("late", "failed").await;
-    let why = "start the job: it is a plain process, and cannot be confined there: the kernel allows no user namespaces";
+    let why = "cannot start the job: it is a plain process, and cannot be confined there: the kernel allows no user namespaces";
     assert!(run.to_string().contains(why), "{run}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait(
-    ground: &ServerFixture,
-) {
+async fn engine_loss_and_return_record_one_event_each_and_jobs_with_an_image_wait(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let notes = async || {
         let events = stage.server.admin("/api/events/list", json!({"limit": 100})).await;
         let text = events.to_string();
         let count = |words: &str| text.matches(words).count();
-        (count("its container engine is away"), count("its container engine answers again"))
+        (count("its container engine is not available"), count("its container engine is available again"))
     };
     let any = "UPDATE instances SET instance_type = replace(instance_type, '{\"name\":\"big\"', \
                '{\"runtime\":\"any\",\"name\":\"big\"')";
     wait_for_stored(&stage, any, |kind| kind["runtime"] == "any").await;
     stage.update_script(|script| {
         script.engine = Some("connection refused");
-        script.job_ends = Some(ends("done", "", Some(0)));
+        script.job_ends = Some(end_state("done", "", Some(0)));
     });
     let look = "UPDATE instances SET due_at = NULL";
     wait_for_stored(&stage, look, |kind| kind["engine_away"] == "connection refused").await;
     stage.apply("waits", json!({})).await;
-    let why = "needs image busybox, and the container engine there is away: connection refused";
+    let why = "needs image busybox, but the container engine there is not available: connection refused";
     stage.until("waits", "it says what it waits for", |run| run.to_string().contains(why)).await;
     assert_eq!(stage.run("waits").await["status"], "submitted");
     for _ in 0..3 {

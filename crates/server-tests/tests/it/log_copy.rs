@@ -21,7 +21,7 @@ use windlass_server::{
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
-    logs::{log, random_id},
+    logs::{new_log, random_id},
     scripted_hosts::ScriptedHosts,
 };
 
@@ -45,7 +45,7 @@ impl CopyTestEnv {
     fn new() -> Self {
         let home = temp_dir("logs").unwrap();
         let archive = Arc::new(NotifyingLogStore::new(Arc::new(FileLogStore::new(home.path().to_owned()))));
-        Self { archive, log: log(), _home: home }
+        Self { archive, log: new_log(), _home: home }
     }
 
     fn call(&self) -> CallContext {
@@ -91,7 +91,7 @@ async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
+async fn a_log_copy_stops_at_its_limits_and_the_next_resumes_there() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(5 * CHUNK_BYTES_MAX));
     let host = hosts_with_log(whole.clone(), true);
     let limits = CopyLimits { bytes: 2 * CHUNK_BYTES_MAX as u64, ..CopyLimits::default() };
@@ -105,7 +105,7 @@ async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
 }
 
 #[tokio::test]
-async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
+async fn a_host_that_announces_log_bytes_but_sends_none_is_read_once() {
     let kept = CopyTestEnv::new();
     let host = ScriptedHosts::with_log(|_, _| {
         Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false })
@@ -123,7 +123,7 @@ async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
+async fn an_endless_log_is_truncated_with_a_notice() {
     let kept = CopyTestEnv::new();
     let host = ScriptedHosts::with_log(|_, limit| {
         Ok(LogPart { bytes: vec![b'x'; limit * 2].into(), end: u64::MAX, is_complete: false })
@@ -142,7 +142,7 @@ async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
+async fn a_log_of_exactly_the_maximum_length_is_complete() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(1000));
     let host = hosts_with_log(whole.clone(), true);
     let limits = CopyLimits { kept: 1000, ..CopyLimits::default() };
@@ -152,7 +152,7 @@ async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
 }
 
 #[tokio::test]
-async fn more_bytes_than_were_asked_for_are_left() {
+async fn log_bytes_beyond_the_requested_length_are_ignored() {
     let kept = CopyTestEnv::new();
     let host = ScriptedHosts::with_log(|offset, limit| {
         let end = 2 * CHUNK_BYTES_MAX as u64;
@@ -166,7 +166,7 @@ async fn more_bytes_than_were_asked_for_are_left() {
 }
 
 #[tokio::test]
-async fn a_log_that_shrank_on_its_host_keeps_what_was_read() {
+async fn a_log_that_shrinks_on_its_host_keeps_the_copied_bytes() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(5000));
     kept.copy(&hosts_with_log(whole.clone(), false), CopyLimits::default()).await.unwrap();
     let shrunk = hosts_with_log(whole[..100].to_vec(), false);
@@ -180,7 +180,7 @@ async fn a_log_that_shrank_on_its_host_keeps_what_was_read() {
 }
 
 #[tokio::test]
-async fn a_host_that_fails_in_the_middle_loses_nothing() {
+async fn a_host_failure_during_a_log_copy_loses_no_bytes() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(4 * CHUNK_BYTES_MAX));
     let said = whole.clone();
     let calls = Mutex::new(0);
@@ -227,7 +227,7 @@ async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
 }
 
 #[tokio::test]
-async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
+async fn repeated_log_notifications_are_merged_into_one_read() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(1000));
     let mut host = hosts_with_log(whole.clone(), false);
     host.log_pause = Duration::from_millis(50);
@@ -261,7 +261,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
 }
 
 #[test]
-fn what_one_call_takes_fits_what_one_log_may_have() {
+fn chunk_call_and_log_size_limits_are_in_increasing_order() {
     assert!(
         (copier::CHUNK_BYTES_MAX as u64) < copier::CALL_BYTES_MAX
             && copier::CALL_BYTES_MAX < copier::LOG_BYTES_MAX

@@ -15,7 +15,7 @@ use windlass_testkit::{TempDir, temp_dir};
 use crate::{
     fake_s3::{FakeS3, FakeS3State},
     http::TestServer,
-    logs::{FULL_RANGE, log, text},
+    logs::{FULL_RANGE, joined_text, new_log},
     real_s3::{RealS3, S3Transport},
 };
 
@@ -63,7 +63,7 @@ macro_rules! on_all {
         }
         /// One store for all: it takes seconds to start.
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn an_object_store_of_somebody_else_does_all_of_it_over_tls() {
+        async fn a_real_object_store_passes_every_log_store_test_over_tls() {
             let ground = StoreFixture::RealS3(Box::new(RealS3::start(S3Transport::Tls).await));
             $($name(&ground).await;)*
         }
@@ -71,33 +71,33 @@ macro_rules! on_all {
 }
 
 on_all! {
-    o1_repeats_add_nothing_and_gaps_are_refused
+    o1_repeated_appends_add_nothing_and_gaps_are_refused
     ranges_are_read_by_offset_and_by_time_in_both_directions
-    what_was_appended_is_read_at_once_and_elsewhere_after_a_sync
+    appended_bytes_are_read_at_once_and_by_other_processes_after_a_sync
     o1_writers_in_several_processes_make_one_log
-    o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole
+    o1_a_log_of_a_killed_writer_can_be_completed
     removing_a_run_removes_its_logs_and_no_others
-    a_store_that_settles_has_written_everything
+    settling_a_store_writes_all_buffered_bytes
 }
 
 /// Appends as a separate piece.
 async fn append_chunk(store: &dyn LogStore, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
-    let end = store.append(log, offset, at, bytes).await.unwrap();
+    let end = store.append_to_files(log, offset, at, bytes).await.unwrap();
     store.sync(log).await.unwrap();
     end
 }
 
-async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
-    let (store, log) = (ground.store(), log());
+async fn o1_repeated_appends_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
+    let (store, log) = (ground.store(), new_log());
     assert_eq!(store.end(&log).await.unwrap(), 0);
     assert!(store.read(&log, FULL_RANGE).await.unwrap().is_empty());
     assert_eq!(append_chunk(&*store, &log, 0, 10, b"hello ").await, 6);
     assert_eq!(append_chunk(&*store, &log, 0, 11, b"hello ").await, 6);
     assert_eq!(append_chunk(&*store, &log, 3, 12, b"lo world").await, 11);
-    let gap = store.append(&log, 12, 13, b"!").await.unwrap_err();
+    let gap = store.append_to_files(&log, 12, 13, b"!").await.unwrap_err();
     assert!(matches!(gap, LogError::Gap { offset: 12, end: 11 }), "{gap}");
     let pieces = store.read(&log, FULL_RANGE).await.unwrap();
-    assert_eq!(text(&pieces), "hello world");
+    assert_eq!(joined_text(&pieces), "hello world");
     assert_eq!(pieces.iter().map(|piece| (piece.offset, piece.at)).collect::<Vec<_>>(), [(0, 10), (6, 12)]);
     // The two streams of a job are separate logs.
     let runner = Log { stream: LogSource::Runner, ..log };
@@ -107,12 +107,12 @@ async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
 }
 
 async fn ranges_are_read_by_offset_and_by_time_in_both_directions(ground: &StoreFixture) {
-    let (store, log) = (ground.store(), log());
+    let (store, log) = (ground.store(), new_log());
     for n in 0..20_u64 {
         append_chunk(&*store, &log, n * 3, 100 + n.cast_signed(), format!("{n:02};").as_bytes()).await;
     }
     for store in [store, ground.store()] {
-        let read = async |range| text(&store.read(&log, range).await.unwrap());
+        let read = async |range| joined_text(&store.read(&log, range).await.unwrap());
         assert_eq!(read(LogRange { pieces_max: 3, ..FULL_RANGE }).await, "00;01;02;");
         assert_eq!(read(LogRange { from: Some(9), pieces_max: 2, ..FULL_RANGE }).await, "03;04;");
         assert_eq!(read(LogRange { from: Some(10), pieces_max: 2, ..FULL_RANGE }).await, "3;04;");
@@ -130,23 +130,23 @@ async fn ranges_are_read_by_offset_and_by_time_in_both_directions(ground: &Store
     }
 }
 
-async fn what_was_appended_is_read_at_once_and_elsewhere_after_a_sync(ground: &StoreFixture) {
-    let (here, there, log) = (ground.store(), ground.store(), log());
+async fn appended_bytes_are_read_at_once_and_by_other_processes_after_a_sync(ground: &StoreFixture) {
+    let (here, there, log) = (ground.store(), ground.store(), new_log());
     append_chunk(&*here, &log, 0, 1, b"one ").await;
-    here.append(&log, 4, 2, b"two").await.unwrap();
-    assert_eq!(text(&here.read(&log, FULL_RANGE).await.unwrap()), "one two");
+    here.append_to_files(&log, 4, 2, b"two").await.unwrap();
+    assert_eq!(joined_text(&here.read(&log, FULL_RANGE).await.unwrap()), "one two");
     assert_eq!(here.end(&log).await.unwrap(), 7);
     here.sync(&log).await.unwrap();
     assert_eq!(there.end(&log).await.unwrap(), 7);
-    assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two");
+    assert_eq!(joined_text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two");
     // A store with an outdated end appends after what was written since.
     append_chunk(&*here, &log, 7, 3, b" three").await;
     assert_eq!(append_chunk(&*there, &log, 4, 4, b"two three four").await, 18);
-    assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two three four");
+    assert_eq!(joined_text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two three four");
 }
 
 async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
-    let log = log();
+    let log = new_log();
     let whole: Arc<Vec<u8>> = Arc::new((0..40_000_u32).flat_map(u32::to_be_bytes).collect());
     let writers: Vec<_> = [700_usize, 3000, 11_000, 50_000]
         .into_iter()
@@ -157,7 +157,7 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
                 let mut turn = 0;
                 while end < whole.len() {
                     let until = (end + step).min(whole.len());
-                    let appended = store.append(&log, end as u64, 0, &whole[end..until]).await;
+                    let appended = store.append_to_files(&log, end as u64, 0, &whole[end..until]).await;
                     end = match appended {
                         Ok(end) => end as usize,
                         Err(LogError::Gap { end, .. }) => end as usize,
@@ -179,14 +179,14 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(whole.iter()));
 }
 
-async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(ground: &StoreFixture) {
-    let log = log();
+async fn o1_a_log_of_a_killed_writer_can_be_completed(ground: &StoreFixture) {
+    let log = new_log();
     let whole: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
     let store = ground.store();
     append_chunk(&*store, &log, 0, 1, &whole[..1000]).await;
     let mut end = 1000;
     for part in whole[1000..2_500_000].chunks(200_000) {
-        end = store.append(&log, end, 2, part).await.unwrap();
+        end = store.append_to_files(&log, end, 2, part).await.unwrap();
     }
     // Its buffered bytes are lost with it.
     drop(store);
@@ -195,7 +195,7 @@ async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(grou
     assert!((1000..=2_500_000).contains(&end), "{end}");
     while (end as usize) < whole.len() {
         let until = (end as usize + 300_000).min(whole.len());
-        end = next.append(&log, end, 3, &whole[end as usize..until]).await.unwrap();
+        end = next.append_to_files(&log, end, 3, &whole[end as usize..until]).await.unwrap();
     }
     next.sync(&log).await.unwrap();
     let pieces = ground.store().read(&log, FULL_RANGE).await.unwrap();
@@ -203,8 +203,8 @@ async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(grou
 }
 
 async fn removing_a_run_removes_its_logs_and_no_others(ground: &StoreFixture) {
-    let (store, elsewhere, old) = (ground.store(), ground.store(), log());
-    let kept = Log { project: old.project, ..log() };
+    let (store, elsewhere, old) = (ground.store(), ground.store(), new_log());
+    let kept = Log { project: old.project, ..new_log() };
     for log in [&old, &kept] {
         for n in 0..10 {
             append_chunk(&*store, log, n, 1, b"x").await;
@@ -215,42 +215,42 @@ async fn removing_a_run_removes_its_logs_and_no_others(ground: &StoreFixture) {
     store.remove(old.project, old.run).await.unwrap();
     assert_eq!(store.end(&old).await.unwrap(), 0);
     assert!(elsewhere.read(&old, FULL_RANGE).await.unwrap().is_empty(), "also where it was known");
-    assert_eq!(text(&store.read(&kept, FULL_RANGE).await.unwrap()), "xxxxxxxxxx");
+    assert_eq!(joined_text(&store.read(&kept, FULL_RANGE).await.unwrap()), "xxxxxxxxxx");
     // A log may begin again under the same name.
     assert_eq!(append_chunk(&*store, &old, 0, 1, b"again").await, 5);
     assert_eq!(ground.store().end(&old).await.unwrap(), 5);
 }
 
-async fn a_store_that_settles_has_written_everything(ground: &StoreFixture) {
-    let (here, logs) = (ground.store(), [log(), log(), log()]);
+async fn settling_a_store_writes_all_buffered_bytes(ground: &StoreFixture) {
+    let (here, logs) = (ground.store(), [new_log(), new_log(), new_log()]);
     for log in &logs {
-        here.append(log, 0, 1, b"gathered").await.unwrap();
+        here.append_to_files(log, 0, 1, b"gathered").await.unwrap();
     }
     here.settle().await.unwrap();
     for log in &logs {
-        assert_eq!(text(&ground.store().read(log, FULL_RANGE).await.unwrap()), "gathered");
+        assert_eq!(joined_text(&ground.store().read(log, FULL_RANGE).await.unwrap()), "gathered");
     }
     here.settle().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_writes_what_it_had_gathered() {
-    let (ground, shared, log) = (crate::http::ServerFixture::sqlite(), temp_dir("logs").unwrap(), log());
+async fn a_stopping_server_flushes_buffered_logs() {
+    let (ground, shared, log) = (crate::http::ServerFixture::sqlite(), temp_dir("logs").unwrap(), new_log());
     let place = Some(format!("dir:{}", shared.path().display()));
     let server = TestServer::start_with(SettingsSource { log_store: place, ..ground.given() }).await;
-    server.app.logs().append(&log, 0, 1, b"last words").await.unwrap();
+    server.app.logs().append_to_files(&log, 0, 1, b"last words").await.unwrap();
     server.stop().await;
     let elsewhere = ObjectLogStore::new(Arc::new(DirBucket::new(shared.path().to_owned())));
-    assert_eq!(text(&elsewhere.read(&log, FULL_RANGE).await.unwrap()), "last words");
+    assert_eq!(joined_text(&elsewhere.read(&log, FULL_RANGE).await.unwrap()), "last words");
 }
 
 #[tokio::test]
-async fn a_real_object_store_knows_our_signatures_from_others() {
+async fn a_real_object_store_accepts_our_signatures_and_rejects_wrong_ones() {
     let real = RealS3::start(S3Transport::Tcp).await;
     real.bucket().check().await.unwrap();
     let wrong = real.bucket_with("a wrong secret").check().await.unwrap_err().to_string();
     assert!(wrong.contains("403") && wrong.contains("SignatureDoesNotMatch"), "{wrong}");
-    let (store, log) = (ObjectLogStore::new(Arc::new(real.bucket())), log());
+    let (store, log) = (ObjectLogStore::new(Arc::new(real.bucket())), new_log());
     for n in 0..3 {
         append_chunk(&store, &log, n * 5, 1, b"piece").await;
     }
@@ -261,16 +261,16 @@ async fn a_real_object_store_knows_our_signatures_from_others() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn an_object_store_with_an_untrusted_certificate_is_refused() {
     let real = RealS3::start(S3Transport::Tls).await;
     let error = real.bucket_trusting("/etc/ssl/certs/ca-certificates.crt").check().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
 }
 
 #[tokio::test]
-async fn an_object_store_that_stumbles_loses_and_doubles_nothing() {
+async fn a_failing_object_store_neither_loses_nor_duplicates_bytes() {
     let fake = FakeS3::start(FakeS3State::default()).await;
-    let (store, log) = (ObjectLogStore::new(Arc::new(fake.bucket())), log());
+    let (store, log) = (ObjectLogStore::new(Arc::new(fake.bucket())), new_log());
     let mut whole = Vec::new();
     for n in 0..30_u64 {
         fake.shop.fail_before.store((n % 3) as usize, Ordering::SeqCst);
@@ -289,7 +289,7 @@ async fn an_object_store_that_stumbles_loses_and_doubles_nothing() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_be_used_says_so_at_the_start() {
+async fn an_unusable_log_store_is_reported_at_startup() {
     let fake = FakeS3::start(FakeS3State::default()).await;
     fake.bucket().check().await.unwrap();
     assert!(fake.bucket().list("check/", None).await.unwrap().objects.is_empty(), "nothing is left behind");
@@ -301,9 +301,9 @@ async fn a_store_that_cannot_be_used_says_so_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_damaged_object_is_reported_and_not_invented() {
+async fn reading_a_damaged_log_object_is_an_error() {
     let home = temp_dir("logs").unwrap();
-    let (store, log) = (ObjectLogStore::new(Arc::new(DirBucket::new(home.path().to_owned()))), log());
+    let (store, log) = (ObjectLogStore::new(Arc::new(DirBucket::new(home.path().to_owned()))), new_log());
     append_chunk(&store, &log, 0, 1, b"precious").await;
     let name = format!("{}/{}/{}/job/{:016x}", log.project, log.run, log.submission, 0);
     let mut bytes = std::fs::read(home.path().join(&name)).unwrap();
@@ -311,5 +311,5 @@ async fn a_damaged_object_is_reported_and_not_invented() {
     std::fs::write(home.path().join(&name), bytes).unwrap();
     let error = store.read(&log, FULL_RANGE).await.unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(cause, "the piece at 0 is damaged");
+    assert_eq!(cause, "the chunk at offset 0 is damaged");
 }

@@ -26,12 +26,12 @@ use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     o4_hundreds_of_readers_see_the_same_bytes_and_the_end
-    a_reader_that_comes_back_goes_on_where_it_stopped
-    a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too
-    o5_a_stream_is_for_those_with_rights_on_the_run
-    f34_a_reader_who_loses_the_right_is_cut_off
-    appends_of_another_replica_reach_the_readers_of_this_one
-    values_of_secrets_are_hidden_from_readers_wherever_they_are_cut
+    a_reconnecting_reader_resumes_where_it_stopped
+    a_log_stream_ends_if_the_job_has_ended_or_it_is_not_followed
+    o5_a_log_stream_requires_access_to_the_run
+    f34_a_reader_who_loses_access_is_disconnected
+    log_appends_of_another_replica_reach_readers_of_this_one
+    secret_values_are_masked_for_readers_however_they_are_split
 }
 
 /// A server with a run and its log.
@@ -70,7 +70,7 @@ impl LogTestEnv {
     }
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> u64 {
-        self.server.app.logs().append(&self.log, offset, 5, bytes).await.unwrap()
+        self.server.app.logs().append_to_files(&self.log, offset, 5, bytes).await.unwrap()
     }
 
     async fn end_job(&self) {
@@ -165,7 +165,7 @@ async fn read_raw_stream(scene: &LogTestEnv, last: Option<&str>, enough: &str) -
     text
 }
 
-async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &ServerFixture) {
+async fn a_reconnecting_reader_resumes_where_it_stopped(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     scene.write(0, b"one\n").await;
     let text = read_raw_stream(&scene, None, "\n\n").await;
@@ -186,7 +186,7 @@ async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &ServerFixtur
     scene.server.stop().await;
 }
 
-async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(ground: &ServerFixture) {
+async fn a_log_stream_ends_if_the_job_has_ended_or_it_is_not_followed(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let long = vec![b'z'; 300_000];
     scene.write(0, &long).await;
@@ -210,7 +210,7 @@ async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(groun
     scene.server.stop().await;
 }
 
-async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &ServerFixture) {
+async fn o5_a_log_stream_requires_access_to_the_run(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let token = scene.server.user("other").await;
     scene.server.ok(&token, "/api/projects/create", json!({ "project_name": "theirs" })).await;
@@ -224,7 +224,7 @@ async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &ServerFixture)
     scene.server.stop().await;
 }
 
-async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &ServerFixture) {
+async fn f34_a_reader_who_loses_access_is_disconnected(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let token = scene.server.user("member").await;
     scene.server.join("main", &[("member", "user")]).await;
@@ -242,11 +242,11 @@ async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &ServerFixture) {
     scene.server.stop().await;
 }
 
-async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &ServerFixture) {
+async fn log_appends_of_another_replica_reach_readers_of_this_one(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
     let elsewhere = windlass_server::logs::files::FileLogStore::new(ground.dir.path().join("logs"));
-    elsewhere.append(&scene.log, 0, 5, b"from afar").await.unwrap();
+    elsewhere.append_to_files(&scene.log, 0, 5, b"from afar").await.unwrap();
     let next = timeout(TIMEOUT, stream.next()).await.unwrap().unwrap();
     assert!(matches!(next, Some(LogStreamEvent::Bytes { bytes, .. }) if bytes == b"from afar"));
     // A server that stops does not wait for its readers.
@@ -255,7 +255,7 @@ async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Serve
     assert_eq!(stream.next().await.unwrap(), None);
 }
 
-async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground: &ServerFixture) {
+async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &ServerFixture) {
     const VALUE: &str = "hunter22-and-more";
     let scene = LogTestEnv::new(ground).await;
     let server = &scene.server;

@@ -14,14 +14,14 @@ use crate::{
 };
 
 on_both! {
-    what_was_launched_is_listed_read_and_cancelled
-    a_file_that_is_wrong_or_not_ours_is_refused_with_its_line
-    copies_line_up_by_their_numbers_when_they_are_launched
+    launched_managed_jobs_are_listed_read_and_cancelled
+    an_invalid_or_unsupported_task_file_is_refused_with_the_cause
+    launched_copies_are_queued_by_number
     m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits
-    a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
-    secrets_of_a_job_are_sealed_and_shown_nowhere
-    what_has_no_effect_is_told_before_anything_is_launched
-    m8_a_run_that_is_over_before_its_node_is_our_own_failure
+    a_task_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
+    secrets_of_a_managed_job_are_sealed_and_never_shown
+    fields_without_effect_are_reported_before_launch
+    m8_a_run_that_ends_before_its_node_is_a_controller_failure
 }
 
 async fn post_jobs(server: &TestServer, what: &str, body: Value) -> Value {
@@ -34,7 +34,7 @@ async fn start_without_pipelines(ground: &ServerFixture) -> TestServer {
     TestServer::start_with_settings(settings).await
 }
 
-async fn what_was_launched_is_listed_read_and_cancelled(ground: &ServerFixture) {
+async fn launched_managed_jobs_are_listed_read_and_cancelled(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     let text =
         "name: sweep\nresources: {cpus: 2+, memory: 4, use_spot: true}\nrun: echo $SKYPILOT_JOB_RANK\n";
@@ -58,7 +58,7 @@ async fn what_was_launched_is_listed_read_and_cancelled(ground: &ServerFixture) 
         "{one:#}"
     );
     assert_eq!((&one["status"], &one["schedule_state"]), (&json!("PENDING"), &json!("INACTIVE")));
-    let unread = "it was submitted, and the server has not read it yet";
+    let unread = "submitted; the server has not processed it yet";
     assert_eq!((&one["reason"], &one["tasks"][0]["reason"]), (&json!(unread), &json!(unread)), "{one:#}");
     let task = &one["tasks"][0];
     assert_eq!((&task["resources"], &task["pending_kind"]), (&json!("2+ CPU, 4 GB, spot"), &json!("queued")));
@@ -74,7 +74,7 @@ async fn what_was_launched_is_listed_read_and_cancelled(ground: &ServerFixture) 
     server.stop().await;
 }
 
-async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &ServerFixture) {
+async fn an_invalid_or_unsupported_task_file_is_refused_with_the_cause(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     let refused = async |text: &str| {
         server.refused(ADMIN_TOKEN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
@@ -83,7 +83,7 @@ async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &Serv
     assert!(refused("service: {replicas: 1}\nrun: echo\n").await.contains("windlass apply"));
     assert!(refused("run: echo\nsecrets: {TOKEN: null}\n").await.contains("TOKEN"));
     let circle = "name: a\ndepends_on: [b]\nrun: x\n---\nname: b\ndepends_on: [a]\nrun: y\n";
-    assert!(refused(circle).await.contains("circle"));
+    assert!(refused(circle).await.contains("cycle"));
     assert_eq!(post_jobs(&server, "list", json!({})).await, json!([]));
     server.stop().await;
 }
@@ -95,12 +95,12 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         post_jobs(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
     }
     let limits = SlotLimits { max_launching: 2, max_alive: 3 };
-    let (line, in_use) = rows::line(db, limits).await.unwrap();
+    let (line, in_use) = rows::slot_queue(db, limits).await.unwrap();
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
     assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
     // Two replicas grant the same and further slots at the same moment: the limit holds.
     let everybody: Vec<(SlotRequest, _)> =
-        rows::line(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
+        rows::slot_queue(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
     assert_eq!(everybody.len(), 4);
     let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
     one.unwrap();
@@ -118,7 +118,7 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
 
 /// No pass has processed any of them, and they are queued by their numbers: whichever is processed first, the lowest
 /// number is granted first.
-async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerFixture) {
+async fn launched_copies_are_queued_by_number(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     post_jobs(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 4})).await;
     let more = [
@@ -130,7 +130,7 @@ async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerF
         post_jobs(&server, "launch", one).await;
     }
     let limits = SlotLimits { max_launching: 9, max_alive: 9 };
-    let (line, _) = rows::line(server.app.db(), limits).await.unwrap();
+    let (line, _) = rows::slot_queue(server.app.db(), limits).await.unwrap();
     let order: Vec<(u64, u32)> = line.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
     // Of a job with sequential tasks only the first, and nothing of a job that has nothing to run.
     assert_eq!(order, [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (7, 1)]);
@@ -145,7 +145,7 @@ async fn wait_for_status(server: &TestServer, number: i64, status: &str) -> Valu
     .await
 }
 
-async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &ServerFixture) {
+async fn a_task_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &ServerFixture) {
     let given = SettingsSource { port: Some(0), ..ground.given() };
     let server = TestServer::start_with_settings(Settings::new(given, None).unwrap()).await;
     let text = "name: lonely\nrun: echo a\n---\nname: second\nrun: echo b\n";
@@ -155,7 +155,7 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
         seen["tasks"].as_array().unwrap().iter().map(|task| task["status"].as_str().unwrap()).collect();
     assert_eq!(statuses, ["FAILED_PRECHECKS", "CANCELLED"], "{seen:#}");
     let reason = seen["tasks"][0]["reason"].as_str().unwrap();
-    assert!(reason.starts_with("no fleet can take it: "), "{seen:#}");
+    assert!(reason.starts_with("no fleet can run it: "), "{seen:#}");
     assert_eq!(seen["reason"], format!("task lonely: {reason}"), "the job says what its first task says");
     assert!(seen["tasks"][0]["why"]["refusals"][0]["place"].is_string(), "{seen:#}");
     assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
@@ -165,26 +165,26 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     let slots = ["Schedule state INACTIVE -> WAITING", "Schedule state WAITING -> LAUNCHING", "-> DONE"];
     for said in slots.into_iter().chain([
         "a launch slot was granted",
-        "no fleet can take it",
+        "no fleet can run it",
         "Task lonely",
-        "ended as FAILED_PRECHECKS",
+        "ended with status FAILED_PRECHECKS",
     ]) {
         assert!(events.contains(said), "{said}: {events}");
     }
     server.stop().await;
 }
 
-async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &ServerFixture) {
+async fn fields_without_effect_are_reported_before_launch(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     let text = "resources: {infra: aws/us-east-1, labels: {team/x: y}}\nrun: echo\n";
     let checked = post_jobs(&server, "check", json!({"text": text})).await;
     let warnings = checked["warnings"].to_string();
     assert_eq!(checked["jobs"], json!([]), "{checked}");
     assert!(
-        warnings.contains("`infra: aws/us-east-1` has no effect: the server rents no machines"),
+        warnings.contains("`infra: aws/us-east-1` has no effect: the server has no cloud backend"),
         "{warnings}"
     );
-    assert!(warnings.contains("label `team/x: y` is left out"), "{warnings}");
+    assert!(warnings.contains("label `team/x: y` is ignored"), "{warnings}");
     let wrong = json!({"text": "rnu: x\n"});
     assert!(
         server.refused(ADMIN_TOKEN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu")
@@ -193,7 +193,7 @@ async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &ServerF
     server.stop().await;
 }
 
-async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &ServerFixture) {
+async fn m8_a_run_that_ends_before_its_node_is_a_controller_failure(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
     // A pass in progress overwrites this with what it had read, so it is repeated until it takes effect.
@@ -207,11 +207,11 @@ async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &Serve
     })
     .await;
     let reason = seen["reason"].as_str().unwrap();
-    assert!(reason.contains("a state that does not exist: it is over, and its node 0 is "), "{seen:#}");
+    assert!(reason.contains("an invalid state: the run has ended, but its node 0 is "), "{seen:#}");
     stage.end().await;
 }
 
-async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &ServerFixture) {
+async fn secrets_of_a_managed_job_are_sealed_and_never_shown(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     let text = "secrets: {TOKEN: null, OTHER: in-the-file-canary}\nrun: echo\n";
     post_jobs(&server, "launch", json!({"text": text, "secrets": {"TOKEN": "canary-4711"}})).await;

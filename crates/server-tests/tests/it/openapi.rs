@@ -10,8 +10,8 @@ fn stored_document_path() -> PathBuf {
 }
 
 #[test]
-fn the_kept_document_is_the_generated_one() {
-    let generated = openapi::text();
+fn stored_openapi_document_matches_the_generated_one() {
+    let generated = openapi::render();
     if std::env::var_os("UPDATE").is_some() {
         std::fs::create_dir_all(stored_document_path().parent().unwrap()).unwrap();
         std::fs::write(stored_document_path(), &generated).unwrap();
@@ -21,7 +21,7 @@ fn the_kept_document_is_the_generated_one() {
 }
 
 #[test]
-fn the_table_of_rights_is_the_generated_one() {
+fn stored_rights_table_matches_the_generated_one() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/rights.md");
     let generated = rights::render_page();
     if std::env::var_os("UPDATE").is_some() {

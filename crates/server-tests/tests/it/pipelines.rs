@@ -7,9 +7,9 @@ use windlass_testkit::wait::eventually_ok_async;
 use crate::http::{ServerFixture, TestServer, on_both};
 
 on_both! {
-    a_run_that_no_fleet_can_take_fails_and_says_why
+    a_run_that_no_fleet_can_take_fails_with_the_reason
     a_run_that_waits_for_its_retry_is_stopped_at_once
-    an_admin_sees_how_the_pipelines_are_doing
+    an_admin_can_read_pipeline_statistics
 }
 
 async fn start_with_pipelines(ground: &ServerFixture) -> TestServer {
@@ -33,7 +33,7 @@ async fn wait_for_status(server: &TestServer, run: &str, wanted: &str) -> Value 
     .await
 }
 
-async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &ServerFixture) {
+async fn a_run_that_no_fleet_can_take_fails_with_the_reason(ground: &ServerFixture) {
     let server = start_with_pipelines(ground).await;
     apply_run(&server, "lonely", json!({})).await;
     let run = wait_for_status(&server, "lonely", "failed").await;
@@ -55,7 +55,7 @@ async fn a_run_that_waits_for_its_retry_is_stopped_at_once(ground: &ServerFixtur
     server.stop().await;
 }
 
-async fn an_admin_sees_how_the_pipelines_are_doing(ground: &ServerFixture) {
+async fn an_admin_can_read_pipeline_statistics(ground: &ServerFixture) {
     let server = start_with_pipelines(ground).await;
     apply_run(&server, "seen", json!({})).await;
     wait_for_status(&server, "seen", "failed").await;

@@ -179,7 +179,7 @@ pub(crate) struct TestDb {
 impl TestDb {
     pub(crate) async fn open() -> Self {
         let cluster = Cluster::shared().await;
-        let name = name();
+        let name = random_name();
         cluster.admin(&format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")).await;
         let db = Db::open(&cluster.url(&name)).await.unwrap();
         Self { db, cluster, name }
@@ -188,7 +188,7 @@ impl TestDb {
     /// An empty database that `count` replicas open at the same moment.
     pub(crate) async fn open_by_many(count: usize) -> (Self, Vec<Db>) {
         let cluster = Cluster::shared().await;
-        let name = name();
+        let name = random_name();
         cluster.admin(&format!("CREATE DATABASE {name}")).await;
         let url = cluster.url(&name);
         let opened = futures_util::future::join_all((0..count).map(|_| Db::open(&url))).await;
@@ -231,7 +231,7 @@ impl TestDb {
     }
 }
 
-fn name() -> String {
+fn random_name() -> String {
     let mut bytes = [0_u8; 8];
     getrandom::fill(&mut bytes).unwrap();
     format!("test_{:016x}", u64::from_be_bytes(bytes))

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 use windlass_server::db::{Db, DbError};
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
@@ -53,7 +53,7 @@ impl Certificates {
 }
 
 /// A cluster with TLS, with `hosts` as the host lines of `pg_hba.conf`.
-async fn cluster(certificates: &Certificates, hosts: &str) -> Postgres {
+async fn start_cluster(certificates: &Certificates, hosts: &str) -> Postgres {
     let cluster = Postgres::start_on_port("postgres-tls").await.unwrap();
     for (file, from) in [("server.crt", "server.crt"), ("server.key", "server.key"), ("root.crt", "ca.crt")] {
         cluster.write_file(file, &certificates.read(from)).unwrap();
@@ -82,7 +82,7 @@ async fn open_db(url: &str) -> Result<Db, DbError> {
 
 #[track_caller]
 fn assert_refused(opened: Result<Db, DbError>, part: &str) {
-    let said = chain(&opened.expect_err("it is refused"));
+    let said = format_chain(&opened.expect_err("it is refused"));
     assert!(said.contains(part), "{said:?} says nothing of {part:?}");
 }
 
@@ -96,9 +96,9 @@ async fn count_sessions(cluster: &Postgres) -> (i64, i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_is_believed_by_its_authority_and_its_name() {
+async fn a_database_certificate_is_verified_by_authority_and_name() {
     let certificates = Certificates::create();
-    let cluster = cluster(&certificates, "host all all 127.0.0.1/32 scram-sha-256").await;
+    let cluster = start_cluster(&certificates, "host all all 127.0.0.1/32 scram-sha-256").await;
     let (ca, other) = (certificates.path("ca.crt"), certificates.path("other.crt"));
     let verify = |mode: &str, root: &str| format!("sslmode={mode}&sslrootcert={root}");
 
@@ -154,9 +154,9 @@ async fn a_database_is_believed_by_its_authority_and_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_asks_for_a_certificate_is_shown_one() {
+async fn a_client_certificate_is_presented_if_the_database_requires_one() {
     let certificates = Certificates::create();
-    let cluster = cluster(&certificates, "hostssl all all 127.0.0.1/32 cert").await;
+    let cluster = start_cluster(&certificates, "hostssl all all 127.0.0.1/32 cert").await;
     let base = format!("sslmode=verify-full&sslrootcert={}", certificates.path("ca.crt"));
     assert_refused(open_db(&url(&cluster, "localhost", &base)).await, "certificate");
     let (cert, key) = (certificates.path("client.crt"), certificates.path("client.key"));
@@ -177,7 +177,7 @@ async fn a_database_without_tls_is_used_only_where_that_is_allowed() {
         let certificates = Certificates::create();
         let root = if mode.ends_with('=') { certificates.path("ca.crt") } else { String::new() };
         let error = open_db(&url(&cluster, host, &format!("{mode}{root}"))).await.unwrap_err();
-        let said = chain(&error);
+        let said = format_chain(&error);
         assert!(matches!(error, DbError::Plain { .. }) && said.contains("sslmode=disable"), "{said}");
     }
     // On this machine no setting is needed.

@@ -78,7 +78,7 @@ fn moto_program(name: &str) -> PathBuf {
     Path::new(&dir).join("bin").join(name)
 }
 
-fn output(command: &mut Command) -> String {
+fn run_command(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -91,7 +91,7 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 
 openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=store -keyout key.pem -out request
 printf 'subjectAltName=IP:127.0.0.1\\nbasicConstraints=CA:FALSE\\n' > extensions
 openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out cert.pem";
-    output(Command::new("sh").args(["-c", script]).current_dir(dir));
+    run_command(Command::new("sh").args(["-c", script]).current_dir(dir));
 }
 
 impl RealS3 {
@@ -103,7 +103,7 @@ impl RealS3 {
     fn start_blocking(over: S3Transport) -> Self {
         let home = temp_dir("logs").unwrap();
         create_certificates(home.path());
-        let port = windlass_testkit::ports::free();
+        let port = windlass_testkit::ports::reserve_free_port();
         let mut command = Command::new(moto_program("python"));
         command
             .args(["-c", SERVE_SCRIPT, &port.to_string()])
@@ -131,7 +131,7 @@ impl RealS3 {
         let url = format!("{scheme}://127.0.0.1:{}", self.port);
         let mut command = Command::new(moto_program("python"));
         command.args(["-c", script, &url, REGION, BUCKET]).arg(self.home.path().join("ca.pem")).args(more);
-        output(&mut command)
+        run_command(&mut command)
     }
 
     /// The listing of another client, in the order of names.

@@ -16,10 +16,10 @@ use windlass_server::{
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
-    old_events_go_unless_what_they_tell_of_goes_on
-    finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay
-    uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
-    what_is_kept_for_ever_stays
+    old_events_are_deleted_unless_their_run_is_active
+    old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics
+    unreferenced_uploads_are_deleted_and_those_in_use_are_kept
+    nothing_is_deleted_without_retention_periods
 }
 
 const KEEP_FOREVER: RetentionPeriods = RetentionPeriods { events: None, runs: None, uploads: None };
@@ -53,7 +53,7 @@ async fn end_run(db: &Db, run: RunId, days: i64) {
     write(db, sql, params![run, ago]).await;
 }
 
-async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) {
+async fn old_events_are_deleted_unless_their_run_is_active(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let (over, _) = submit_run(&server, "over", json!({})).await;
@@ -77,7 +77,7 @@ async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) 
     server.stop().await;
 }
 
-async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(ground: &ServerFixture) {
+async fn old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let text = "run: sleep 1\n";
@@ -89,7 +89,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
         let (run, job) = submit_run(&server, name, json!({})).await;
         let project = jobs::find(&db, job).await.unwrap().unwrap().project_id;
         let log = Log { project, run, submission: job, stream: LogSource::Job };
-        logs.append(&log, 0, 0, b"dear").await.unwrap();
+        logs.append_to_files(&log, 0, 0, b"dear").await.unwrap();
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
                    VALUES ($1, now_us(), 0, 0, 0, 0, '[]')";
         write(&db, sql, params![job]).await;
@@ -127,7 +127,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     server.stop().await;
 }
 
-async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay(ground: &ServerFixture) {
+async fn unreferenced_uploads_are_deleted_and_those_in_use_are_kept(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let mut ids = Vec::new();
@@ -188,7 +188,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     server.stop().await;
 }
 
-async fn what_is_kept_for_ever_stays(ground: &ServerFixture) {
+async fn nothing_is_deleted_without_retention_periods(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let (run, _) = submit_run(&server, "ancient", json!({})).await;

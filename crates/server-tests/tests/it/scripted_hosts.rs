@@ -70,7 +70,7 @@ pub(crate) struct ScriptedHosts {
     metrics_source: Option<MetricsFn>,
 }
 
-pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobState {
+pub(crate) fn end_state(state: &str, reason: &str, exit_status: Option<i32>) -> JobState {
     JobState {
         state: state.into(),
         timestamp: 2,
@@ -97,7 +97,7 @@ impl ScriptedHosts {
     /// Ends all present jobs successfully.
     pub(crate) fn finish_all(&self) {
         for task in self.tasks.lock().values_mut() {
-            task.ended.get_or_insert_with(|| ends("done", "", Some(0)));
+            task.ended.get_or_insert_with(|| end_state("done", "", Some(0)));
         }
     }
 
@@ -230,7 +230,7 @@ impl AgentApi for ScriptedHosts {
             }
             let ended = task.ended.clone().or_else(|| script.job_ends.clone());
             let ended = ended.filter(|_| task.start.is_some());
-            let running = task.start.as_ref().map(|_| ends("running", "", None));
+            let running = task.start.as_ref().map(|_| end_state("running", "", None));
             let log_complete = ended.is_some();
             let states: Vec<_> = running.into_iter().chain(ended).collect();
             let record = JobRecord { states, log_end: script.log.len() as u64, log_complete };
@@ -269,7 +269,7 @@ impl AgentApi for ScriptedHosts {
         self.calls.lock().push("stop".into());
         ready_answer(self.on(call, |_, task| {
             task.stopped = true;
-            task.ended.get_or_insert_with(|| ends("terminated", "", Some(130)));
+            task.ended.get_or_insert_with(|| end_state("terminated", "", Some(130)));
             Ok(())
         }))
     }

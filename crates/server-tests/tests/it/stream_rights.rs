@@ -18,8 +18,8 @@ use crate::{
 };
 
 on_both! {
-    every_stream_ends_within_five_seconds_of_what_its_rights_rest_on
-    a_token_that_expires_takes_its_streams_along
+    every_stream_ends_within_five_seconds_of_losing_its_rights
+    streams_end_when_their_token_expires
 }
 
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ impl LogTestEnv {
     }
 }
 
-async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground: &ServerFixture) {
+async fn every_stream_ends_within_five_seconds_of_losing_its_rights(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let server = &scene.server;
     let names = ["replaced", "disabled", "deleted", "removed", "elsewhere", "demoted"];
@@ -70,7 +70,7 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
     }
     let stays = scene.member("stays").await;
     let (mut theirs, _events) = (scene.logs(&stays).await, scene.events(&stays).await);
-    scene.server.app.logs().append(&scene.log, 0, 5, b"for all\n").await.unwrap();
+    scene.server.app.logs().append_to_files(&scene.log, 0, 5, b"for all\n").await.unwrap();
     for (name, _, logs, _) in &mut streams {
         assert!(matches!(logs.next().await.unwrap(), Some(LogStreamEvent::Bytes { .. })), "{name}");
     }
@@ -102,14 +102,14 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
             assert!(ended.is_ok(), "{name} goes on");
         }
     }
-    scene.server.app.logs().append(&scene.log, 8, 6, b"for some\n").await.unwrap();
+    scene.server.app.logs().append_to_files(&scene.log, 8, 6, b"for some\n").await.unwrap();
     let next = tokio::time::timeout(TIMEOUT, theirs.next()).await.unwrap().unwrap();
     assert!(matches!(next, Some(LogStreamEvent::Bytes { bytes, .. }) if bytes == b"for some\n"));
     drop(streams);
     scene.server.stop().await;
 }
 
-async fn a_token_that_expires_takes_its_streams_along(ground: &ServerFixture) {
+async fn streams_end_when_their_token_expires(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
     let first = scene.member("mira").await;
     let made = json!({ "name": "brief", "scope": "read", "expires_in": 4 });

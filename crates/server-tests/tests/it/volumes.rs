@@ -40,20 +40,20 @@ use crate::{
 };
 
 on_both! {
-    a_volume_is_made_and_becomes_active
-    a_volume_that_its_backend_refuses_fails_and_says_why
-    a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made
-    g4_a_volume_in_use_is_deleted_only_when_it_is_free
+    a_volume_is_created_and_becomes_active
+    a_volume_refused_by_its_backend_fails_with_the_reason
+    a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_created
+    g4_a_volume_in_use_is_deleted_only_after_it_is_detached
     an_unused_volume_is_cleaned_up_and_a_used_one_is_not
-    an_external_volume_is_forgotten_and_left_alone
-    a_job_gets_its_volumes_before_its_task
-    a_job_without_network_volumes_needs_nothing
-    a_volume_that_cannot_be_attached_fails_its_job_and_says_why
-    g4_a_volume_is_with_one_instance_at_a_time
-    two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it
-    r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again
-    a_detach_that_hangs_is_asked_again_and_forced
-    a_stale_holder_of_the_job_takes_nothing
+    deleting_an_external_volume_keeps_its_disk
+    a_job_has_its_volumes_attached_before_its_task_starts
+    a_job_without_network_volumes_attaches_nothing
+    a_volume_that_cannot_be_attached_fails_its_job_with_the_reason
+    g4_a_volume_is_attached_to_one_instance_at_a_time
+    jobs_on_one_instance_share_an_attachment_and_the_last_one_detaches_it
+    r24_a_hanging_attachment_is_released_before_another_job_takes_it
+    a_hanging_detach_is_retried_and_then_forced
+    a_stale_job_lease_attaches_no_volume
 }
 
 /// Script of the backend.
@@ -195,7 +195,7 @@ struct RunningPipeline {
     _logs: TempDir,
 }
 
-fn turning(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
+fn start_pipeline(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
     let logs = temp_dir("logs").unwrap();
     let hands = PipelineContext {
         db: db.clone(),
@@ -221,7 +221,7 @@ async fn write(db: &Db, unit: Unit) {
 }
 
 /// A volume of 10 GB on the scripted backend.
-async fn volume(db: &Db, made: &TestOwner, name: &str, more: serde_json::Value) -> VolumeId {
+async fn insert_volume(db: &Db, made: &TestOwner, name: &str, more: serde_json::Value) -> VolumeId {
     let id = VolumeId(db.new_id().unwrap());
     let mut configuration = json!({"type": "volume", "name": name, "backend": "mock", "region": "here"});
     configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -249,14 +249,14 @@ async fn insert_active_volume(
     shelf: &ScriptedVolumeBackend,
     name: &str,
 ) -> VolumeId {
-    let id = volume(db, made, name, ten_gb()).await;
+    let id = insert_volume(db, made, name, ten_gb()).await;
     shelf.0.lock().disks.insert(format!("disk-{id}"), id);
     let sql = "UPDATE volumes SET status = 'active', volume_id = $2 WHERE id = $1";
     write(db, Unit::new().exec(sql, params![id, format!("disk-{id}")])).await;
     id
 }
 
-async fn instance(db: &Db, made: &TestOwner, name: &str) -> InstanceId {
+async fn insert_instance(db: &Db, made: &TestOwner, name: &str) -> InstanceId {
     let id = InstanceId(db.new_id().unwrap());
     let machine = json!({"id": format!("vm-{name}"), "reach": null, "hostname": null, "internal_ip": null,
         "has": null, "agent_version": null, "memo": null});
@@ -286,8 +286,14 @@ struct LeasedJob {
 
 const JOBS_QUEUE: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
 
-async fn work(db: &Db, made: &TestOwner, name: &str, at: InstanceId, mounts: serde_json::Value) -> LeasedJob {
-    let run = db_fixtures::run(db, made, name).await;
+async fn insert_leased_job(
+    db: &Db,
+    made: &TestOwner,
+    name: &str,
+    at: InstanceId,
+    mounts: serde_json::Value,
+) -> LeasedJob {
+    let run = db_fixtures::insert_run(db, made, name).await;
     let id = SubmissionId(db.new_id().unwrap());
     let values = vec![
         ("id", id.into()),
@@ -310,7 +316,7 @@ async fn work(db: &Db, made: &TestOwner, name: &str, at: InstanceId, mounts: ser
     LeasedJob { job: loaded.job, instance: loaded.instance.unwrap(), lease }
 }
 
-fn at(path: &str, names: &[&str]) -> serde_json::Value {
+fn mounts_at(path: &str, names: &[&str]) -> serde_json::Value {
     json!([{ "name": names, "path": path }])
 }
 
@@ -354,24 +360,24 @@ async fn list_events(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
     rows.iter().map(|row| (row.text(0).unwrap(), row.opt_text(1).unwrap())).collect()
 }
 
-async fn a_volume_is_made_and_becomes_active(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
-    let turning = turning(db, &shelf);
-    let id = volume(db, &made, "data", ten_gb()).await;
+async fn a_volume_is_created_and_becomes_active(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &shelf);
+    let id = insert_volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
     assert_eq!(seen.volume_id, Some(format!("disk-{id}")));
     let document: serde_json::Value = serde_json::from_str(&seen.provisioning.unwrap()).unwrap();
     assert_eq!((&document["size_gb"], &document["price"]), (&json!(10.0), &json!(1.5)));
-    assert_eq!(list_events(db, id).await, [("can be attached".to_owned(), Some("active".to_owned()))]);
+    assert_eq!(list_events(db, id).await, [("ready to be attached".to_owned(), Some("active".to_owned()))]);
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
-async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn a_volume_refused_by_its_backend_fails_with_the_reason(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     shelf.0.lock().script.refuses_to_make = true;
-    let turning = turning(db, &shelf);
-    let id = volume(db, &made, "data", ten_gb()).await;
+    let turning = start_pipeline(db, &shelf);
+    let id = insert_volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
     assert!(seen.status_message.unwrap().contains("quota"), "it says why");
@@ -382,11 +388,14 @@ async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
-async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
-    let turning = turning(db, &shelf);
+async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_created(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &shelf);
     let elsewhere = || json!({"size": "10GB", "backend": "aws"});
-    let ids = [volume(db, &made, "never", elsewhere()).await, volume(db, &made, "once", elsewhere()).await];
+    let ids = [
+        insert_volume(db, &made, "never", elsewhere()).await,
+        insert_volume(db, &made, "once", elsewhere()).await,
+    ];
     turning.engine.hints().hint("volumes");
     for id in ids {
         let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
@@ -406,17 +415,17 @@ async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_m
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
-async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn g4_a_volume_in_use_is_deleted_only_after_it_is_detached(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
-    let work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
     assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
     // A request to delete is refused now; one from a moment before waits.
     assert!(!db.write(Unit::new().and(volumes::request_delete(id))).await.unwrap().is_done());
     write(db, Unit::new().exec("UPDATE volumes SET delete_asked_at = now_us() WHERE id = $1", params![id]))
         .await;
-    let turning = turning(db, &shelf);
+    let turning = start_pipeline(db, &shelf);
     let before = volumes::find(db, id).await.unwrap().unwrap().last_processed_at;
     wait_until(db, id, |seen| seen.last_processed_at > before).await;
     assert!(!volumes::find(db, id).await.unwrap().unwrap().deleted, "it is in use");
@@ -428,18 +437,20 @@ async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
 }
 
 async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let brief = json!({"size": "10GB", "auto_cleanup_duration": "1s"});
-    let (used, unused) =
-        (volume(db, &made, "used", brief.clone()).await, volume(db, &made, "unused", brief).await);
-    let kept = volume(db, &made, "kept", ten_gb()).await;
+    let (used, unused) = (
+        insert_volume(db, &made, "used", brief.clone()).await,
+        insert_volume(db, &made, "unused", brief).await,
+    );
+    let kept = insert_volume(db, &made, "kept", ten_gb()).await;
     let sql =
         "UPDATE volumes SET status = 'active', volume_id = name, last_job_processed_at = now_us() - 5000000";
     write(db, Unit::new().exec(sql, vec![])).await;
-    let host = instance(db, &made, "one").await;
-    let work = work(db, &made, "train", host, at("/data", &["used"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["used"])).await;
     assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
-    let turning = turning(db, &shelf);
+    let turning = start_pipeline(db, &shelf);
     wait_until(db, unused, |seen| seen.deleted).await;
     let told = list_events(db, unused).await;
     assert!(told[0].0.starts_with("unattached for"), "{told:?}");
@@ -450,10 +461,10 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
-async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
-    let turning = turning(db, &shelf);
-    let id = volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
+async fn deleting_an_external_volume_keeps_its_disk(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &shelf);
+    let id = insert_volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
     write(db, Unit::new().and(volumes::request_delete(id))).await;
@@ -463,12 +474,12 @@ async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
-async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn a_job_has_its_volumes_attached_before_its_task_starts(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
+    let host = insert_instance(db, &made, "one").await;
     // The first of the names does not exist: the second is used.
-    let work = work(db, &made, "train", host, at("/data", &["nothing", "data"])).await;
+    let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["nothing", "data"])).await;
     for _ in 0..2 {
         let AttachProgress::Ready(mounts) = work.attach(db, &shelf).await else {
             panic!("it is not attached")
@@ -484,25 +495,28 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
     assert_eq!(shelf.0.lock().attached, BTreeSet::from([(format!("disk-{id}"), "vm-one".to_owned())]));
     assert_eq!(volumes::attachments(db, &[id]).await.unwrap().len(), 1);
     let standing = work.standing(db, &shelf).await;
-    assert_eq!(standing, [ending::VolumeAttachment { id, asked_at: None, forced: false, attached: true }]);
+    assert_eq!(
+        standing,
+        [ending::VolumeAttachment { id, detach_requested_at: None, is_forced: false, is_attached: true }]
+    );
     assert!(work.detach(db, &shelf, id, false).await.is_empty());
     assert!(shelf.0.lock().attached.is_empty() && volumes::attachments(db, &[id]).await.unwrap().is_empty());
 }
 
-async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
-    let host = instance(db, &made, "one").await;
+async fn a_job_without_network_volumes_attaches_nothing(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let host = insert_instance(db, &made, "one").await;
     let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
-    let work = work(db, &made, "train", host, mounts).await;
+    let work = insert_leased_job(db, &made, "train", host, mounts).await;
     assert_eq!(work.attach(db, &shelf).await, AttachProgress::Ready(attachments::TaskMounts::default()));
     assert!(work.standing(db, &shelf).await.is_empty());
 }
 
-async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn a_volume_that_cannot_be_attached_fails_its_job_with_the_reason(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
-    let refused = work(db, &made, "refused", host, at("/data", &["data"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let refused = insert_leased_job(db, &made, "refused", host, mounts_at("/data", &["data"])).await;
     shelf.0.lock().script.refuses_to_attach = true;
     let AttachProgress::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
     assert!(said.contains("`data` could not be attached") && said.contains("another kind"), "{said}");
@@ -515,18 +529,18 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
         ("going", "UPDATE volumes SET status = 'active', delete_asked_at = 1 WHERE id = $1", "being deleted"),
     ] {
         write(db, Unit::new().exec(sql, params![id])).await;
-        let work = work(db, &made, name, host, at("/data", &["data"])).await;
+        let work = insert_leased_job(db, &made, name, host, mounts_at("/data", &["data"])).await;
         let AttachProgress::Failed { said } = work.attach(db, &shelf).await else { panic!("it is attached") };
         assert!(said.contains(expected), "{name}: {said}");
     }
 }
 
-async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn g4_a_volume_is_attached_to_one_instance_at_a_time(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let (one, two) = (instance(db, &made, "one").await, instance(db, &made, "two").await);
-    let first = work(db, &made, "first", one, at("/data", &["data"])).await;
-    let second = work(db, &made, "second", two, at("/data", &["data"])).await;
+    let (one, two) = (insert_instance(db, &made, "one").await, insert_instance(db, &made, "two").await);
+    let first = insert_leased_job(db, &made, "first", one, mounts_at("/data", &["data"])).await;
+    let second = insert_leased_job(db, &made, "second", two, mounts_at("/data", &["data"])).await;
     assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Ready(_)));
     let AttachProgress::Failed { said } = second.attach(db, &shelf).await else {
         panic!("it is attached twice")
@@ -543,12 +557,12 @@ async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
     assert_eq!(shelf.0.lock().attached.len(), 1);
 }
 
-async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn jobs_on_one_instance_share_an_attachment_and_the_last_one_detaches_it(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
-    let first = work(db, &made, "first", host, at("/data", &["data"])).await;
-    let second = work(db, &made, "second", host, at("/data", &["data"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let first = insert_leased_job(db, &made, "first", host, mounts_at("/data", &["data"])).await;
+    let second = insert_leased_job(db, &made, "second", host, mounts_at("/data", &["data"])).await;
     for work in [&first, &second] {
         assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
     }
@@ -558,37 +572,37 @@ async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db
     assert!(shelf.0.lock().attached.is_empty());
 }
 
-async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn r24_a_hanging_attachment_is_released_before_another_job_takes_it(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
+    let host = insert_instance(db, &made, "one").await;
     shelf.0.lock().script.never_attaches = true;
-    let first = work(db, &made, "first", host, at("/data", &["data"])).await;
+    let first = insert_leased_job(db, &made, "first", host, mounts_at("/data", &["data"])).await;
     assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Coming { .. }), "it is given its time");
     let sql = "UPDATE volume_attachments SET attached_at = attached_at - 300000000";
     write(db, Unit::new().exec(sql, vec![])).await;
-    let second = work(db, &made, "second", host, at("/data", &["data"])).await;
+    let second = insert_leased_job(db, &made, "second", host, mounts_at("/data", &["data"])).await;
     let AttachProgress::Coming { said } = second.attach(db, &shelf).await else {
         panic!("it joins or fails")
     };
-    assert!(said.contains("hangs on its way"), "{said}");
+    assert!(said.contains("timed out; it is detached first"), "{said}");
     assert!(second.standing(db, &shelf).await.is_empty(), "it holds nothing");
     let AttachProgress::Failed { said } = first.attach(db, &shelf).await else { panic!("it waits for ever") };
-    assert!(said.contains("is being attached, and was not within 300 s"), "{said}");
+    assert!(said.contains("is being attached; timed out after 300 s"), "{said}");
     assert!(first.detach(db, &shelf, id, false).await.is_empty(), "the last one out ends it");
     shelf.0.lock().script.never_attaches = false;
     assert!(matches!(second.attach(db, &shelf).await, AttachProgress::Ready(_)));
 }
 
-async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn a_hanging_detach_is_retried_and_then_forced(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
-    let work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
     work.attach(db, &shelf).await;
     shelf.0.lock().script.hangs = true;
     let left = work.detach(db, &shelf, id, false).await;
-    assert!(left[0].asked_at.is_some() && !left[0].forced, "{left:?}");
+    assert!(left[0].detach_requested_at.is_some() && !left[0].is_forced, "{left:?}");
     let asked = shelf.0.lock().detaches.len();
     assert_eq!(work.standing(db, &shelf).await.len(), 1, "the job has to wait");
     assert!(shelf.0.lock().detaches.len() > asked, "it is asked again");
@@ -597,11 +611,11 @@ async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
     assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
 }
 
-async fn a_stale_holder_of_the_job_takes_nothing(db: &Db) {
-    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
+async fn a_stale_job_lease_attaches_no_volume(db: &Db) {
+    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
-    let host = instance(db, &made, "one").await;
-    let mut work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    let host = insert_instance(db, &made, "one").await;
+    let mut work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
     work.lease.token = db.new_id().unwrap();
     assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Coming { .. }));
     assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());

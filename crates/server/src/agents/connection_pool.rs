@@ -28,7 +28,7 @@ use windlass_api::{
     unix,
 };
 use windlass_backend::{AgentEndpoint, BackendInstance};
-use windlass_model::{error_chain::chain, id::InstanceId};
+use windlass_model::{error_chain::format_chain, id::InstanceId};
 use windlass_tunnel::{Backoff, Connection, SshPool, TunnelError};
 
 use super::{
@@ -229,7 +229,7 @@ impl Inner {
                     {
                         return Err(why.clone());
                     }
-                    let attempt = attempt(Arc::clone(self), Arc::clone(&slot));
+                    let attempt = start_attempt(Arc::clone(self), Arc::clone(&slot));
                     state.way = ConnectionState::Connecting(attempt.clone());
                     attempt
                 }
@@ -263,17 +263,19 @@ impl Inner {
             why: ConnectError::Unreachable(said),
             next: RetryDelay::Immediate,
         };
-        let found = rows::find_machine(&self.db, instance).await.map_err(|error| silent(chain(&error)))?;
-        let (machine, finished) = found.ok_or_else(|| silent("there is no such instance".into()))?;
+        let found =
+            rows::find_machine(&self.db, instance).await.map_err(|error| silent(format_chain(&error)))?;
+        let (machine, finished) = found.ok_or_else(|| silent("the instance does not exist".into()))?;
         if finished {
-            return Err(silent("the instance is over".into()));
+            return Err(silent("the instance is terminated".into()));
         }
-        let machine = machine.ok_or_else(|| silent("it has no machine yet".into()))?;
+        let machine = machine.ok_or_else(|| silent("the instance is not created yet".into()))?;
         let machine: BackendInstance =
-            serde_json::from_str(&machine).map_err(|error| silent(chain(&error)))?;
-        let reach = machine.reach.ok_or_else(|| silent("the way to its agent is not known yet".into()))?;
+            serde_json::from_str(&machine).map_err(|error| silent(format_chain(&error)))?;
+        let reach =
+            machine.reach.ok_or_else(|| silent("the address of its agent is not known yet".into()))?;
         let credential = enrolment::credential(&self.db, &self.keys, instance).await;
-        Ok((reach, credential.map_err(|error| silent(chain(&error)))?))
+        Ok((reach, credential.map_err(|error| silent(format_chain(&error)))?))
     }
 
     async fn connect_ssh(
@@ -283,14 +285,15 @@ impl Inner {
         credential: &str,
     ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
         let hosts = &self.lines.hosts;
-        let site =
-            ssh_target::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let site = ssh_target::load_target(&self.db, &self.keys, instance)
+            .await
+            .map_err(|error| target_failure(&error))?;
         let (below, _) = hosts.control_connection(&instance, &site.target).await.map_err(ssh_failure)?;
         // All keys, not only those learned by this call: the connection may have been opened to set up the host.
         if let Err(error) = ssh_target::pin(&self.db, instance, &below.host_keys()).await {
             // A connection is not used before the key of its host is pinned.
             hosts.forget(&instance);
-            return Err(astray(&error));
+            return Err(target_failure(&error));
         }
         let stream = match below.open_unix(socket).await {
             Ok(stream) => stream,
@@ -299,7 +302,7 @@ impl Inner {
                 // be closed too.
                 let _ = hosts.check(&instance).await;
                 return Err(ConnectFailure {
-                    why: ConnectError::Unreachable(chain(&error)),
+                    why: ConnectError::Unreachable(format_chain(&error)),
                     next: RetryDelay::Backoff,
                 });
             }
@@ -309,16 +312,15 @@ impl Inner {
 }
 
 /// Starts one attempt, shared by all waiting callers.
-fn attempt(inner: Arc<Inner>, slot: Arc<InstanceSlot>) -> ConnectAttempt {
+fn start_attempt(inner: Arc<Inner>, slot: Arc<InstanceSlot>) -> ConnectAttempt {
     let made = tokio::spawn(async move {
         let reached = timeout(ATTEMPT_TIMEOUT, inner.reach(slot.instance)).await;
-        let reached = reached.unwrap_or_else(|_| Err(failed("no connection came about in time".into())));
+        let reached = reached.unwrap_or_else(|_| Err(transient_failure("timed out while connecting".into())));
         finish_attempt(&inner, &slot, reached)
     });
     let made = async move {
-        made.await.unwrap_or_else(|_| {
-            Err(ConnectError::Unreachable("the attempt to connect was broken off".into()))
-        })
+        made.await
+            .unwrap_or_else(|_| Err(ConnectError::Unreachable("the connection attempt was aborted".into())))
     };
     made.boxed().shared()
 }
@@ -365,9 +367,15 @@ fn finish_attempt(
 
 async fn connect_socket(path: &Path, credential: &str) -> Result<ShimClient, ConnectFailure> {
     let connected = timeout(HANDSHAKE_TIMEOUT, unix::connect(path)).await;
-    let connected = connected.map_err(|_| failed("its socket takes no connection".into()))?;
-    let stream = connected
-        .map_err(|error| failed(format!("connect to its socket {}: {}", path.display(), chain(&error))))?;
+    let connected =
+        connected.map_err(|_| transient_failure("timed out while connecting to its socket".into()))?;
+    let stream = connected.map_err(|error| {
+        transient_failure(format!(
+            "failed to connect to its socket {}: {}",
+            path.display(),
+            format_chain(&error)
+        ))
+    })?;
     handshake(stream, credential).await
 }
 
@@ -383,28 +391,25 @@ async fn handshake(
     };
     let greeted = timeout(HANDSHAKE_TIMEOUT, greeted).await;
     let greeted = greeted.map_err(|_| {
-        failed(format!(
-            "somebody takes the connection and says nothing for {} s",
-            HANDSHAKE_TIMEOUT.as_secs()
-        ))
+        transient_failure(format!("connected, but no response within {} s", HANDSHAKE_TIMEOUT.as_secs()))
     })?;
-    greeted.map_err(|error| failed(chain(&error)))
+    greeted.map_err(|error| transient_failure(format_chain(&error)))
 }
 
 /// Error for an instance whose jobs are containers of the queue: it has no agent.
 pub(super) fn queue_failure() -> ConnectFailure {
     ConnectFailure {
-        why: ConnectError::Unreachable("its jobs run behind a queue, which has no way in".into()),
+        why: ConnectError::Unreachable("its jobs run in a queue, which accepts no connections".into()),
         next: RetryDelay::Immediate,
     }
 }
 
-pub(super) fn failed(said: String) -> ConnectFailure {
+pub(super) fn transient_failure(said: String) -> ConnectFailure {
     ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Backoff }
 }
 
 pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
-    let said = chain(&error);
+    let said = format_chain(&error);
     let why = if error.is_final() { ConnectError::Barred(said) } else { ConnectError::Unreachable(said) };
     let next = match error {
         TunnelError::BackingOff { wait, .. } => RetryDelay::After(wait),
@@ -422,8 +427,8 @@ pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
     ConnectFailure { why, next }
 }
 
-pub(super) fn astray(error: &SshTargetError) -> ConnectFailure {
-    let said = chain(error);
+pub(super) fn target_failure(error: &SshTargetError) -> ConnectFailure {
+    let said = format_chain(error);
     match error {
         SshTargetError::Changed { .. } => {
             ConnectFailure { why: ConnectError::Barred(said), next: RetryDelay::Backoff }

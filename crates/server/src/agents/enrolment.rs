@@ -26,18 +26,18 @@ pub enum EnrolmentError {
     Db(#[from] DbError),
     #[error(transparent)]
     Keys(#[from] KeyError),
-    #[error("draw random bytes")]
+    #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
-    #[error("find instance {instance}: there is none")]
+    #[error("instance {instance} does not exist")]
     NoInstance { instance: InstanceId },
     /// The instance was never enrolled, so none of its agents can know this server.
-    #[error("find the credential of instance {instance}: it has none")]
+    #[error("instance {instance} has no credential")]
     NotEnrolled { instance: InstanceId },
-    #[error("read the signing key: its seed is not one of Ed25519")]
+    #[error("invalid signing key: expected an Ed25519 seed")]
     Seed,
-    #[error("read the credential of instance {instance}: it is not text")]
+    #[error("invalid credential of instance {instance}: not valid UTF-8")]
     Credential { instance: InstanceId },
-    #[error("write the task specification")]
+    #[error("failed to encode the task specification")]
     Spec(#[source] serde_json::Error),
 }
 

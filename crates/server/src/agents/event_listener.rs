@@ -21,7 +21,7 @@ use windlass_api::agent::{
     events::{ShimEvent, ShimEventKind},
 };
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     id::{InstanceId, ProjectId, RunId, SubmissionId},
 };
 
@@ -143,8 +143,8 @@ impl EventListener {
         let after = heard.as_ref().map(|(boot, seq)| (boot.as_str(), *seq));
         let mut events = match timeout(OPEN_TIMEOUT, self.shim.events(after)).await {
             Ok(Ok(events)) => events,
-            Ok(Err(error)) => return over(&error),
-            Err(_) => return StreamEnd::StreamFailed("the stream does not begin".into()),
+            Ok(Err(error)) => return stream_end(&error),
+            Err(_) => return StreamEnd::StreamFailed("timed out while opening the stream".into()),
         };
         if let Some(line) = self.line.upgrade() {
             line.hears.store(true, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl EventListener {
         batch: &mut EventBatch,
     ) -> Result<(), StreamEnd> {
         let first = timeout(SILENCE_TIMEOUT, events.next()).await;
-        let first = first.map_err(|_| StreamEnd::StreamFailed("the stream says nothing".into()))?;
+        let first = first.map_err(|_| StreamEnd::StreamFailed("timed out waiting for data".into()))?;
         self.take(first, batch)?;
         self.drain(events, batch)
     }
@@ -197,7 +197,7 @@ impl EventListener {
         next: Result<Option<ShimEvent>, ShimError>,
         batch: &mut EventBatch,
     ) -> Result<(), StreamEnd> {
-        let event = next.map_err(|error| over(&error))?.ok_or(StreamEnd::ConnectionLost)?;
+        let event = next.map_err(|error| stream_end(&error))?.ok_or(StreamEnd::ConnectionLost)?;
         batch.events += 1;
         if let Some((_, seq)) = &mut batch.heard {
             *seq = event.seq;
@@ -205,7 +205,7 @@ impl EventListener {
         match event.kind {
             ShimEventKind::Reset { boot } => {
                 if boot.len() > BOOT_ID_BYTES_MAX {
-                    return Err(StreamEnd::StreamFailed("the name of its start is too long".into()));
+                    return Err(StreamEnd::StreamFailed("the boot id is too long".into()));
                 }
                 batch.heard = Some((boot, event.seq));
                 batch.all_jobs = true;
@@ -314,7 +314,7 @@ impl EventBatch {
 
 const STREAMS: [LogSource; 2] = [LogSource::Job, LogSource::Runner];
 
-fn over(error: &ShimError) -> StreamEnd {
+fn stream_end(error: &ShimError) -> StreamEnd {
     match error {
         ShimError::Exchange(_) => StreamEnd::ConnectionLost,
         ShimError::Unauthorized { .. }
@@ -327,7 +327,7 @@ fn over(error: &ShimError) -> StreamEnd {
         | ShimError::Encode(_)
         | ShimError::Decode(_)
         | ShimError::Build(_)
-        | ShimError::TooLong => StreamEnd::StreamFailed(chain(error)),
+        | ShimError::TooLong => StreamEnd::StreamFailed(format_chain(error)),
     }
 }
 

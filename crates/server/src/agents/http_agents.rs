@@ -15,7 +15,7 @@ use windlass_api::agent::{
 };
 use windlass_engine::Hints;
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     id::{InstanceId, SubmissionId},
 };
 use windlass_tunnel::SshPool;
@@ -113,7 +113,7 @@ impl HttpAgents {
         F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
     {
-        self.call_shim(call.instance, CALL_TIMEOUT, what).await.map_err(|trouble| about_task(call, trouble))
+        self.call_shim(call.instance, CALL_TIMEOUT, what).await.map_err(|trouble| task_error(call, trouble))
     }
 
     async fn signer(&self) -> Result<&Signer, EnrolmentError> {
@@ -121,7 +121,7 @@ impl HttpAgents {
     }
 
     async fn submit(&self, call: CallContext, task: &TaskSpec) -> Result<(), AgentError> {
-        let refused = |error: EnrolmentError| AgentError::Refused { reason: chain(&error) };
+        let refused = |error: EnrolmentError| AgentError::Refused { reason: format_chain(&error) };
         let signer = self.signer().await.map_err(refused)?;
         let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
         let claims = Claims {
@@ -151,7 +151,7 @@ impl HttpAgents {
 
     async fn upload(&self, call: CallContext, job: &JobStart) -> Result<(), AgentError> {
         let (instance, id, epoch) = (call.instance, call.submission, call.epoch);
-        let failed = |trouble| about_task(call, trouble);
+        let failed = |trouble| task_error(call, trouble);
         for (archive, tar) in &job.archives {
             let within = upload_timeout(tar.len());
             let sent = |shim: ShimClient| async move { shim.upload_archive(id, archive, tar, epoch).await };
@@ -197,7 +197,7 @@ impl AgentApi for HttpAgents {
         Box::pin(async move {
             let asked =
                 self.call_shim(instance, CALL_TIMEOUT, |shim| async move { shim.tasks().await }).await;
-            let list = asked.map_err(|trouble| about_host(instance, trouble))?;
+            let list = asked.map_err(|trouble| host_error(instance, trouble))?;
             Ok(list.tasks.into_iter().map(|task| task.id).collect())
         })
     }
@@ -210,9 +210,9 @@ impl AgentApi for HttpAgents {
             let (health, info, well) = self
                 .call_shim(instance, CALL_TIMEOUT, asked)
                 .await
-                .map_err(|trouble| about_host(instance, trouble))?;
+                .map_err(|trouble| host_error(instance, trouble))?;
             Ok(HostReport {
-                version: sanitize::word(health.version),
+                version: sanitize::name(health.version),
                 info: sanitize::host(info),
                 health: sanitize::health(well),
             })
@@ -228,7 +228,7 @@ impl AgentApi for HttpAgents {
             let id = call.submission;
             let info = self.call(call, |shim| async move { shim.task(id).await }).await?;
             if info.id != id {
-                let why = format!("asked for {id}, it tells of {}", info.id);
+                let why = format!("requested task {id}, but received task {}", info.id);
                 return Err(AgentError::Unreachable { instance: call.instance, why });
             }
             Ok(sanitize::task(info))
@@ -311,7 +311,7 @@ impl AgentApi for HttpAgents {
     fn connect(&self, call: CallContext, port: u16) -> AgentFuture<'_, PortStream> {
         Box::pin(async move {
             let opened = self.0.port(call.instance, call.submission, port).await;
-            opened.map_err(|trouble| about_task(call, trouble))
+            opened.map_err(|trouble| task_error(call, trouble))
         })
     }
 
@@ -324,11 +324,11 @@ impl AgentApi for HttpAgents {
     }
 }
 
-fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
+fn host_error(instance: InstanceId, trouble: CallError) -> AgentError {
     let call = CallContext { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
-    match about_task(call, trouble) {
+    match task_error(call, trouble) {
         AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
-            AgentError::Refused { reason: "it does not know this call".into() }
+            AgentError::Refused { reason: "it does not support this call".into() }
         }
         other @ (AgentError::Unreachable { .. }
         | AgentError::Barred { .. }
@@ -339,7 +339,7 @@ fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
 }
 
 /// Translates a failed call about a task.
-fn about_task(call: CallContext, trouble: CallError) -> AgentError {
+fn task_error(call: CallContext, trouble: CallError) -> AgentError {
     let CallContext { instance, submission, epoch } = call;
     let silent = |why: String| AgentError::Unreachable { instance, why: sanitize::message(why) };
     let error = match trouble {
@@ -351,10 +351,10 @@ fn about_task(call: CallContext, trouble: CallError) -> AgentError {
         CallError::Shim(error) => error,
     };
     match error {
-        ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(chain(&error)),
+        ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(format_chain(&error)),
         ShimError::Unauthorized { why } => AgentError::Barred {
             instance,
-            why: format!("its shim does not take our credential: {}", sanitize::message(why)),
+            why: format!("its shim rejected the server's credential: {}", sanitize::message(why)),
         },
         ShimError::Forbidden { why } => AgentError::Refused { reason: sanitize::message(why) },
         ShimError::StaleEpoch { seen } => AgentError::Fenced { epoch, seen },
@@ -368,7 +368,7 @@ fn about_task(call: CallContext, trouble: CallError) -> AgentError {
         ShimError::Status { status, why } => {
             AgentError::Refused { reason: sanitize::message(format!("{status}: {why}")) }
         }
-        ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: chain(&error) },
+        ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: format_chain(&error) },
     }
 }
 

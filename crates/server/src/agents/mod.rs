@@ -68,32 +68,32 @@ pub struct HostReport {
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// No answer, or none in time. The request may or may not have been executed.
-    #[error("agent of instance {instance} does not answer: {why}")]
+    #[error("agent of instance {instance} is unreachable: {why}")]
     Unreachable { instance: InstanceId, why: String },
     /// No call is made to this host before a person has intervened: its host key changed, it rejects our SSH keys, or
     /// its shim rejects our credential.
     #[error("agent of instance {instance} cannot be trusted: {why}")]
     Barred { instance: InstanceId, why: String },
     /// The agent has seen a later holder of this submission.
-    #[error("agent refuses epoch {epoch}, it has seen {seen}")]
+    #[error("agent rejected epoch {epoch}: it has seen {seen}")]
     Fenced { epoch: i64, seen: i64 },
-    #[error("agent knows no task {submission}")]
+    #[error("agent has no task {submission}")]
     UnknownTask { submission: SubmissionId },
     /// The submission existed and was removed: it never starts again.
-    #[error("agent has removed task {submission} for good")]
+    #[error("agent has already removed task {submission}")]
     Gone { submission: SubmissionId },
     /// Not possible in the current state of the task; a later attempt may succeed.
     #[error("agent cannot do that now: {reason}")]
     Conflict { reason: String },
     /// The agent understood the request and rejects it; the reason is for people.
-    #[error("agent refuses: {reason}")]
+    #[error("agent rejected the request: {reason}")]
     Refused { reason: String },
 }
 
 impl AgentError {
     /// Error for an instance that does not respond.
     pub fn silent(instance: InstanceId) -> Self {
-        Self::Unreachable { instance, why: "it says nothing".into() }
+        Self::Unreachable { instance, why: "no response".into() }
     }
 }
 

@@ -14,14 +14,16 @@ use tokio::{
 use windlass_api::{agent::ports, unix};
 use windlass_backend::AgentEndpoint;
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     id::{InstanceId, SubmissionId},
 };
 use windlass_tunnel::Connection;
 
 use super::{
     CALL_TIMEOUT,
-    connection_pool::{ConnectError, ConnectFailure, astray, failed, queue_failure, ssh_failure},
+    connection_pool::{
+        ConnectError, ConnectFailure, queue_failure, ssh_failure, target_failure, transient_failure,
+    },
     http_agents::{CallError, Inner},
     ssh_target,
 };
@@ -58,22 +60,23 @@ impl Inner {
         port: u16,
     ) -> Result<PortStream, CallError> {
         let opened = async {
-            let (reach, credential) = self.way(instance).await.map_err(no_line)?;
+            let (reach, credential) = self.way(instance).await.map_err(no_connection)?;
             match reach {
                 AgentEndpoint::Socket { path } => {
                     let stream = unix::connect(&path).await;
-                    let stream = stream.map_err(|error| no_line(failed(chain(&error))))?;
+                    let stream =
+                        stream.map_err(|error| no_connection(transient_failure(format_chain(&error))))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
                     Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: None })
                 }
                 AgentEndpoint::Ssh { socket } => {
-                    let below = self.traffic(instance).await.map_err(no_line)?;
+                    let below = self.traffic(instance).await.map_err(no_connection)?;
                     let stream =
-                        below.open_unix(&socket).await.map_err(|error| no_line(ssh_failure(error)))?;
+                        below.open_unix(&socket).await.map_err(|error| no_connection(ssh_failure(error)))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
                     Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: Some(below) })
                 }
-                AgentEndpoint::Queue => Err(no_line(queue_failure())),
+                AgentEndpoint::Queue => Err(no_connection(queue_failure())),
             }
         };
         timeout(CALL_TIMEOUT, opened).await.unwrap_or(Err(CallError::Timeout(CALL_TIMEOUT)))
@@ -81,19 +84,20 @@ impl Inner {
 
     async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, ConnectFailure> {
         let hosts = self.lines.hosts();
-        let site =
-            ssh_target::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let site = ssh_target::load_target(&self.db, &self.keys, instance)
+            .await
+            .map_err(|error| target_failure(&error))?;
         let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(ssh_failure)?;
         if let Err(error) = ssh_target::pin(&self.db, instance, &below.host_keys()).await {
             // As for the control connection: a connection is not used before the key of its host is pinned.
             hosts.forget(&instance);
-            return Err(astray(&error));
+            return Err(target_failure(&error));
         }
         Ok(below)
     }
 }
 
-fn no_line(setback: ConnectFailure) -> CallError {
+fn no_connection(setback: ConnectFailure) -> CallError {
     let why: ConnectError = setback.why;
     CallError::NoConnection(why)
 }

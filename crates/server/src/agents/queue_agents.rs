@@ -18,7 +18,7 @@ use windlass_api::agent::{
 use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_model::{
     container::Status,
-    error_chain::chain,
+    error_chain::format_chain,
     id::{InstanceId, SubmissionId},
     queue::Container,
     time::Timestamp,
@@ -55,7 +55,8 @@ impl QueueAgents {
             return Ok(*known);
         }
         let app = self.app(instance)?;
-        let found = rows::find_machine(app.db(), instance).await.map_err(|error| silent(instance, &error))?;
+        let found =
+            rows::find_machine(app.db(), instance).await.map_err(|error| unreachable(instance, &error))?;
         let machine = found.and_then(|(machine, _)| machine);
         let Some(machine) = machine.and_then(|text| serde_json::from_str::<BackendInstance>(&text).ok())
         else {
@@ -80,8 +81,8 @@ impl QueueAgents {
     /// Container of a submission; `None` if it never got one.
     async fn container(&self, call: CallContext) -> Result<(App, Option<Container>), AgentError> {
         let app = self.app(call.instance)?;
-        let failed = |error| silent(call.instance, &error);
-        let asked = containers::requests(app.db(), &[request_of(call.submission)]).await.map_err(failed)?;
+        let failed = |error| unreachable(call.instance, &error);
+        let asked = containers::requests(app.db(), &[request_uuid(call.submission)]).await.map_err(failed)?;
         let Some(uuid) = asked.into_iter().next().and_then(|kept| kept.doc.container_uuid) else {
             return Ok((app, None));
         };
@@ -98,7 +99,7 @@ impl QueueAgents {
     /// Rejects a call of an earlier holder of the job.
     async fn check_epoch(&self, app: &App, call: CallContext) -> Result<(), AgentError> {
         let found = jobs::epoch(app.db(), call.submission).await;
-        match found.map_err(|error| silent(call.instance, &error))? {
+        match found.map_err(|error| unreachable(call.instance, &error))? {
             Some(seen) if call.epoch < seen => Err(AgentError::Fenced { epoch: call.epoch, seen }),
             Some(_) | None => Ok(()),
         }
@@ -113,8 +114,9 @@ impl QueueAgents {
             None => {
                 let asker = Requester::for_user(order.user);
                 let made =
-                    requests::create_named(&app, &asker, &request_of(call.submission), &order.request).await;
-                made.map(drop).map_err(|error| refused(call.instance, error))
+                    requests::create_named(&app, &asker, &request_uuid(call.submission), &order.request)
+                        .await;
+                made.map(drop).map_err(|error| agent_error(call.instance, error))
             }
         }
     }
@@ -127,9 +129,9 @@ impl QueueAgents {
             return Ok(());
         }
         let admin = Requester::server();
-        let told = |error| refused(call.instance, error);
+        let told = |error| agent_error(call.instance, error);
         let none = Map::from_iter([("priority".to_owned(), json!(0))]);
-        requests::update(&app, &admin, &request_of(call.submission), &none).await.map_err(told)?;
+        requests::update(&app, &admin, &request_uuid(call.submission), &none).await.map_err(told)?;
         let cancel = Map::from_iter([("state".to_owned(), json!("Cancelled"))]);
         match container.state {
             // If a dispatcher locks it first, the dispatcher finds that it is no longer requested.
@@ -143,8 +145,9 @@ impl QueueAgents {
     async fn host_report(&self, instance: InstanceId) -> Result<HostReport, AgentError> {
         let app = self.app(instance)?;
         let found = crate::db::instances::find(app.db(), instance).await;
-        let row =
-            found.map_err(|error| silent(instance, &error))?.ok_or_else(|| AgentError::silent(instance))?;
+        let row = found
+            .map_err(|error| unreachable(instance, &error))?
+            .ok_or_else(|| AgentError::silent(instance))?;
         let host = inventory::offer(&row).ok().map(|offer| offer.host);
         let gpu = host.as_ref().and_then(|host| host.gpus.first());
         let info = HostInfo {
@@ -171,7 +174,7 @@ impl QueueAgents {
         limit: usize,
     ) -> Result<LogPart, AgentError> {
         let (app, container) = self.known(call).await?;
-        let failed = |error| silent(call.instance, &error);
+        let failed = |error| unreachable(call.instance, &error);
         let is_complete = container.is_final();
         let Some((_, kept)) = STREAMS.iter().find(|(log, _)| *log == stream) else {
             return Ok(LogPart { bytes: Bytes::new(), end: 0, is_complete });
@@ -185,22 +188,22 @@ impl QueueAgents {
 }
 
 /// Id of a submission's request in the queue: always the same, so that a repeat finds it.
-fn request_of(submission: SubmissionId) -> String {
-    queue::name("xvhdp", submission.0.as_bytes())
+fn request_uuid(submission: SubmissionId) -> String {
+    queue::object_uuid("xvhdp", submission.0.as_bytes())
 }
 
-fn silent(instance: InstanceId, error: &dyn std::error::Error) -> AgentError {
-    AgentError::Unreachable { instance, why: chain(error) }
+fn unreachable(instance: InstanceId, error: &dyn std::error::Error) -> AgentError {
+    AgentError::Unreachable { instance, why: format_chain(error) }
 }
 
-fn refused(instance: InstanceId, error: queue::Error) -> AgentError {
+fn agent_error(instance: InstanceId, error: queue::Error) -> AgentError {
     match error {
         queue::Error::Refused(refusal) => AgentError::Refused { reason: refusal.to_string() },
         error @ (queue::Error::Unauthenticated
         | queue::Error::Missing(_)
         | queue::Error::Busy
         | queue::Error::TooMany(_)
-        | queue::Error::Inner(_)) => silent(instance, &error),
+        | queue::Error::Inner(_)) => unreachable(instance, &error),
     }
 }
 
@@ -208,11 +211,11 @@ impl AgentApi for QueueAgents {
     fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         async move {
             let app = self.app(instance)?;
-            let failed = |error| silent(instance, &error);
+            let failed = |error| unreachable(instance, &error);
             let mut there = jobs::ids_on_instance(app.db(), instance).await.map_err(failed)?;
-            let names: Vec<String> = there.iter().map(|job| request_of(*job)).collect();
+            let names: Vec<String> = there.iter().map(|job| request_uuid(*job)).collect();
             let asked = containers::requests(app.db(), &names).await.map_err(failed)?;
-            there.retain(|job| asked.iter().any(|kept| kept.doc.uuid == request_of(*job)));
+            there.retain(|job| asked.iter().any(|kept| kept.doc.uuid == request_uuid(*job)));
             Ok(there)
         }
         .boxed()
@@ -231,7 +234,7 @@ impl AgentApi for QueueAgents {
     }
 
     fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
-        async move { self.known(call).await.map(|(_, container)| task_of(call, &container)) }.boxed()
+        async move { self.known(call).await.map(|(_, container)| task_info(call, &container)) }.boxed()
     }
 
     fn terminate_task<'a>(
@@ -267,9 +270,9 @@ impl AgentApi for QueueAgents {
         async move {
             let (app, container) = self.known(call).await?;
             let log_end = output::end(app.db(), &container.uuid, "stdout").await;
-            let log_end = log_end.map_err(|error| silent(call.instance, &error))?;
+            let log_end = log_end.map_err(|error| unreachable(call.instance, &error))?;
             let record =
-                JobRecord { states: states(&container), log_end, log_complete: container.is_final() };
+                JobRecord { states: job_states(&container), log_end, log_complete: container.is_final() };
             Ok(JobProgress { record, no_connections_secs: None })
         }
         .boxed()
@@ -286,8 +289,12 @@ impl AgentApi for QueueAgents {
     }
 
     fn metrics(&self, _call: CallContext) -> AgentFuture<'_, Metrics> {
-        async { Err(AgentError::Refused { reason: "containers of the queue are not measured".to_owned() }) }
-            .boxed()
+        async {
+            Err(AgentError::Refused {
+                reason: "metrics are not collected for containers of the queue".to_owned(),
+            })
+        }
+        .boxed()
     }
 
     fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
@@ -305,12 +312,12 @@ impl AgentApi for QueueAgents {
 }
 
 async fn refuse_partial<T>() -> Result<T, AgentError> {
-    Err(AgentError::Refused { reason: "a queue takes jobs as a whole".to_owned() })
+    Err(AgentError::Refused { reason: "a queue accepts only complete jobs".to_owned() })
 }
 
-fn task_of(call: CallContext, container: &Container) -> TaskInfo {
+fn task_info(call: CallContext, container: &Container) -> TaskInfo {
     let never_ran = container.started_at.is_none();
-    let ended = ended(container);
+    let ended = container_end(container);
     let status = match container.state {
         Status::Queued | Status::Locked => TaskStatus::Queued,
         Status::Cancelled if never_ran => TaskStatus::Terminated,
@@ -349,10 +356,10 @@ fn waiting_message(container: &Container) -> String {
     match (container.state, container.scheduling_status.as_str()) {
         (Status::Locked, _) => {
             let activity = container.runtime_status.get("activity").and_then(Value::as_str);
-            let activity = activity.unwrap_or("was handed over and has not started");
+            let activity = activity.unwrap_or("is locked by a dispatcher and has not started");
             format!("container {} {activity}", container.uuid)
         }
-        (_, "") => format!("container {} waits for a dispatcher to take it", container.uuid),
+        (_, "") => format!("container {} is waiting for a dispatcher", container.uuid),
         (_, said) => format!("container {}: {said}", container.uuid),
     }
 }
@@ -366,7 +373,7 @@ struct ContainerEnd {
 }
 
 /// End of a container, translated to the terms of jobs.
-fn ended(container: &Container) -> Option<ContainerEnd> {
+fn container_end(container: &Container) -> Option<ContainerEnd> {
     let told = |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
     let (reason, error) = (told("reason"), told("error"));
     let (how, word, detail) = match (container.state, reason) {
@@ -393,7 +400,7 @@ fn ended(container: &Container) -> Option<ContainerEnd> {
     Some(ContainerEnd { how, reason: word, message, detail })
 }
 
-fn states(container: &Container) -> Vec<JobState> {
+fn job_states(container: &Container) -> Vec<JobState> {
     let Some(started) = container.started_at else { return Vec::new() };
     let state = |state: &str, at: Timestamp| JobState {
         state: state.to_owned(),
@@ -404,7 +411,7 @@ fn states(container: &Container) -> Vec<JobState> {
         exit_status: None,
     };
     let mut states = vec![state("running", started)];
-    if let Some(end) = ended(container) {
+    if let Some(end) = container_end(container) {
         states.push(JobState {
             termination_reason: end.reason.to_owned(),
             termination_message: end.message,
@@ -435,8 +442,8 @@ mod tests {
             submission: SubmissionId(uuid::Uuid::nil()),
             epoch: 1,
         };
-        let last = states(container).pop().map(|state| (state.state, state.termination_reason));
-        (task_of(call, container).status, last)
+        let last = job_states(container).pop().map(|state| (state.state, state.termination_reason));
+        (task_info(call, container).status, last)
     }
 
     fn expected_end(state: &str, reason: &str) -> Option<(String, String)> {
@@ -444,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_what_its_container_is() {
+    fn container_state_maps_to_task_status() {
         let ran = |one: &mut Container| one.started_at = Some(Timestamp(2));
         assert_eq!(observed_status(&container(Status::Queued, |_| {})), (TaskStatus::Queued, None));
         assert_eq!(observed_status(&container(Status::Locked, |_| {})), (TaskStatus::Queued, None));
@@ -465,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_apart() {
+    fn container_end_reasons_map_to_termination_reasons() {
         for (state, reason, expect) in [
             (Status::Complete, "", ("failed", "container_exited_with_error")),
             (Status::Complete, "oom_killed", ("failed", "container_exited_with_error")),

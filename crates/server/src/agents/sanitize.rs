@@ -21,12 +21,12 @@ const PROBLEMS_MAX: usize = 32;
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
 pub(super) fn task(mut info: TaskInfo) -> TaskInfo {
-    cut(&mut info.termination_reason, NAME_BYTES_MAX);
-    cut(&mut info.termination_message, MESSAGE_BYTES_MAX);
-    cut(&mut info.container_name, NAME_BYTES_MAX);
-    cut(&mut info.container_id, NAME_BYTES_MAX);
+    truncate_text(&mut info.termination_reason, NAME_BYTES_MAX);
+    truncate_text(&mut info.termination_message, MESSAGE_BYTES_MAX);
+    truncate_text(&mut info.container_name, NAME_BYTES_MAX);
+    truncate_text(&mut info.container_id, NAME_BYTES_MAX);
     if let Some(detail) = &mut info.detail {
-        cut(detail, NAME_BYTES_MAX);
+        truncate_text(detail, NAME_BYTES_MAX);
     }
     if let Some(ports) = &mut info.ports {
         ports.truncate(PORTS_MAX);
@@ -49,11 +49,11 @@ pub(super) fn record(mut record: JobRecord) -> JobRecord {
     }
     for state in &mut record.states {
         let JobState { state, termination_reason, termination_message, detail, .. } = state;
-        cut(state, NAME_BYTES_MAX);
-        cut(termination_reason, NAME_BYTES_MAX);
-        cut(termination_message, MESSAGE_BYTES_MAX);
+        truncate_text(state, NAME_BYTES_MAX);
+        truncate_text(termination_reason, NAME_BYTES_MAX);
+        truncate_text(termination_message, MESSAGE_BYTES_MAX);
         if let Some(detail) = detail {
-            cut(detail, NAME_BYTES_MAX);
+            truncate_text(detail, NAME_BYTES_MAX);
         }
     }
     record.log_end = record.log_end.min(NUMBER_MAX);
@@ -61,8 +61,8 @@ pub(super) fn record(mut record: JobRecord) -> JobRecord {
 }
 
 pub(super) fn started(mut started: JobStarted) -> JobStarted {
-    cut(&mut started.working_dir, NAME_BYTES_MAX);
-    cut(&mut started.username, NAME_BYTES_MAX);
+    truncate_text(&mut started.working_dir, NAME_BYTES_MAX);
+    truncate_text(&mut started.username, NAME_BYTES_MAX);
     started
 }
 
@@ -79,11 +79,11 @@ pub(super) fn metrics(mut metrics: Metrics) -> Metrics {
 }
 
 pub(super) fn host(mut info: HostInfo) -> HostInfo {
-    cut(&mut info.gpu_vendor, NAME_BYTES_MAX);
-    cut(&mut info.gpu_name, NAME_BYTES_MAX);
+    truncate_text(&mut info.gpu_vendor, NAME_BYTES_MAX);
+    truncate_text(&mut info.gpu_name, NAME_BYTES_MAX);
     truncate_list(&mut info.addresses, ADDRESSES_MAX, NAME_BYTES_MAX);
     if let Some(problem) = info.processes.as_mut().and_then(|processes| processes.problem.as_mut()) {
-        cut(problem, MESSAGE_BYTES_MAX);
+        truncate_text(problem, MESSAGE_BYTES_MAX);
     }
     for number in [&mut info.gpu_memory, &mut info.disk_size, &mut info.memory] {
         *number = (*number).min(NUMBER_MAX);
@@ -94,33 +94,33 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
 pub(super) fn health(mut health: InstanceHealth) -> InstanceHealth {
     truncate_list(&mut health.problems, PROBLEMS_MAX, NAME_BYTES_MAX);
     if let Some(engine) = &mut health.engine {
-        cut(engine, MESSAGE_BYTES_MAX);
+        truncate_text(engine, MESSAGE_BYTES_MAX);
     }
     if let Some(Dcgm { incidents, .. }) = &mut health.dcgm {
         incidents.truncate(PROBLEMS_MAX);
         for incident in incidents {
-            cut(&mut incident.error_message, NAME_BYTES_MAX);
+            truncate_text(&mut incident.error_message, NAME_BYTES_MAX);
         }
     }
     health
 }
 
-pub(super) fn word(mut text: String) -> String {
-    cut(&mut text, NAME_BYTES_MAX);
+pub(super) fn name(mut text: String) -> String {
+    truncate_text(&mut text, NAME_BYTES_MAX);
     text
 }
 
 pub(super) fn message(mut text: String) -> String {
-    cut(&mut text, MESSAGE_BYTES_MAX);
+    truncate_text(&mut text, MESSAGE_BYTES_MAX);
     text
 }
 
 fn truncate_list(list: &mut Vec<String>, most: usize, longest: usize) {
     list.truncate(most);
-    list.iter_mut().for_each(|word| cut(word, longest));
+    list.iter_mut().for_each(|word| truncate_text(word, longest));
 }
 
-fn cut(text: &mut String, longest: usize) {
+fn truncate_text(text: &mut String, longest: usize) {
     if text.len() > longest {
         text.truncate(text.floor_char_boundary(longest));
         text.shrink_to_fit();
@@ -132,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_long_is_cut_at_a_letter() {
+    fn long_text_is_truncated_at_a_character_boundary() {
         let mut text = "ü".repeat(NAME_BYTES_MAX);
-        cut(&mut text, NAME_BYTES_MAX - 1);
+        truncate_text(&mut text, NAME_BYTES_MAX - 1);
         assert_eq!(text.len(), NAME_BYTES_MAX - 2);
     }
 
     #[test]
-    fn the_first_state_and_the_last_ones_are_kept() {
+    fn excess_job_states_are_dropped_between_the_first_and_the_last() {
         let state = |timestamp| JobState {
             state: "running".into(),
             timestamp,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_no_longer_than_was_asked_for() {
+    fn a_log_part_is_truncated_to_the_requested_length() {
         let part = LogPart { bytes: vec![0; 100].into(), end: u64::MAX, is_complete: false };
         let part = log(part, 10);
         assert_eq!((part.bytes.len(), i64::try_from(part.end)), (10, Ok(i64::MAX)));

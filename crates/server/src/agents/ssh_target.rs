@@ -30,21 +30,21 @@ pub enum SshTargetError {
     Db(#[from] DbError),
     #[error(transparent)]
     Keys(#[from] KeyError),
-    #[error("find instance {instance}: there is none")]
+    #[error("instance {instance} does not exist")]
     NoInstance { instance: InstanceId },
-    #[error("reach instance {instance} over SSH: it is no host of an SSH fleet")]
+    #[error("instance {instance} is not a host of an SSH fleet")]
     NotSsh { instance: InstanceId },
-    #[error("read the SSH settings of instance {instance}")]
+    #[error("failed to read the SSH settings of instance {instance}")]
     Settings {
         instance: InstanceId,
         #[source]
         source: serde_json::Error,
     },
-    #[error("log in to {host}: the configuration has no {what} for it")]
+    #[error("cannot log in to {host}: the configuration has no {what} for it")]
     Missing { host: String, what: &'static str },
     #[error(transparent)]
     Login(#[from] SshLoginError),
-    #[error("read the host key that {host} is pinned to")]
+    #[error("failed to read the pinned host key of {host}")]
     Pinned {
         host: String,
         #[source]
@@ -53,9 +53,9 @@ pub enum SshTargetError {
     /// Another replica saw a different key for the same name: one of the two is not the host.
     #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
     Changed { host: String, expected: String, shown: String },
-    #[error("pin the host keys of instance {instance}: others change them all the time")]
+    #[error("cannot pin the host keys of instance {instance}: too many concurrent changes")]
     Contended { instance: InstanceId },
-    #[error("pin the host keys of instance {instance}: more than {PINS_MAX} names")]
+    #[error("cannot pin the host keys of instance {instance}: more than {PINS_MAX} names")]
     TooMany { instance: InstanceId },
 }
 
@@ -65,17 +65,17 @@ pub async fn load_target(
     keys: &Keyring,
     instance: InstanceId,
 ) -> Result<RemoteHost, SshTargetError> {
-    let (settings, pins) = settings(db, keys, instance).await?;
+    let (settings, pins) = load_settings(db, keys, instance).await?;
     build_target(&settings, &pins, instance)
 }
 
 /// SSH login of a host, for use by another process. Contains a private key.
-pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
-    let (settings, pins) = settings(db, keys, instance).await?;
+pub async fn load_login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
+    let (settings, pins) = load_settings(db, keys, instance).await?;
     build_login(&settings, &pins, instance)
 }
 
-async fn settings(
+async fn load_settings(
     db: &Db,
     keys: &Keyring,
     instance: InstanceId,
@@ -107,8 +107,7 @@ pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result
         let mut told = Vec::new();
         for HostKeyEntry { host, key } in &fresh {
             known.insert(host.clone(), key.to_openssh());
-            let message =
-                format!("{host} was met for the first time and is known by its key {key} from now on");
+            let message = format!("first connection to {host}: pinned its host key {key}");
             told.extend(note(db, None, &about, "host_key_learned", message)?);
         }
         if known.len() > PINS_MAX {
@@ -181,13 +180,13 @@ fn build_login(
     let port = own.and_then(|own| own.port).or(settings.port);
     let key = own.and_then(|own| own.ssh_key.as_ref()).or(settings.ssh_key.as_ref());
     let jump = own.and_then(|own| own.proxy_jump.as_ref()).or(settings.proxy_jump.as_ref());
-    let via = jump.map(|jump| through(jump, pins)).transpose()?;
+    let via = jump.map(|jump| jump_login(jump, pins)).transpose()?;
     let user = user.ok_or_else(|| missing(name, "user"))?;
     let login = login_to(name, port.map(|port| port.0), user, key, pins)?;
     Ok(SshLogin { via: via.map(Box::new), ..login })
 }
 
-fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<SshLogin, SshTargetError> {
+fn jump_login(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<SshLogin, SshTargetError> {
     login_to(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
 }
 

@@ -65,8 +65,8 @@ pub async fn attach(
     if wanted.is_empty() {
         return Ok(AttachProgress::Ready(TaskMounts::default()));
     }
-    let Some(machine) = machine(instance)? else {
-        return Ok(AttachProgress::Coming { said: "its instance has no machine yet".to_owned() });
+    let Some(machine) = stored_machine(instance)? else {
+        return Ok(AttachProgress::Coming { said: "its instance is not created yet".to_owned() });
     };
     let mut holds = rows::list_holds(db, job.id).await?;
     if holds.len() < wanted.len() {
@@ -80,7 +80,9 @@ pub async fn attach(
             WriteOutcome::Done { .. } => holds = rows::list_holds(db, job.id).await?,
             // The lease was lost, or another job was faster: the next check shows which.
             WriteOutcome::Stale { .. } => {
-                return Ok(AttachProgress::Coming { said: "another job took one of its volumes".to_owned() });
+                return Ok(AttachProgress::Coming {
+                    said: "another job claimed one of its volumes".to_owned(),
+                });
             }
         }
     }
@@ -108,7 +110,7 @@ async fn choose(
         let (mut refusals, mut waits) = (Vec::new(), None);
         let mut chosen = None;
         for name in mount.name.as_slice() {
-            match usable(db, backends, &catalogue, name, instance, now).await? {
+            match availability(db, backends, &catalogue, name, instance, now).await? {
                 Availability::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
                     chosen = Some(VolumeClaim { volume, path: mount.path.clone(), many });
                     break;
@@ -133,7 +135,7 @@ enum Availability {
     Unavailable(String),
 }
 
-async fn usable(
+async fn availability(
     db: &Db,
     backends: &Backends,
     catalogue: &VolumeCatalog,
@@ -144,14 +146,14 @@ async fn usable(
     let Some(volume) = catalogue.named(name) else {
         return Ok(Availability::Unavailable(format!("volume `{name}` does not exist")));
     };
-    if let Some(said) = mounts::unusable(volume) {
+    if let Some(said) = mounts::unusable_reason(volume) {
         return Ok(Availability::Unavailable(said));
     }
     let at = mounts::location(volume)?;
     if !mounts::is_reachable(&at, instance) {
         let zone = at.zone.map(|zone| format!(", {zone}")).unwrap_or_default();
         return Ok(Availability::Unavailable(format!(
-            "volume `{name}` is in {} {}{zone}, instance {} is not",
+            "volume `{name}` is in {} {}{zone}, but instance {} is not",
             at.backend, at.region, instance.name
         )));
     }
@@ -170,7 +172,7 @@ async fn usable(
             if is_stuck(&attachment, now) {
                 // A sequence of jobs would keep it forever: the last job that releases it detaches it.
                 return Ok(Availability::Pending(format!(
-                    "volume `{name}` hangs on its way to this instance and is let go first"
+                    "attaching volume `{name}` to this instance timed out; it is detached first"
                 )));
             }
         } else if !many {
@@ -195,7 +197,7 @@ fn is_stuck(attachment: &Fastening, now: Timestamp) -> bool {
 }
 
 fn no_volumes(backend: &str) -> String {
-    format!("backend `{backend}` is not configured, or has no volumes")
+    format!("backend `{backend}` is not configured, or does not support volumes")
 }
 
 /// Requests from the backend the volumes that the job has claimed.
@@ -223,7 +225,7 @@ async fn attach_claimed(
                     shown
                 }
                 AttachOutcome::Pending(said) if is_stuck(&attachment, Timestamp(lease.now())) => {
-                    let said = format!("{said}, and was not within {} s", ATTACH_TIMEOUT.as_secs());
+                    let said = format!("{said}; timed out after {} s", ATTACH_TIMEOUT.as_secs());
                     return Ok(AttachProgress::Failed { said });
                 }
                 AttachOutcome::Pending(said) => {
@@ -265,7 +267,7 @@ async fn attach_volume(
 ) -> Result<AttachOutcome, PassError> {
     let (name, kind) = (&volume.name, mounts::backend(volume)?);
     let Some(id) = &volume.volume_id else {
-        return Ok(AttachOutcome::Never(format!("volume `{name}` was never made")));
+        return Ok(AttachOutcome::Never(format!("volume `{name}` was never created")));
     };
     let Some(backend) = volume_backend(backends, &kind) else {
         return Ok(AttachOutcome::Never(no_volumes(&kind)));
@@ -288,7 +290,7 @@ fn volume_backend<'a>(backends: &'a Backends, kind: &str) -> Option<&'a dyn Volu
     backends.named(kind).and_then(|backend| backend.volumes())
 }
 
-fn machine(instance: &Instance) -> Result<Option<BackendInstance>, PassError> {
+fn stored_machine(instance: &Instance) -> Result<Option<BackendInstance>, PassError> {
     instance.provisioning.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
@@ -307,7 +309,7 @@ pub async fn remaining_volumes(
     }
     let ids: Vec<VolumeId> = attachments.iter().map(|one| one.volume_id).collect();
     let known = volumes::by_ids(db, &ids).await?;
-    let machine = instance.map(machine).transpose()?.flatten();
+    let machine = instance.map(stored_machine).transpose()?.flatten();
     let mut left = Vec::new();
     for attachment in attachments {
         let volume = known.iter().find(|volume| volume.id == attachment.volume_id);
@@ -320,9 +322,9 @@ pub async fn remaining_volumes(
         }
         left.push(ending::VolumeAttachment {
             id: attachment.volume_id,
-            asked_at: attachment.detach_asked_at,
-            forced,
-            attached: true,
+            detach_requested_at: attachment.detach_asked_at,
+            is_forced: forced,
+            is_attached: true,
         });
     }
     Ok(left)

@@ -75,7 +75,7 @@ impl VolumeCatalog {
     pub fn locations(&self, mounts: &[VolumeMount]) -> Result<Vec<Vec<Location>>, PassError> {
         let usable = |mount: &VolumeMount| {
             let found = mount.name.as_slice().iter().filter_map(|name| self.0.get(name));
-            found.filter(|volume| unusable(volume).is_none()).map(location).collect()
+            found.filter(|volume| unusable_reason(volume).is_none()).map(location).collect()
         };
         mounts.iter().map(usable).collect()
     }
@@ -93,7 +93,7 @@ impl VolumeCatalog {
     fn volume_problem(&self, name: &str) -> Option<String> {
         match self.0.get(name) {
             None => Some(format!("volume `{name}` does not exist")),
-            Some(volume) => unusable(volume),
+            Some(volume) => unusable_reason(volume),
         }
     }
 
@@ -140,8 +140,8 @@ impl VolumeCatalog {
                     && !self.0.get(name).map(backend).transpose()?.is_some_and(|backend| many(&backend))
                 {
                     return Ok(Some(format!(
-                        "volume `{name}` would be mounted by two jobs of the run; give each its own, as in \
-                         `{name}-${{{{ dstack.node_rank }}}}`"
+                        "volume `{name}` would be mounted by two jobs of the run; use one volume per job, \
+                         such as `{name}-${{{{ dstack.node_rank }}}}`"
                     )));
                 }
             }
@@ -164,7 +164,7 @@ fn format_regions(places: &BTreeSet<(String, String)>) -> String {
 }
 
 /// Reason why a volume accepts no new job, if any.
-pub(super) fn unusable(volume: &Volume) -> Option<String> {
+pub(super) fn unusable_reason(volume: &Volume) -> Option<String> {
     let name = &volume.name;
     match volume.status {
         Status::Active if volume.delete_asked_at.is_some() => {
@@ -176,7 +176,7 @@ pub(super) fn unusable(volume: &Volume) -> Option<String> {
         }
         Status::Failed => Some(format!(
             "volume `{name}` failed: {}",
-            volume.status_message.as_deref().unwrap_or("its backend did not make it")
+            volume.status_message.as_deref().unwrap_or("its backend did not create it")
         )),
     }
 }
@@ -276,23 +276,23 @@ mod tests {
     }
 
     /// Message for a run with these jobs.
-    fn said(jobs: &[serde_json::Value]) -> Option<String> {
+    fn check_message(jobs: &[serde_json::Value]) -> Option<String> {
         let jobs: Vec<_> = jobs.iter().cloned().map(mounts).collect();
         catalogue().refuse(&jobs, |backend| backend == "runpod").unwrap()
     }
 
     #[test]
-    fn volumes_that_fit_together_are_fine() {
-        assert_eq!(said(&[]), None);
-        assert_eq!(said(&[json!(["/host:/data"])]), None);
-        assert_eq!(said(&[json!(["aa:/x", "bb:/y", "/host:/data"])]), None);
-        assert_eq!(said(&[json!([{"name": ["aa", "cc"], "path": "/x"}])]), None);
-        assert_eq!(said(&[json!(["aa:/x"]), json!(["bb:/x"])]), None);
-        assert_eq!(said(&[json!(["shared:/x"]), json!(["shared:/x"])]), None);
+    fn compatible_volumes_are_accepted() {
+        assert_eq!(check_message(&[]), None);
+        assert_eq!(check_message(&[json!(["/host:/data"])]), None);
+        assert_eq!(check_message(&[json!(["aa:/x", "bb:/y", "/host:/data"])]), None);
+        assert_eq!(check_message(&[json!([{"name": ["aa", "cc"], "path": "/x"}])]), None);
+        assert_eq!(check_message(&[json!(["aa:/x"]), json!(["bb:/x"])]), None);
+        assert_eq!(check_message(&[json!(["shared:/x"]), json!(["shared:/x"])]), None);
     }
 
     #[test]
-    fn a_run_whose_volumes_cannot_be_mounted_is_told_why() {
+    fn unmountable_volumes_are_refused_with_the_reason() {
         for (jobs, expected) in [
             (vec![json!(["nothing:/x"])], "`nothing` does not exist"),
             (vec![json!(["young:/x"])], "`young` is not ready yet"),
@@ -300,13 +300,13 @@ mod tests {
             (vec![json!(["aa:/x", "cc:/y"])], "in mock/here, those at `/y` in mock/there"),
             (vec![json!(["aa:/x"]), json!(["aa:/x"])], "mounted by two jobs"),
         ] {
-            let said = said(&jobs).unwrap_or_default();
+            let said = check_message(&jobs).unwrap_or_default();
             assert!(said.contains(expected), "{jobs:?}: {said}");
         }
     }
 
     #[test]
-    fn placement_is_told_where_the_usable_volumes_are() {
+    fn placement_receives_the_locations_of_usable_volumes() {
         let wanted = mounts(json!([{"name": ["young", "cc", "aa"], "path": "/x"}]));
         let at = |region: &str| Location { backend: "mock".into(), region: region.into(), zone: None };
         assert_eq!(catalogue().locations(&wanted).unwrap(), [[at("there"), at("here")]]);

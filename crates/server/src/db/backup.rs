@@ -26,19 +26,19 @@ const EPOCH_SKIP: i64 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    #[error("write `{}`: it is there already", path.display())]
+    #[error("`{}` already exists", path.display())]
     Exists { path: PathBuf },
-    #[error("find the database `{}`", path.display())]
+    #[error("database `{}` does not exist", path.display())]
     Absent { path: PathBuf },
-    #[error("use `{}`", path.display())]
+    #[error("failed to access `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("trust `{}`: {problem}", path.display())]
+    #[error("`{}` is damaged: {problem}", path.display())]
     Damaged { path: PathBuf, problem: String },
-    #[error("use `{}` as a database of this server", path.display())]
+    #[error("cannot use `{}` as a database of this server", path.display())]
     Foreign {
         path: PathBuf,
         #[source]
@@ -108,7 +108,8 @@ fn check(path: &Path, shown: &Path) -> Result<BackupSummary, BackupError> {
     let said = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
     let said: Vec<String> = said.iter().filter_map(|row| row.text(0).ok()).collect();
     if said != ["ok"] {
-        let problem = said.into_iter().next().unwrap_or_else(|| "it cannot be checked".to_owned());
+        let problem =
+            said.into_iter().next().unwrap_or_else(|| "the integrity check returned no result".to_owned());
         return Err(BackupError::Damaged { path: shown.to_owned(), problem });
     }
     let journal = conn.query(migrate::READ, &[]).map_err(foreign)?;

@@ -124,30 +124,30 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_that_is_right_is_followed() {
+    fn an_accurate_wall_clock_is_followed() {
         assert_eq!(after(100, 0), 100 * SECOND);
     }
 
     #[test]
-    fn l5_a_wall_that_jumps_ends_no_lease_early_and_stops_no_timer() {
+    fn l5_a_wall_clock_jump_neither_expires_leases_early_nor_stops_timers() {
         let minutes = 600 * SECOND;
         assert_eq!(after(30, minutes), 33 * SECOND, "a tenth faster");
         assert_eq!(after(30, -minutes), 27 * SECOND, "a tenth slower");
     }
 
     #[test]
-    fn what_is_left_of_a_jump_goes_away() {
+    fn a_wall_clock_jump_is_absorbed_gradually() {
         assert_eq!(after(6010, 600 * SECOND), (6010 + 600) * SECOND);
         assert_eq!(after(6010, -600 * SECOND), (6010 - 600) * SECOND);
     }
 
     #[test]
-    fn a_machine_that_was_off_for_long_believes_the_wall() {
+    fn a_jump_beyond_the_limit_follows_the_wall_clock_at_once() {
         assert_eq!(after(1, 2 * AHEAD_MAX), SECOND + 2 * AHEAD_MAX);
     }
 
     #[test]
-    fn short_steps_count_too() {
+    fn short_clock_steps_accumulate() {
         let mut clock = steady();
         for n in 1..=10_000 {
             clock.step(START + n, n);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn l5_time_goes_on_from_what_was_recorded() {
+    fn l5_time_resumes_from_the_recorded_time() {
         let clock = Clock::wall();
         let ahead = clock.now() + 600 * SECOND;
         clock.resume_from(ahead);

@@ -52,7 +52,7 @@ pub fn claim_lease(token: &str, holder: &str, described: &str, for_us: i64) -> C
 }
 
 /// Description of the process that holds, or last held, a token's lease.
-pub async fn holder(db: &Db, token: &str) -> Result<Option<String>, DbError> {
+pub async fn lease_holder(db: &Db, token: &str) -> Result<Option<String>, DbError> {
     db.query_opt(HOLDER.as_str(), params![token]).await?.map(|row| row.text(0)).transpose()
 }
 

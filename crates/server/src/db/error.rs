@@ -8,70 +8,71 @@ pub(super) type ErrorSource = Arc<dyn std::error::Error + Send + Sync>;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DbError {
     /// Nothing was applied; a repeat is safe.
-    #[error("reach the database to {what}")]
+    #[error("failed to {what}: the database is unavailable")]
     Unavailable {
         what: &'static str,
         #[source]
         source: ErrorSource,
     },
     /// The connection broke during the commit: it may or may not have been applied.
-    #[error("learn whether the write was committed")]
+    #[error("the connection was lost during the commit; the write may have been applied")]
     Unknown {
         #[source]
         source: ErrorSource,
     },
     /// A unique index rejected the row; `constraint` is the index's name on both databases.
-    #[error("keep `{constraint}` unique")]
+    #[error("unique constraint `{constraint}` violated")]
     Conflict { constraint: String },
     /// A check, a reference or a NOT NULL rejected the row.
-    #[error("satisfy `{constraint}`")]
+    #[error("constraint `{constraint}` violated")]
     ConstraintViolated { constraint: String },
     /// The row had changed (`Written::Stale`), where the caller could not expect that.
-    #[error("write a row that has changed meanwhile")]
+    #[error("the row was changed concurrently")]
     Stale { at: Option<usize> },
-    #[error("write: the disk is full")]
+    #[error("failed to write: the disk is full")]
     Full {
         #[source]
         source: ErrorSource,
     },
-    #[error("write: the database is read-only")]
+    #[error("failed to write: the database is read-only")]
     ReadOnly {
         #[source]
         source: ErrorSource,
     },
-    #[error("read the database: it is damaged")]
+    #[error("the database is damaged")]
     Corrupt {
         #[source]
         source: ErrorSource,
     },
     /// The statement is wrong: a bug in this program.
-    #[error("run `{sql}`")]
+    #[error("failed to run `{sql}`")]
     Statement {
         sql: String,
         #[source]
         source: ErrorSource,
     },
-    #[error("read column {column}: want {want}, have {have}")]
+    #[error("unexpected value in column {column}: expected {want}, found {have}")]
     Shape { column: usize, want: &'static str, have: &'static str },
-    #[error("read or write a JSON document")]
+    #[error("failed to read or write a JSON document")]
     Document {
         #[source]
         source: ErrorSource,
     },
-    #[error("open `{}`: another server (pid {pid}) is using it", path.display())]
+    #[error("cannot open `{}`: another server (pid {pid}) is using it", path.display())]
     InUse { path: PathBuf, pid: String },
-    #[error("open `{what}`")]
+    #[error("failed to open {what}")]
     Open {
         what: String,
         #[source]
         source: ErrorSource,
     },
-    #[error("understand the database url `{url}`: want `sqlite:PATH` or `postgres://…`")]
+    #[error("unknown database URL `{url}`: expected `sqlite:PATH` or `postgres://…`")]
     Url { url: String },
     /// The database does not support TLS, which is required.
     #[error(
-        "connect to the database: it speaks no TLS, and sslmode={mode} is {why}; hint: turn TLS on there (`ssl = on`), or \
-         allow plain text with `?sslmode=disable` where the network is private"
+        "cannot connect to the database: it does not support TLS, and `sslmode={mode}` is {why}; hint: \
+         enable TLS on the database server (`ssl = on`), or add `?sslmode=disable` to the URL if the network \
+         is private"
     )]
     Plain {
         mode: &'static str,
@@ -79,12 +80,12 @@ pub enum DbError {
         #[source]
         source: ErrorSource,
     },
-    #[error("draw a random id")]
+    #[error("failed to generate a random id")]
     Random {
         #[source]
         source: ErrorSource,
     },
-    #[error("migrate the database")]
+    #[error("failed to migrate the database")]
     Migrate(#[from] super::migrate::MigrateError),
 }
 

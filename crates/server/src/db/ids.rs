@@ -81,7 +81,7 @@ mod tests {
     use super::Ids;
 
     #[test]
-    fn ids_drawn_in_order_sort_as_they_were_drawn() {
+    fn ordered_ids_sort_in_generation_order() {
         for ids in [Ids::system(), Ids::seeded(7)] {
             let drawn: Vec<_> = (0..300).map(|_| ids.generate_ordered().expect("random bytes")).collect();
             assert!(drawn.is_sorted(), "{drawn:?}");

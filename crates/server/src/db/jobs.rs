@@ -79,7 +79,7 @@ impl Job {
             ending = ending.with_exit_status(code);
         }
         if let Some(detail) = self.termination_detail.as_deref().and_then(|word| word.parse().ok()) {
-            ending = ending.with(detail);
+            ending = ending.with_detail(detail);
         }
         Some(match &self.termination_message {
             Some(said) => ending.with_message(said),

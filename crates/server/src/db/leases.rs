@@ -72,7 +72,7 @@ impl Db {
         let [due, locks] = &texts.set_right;
         let ttl = params![micros(ttl.max(LOCK_TTL_MAX))];
         let statements = vec![(due.as_str().into(), Vec::new()), (locks.as_str().into(), ttl)];
-        self.lease("set times right", statements).await.map(drop)
+        self.lease("correct due times", statements).await.map(drop)
     }
 
     async fn lease_ids(
@@ -262,7 +262,7 @@ fn now(dialect: Dialect) -> &'static str {
 
 /// Sort key: rows that were marked due come before rows whose due time passed; one that has waited for long counts as
 /// marked.
-fn late(now: &str) -> String {
+fn urgency_sql(now: &str) -> String {
     format!("CASE WHEN due_at > {now} - {} THEN 1 ELSE 0 END", micros(URGENT_AFTER))
 }
 
@@ -313,7 +313,7 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
         Dialect::Sqlite => "",
         Dialect::Postgres => " FOR NO KEY UPDATE SKIP LOCKED",
     };
-    let late = late(now);
+    let late = urgency_sql(now);
     let branch = |state: &str| {
         format!(
             "SELECT id, {late} AS late, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
@@ -366,7 +366,7 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
     let clock = match dialect {
         Dialect::Sqlite => "FALSE, NULL, NULL, NULL".to_owned(),
         Dialect::Postgres => {
-            let [due, locks] = astray(&statuses);
+            let [due, locks] = misdated_sql(&statuses);
             // No index covers these: they are searched for while the clock is not trusted, and now and then.
             let astray = match closely {
                 true => format!(
@@ -393,7 +393,7 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
 
 /// Conditions for unlocked rows that were written in the future, and for rows whose lock expires later than now plus
 /// the caller's suffix.
-fn astray(statuses: &str) -> [String; 2] {
+fn misdated_sql(statuses: &str) -> [String; 2] {
     [
         format!(
             "lock_token IS NULL AND NOT finished AND status IN ({statuses}) \
@@ -410,7 +410,7 @@ fn astray(statuses: &str) -> [String; 2] {
 /// dead one expires.
 fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     let table = queue.table;
-    let [due, locks] = astray(&statuses(queue));
+    let [due, locks] = misdated_sql(&statuses(queue));
     let update = |set: &str, astray: &str| {
         format!(
             "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {astray}{}) \

@@ -158,7 +158,7 @@ pub(in crate::db) fn group_rows<T>(
     Ok(all)
 }
 
-fn named(rows: Vec<super::Row>) -> Result<Vec<JobWithTasks>, DbError> {
+fn jobs_from_rows(rows: Vec<super::Row>) -> Result<Vec<JobWithTasks>, DbError> {
     let all = group_rows(rows, |row| Ok((row.text(WIDTH)?, row.text(WIDTH + 1)?)))?;
     let named = all.into_iter().map(|(job, tasks, (project_name, user_name))| JobWithTasks {
         job,
@@ -170,7 +170,7 @@ fn named(rows: Vec<super::Row>) -> Result<Vec<JobWithTasks>, DbError> {
 }
 
 pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<JobWithTasks>, DbError> {
-    Ok(named(db.query(FIND.as_str(), params![project, number]).await?)?.pop())
+    Ok(jobs_from_rows(db.query(FIND.as_str(), params![project, number]).await?)?.pop())
 }
 
 /// First job that an earlier request with this key created.
@@ -180,7 +180,7 @@ pub async fn find_by_key(
     user: UserId,
     key: &str,
 ) -> Result<Option<JobWithTasks>, DbError> {
-    Ok(named(db.query(BY_KEY.as_str(), params![project, user, key]).await?)?.pop())
+    Ok(jobs_from_rows(db.query(BY_KEY.as_str(), params![project, user, key]).await?)?.pop())
 }
 
 /// Ids and numbers of the copies of one call, from the number of the first.
@@ -282,7 +282,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<JobWithTasks>, DbError> 
         "SELECT {columns}, {NAMES} FROM (SELECT m.* FROM managed_jobs m{found} ORDER BY m.number DESC LIMIT {limit}) m \
          {JOINS} ORDER BY m.number DESC, t.task"
     );
-    named(db.query(sql, params).await?)
+    jobs_from_rows(db.query(sql, params).await?)
 }
 
 /// Stores the request to cancel on all of these, in one statement; returns the affected rows, by number.

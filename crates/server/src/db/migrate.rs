@@ -54,13 +54,13 @@ const MIGRATIONS: &[Migration] = migrations! {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MigrateError {
     #[error(
-        "the database was made by a newer version (it has migration {found}, this version knows {known}); \
-         run that version, or restore a backup"
+        "the database was created by a newer version (it has migration {found}, this version supports \
+         {known}); run that version, or restore a backup"
     )]
     Newer { found: i64, known: i64 },
     #[error(
-        "migration `{name}` was changed after it had run here; restore the file, and put the change in a \
-         new migration"
+        "migration `{name}` was changed after it was applied; restore the file, and put the change in a new \
+         migration"
     )]
     Changed { name: String },
 }
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_to_the_database_their_section_names() {
+    fn migration_sections_apply_only_to_their_database() {
         assert_eq!(ONE.text_for(Dialect::Sqlite), "all\nlite\nend\n");
         assert_eq!(ONE.text_for(Dialect::Postgres), "all\nend\n");
     }
 
     #[test]
-    fn what_has_run_does_not_run_again() {
+    fn an_applied_migration_is_not_run_again() {
         let left = plan(&[ONE], Dialect::Sqlite, &[row(1, &ONE.checksum())]).unwrap();
         assert!(left.is_empty());
         assert_eq!(plan(&[ONE], Dialect::Sqlite, &[]).unwrap().len(), 1);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn migrations_are_numbered_without_gaps_and_as_their_files_are() {
+    fn migrations_are_numbered_without_gaps_and_match_their_file_names() {
         for (at, migration) in MIGRATIONS.iter().enumerate() {
             assert_eq!(migration.number, i64::try_from(at).unwrap() + 1);
             assert!(migration.name.starts_with(&format!("{:04}_", migration.number)));

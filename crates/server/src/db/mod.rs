@@ -235,7 +235,7 @@ impl Db {
             return now.map(windlass_model::time::Timestamp);
         }
         let row = self.query_opt("SELECT now_us()", vec![]).await?;
-        row.ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?.time(0)
+        row.ok_or(DbError::Shape { column: 0, want: "a time", have: "nothing" })?.time(0)
     }
 
     /// Writes all of the unit, or nothing. Returns after the commit.

@@ -221,7 +221,7 @@ impl ListBuilder<'_> {
             && let Some(of) = name.strip_prefix("container.")
         {
             let inner = attribute(ListKind::Containers, of).filter(|(_, is_column)| *is_column);
-            let Some((kind, _)) = inner else { return invalid_query(format!("no attribute `{name}`")) };
+            let Some((kind, _)) = inner else { return invalid_query(format!("unknown attribute `{name}`")) };
             return Ok((format!("(SELECT c.{of} FROM containers c WHERE c.uuid = t.container_uuid)"), kind));
         }
         // A name of the first version of this API.
@@ -255,13 +255,13 @@ impl ListBuilder<'_> {
         {
             return Ok((self.part(of, key)?, AttributeType::Text));
         }
-        invalid_query(format!("no attribute `{name}`"))
+        invalid_query(format!("unknown attribute `{name}`"))
     }
 
     /// Value in an object of the document, as text.
     fn part(&mut self, of: &str, key: &str) -> Result<String, ListError> {
         if key.contains('"') {
-            return invalid_query(format!("cannot look for the key `{key}`"));
+            return invalid_query(format!("invalid key `{key}`"));
         }
         Ok(match self.dialect {
             Dialect::Sqlite => {
@@ -347,7 +347,7 @@ impl ListBuilder<'_> {
                 format!("lower({expression}) LIKE lower({})", self.bind(AttributeType::Text, operand)?)
             }
             ("is_a", _) => self.is_a(&expression, operand)?,
-            _ => return invalid_query(format!("no operator `{op}` for {operand}")),
+            _ => return invalid_query(format!("unsupported operator `{op}` for {operand}")),
         };
         self.filter.and(&text);
         Ok(())
@@ -377,7 +377,7 @@ impl ListBuilder<'_> {
     fn add_object_condition(&mut self, condition: &Condition) -> Result<(), ListError> {
         let Condition { attribute: name, op, operand } = condition;
         if !matches!(attribute(self.kind, name), Some((AttributeType::Json, _))) {
-            return invalid_query(format!("`{op}` is for objects, not for `{name}`"));
+            return invalid_query(format!("`{op}` requires an object, and `{name}` is not one"));
         }
         match (op.as_str(), operand) {
             ("exists", Value::String(key)) => {
@@ -391,7 +391,7 @@ impl ListBuilder<'_> {
                     self.filter.and(&format!("{part} = {place}"));
                 }
             }
-            _ => return invalid_query(format!("no operator `{op}` for {operand}")),
+            _ => return invalid_query(format!("unsupported operator `{op}` for {operand}")),
         }
         Ok(())
     }

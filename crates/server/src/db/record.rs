@@ -79,7 +79,7 @@ macro_rules! words {
     ($($kind:ty),* $(,)?) => {$(
         impl Column for $kind {
             fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
-                row.str(at)?.parse().map_err(|_| DbError::Shape { column: at, want: stringify!($kind), have: "another word" })
+                row.str(at)?.parse().map_err(|_| DbError::Shape { column: at, want: stringify!($kind), have: "an unknown word" })
             }
         }
         impl From<$kind> for Val {

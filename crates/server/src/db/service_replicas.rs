@@ -296,7 +296,7 @@ pub async fn record_traffic(
 }
 
 /// Responses of a service within the window, as reported by each proxy: JSON.
-pub async fn answers(db: &Db, run: RunId, window: Span) -> Result<Vec<String>, DbError> {
+pub async fn recent_answers(db: &Db, run: RunId, window: Span) -> Result<Vec<String>, DbError> {
     let rows = db.query(ANSWERS.as_str(), params![run, window.0]).await?;
     rows.iter().map(|row| row.text(0)).collect()
 }

@@ -97,7 +97,7 @@ pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
 }
 
 /// Ids of all users, including deleted ones.
-pub async fn ids(db: &Db) -> Result<Vec<UserId>, DbError> {
+pub async fn all_ids(db: &Db) -> Result<Vec<UserId>, DbError> {
     db.query("SELECT id FROM users", vec![]).await?.iter().map(|row| row.id(0)).collect()
 }
 

@@ -42,12 +42,12 @@ impl Val {
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
-            Self::Bool(_) => "a flag",
+            Self::Bool(_) => "a boolean",
             Self::Int(_) => "an integer",
-            Self::Real(_) => "a real",
+            Self::Real(_) => "a real number",
             Self::Text(_) => "text",
             Self::Bytes(_) => "bytes",
-            Self::Now | Self::NowPlus(_) => "the time",
+            Self::Now | Self::NowPlus(_) => "a time",
         }
     }
 
@@ -239,7 +239,7 @@ impl Row {
 
     /// SQLite has no booleans, it returns 0 and 1.
     pub fn opt_bool(&self, column: usize) -> Result<Option<bool>, DbError> {
-        self.opt(column, "a flag", |value| {
+        self.opt(column, "a boolean", |value| {
             if let Val::Bool(flag) = value {
                 Some(*flag)
             } else if let Val::Int(number) = value {
@@ -251,11 +251,11 @@ impl Row {
     }
 
     pub fn bool(&self, column: usize) -> Result<bool, DbError> {
-        Self::required(column, "a flag", self.opt_bool(column)?)
+        Self::required(column, "a boolean", self.opt_bool(column)?)
     }
 
     pub fn opt_real(&self, column: usize) -> Result<Option<f64>, DbError> {
-        self.opt(column, "a real", |value| {
+        self.opt(column, "a real number", |value| {
             if let Val::Real(number) = value {
                 Some(*number)
             } else if let Val::Int(number) = value {
@@ -267,7 +267,7 @@ impl Row {
     }
 
     pub fn real(&self, column: usize) -> Result<f64, DbError> {
-        Self::required(column, "a real", self.opt_real(column)?)
+        Self::required(column, "a real number", self.opt_real(column)?)
     }
 
     pub fn opt_bytes(&self, column: usize) -> Result<Option<Vec<u8>>, DbError> {

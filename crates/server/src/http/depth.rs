@@ -4,7 +4,7 @@
 /// Windlass's documents have a dozen levels. Parsers fail at 128, and a document is also parsed as a part of larger
 /// ones.
 const LEVELS_MAX: usize = 100;
-pub(super) const TOO_DEEP: &str = "nested too deeply: 100 levels are the most";
+pub(super) const TOO_DEEP: &str = "nested too deeply: the maximum is 100 levels";
 
 /// Returns whether lists and objects of a JSON text are nested too deeply. The result for an invalid text is arbitrary.
 pub(super) fn is_too_deep(body: &[u8]) -> bool {
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_counted_and_brackets_in_texts_are_not() {
+    fn json_depth_is_limited_and_brackets_in_strings_do_not_count() {
         assert!(!is_too_deep(nested(LEVELS_MAX).as_bytes()));
         assert!(is_too_deep(nested(LEVELS_MAX + 1).as_bytes()));
         assert!(is_too_deep("{\"a\":".repeat(LEVELS_MAX + 1).as_bytes()));
@@ -48,7 +48,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fuzz_of_depths(body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn fuzz_of_json_depths(body in prop::collection::vec(any::<u8>(), 0..300)) {
             // A text that can be parsed is not rejected.
             if serde_json::from_slice::<serde_json::Value>(&body).is_ok() {
                 prop_assert!(!is_too_deep(&body));

@@ -32,7 +32,7 @@ static OPEN_PER_USER: OpenCounts<UserId> = OpenCounts::new();
 /// Caller's end of the stream; an error if the request is not an upgrade.
 pub(super) fn require_upgrade(request: &mut Request) -> Result<OnUpgrade> {
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
-        return Err(Error::refused(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
+        return Err(Error::refused(format!("expected the header `Upgrade: {PORT_PROTOCOL}`")));
     }
     Ok(hyper::upgrade::on(request))
 }
@@ -60,7 +60,7 @@ impl StreamSlot {
     }
 }
 
-pub(super) fn answer<A, R>(
+pub(super) fn respond<A, R>(
     app: App,
     caller: OnUpgrade,
     port: PortStream,

@@ -29,7 +29,7 @@ struct SseResponse<T, A> {
     _place: StreamSlot,
 }
 
-pub(super) fn answer<T, A, R>(
+pub(super) fn respond<T, A, R>(
     app: App,
     beats: SseStream<T>,
     place: StreamSlot,

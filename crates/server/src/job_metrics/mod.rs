@@ -83,7 +83,7 @@ mod tests {
     use super::{gpus, sample};
 
     #[test]
-    fn what_cannot_be_is_cut_to_what_can() {
+    fn impossible_metric_values_are_clamped() {
         let gpu = GpuMetrics { gpu_memory_usage_bytes: -5, gpu_util_percent: 900 };
         let said = Metrics {
             timestamp_micro: i64::MIN,

@@ -29,7 +29,7 @@ const SERIES: &[Series] = &[
     Series {
         name: "windlass_job_cpu_seconds",
         kind: "counter",
-        help: "Processor time used by the job",
+        help: "CPU time used by the job",
         values: |job| vec![(None, job.cpu_us as f64 / 1e6)],
     },
     Series {
@@ -41,7 +41,7 @@ const SERIES: &[Series] = &[
     Series {
         name: "windlass_job_memory_working_set_bytes",
         kind: "gauge",
-        help: "Memory used by the job that cannot be dropped",
+        help: "Memory used by the job that cannot be reclaimed",
         values: |job| vec![(None, job.working_set_bytes as f64)],
     },
     Series {
@@ -53,7 +53,7 @@ const SERIES: &[Series] = &[
     Series {
         name: "windlass_job_gpu_usage_ratio",
         kind: "gauge",
-        help: "How busy each GPU is",
+        help: "Utilization of each GPU",
         values: |job| {
             gpus(&job.gpus).iter().enumerate().map(|(at, gpu)| (Some(at), gpu.1 as f64 / 100.0)).collect()
         },
@@ -115,7 +115,7 @@ mod tests {
     use crate::db::job_metrics::ActiveSample;
 
     #[test]
-    fn each_gpu_is_a_series_and_names_cannot_break_out() {
+    fn each_gpu_is_a_series_and_names_are_escaped() {
         let job = ActiveSample {
             project: "ma\"in\n".into(),
             run: "train\\1".into(),

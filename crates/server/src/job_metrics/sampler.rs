@@ -50,14 +50,14 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
             return;
         }
     };
-    stream::iter(due).for_each_concurrent(CONCURRENCY, |job| take(db, agents, job)).await;
+    stream::iter(due).for_each_concurrent(CONCURRENCY, |job| sample_job(db, agents, job)).await;
     if let Err(error) = rows::expire(db, KEEP_FINISHED, EXPIRED_MAX).await {
         tracing::debug!(%error, "failed to delete old samples");
     }
 }
 
 /// Samples one job. A job that does not respond has no sample; its passes report the problem.
-async fn take(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
+async fn sample_job(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
     let call = CallContext { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
     let Ok(Ok(said)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
     if let Err(error) = rows::insert(db, job.id, sample(&said), KEEP_RUNNING).await {

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn use_of_processors_is_of_the_time_between_two_samples() {
+    fn cpu_usage_is_computed_between_two_samples() {
         assert_eq!(cpu_percent(&at(20_000_000, 15_000_000), &at(10_000_000, 5_000_000)), 100);
         assert_eq!(cpu_percent(&at(20_000_000, 45_000_000), &at(10_000_000, 5_000_000)), 400);
         // A clock that jumped, a counter that restarted.

@@ -12,7 +12,7 @@ use windlass_api::agent::{
 use windlass_model::{
     config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
     plan::{
-        blocks::share,
+        blocks::host_share,
         execution_mode::{ExecutionMode, ImageChoice, ProcessRights},
         offers::{Offer, granted_gpus},
     },
@@ -104,7 +104,7 @@ impl RuntimeData {
     pub fn placed(job: &Job, spec: &JobSpec, instance: &Instance) -> Result<Self, PassError> {
         let offer = inventory::offer(instance)?;
         let blocks = u32::try_from(job.blocks).unwrap_or_default();
-        let part = share(&offer.host, blocks, offer.total_blocks);
+        let part = host_share(&offer.host, blocks, offer.total_blocks);
         let whole = blocks >= offer.total_blocks;
         #[expect(clippy::cast_precision_loss, reason = "GB are shown with a fraction")]
         let memory = part.memory_mib as f64 / MIB_PER_GB;
@@ -155,8 +155,8 @@ impl RuntimeData {
 /// Execution mode of a placed job. Whether a plain process is confined where it need not be is known only with its
 /// task.
 fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
-    let image = ImageChoice::of(spec)?;
-    match image.on(offer.host.runtimes.as_ref()).ok()? {
+    let image = ImageChoice::from_spec(spec)?;
+    match image.resolve_on(offer.host.runtimes.as_ref()).ok()? {
         ExecutionMode::Process(ProcessRights::Server) => None,
         runs_in @ (ExecutionMode::Process(_) | ExecutionMode::Container { .. }) => Some(runs_in.to_string()),
     }

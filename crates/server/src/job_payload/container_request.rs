@@ -58,13 +58,16 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<QueueRequest, UnstartableReas
     let Inputs { spec, start, .. } = inputs;
     let orders = &start.submit.job_spec;
     if spec.jobs_per_replica > 1 {
-        return Err(not_in_queue("one of several nodes", "use a fleet of hosts for it"));
+        return Err(not_in_queue("a multi-node task", "use a fleet of hosts"));
     }
     if spec.service_port.is_some() {
-        return Err(not_in_queue("a service: nothing leads to its port", "use a fleet of hosts for it"));
+        return Err(not_in_queue("a service, because its port cannot be reached", "use a fleet of hosts"));
     }
     if spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
-        return Err(not_in_queue("a job with volumes", "mount what the nodes of the cluster have in common"));
+        return Err(not_in_queue(
+            "a job with volumes",
+            "use a file system that the nodes of the cluster share",
+        ));
     }
     if matches!(orders.repo_data, Some(RepoData::Remote { .. })) {
         return Err(not_in_queue(
@@ -90,8 +93,9 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<QueueRequest, UnstartableReas
         unpack.push_str(&unpack_script(&path, &archive.path));
     }
     if bytes > FILES_MAX {
-        let much = format!("a job with {} MiB of files; {} are the most", bytes >> 20, FILES_MAX >> 20);
-        return Err(not_in_queue(&much, "put them where the nodes of the cluster find them"));
+        let much =
+            format!("a job with {} MiB of files (the maximum is {} MiB)", bytes >> 20, FILES_MAX >> 20);
+        return Err(not_in_queue(&much, "put them on a file system that the nodes of the cluster share"));
     }
     text(SCRIPT_PATH, script(&start.submit, &unpack));
     Ok(QueueRequest { submission: inputs.submission, user: inputs.user, request: request(inputs, secrets) })
@@ -221,11 +225,11 @@ fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
     let told = told.into_iter().flat_map(|(name, value)| {
         [(format!("DSTACK_{name}"), value.clone()), (format!("WINDLASS_{name}"), value)]
     });
-    told.chain(orders.env.clone()).filter(|(name, _)| is_name(name)).collect()
+    told.chain(orders.env.clone()).filter(|(name, _)| is_variable_name(name)).collect()
 }
 
 /// Returns whether a shell accepts this as the name of a variable.
-fn is_name(name: &str) -> bool {
+fn is_variable_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
     !name.is_empty() && name.chars().all(is_letter) && !name.starts_with(|c: char| c.is_ascii_digit())
 }
@@ -298,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_says_what_it_needs_and_nothing_that_is_secret() {
+    fn container_request_keeps_secrets_in_secret_mounts_only() {
         let start = start(json!({"commands": ["echo", "hunter2"], "env": {"TOKEN": "hunter2"}}));
         let request = built(&spec(json!({"max_duration": 60})), &start).unwrap();
         assert_eq!(request["runtime_constraints"], json!({"vcpus": 3, "ram": 1 << 29}));
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn its_script_runs_the_commands_with_variables_files_and_one_output() {
+    fn job_script_runs_commands_with_variables_files_and_merged_output() {
         let root = temp_dir("queued").unwrap();
         let commands = "echo \"$GREETING from $DSTACK_RUN_NAME in ${PWD##*/}\"; echo aside >&2; cat ../note $WINDLASS_ROOT/data/set";
         let orders = json!({
@@ -327,10 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_in_a_queue_says_why() {
+    fn jobs_that_a_queue_cannot_run_are_refused_with_the_reason() {
         let plain = start(json!({"commands": ["true"]}));
         for (more, word) in
-            [(json!({"jobs_per_replica": 2}), "several nodes"), (json!({"service_port": 80}), "a service")]
+            [(json!({"jobs_per_replica": 2}), "multi-node"), (json!({"service_port": 80}), "a service")]
         {
             let said = built(&spec(more), &plain).unwrap_err().to_string();
             assert!(said.contains(word) && said.contains("hint"), "{said}");

@@ -64,36 +64,38 @@ pub enum PayloadError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnstartableReason {
     #[error(
-        "start the job: {} not in this project; hint: set it with `windlass secret set NAME`, then submit the run",
+        "cannot start the job: {} not set in this project; hint: run `windlass secret set NAME`, then submit \
+         the run again",
         missing(.names)
     )]
     MissingSecrets { names: Vec<String> },
     #[error(
-        "start the job: secret `{}` is no longer for runs of this user; hint: a manager of the project changes that \
-         with `windlass secret set NAME --for …`",
+        "cannot start the job: runs of this user may no longer use secret `{}`; hint: a manager of the \
+         project can change this with `windlass secret set NAME --for …`",
         names.join("`, `")
     )]
     WithheldSecrets { names: Vec<String> },
     #[error(
-        "start the job: repository `{id}` is not known to the project any more; hint: submit the run again"
+        "cannot start the job: repository `{id}` no longer exists in the project; hint: submit the run again"
     )]
     NoRepo { id: String },
     #[error(
-        "start the job: the code `{hash}` of its repository is not stored any more; hint: submit the run again"
+        "cannot start the job: the code `{hash}` of its repository is no longer stored; hint: submit the run \
+         again"
     )]
     NoCode { hash: String },
-    #[error("start the job: file archive {id} is not stored any more; hint: submit the run again")]
+    #[error("cannot start the job: file archive {id} is no longer stored; hint: submit the run again")]
     NoArchive { id: Uuid },
     #[error(
-        "start the job: the password of its registry is not stored any more; hint: submit the run again, with the \
-         password or a secret as `registry_auth.password`"
+        "cannot start the job: the password of its registry is no longer stored; hint: submit the run again, \
+         with the password or a secret as `registry_auth.password`"
     )]
     NoPassword,
-    #[error("start the job: {said}")]
+    #[error("cannot start the job: {said}")]
     NoVolume { said: String },
-    #[error("start the job: it {short}; hint: {hint}")]
+    #[error("cannot start the job: it {short}; hint: {hint}")]
     NoProcess { short: String, hint: String },
-    #[error("start the job: a queue cannot run {what}; hint: {hint}")]
+    #[error("cannot start the job: a queue cannot run {what}; hint: {hint}")]
     NotInQueue { what: String, hint: String },
 }
 
@@ -120,7 +122,7 @@ impl From<KeyError> for PayloadError {
 pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
 /// Task of a job for the shim of its instance, and the description of its execution mode for people.
-pub async fn task(
+pub async fn task_spec(
     hands: &PipelineContext,
     lease: &Lease,
     loaded: &JobInputs,
@@ -130,18 +132,21 @@ pub async fn task(
     // The number of users may have changed since the job was placed.
     let allowed = ProcessRights::now(&hands.db, hands.local_processes).await?;
     let offer = allowed.on(inventory::offer(instance)?);
-    let choice = ImageChoice::of(&spec);
-    let runs_in = match choice.as_ref().map(|choice| choice.on(offer.host.runtimes.as_ref())).transpose() {
-        Ok(runs_in) => runs_in,
-        Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
-            return Err(UnstartableReason::NoProcess { short: short.to_string(), hint: short.cure() }.into());
-        }
-        Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
-            return Err(PayloadError::NotYet { said: format!("the job {short}") });
-        }
-        // The agent rejects what the instance cannot run.
-        Err(_) => None,
-    };
+    let choice = ImageChoice::from_spec(&spec);
+    let runs_in =
+        match choice.as_ref().map(|choice| choice.resolve_on(offer.host.runtimes.as_ref())).transpose() {
+            Ok(runs_in) => runs_in,
+            Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
+                return Err(
+                    UnstartableReason::NoProcess { short: short.to_string(), hint: short.cure() }.into()
+                );
+            }
+            Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
+                return Err(PayloadError::NotYet { said: format!("the job {short}") });
+            }
+            // The agent rejects what the instance cannot run.
+            Err(_) => None,
+        };
     let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
     let mounts = match attach.await? {
         AttachProgress::Ready(mounts) => mounts,
@@ -164,7 +169,7 @@ pub async fn task(
 }
 
 /// Everything that the runner of a job needs to start.
-pub async fn start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
+pub async fn runner_start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
     let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
     let spec = spec_with_secrets(hands, loaded).await?;
     let nodes = rows::nodes(&hands.db, loaded).await?;
@@ -199,7 +204,7 @@ pub async fn container_request(
     loaded: &JobInputs,
 ) -> Result<container_request::QueueRequest, PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
-    let start = start(hands, loaded).await?;
+    let start = runner_start(hands, loaded).await?;
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     Ok(container_request::build(&container_request::Inputs {
         submission: loaded.job.id,

@@ -26,7 +26,7 @@ pub struct NodeKey(SshKey);
 pub enum NodeKeyError {
     #[error(transparent)]
     Draw(#[from] KeyPairError),
-    #[error("write a key for the nodes of a replica")]
+    #[error("failed to encode a key for the nodes of a replica")]
     Write(#[source] serde_json::Error),
     #[error(transparent)]
     Seal(#[from] KeyError),

@@ -9,7 +9,7 @@ use windlass_model::{
         run::RegistryAuth,
     },
     plan::{
-        blocks::share,
+        blocks::host_share,
         execution_mode::{ExecutionMode, PLAIN_PROCESS_IMAGE, ProcessRights},
         offers::{Offer, granted_gpus},
     },
@@ -41,7 +41,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
     let Inputs { job, spec, offer, .. } = inputs;
     let blocks = u32::try_from(job.blocks).unwrap_or_default();
     // The job gets devices of its blocks, as many as requested, and no others.
-    let part = share(&offer.host, blocks, offer.total_blocks);
+    let part = host_share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
     let several = spec.jobs_per_replica > 1;
     let auth = |part: fn(&RegistryAuth) -> &String| {

@@ -32,7 +32,7 @@ const ROUNDS_MAX: usize = 64;
 const GAPS_MAX: usize = 3;
 
 /// Appended to a log that was truncated.
-pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
+pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: the log exceeds its size limit, the rest was discarded\n";
 
 #[derive(Clone, Copy, Debug)]
 pub struct CopyLimits {
@@ -63,9 +63,9 @@ pub struct CopyProgress {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    #[error("read the log from its host")]
+    #[error("failed to read the log from its host")]
     Agent(#[from] AgentError),
-    #[error("keep the log")]
+    #[error("failed to store the log")]
     Store(#[from] LogError),
 }
 
@@ -96,7 +96,7 @@ pub async fn catch_up(
             if part.end <= end {
                 return finish_if_complete(archive, agents, call, log, &part, end).await;
             }
-            end = archive.append(log, end, now.0, TRUNCATION_NOTICE).await?;
+            end = archive.append_to_files(log, end, now.0, TRUNCATION_NOTICE).await?;
             continue;
         }
         let bytes = &part.bytes[..part.bytes.len().min(CHUNK_BYTES_MAX).min(room)];
@@ -106,7 +106,7 @@ pub async fn catch_up(
             }
             return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
-        match archive.append(log, end, now.0, bytes).await {
+        match archive.append_to_files(log, end, now.0, bytes).await {
             Ok(grown) => end = grown,
             Err(LogError::Gap { end: theirs, .. }) if gaps < GAPS_MAX => {
                 // Another process removed the log meanwhile.

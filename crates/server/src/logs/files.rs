@@ -40,7 +40,13 @@ impl FileLogStore {
 }
 
 impl LogStore for FileLogStore {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
+    fn append_to_files<'a>(
+        &'a self,
+        log: &'a Log,
+        offset: u64,
+        at: i64,
+        bytes: &'a [u8],
+    ) -> LogFuture<'a, u64> {
         let (base, bytes, submission) = (self.base(log), bytes.to_vec(), log.submission);
         run_blocking("append to", submission, move || append(&base, offset, at, &bytes))
     }
@@ -249,7 +255,7 @@ impl LogFiles {
         let mut bytes = vec![0; record.len as usize];
         self.bytes.read_exact_at(&mut bytes, record.offset)?;
         if IndexRecord::new(record.offset, record.at, record.len, &bytes) != *record {
-            let what = format!("the piece at {} is damaged", record.offset);
+            let what = format!("the chunk at offset {} is damaged", record.offset);
             return Err(io::Error::new(ErrorKind::InvalidData, what));
         }
         Ok(LogChunk { offset: record.offset, at: record.at, bytes })

@@ -27,13 +27,13 @@ pub enum LogLocation {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogLocationError {
-    #[error("understand where to keep logs, `{text}`: {want}")]
+    #[error("invalid `--log-store` value `{text}`: {want}")]
     Text { text: String, want: &'static str },
-    #[error("find `{name}` in the environment: the object store wants to know who asks")]
+    #[error("environment variable `{name}` is not set: the object store requires credentials")]
     NoCredentials { name: &'static str },
-    #[error("open the log store")]
+    #[error("failed to open the log store")]
     Open(#[source] io::Error),
-    #[error("use the log store")]
+    #[error("cannot use the log store")]
     Check(#[source] io::Error),
 }
 
@@ -50,16 +50,16 @@ impl FromStr for LogLocation {
             return if path.is_absolute() {
                 Ok(Self::Dir(path))
             } else {
-                Err(wrong("want a path from `/` on"))
+                Err(wrong("expected an absolute path"))
             };
         }
         let rest = text.strip_prefix("s3://");
         let rest =
-            rest.ok_or_else(|| wrong("want `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"))?;
+            rest.ok_or_else(|| wrong("expected `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"))?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         if bucket.is_empty() || !path.bytes().all(is_unescaped) {
-            return Err(wrong("want letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
+            return Err(wrong("expected letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
         }
         let (mut region, mut endpoint, mut roots) = (DEFAULT_REGION.to_owned(), None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -68,7 +68,7 @@ impl FromStr for LogLocation {
                 Some(("endpoint", value)) => endpoint = Some(value.to_owned()),
                 Some(("ca", value)) => roots = Some(value.to_owned()),
                 Some(_) | None => {
-                    return Err(wrong("want `endpoint=URL`, `region=NAME` or `ca=FILE` behind the `?`"));
+                    return Err(wrong("expected `endpoint=URL`, `region=NAME` or `ca=FILE` after the `?`"));
                 }
             }
         }
@@ -76,12 +76,12 @@ impl FromStr for LogLocation {
         let (tls, authority) = match endpoint.split_once("://") {
             Some(("https", authority)) => (true, authority),
             Some(("http", authority)) => (false, authority),
-            Some(_) | None => return Err(wrong("want an endpoint like `https://HOST:PORT`")),
+            Some(_) | None => return Err(wrong("expected an endpoint such as `https://HOST:PORT`")),
         };
         let authority: hyper::http::uri::Authority = authority
             .trim_end_matches('/')
             .parse()
-            .map_err(|_| wrong("want an endpoint like `https://HOST:PORT`"))?;
+            .map_err(|_| wrong("expected an endpoint such as `https://HOST:PORT`"))?;
         let prefix = prefix.trim_matches('/');
         Ok(Self::S3(s3::S3Location {
             bucket: bucket.to_owned(),
@@ -126,7 +126,7 @@ mod tests {
     use super::LogLocation;
 
     #[test]
-    fn places_are_read_and_what_is_wrong_is_said() {
+    fn log_locations_are_parsed_and_invalid_ones_are_explained() {
         assert!(matches!("files".parse(), Ok(LogLocation::Files)));
         assert!(
             matches!("dir:/mnt/logs".parse(), Ok(LogLocation::Dir(path)) if path.to_str() == Some("/mnt/logs"))
@@ -146,7 +146,7 @@ mod tests {
             ["", "dir:logs", "s3://", "s3:///x", "s3://b?colour=red", "s3://b?endpoint=ftp://h", "s3://b c"]
         {
             let error = wrong.parse::<LogLocation>().unwrap_err().to_string();
-            assert!(error.contains("want"), "{error}");
+            assert!(error.contains("expected"), "{error}");
         }
     }
 }

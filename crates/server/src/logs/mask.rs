@@ -70,7 +70,7 @@ impl Mask {
     }
 
     /// The longest beginning of a value at the end of `text`: its length, and that of the value.
-    fn begun(&self, text: &[u8]) -> (usize, usize) {
+    fn partial_len(&self, text: &[u8]) -> (usize, usize) {
         self.values.iter().map(|value| (begun(value, text), value.len())).max().unwrap_or_default()
     }
 
@@ -108,17 +108,17 @@ impl Mask {
         }
         let around = (self.len_max - 1) as u64;
         let mut whole = if begin > 0 && self.may_continue_value(&text) {
-            bytes(store, log, begin.saturating_sub(around), begin).await?
+            read_bytes(store, log, begin.saturating_sub(around), begin).await?
         } else {
             Vec::new()
         };
         let start = whole.len();
         whole.append(&mut text);
         let mut begun = PartialValue::default();
-        if self.begun(&whole).0 > 0 {
-            let after = bytes(store, log, end, end + around).await?;
+        if self.partial_len(&whole).0 > 0 {
+            let after = read_bytes(store, log, end, end + around).await?;
             whole.extend_from_slice(&after);
-            let (len, of) = self.begun(&whole);
+            let (len, of) = self.partial_len(&whole);
             // Either more bytes follow than any value is long, or the log ends within this value.
             begun = PartialValue { len, of, left: len.saturating_sub(after.len()) };
         }
@@ -190,7 +190,7 @@ fn begun(value: &[u8], text: &[u8]) -> usize {
 }
 
 /// Reads the bytes of a log between two offsets.
-async fn bytes(store: &dyn LogStore, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
+async fn read_bytes(store: &dyn LogStore, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
     let mut found = Vec::new();
     loop {
         let at = from + found.len() as u64;
@@ -248,11 +248,8 @@ impl MaskCache {
         if let Some(known) = inner.known.lock().get(&log.project).filter(|known| known.until > now) {
             return Ok(known.mask.clone());
         }
-        let failed = |source| LogError::Io {
-            what: "find the secrets to be hidden in",
-            submission: log.submission,
-            source,
-        };
+        let failed =
+            |source| LogError::Io { what: "find the secrets to mask in", submission: log.submission, source };
         let stored = secrets::list(&inner.db, log.project)
             .await
             .map_err(|error| failed(std::io::Error::other(error)))?;
@@ -289,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn values_become_asterisks_of_the_same_length_and_short_ones_stay() {
+    fn secret_values_are_masked_with_equal_length_and_short_ones_are_not() {
         let mask = Mask::new(["hunter22", "abcdef", "cdefgh", "short", "  padded-value\n"]).unwrap();
         for (text, shown) in [
             ("a hunter22 b", "a ******** b"),
@@ -318,14 +315,14 @@ mod tests {
         // In pieces, as readers do.
         for piece in text.chunks_mut(64 * 1024) {
             mask.apply(piece);
-            std::hint::black_box(mask.begun(piece));
+            std::hint::black_box(mask.partial_len(piece));
         }
         println!("{megabytes} MB in {} ms", began.elapsed().as_millis());
         assert!(text[at..at + values[7].len()].iter().all(|byte| *byte == b'*'));
     }
 
     #[test]
-    fn lines_of_a_long_value_are_hidden_by_themselves() {
+    fn each_long_line_of_a_multi_line_secret_is_masked() {
         let mask =
             Mask::new(["-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0\nx=\n-----END KEY-----"]).unwrap();
         assert_eq!(
@@ -349,12 +346,12 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_value_at_the_end_is_known() {
+    fn a_partial_secret_at_the_end_is_detected() {
         let mask = Mask::new(["hunter22"]).unwrap();
         for (text, begun) in
             [("a hunter", 6), ("hunter2", 7), ("hunter22", 0), ("a h", 1), ("a b", 0), ("", 0)]
         {
-            assert_eq!(mask.begun(text.as_bytes()).0, begun, "{text}");
+            assert_eq!(mask.partial_len(text.as_bytes()).0, begun, "{text}");
         }
         assert!(
             mask.may_continue_value(b"unte")
@@ -364,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_value_is_kept_back_or_hidden_across_pieces() {
+    fn a_partial_secret_is_held_back_or_masked_across_chunks() {
         let begun = |len, left| PartialValue { len, of: 8, left };
         for (begun, held, hidden) in [
             (begun(6, 6), vec!["a "], vec!["a ***", "***"]),

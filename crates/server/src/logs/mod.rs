@@ -93,7 +93,7 @@ impl LogRange {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    #[error("{what} the log of submission {submission}")]
+    #[error("failed to {what} the log of submission {submission}")]
     Io {
         what: &'static str,
         submission: SubmissionId,
@@ -101,7 +101,7 @@ pub enum LogError {
         source: io::Error,
     },
     /// The writer must continue from `end`.
-    #[error("append at {offset}, but the log ends at {end}")]
+    #[error("cannot append at offset {offset}: the log ends at {end}")]
     Gap { offset: u64, end: u64 },
 }
 
@@ -110,7 +110,13 @@ pub type LogFuture<'a, T> = BoxFuture<'a, Result<T, LogError>>;
 /// Storage of logs.
 pub trait LogStore: Send + Sync + 'static {
     /// Appends bytes that were received at `at`, and returns the new end of the log.
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64>;
+    fn append_to_files<'a>(
+        &'a self,
+        log: &'a Log,
+        offset: u64,
+        at: i64,
+        bytes: &'a [u8],
+    ) -> LogFuture<'a, u64>;
 
     /// Offset after the last byte; 0 for a log that does not exist.
     fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64>;

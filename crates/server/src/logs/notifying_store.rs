@@ -172,9 +172,15 @@ impl LogSubscription {
 }
 
 impl LogStore for NotifyingLogStore {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
+    fn append_to_files<'a>(
+        &'a self,
+        log: &'a Log,
+        offset: u64,
+        at: i64,
+        bytes: &'a [u8],
+    ) -> LogFuture<'a, u64> {
         Box::pin(async move {
-            let end = self.store.append(log, offset, at, bytes).await?;
+            let end = self.store.append_to_files(log, offset, at, bytes).await?;
             self.tell(log, end);
             Ok(end)
         })

@@ -11,11 +11,11 @@ const BYTES_MAX: usize = 2 << 20;
 
 /// A token that this server did not issue.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read next_token `{0}`")]
+#[error("invalid `next_token` value `{0}`")]
 pub struct InvalidPageToken(pub String);
 
 /// Converts a request to a range.
-pub fn range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
+pub fn requested_range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
     let from = asked
         .next_token
         .as_deref()
@@ -59,7 +59,7 @@ pub async fn read_page(
         None => false,
     };
     let next_token = next.filter(|_| more).map(|from| from.to_string());
-    Ok(Page { logs: pieces.into_iter().map(event).collect(), external_url: None, next_token })
+    Ok(Page { logs: pieces.into_iter().map(to_log_event).collect(), external_url: None, next_token })
 }
 
 /// Removes terminal codes from a page. A code that spans two pieces is recognised only if they are in ascending order.
@@ -77,7 +77,7 @@ pub fn strip_terminal_codes(page: Page, descending: bool) -> Page {
     Page { logs: page.logs.into_iter().filter_map(strip).collect(), ..page }
 }
 
-fn event(piece: LogChunk) -> LogEvent {
+fn to_log_event(piece: LogChunk) -> LogEvent {
     LogEvent {
         timestamp: Timestamp(piece.at),
         log_source: "stdout".to_owned(),
@@ -90,12 +90,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terminal_codes_are_left_out_across_pieces_and_empty_pieces_with_them() {
+    fn terminal_codes_are_stripped_across_chunks_and_empty_chunks_are_dropped() {
         let pieces = ["\x1b[3", "1mred\x1b[0m\n", "\x1b[2K", "plain\n"];
         let logs = pieces
             .iter()
             .zip(1..)
-            .map(|(text, at)| event(LogChunk { offset: 0, at, bytes: text.as_bytes().to_vec() }));
+            .map(|(text, at)| to_log_event(LogChunk { offset: 0, at, bytes: text.as_bytes().to_vec() }));
         let page = Page { logs: logs.collect(), external_url: None, next_token: Some("9".to_owned()) };
         let shown = strip_terminal_codes(page, false);
         let texts: Vec<String> = shown

@@ -137,7 +137,7 @@ impl LogReaders {
         };
         for log in followed {
             if let Some(job) = ended.iter().find(|job| job.id == log.submission) {
-                self.0.archive.publish_job_result(log, over(job.clone()));
+                self.0.archive.publish_job_result(log, job_result(job.clone()));
             } else if store_too && let Ok(end) = self.0.archive.end(log).await {
                 self.0.archive.tell(log, end);
             }
@@ -145,7 +145,7 @@ impl LogReaders {
     }
 }
 
-fn over(job: jobs::SubmissionEnd) -> JobResult {
+fn job_result(job: jobs::SubmissionEnd) -> JobResult {
     JobResult {
         status: job.status.as_str(),
         exit_status: job.exit_status,
@@ -246,7 +246,7 @@ impl LogReader {
         if let Ok(ended) = jobs::list_ended(&self.tails.0.db, &[self.log.submission]).await {
             self.known = true;
             for job in ended {
-                self.tails.0.archive.publish_job_result(&self.log, over(job));
+                self.tails.0.archive.publish_job_result(&self.log, job_result(job));
             }
         }
     }

@@ -15,7 +15,7 @@ use windlass_model::{
     id::InstanceId,
     instance,
     plan::{
-        offers::{Offer, fit, shortfalls},
+        offers::{Offer, shortfalls, smallest_fit},
         place::OFFERS_MAX,
     },
     time::Timestamp,
@@ -29,7 +29,7 @@ use crate::{
         instances::{self, Instance, NewInstance},
         pipeline_rows::fleets::{self as rows, FleetInputs, FleetUpdate},
     },
-    instance_documents::{OfferAttempts, OrderProfile, type_of_offer},
+    instance_documents::{OfferAttempts, OrderProfile, offer_instance_type},
     offer_cache::{OfferCache, OfferSnapshot},
     parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
@@ -68,7 +68,7 @@ impl Pipeline for FleetsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
-        let shape = parsed_fleet_spec::of(&loaded.fleet);
+        let shape = parsed_fleet_spec::for_fleet(&loaded.fleet);
         Ok(Some(Row { loaded, shape }))
     }
 
@@ -96,7 +96,7 @@ impl Pipeline for FleetsPipeline {
             next.plan.create.clear();
             let fleet = &row.loaded.fleet;
             next.plan.attempts = u32::try_from(fleet.consolidation_attempt).unwrap_or_default();
-            next.plan.tried_at = fleet.last_consolidated_at;
+            next.plan.last_attempt_at = fleet.last_consolidated_at;
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Pipeline for FleetsPipeline {
         let mut moved = FleetUpdate {
             set: vec![
                 ("consolidation_attempt", i64::from(next.plan.attempts).into()),
-                ("last_consolidated_at", next.plan.tried_at.into()),
+                ("last_consolidated_at", next.plan.last_attempt_at.into()),
             ],
             end: next.plan.end.clone(),
             ..FleetUpdate::default()
@@ -115,7 +115,7 @@ impl Pipeline for FleetsPipeline {
         for num in &next.plan.create {
             moved.create.extend(self.member(lease, &row, *num, &next.offers)?);
         }
-        let message = said(&row, &next);
+        let message = status_message(&row, &next);
         if let Some(change) = &next.plan.change {
             let why = pipeline_cause(event::Pipeline::Fleet, lease, change.reason, &change.message);
             let step = event::transition::<fleet::FleetLifecycle>(fleet.id, fleet.status, change.event, why)?;
@@ -166,7 +166,7 @@ impl FleetsPipeline {
             instance_num: num.into(),
             ..new
         };
-        let message = format!("the fleet keeps at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
+        let message = format!("the fleet requires at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
         let why = pipeline_cause(event::Pipeline::Fleet, lease, "nodes_min", message);
         let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
         let targets = [EventTarget { entity: created.entity, id: id.0, name: &name }];
@@ -202,7 +202,7 @@ pub(super) fn new_instance(
         hostname: None,
         price: first.map(|offer| offer.price.as_dollars()),
         spot: first.is_some_and(|offer| offer.host.spot),
-        instance_type: first.map(|offer| type_of_offer(offer).to_string()),
+        instance_type: first.map(|offer| offer_instance_type(offer).to_string()),
         offer: Some(document(serde_json::to_string(&tries))?),
         provisioning: None,
         ssh: None,
@@ -217,14 +217,14 @@ pub(super) fn new_instance(
 
 /// Explains why there are no offers.
 fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: bool) -> String {
-    let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
+    let mut said = vec!["no backend has a matching offer".to_owned()];
     said.extend(seen.silent.iter().cloned());
     if seen.offers.is_empty() && seen.silent.is_empty() {
-        said = vec!["no backend offers anything".to_owned()];
+        said = vec!["no backend has any offers".to_owned()];
     }
     if left_out {
         said.push(
-            "other backends are not granted to the project; hint: a global admin does that with \
+            "other backends are not granted to the project; hint: a global admin can grant them with \
              `windlass project grant-backend`"
                 .to_owned(),
         );
@@ -234,19 +234,24 @@ fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: b
     misses.sort_by_key(|(short, _)| short.len());
     if let Some((short, offer)) = misses.first() {
         let short: Vec<String> = short.iter().map(ToString::to_string).collect();
-        said.push(format!("nearest is {} {}: {}", offer.backend, offer.instance_type, short.join(", ")));
+        said.push(format!(
+            "the closest offer is {} {}: {}",
+            offer.backend,
+            offer.instance_type,
+            short.join(", ")
+        ));
     }
     said.join("; ")
 }
 
 /// Status message of the fleet for users; none while everything is as requested.
-fn said(row: &Row, next: &FleetPassPlan) -> Option<String> {
+fn status_message(row: &Row, next: &FleetPassPlan) -> Option<String> {
     let mut said: Vec<String> = next.plan.note.iter().chain(&next.said).cloned().collect();
     if next.said.is_some() {
         said.retain(|text| Some(text) != next.plan.note.as_ref());
     }
     if row.loaded.fleet.status == Status::Terminating && !row.loaded.members.is_empty() {
-        said.push(format!("waits for {} instances to end", row.loaded.members.len()));
+        said.push(format!("waiting for {} instances to end", row.loaded.members.len()));
     }
     let (nodes, have) = (row.shape.nodes(), row.loaded.members.len());
     let short = nodes.is_some_and(|nodes| have < nodes.min as usize);
@@ -254,7 +259,7 @@ fn said(row: &Row, next: &FleetPassPlan) -> Option<String> {
         && next.plan.attempts > 0
         && let Some(last) = &row.loaded.last_word
     {
-        said.push(format!("the last one failed: {last}"));
+        said.push(format!("the last instance failed: {last}"));
     }
     if said.is_empty() && short {
         // Between two attempts the last message still applies.
@@ -269,17 +274,17 @@ fn view(row: &Row) -> brain::FleetView {
     brain::FleetView {
         status: fleet.status,
         is_ssh: !creates,
-        delete_asked: fleet.termination_asked_at.is_some(),
+        is_delete_requested: fleet.termination_asked_at.is_some(),
         nodes_min: nodes.map_or(0, |nodes| nodes.min),
         nodes_target: nodes.map_or(0, |nodes| nodes.target),
         nodes_max: nodes.and_then(|nodes| nodes.max),
-        members: row.loaded.members.iter().map(|member| of_member(member, &row.shape)).collect(),
+        members: row.loaded.members.iter().map(|member| to_member(member, &row.shape)).collect(),
         attempts: u32::try_from(fleet.consolidation_attempt).unwrap_or_default(),
-        tried_at: fleet.last_consolidated_at,
+        last_attempt_at: fleet.last_consolidated_at,
     }
 }
 
-fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
+fn to_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
     // Compares the offer of the backend, not the actual resources: a replacement would have the same.
     let offered = OfferAttempts::of(member).and_then(|tries| tries.current().cloned());
     FleetMember {
@@ -287,7 +292,7 @@ fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
         instance_num: u32::try_from(member.instance_num).unwrap_or_default(),
         status: member.status,
         jobs: u32::from(member.busy_blocks > 0),
-        ending: member.termination_asked_at.is_some(),
-        up_to_date: offered.is_none_or(|offer| fit(&offer, shape.limits()).is_ok()),
+        is_end_requested: member.termination_asked_at.is_some(),
+        is_up_to_date: offered.is_none_or(|offer| smallest_fit(&offer, shape.limits()).is_ok()),
     }
 }

@@ -22,7 +22,7 @@ use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
         instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
-        jobs_running::provisioning_max,
+        jobs_running::provisioning_timeout,
     },
     event,
     id::InstanceId,
@@ -39,7 +39,8 @@ use crate::{
         pipeline_rows::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
     instance_documents::{
-        OfferAttempts, engine_away, has_of, host_health, host_instance_type, merge_host_report, type_of_offer,
+        OfferAttempts, engine_problem, host_health, host_instance_type, merge_host_report,
+        offer_instance_type, reported_hardware,
     },
     parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
@@ -123,7 +124,7 @@ impl Pipeline for InstancesPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
-        let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
+        let fleet = match instance.fleet_id.filter(|_| needs_fleet(&instance)) {
             Some(id) => rows::fleet_summary(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
                 FleetContext { shape: parsed_fleet_spec::for_spec(id, &spec), members }
             }),
@@ -193,12 +194,12 @@ impl Pipeline for InstancesPipeline {
         if let Some(until) = learned.answered_until {
             plan.due = plan.due.min(until);
         }
-        if engine_away(stored_type(&row.instance).as_ref()).is_some() {
+        if engine_problem(stored_type(&row.instance).as_ref()).is_some() {
             // Jobs wait for the engine.
             plan.due = plan.due.min(Timestamp(lease.now()) + ENGINE_POLL);
         }
         let due_in_us = Some(due_in(lease, plan.due));
-        let moved = moved(lease, &row, &plan, &learned)?;
+        let moved = build_update(lease, &row, &plan, &learned)?;
         let wake = moved.wakes();
         let ends_idle = moved.only_while_idle;
         let over = moved.is_over;
@@ -324,7 +325,7 @@ impl InstancesPipeline {
 }
 
 /// Returns whether the decision needs the state of the fleet.
-fn asks_fleet(instance: &Instance) -> bool {
+fn needs_fleet(instance: &Instance) -> bool {
     match instance.status {
         Status::Pending | Status::Provisioning | Status::Terminating => true,
         Status::Idle => instance.idle_seconds_max.is_some() || instance.unreachable,
@@ -334,7 +335,7 @@ fn asks_fleet(instance: &Instance) -> bool {
 }
 
 /// Builds the changes that the pass writes.
-fn moved(
+fn build_update(
     lease: &Lease,
     row: &Row,
     plan: &Plan,
@@ -354,7 +355,7 @@ fn moved(
         )?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
-        message = status(row, plan, step.status, &change.message, &mut moved);
+        message = status_columns(row, plan, step.status, &change.message, &mut moved);
     } else if let Some(word) = occupancy_event(instance) {
         let said = format!("{} of its blocks are in use", instance.busy_blocks);
         let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), said);
@@ -392,7 +393,13 @@ fn is_ready(status: Status) -> bool {
 }
 
 /// Adds the columns that change with the status, and returns the new status message.
-fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUpdate) -> Option<String> {
+fn status_columns(
+    row: &Row,
+    plan: &Plan,
+    to: Status,
+    said: &str,
+    moved: &mut InstanceUpdate,
+) -> Option<String> {
     let instance = &row.instance;
     moved.pokes_fleet = true;
     match to {
@@ -400,7 +407,7 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUp
         Status::Provisioning => {
             moved.set.push(("started_at", Val::Now));
             moved.pokes_jobs = true;
-            Some("waits for its agent".to_owned())
+            Some("waiting for its agent".to_owned())
         }
         Status::Idle | Status::Busy => {
             if instance.started_at.is_none() {
@@ -483,7 +490,7 @@ fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, Pass
             ("price", offer.price.as_dollars().into()),
             ("spot", offer.host.spot.into()),
             ("total_blocks", i64::from(offer.total_blocks.max(1)).into()),
-            ("instance_type", type_of_offer(offer).to_string().into()),
+            ("instance_type", offer_instance_type(offer).to_string().into()),
         ]);
     }
     if let Some(total) = learned.total_blocks {
@@ -503,9 +510,9 @@ fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, Pass
     let stored = stored_type(instance);
     let has = machine.and_then(|machine| machine.has.clone());
     let looked = learned.news.as_ref().filter(|_| instance.instance_type.is_none());
-    let found = has.or_else(|| looked.map(|news| has_of(&news.info))).map(|has| {
+    let found = has.or_else(|| looked.map(|news| reported_hardware(&news.info))).map(|has| {
         let granted = learned.granted.as_ref().and_then(OfferAttempts::current);
-        let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| name_of(row));
+        let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| type_name(row));
         let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
         host_instance_type(&name, &has, spot)
     });
@@ -535,17 +542,17 @@ fn engine_note(instance: &Instance, set: &Values) -> Option<String> {
         return None;
     };
     let (before, kind) = (stored_type(instance), serde_json::from_str::<Value>(kind).ok());
-    match (engine_away(before.as_ref()), engine_away(kind.as_ref())) {
+    match (engine_problem(before.as_ref()), engine_problem(kind.as_ref())) {
         (None, Some(why)) => {
-            Some(format!("its container engine is away, and jobs with an image wait for it: {why}"))
+            Some(format!("its container engine is not available, and jobs with an image wait for it: {why}"))
         }
-        (Some(_), None) => Some("its container engine answers again".to_owned()),
+        (Some(_), None) => Some("its container engine is available again".to_owned()),
         (None, None) | (Some(_), Some(_)) => None,
     }
 }
 
 /// Type of an instance for which none was reported.
-fn name_of(row: &Row) -> String {
+fn type_name(row: &Row) -> String {
     if row.is_ssh() {
         return "ssh".to_owned();
     }
@@ -575,13 +582,13 @@ fn view(row: &Row) -> brain::InstanceView {
         status: instance.status,
         created_at: instance.created_at,
         started_at: instance.started_at,
-        provisioning_max: provisioning_max(backend, kind.as_deref().unwrap_or_default()),
+        provisioning_max: provisioning_timeout(backend, kind.as_deref().unwrap_or_default()),
         jobs: u32::from(instance.busy_blocks > 0),
-        made_for_job: instance.made_for.is_some(),
-        end_asked: asked,
+        is_made_for_job: instance.made_for.is_some(),
+        requested_end: asked,
         idle_since: instance.idle_since.or(instance.started_at),
         idle_max: instance.idle_seconds_max.map(Span::secs),
-        above_min: row
+        is_above_min: row
             .fleet
             .as_ref()
             .is_some_and(|fleet| fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))),
@@ -589,7 +596,7 @@ fn view(row: &Row) -> brain::InstanceView {
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
         is_forced: instance.end_reason.as_deref() == Some(instances::FORCED),
-        delete_told: instance
+        is_delete_failure_reported: instance
             .status_message
             .as_deref()
             .is_some_and(|said| said.starts_with(brain::DELETE_FAILED_MESSAGE)),

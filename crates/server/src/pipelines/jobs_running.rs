@@ -29,7 +29,7 @@ use windlass_model::{
 use self::record::JobFindings;
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{PipelineContext, applied, due_in, pipeline_cause};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     agents::{AgentError, CallContext},
     db::{
@@ -98,7 +98,7 @@ impl Pipeline for JobsRunningPipeline {
         let is_new = loaded.job.status == job::Status::Provisioning;
         let known = !is_new || job_payload::are_addresses_known(&self.0, &loaded).await?;
         let job = brain::RunningJobView {
-            lost_after: self.0.lost_after,
+            unreachable_timeout: self.0.lost_after,
             ..inputs::view(&loaded, &facts, &shape, known)
         };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
@@ -126,7 +126,7 @@ impl Pipeline for JobsRunningPipeline {
     /// Performs the plan. A task that a host accepted may have advanced by the time of the response: the pass continues
     /// from there instead of waiting for the next one.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut JobPassPlan) -> Result<(), PassError> {
-        let (JobPassPlan::Continue(way), Some(call)) = (next, call(lease, &row.loaded)) else {
+        let (JobPassPlan::Continue(way), Some(call)) = (next, agent_call(lease, &row.loaded)) else {
             return Ok(());
         };
         self.perform_actions(lease, row, call, &row.job, way).await?;
@@ -145,16 +145,16 @@ impl Pipeline for JobsRunningPipeline {
         let job = &row.loaded.job;
         let (changes, ending, mut set, due) = match &next {
             JobPassPlan::End(ending) => {
-                let message = ending.said().unwrap_or("the run asked for its end");
-                let change = Change::why(job::Event::StopAsked, ending.reason().as_str(), message);
+                let message = ending.said().unwrap_or("the run requested its end");
+                let change = Change::new(job::Event::StopAsked, ending.reason().as_str(), message);
                 (vec![change], Some(ending), vec![], None)
             }
             JobPassPlan::Continue(way) => {
                 let JobPassState { before, plan, learned } = &**way;
                 let changes = before.iter().chain(&plan.change).cloned().collect();
                 let waits = plan.waits_for.map(|what| match &learned.waits {
-                    Some(said) => format!("waits: {said}"),
-                    None => format!("waits for {what}"),
+                    Some(said) => format!("waiting: {said}"),
+                    None => format!("waiting for {what}"),
                 });
                 let set =
                     vec![("disconnected_at", plan.disconnected_at.into()), ("status_message", waits.into())];
@@ -177,7 +177,7 @@ impl Pipeline for JobsRunningPipeline {
         }
         let came_to = Some(status).filter(|status| *status != job.status);
         let pokes_group =
-            came_to.filter(|to| *to == job::Status::Running && peer_hosts::are_wanted(&row.loaded));
+            came_to.filter(|to| *to == job::Status::Running && peer_hosts::is_requested(&row.loaded));
         let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
         if let JobPassPlan::Continue(way) = &next {
             set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
@@ -196,11 +196,11 @@ impl Pipeline for JobsRunningPipeline {
             }
             false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        let pokes_siblings = row.job.several;
+        let pokes_siblings = row.job.has_siblings;
         let moved =
             JobUpdate { set: dedup_columns(set), events, due_in_us: due, pokes_siblings, pokes_group };
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
-        Ok(applied(&written, due, wake))
+        Ok(apply_outcome(&written, due, wake))
     }
 }
 
@@ -225,11 +225,12 @@ impl JobsRunningPipeline {
             host: inputs::host_state(&row.loaded),
             shim: brain::ShimState::NotAsked,
             runner: brain::RunnerState::NotAsked,
-            gpu_idle: self.is_gpu_idle(lease, row).await?,
-            is_told: self.is_told(row),
+            is_gpu_idle: self.is_gpu_idle(lease, row).await?,
+            has_event_stream: self.is_told(row),
         };
         let answers = row.loaded.instance.as_ref().is_some_and(inputs::may_have_agent);
-        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::HostState::Fine)
+        let Some(call) =
+            agent_call(lease, &row.loaded).filter(|_| answers && seen.host == brain::HostState::Fine)
         else {
             return Ok(seen);
         };
@@ -245,7 +246,7 @@ impl JobsRunningPipeline {
             seen.runner = inputs::runner_state(pulled);
         }
         if let brain::RunnerState::Pulled(pulled) = &seen.runner {
-            learned.no_connections = pulled.no_connections;
+            learned.no_connections = pulled.disconnected_for;
         }
         if job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
             // The runner's output is read from the host's disk, where it outlives the runner; only the shim knows
@@ -362,7 +363,7 @@ impl JobsRunningPipeline {
                 Err(error) => order_outcome(error, now),
             };
         }
-        match job_payload::task(&self.0, lease, &row.loaded).await {
+        match job_payload::task_spec(&self.0, lease, &row.loaded).await {
             Ok((task, runs_in)) => {
                 learned.runs_in = runs_in;
                 Ok(call_outcome(self.0.agents.submit_task(call, &task).await, now))
@@ -379,7 +380,7 @@ impl JobsRunningPipeline {
         learned: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
-        match job_payload::start(&self.0, &row.loaded).await {
+        match job_payload::runner_start(&self.0, &row.loaded).await {
             Ok(start) => {
                 let started = self.0.agents.start_job(call, &start).await;
                 Ok(call_outcome(started.map(|started| learned.started = started), now))
@@ -475,7 +476,7 @@ fn status_columns(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)
     }
 }
 
-pub(super) fn call(lease: &Lease, loaded: &JobInputs) -> Option<CallContext> {
+pub(super) fn agent_call(lease: &Lease, loaded: &JobInputs) -> Option<CallContext> {
     let instance: InstanceId = loaded.job.instance_id?;
     Some(CallContext { instance, submission: loaded.job.id, epoch: lease.epoch })
 }

@@ -25,13 +25,13 @@ use windlass_model::{
         offers::{InstanceNeeds, Location, Offer},
         place::{
             FleetChoice, Inventory, NodePlacement, PlacementOutcome, RefusalReport, ReplicaPlacement,
-            WaitingNode, WaitingReplica, place,
+            WaitingNode, WaitingReplica, place_replicas,
         },
     },
     time::{Span, Timestamp},
 };
 
-use super::{PipelineContext, applied, due_in, pipeline_cause};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
     attempt_specs::PlacementPreferences,
@@ -164,16 +164,16 @@ impl JobsSubmittedPipeline {
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                let mut waiting = waiting(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?;
+                let mut waiting = waiting_view(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?;
                 if let Some(full) = full.get(&(replica.run, replica.num)) {
                     for node in &mut waiting.nodes {
-                        Arc::make_mut(&mut node.needs).avoid.extend(full.iter().cloned());
+                        Arc::make_mut(&mut node.needs).avoid_locations.extend(full.iter().cloned());
                     }
                 }
                 queue.push(waiting);
             }
         }
-        let placements = place(&queue, &inventory, Timestamp(now));
+        let placements = place_replicas(&queue, &inventory, Timestamp(now));
         let by_place: BTreeMap<(RunId, i64), &LeasedReplica> =
             replicas.iter().map(|replica| ((replica.run, replica.num), replica)).collect();
         // Concurrently, so that the database commits them together.
@@ -238,7 +238,7 @@ impl JobsSubmittedPipeline {
                     job,
                     brain::decide(
                         &unassigned_view(job),
-                        SubmittedJobObservation::of(&placement.outcome, n),
+                        SubmittedJobObservation::from_outcome(&placement.outcome, n),
                         site.now,
                     ),
                 )
@@ -345,7 +345,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<Option<SeatTarget<'a>>, PassError> {
         let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
-        let (shape, run) = (parsed_fleet_spec::of(fleet), self.hands.shapes.of(site.run)?);
+        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet), self.hands.shapes.of(site.run)?);
         // The job already holds its blocks, so every offer must provide the same number.
         let alike = offers.iter().filter(|new| new.blocks == first.blocks);
         let offers: Vec<Offer> = alike
@@ -355,7 +355,7 @@ impl JobsSubmittedPipeline {
             })
             .collect();
         let id = InstanceId(self.hands.db.new_id()?);
-        let why = format!("{} needs it", job.job_name);
+        let why = format!("required by job {}", job.job_name);
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, "job", why);
         let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
         let wish = super::fleets::new_instance(id, &offers, shape.tags(run.tags()))?;
@@ -408,13 +408,14 @@ impl JobsSubmittedPipeline {
                 };
                 let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
-                Ok(applied(&written, None, wake))
+                Ok(apply_outcome(&written, None, wake))
             }
             Plan::End { ending, change } => {
                 let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
                 let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
                     && spec.jobs_per_replica > 1;
-                let ending = if is_full { ending.with(job::TerminationDetail::RegionFull) } else { ending };
+                let ending =
+                    if is_full { ending.with_detail(job::TerminationDetail::RegionFull) } else { ending };
                 self.end(lease, job, &ending, change.event, None).await
             }
             Plan::Assign { due, .. }
@@ -439,7 +440,7 @@ impl JobsSubmittedPipeline {
         let moved =
             JobUpdate { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
         let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
-        Ok(applied(&written, due_in_us, vec![]))
+        Ok(apply_outcome(&written, due_in_us, vec![]))
     }
 
     async fn end(
@@ -450,7 +451,7 @@ impl JobsSubmittedPipeline {
         event: job::Event,
         shortfalls: Option<String>,
     ) -> Result<ApplyOutcome, PassError> {
-        let message = ending.said().unwrap_or("the run asked for its end");
+        let message = ending.said().unwrap_or("the run requested its end");
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::JobLifecycle>(job.id, job.status, event, why)?;
         let mut set = rows::ending_columns(ending);
@@ -463,7 +464,7 @@ impl JobsSubmittedPipeline {
             pokes_group: None,
         };
         let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
-        Ok(applied(
+        Ok(apply_outcome(
             &written,
             None,
             vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline],
@@ -497,7 +498,7 @@ fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
 /// State of the creation of an instance, for the job that requested it.
 fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservation {
     let Some(instance) = instance else {
-        return SubmittedJobObservation::Refused { said: "its instance is gone".to_owned() };
+        return SubmittedJobObservation::Refused { said: "its instance no longer exists".to_owned() };
     };
     match instance.status {
         instance::Status::Pending => SubmittedJobObservation::Creating,
@@ -506,7 +507,9 @@ fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservati
         }
         instance::Status::Terminating | instance::Status::Terminated => {
             let said = instance.termination_message.clone();
-            SubmittedJobObservation::Refused { said: said.unwrap_or_else(|| "its instance ended".to_owned()) }
+            SubmittedJobObservation::Refused {
+                said: said.unwrap_or_else(|| "its instance was terminated".to_owned()),
+            }
         }
     }
 }
@@ -525,7 +528,7 @@ impl PlacementContext<'_> {
     }
 }
 
-fn waiting(
+fn waiting_view(
     replica: &LeasedReplica,
     run: &Run,
     shape: &ParsedRunSpec,
@@ -544,7 +547,8 @@ fn waiting(
     for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
         let volumes = volumes.locations(&mounts::for_spec(spec))?;
         let (avoid, avoid_instances) = avoided.clone();
-        let mut needs = InstanceNeeds { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
+        let mut needs =
+            InstanceNeeds { volumes, avoid_locations: avoid, avoid_instances, ..shape.needs_of(spec) };
         if let Some(Location { backend, region, zone }) = sought.clone() {
             (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
             needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
@@ -562,9 +566,9 @@ fn waiting(
         priority: u32::try_from(run.priority).unwrap_or_default(),
         since: replica.nodes.iter().map(|j| j.submitted_at).min().unwrap_or_default(),
         nodes,
-        choice,
+        fleet_choice: choice,
         fleets,
         creation: shape.creation(),
-        lasts: replica.specs[0].max_duration.map(Span::secs),
+        max_duration: replica.specs[0].max_duration.map(Span::secs),
     })
 }

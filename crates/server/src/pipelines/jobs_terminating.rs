@@ -18,8 +18,8 @@ use windlass_model::{
 };
 
 use super::{
-    PipelineContext, applied, due_in,
-    jobs_running::{call, job_log},
+    PipelineContext, apply_outcome, due_in,
+    jobs_running::{agent_call, job_log},
     pipeline_cause,
 };
 use crate::{
@@ -101,7 +101,7 @@ impl Pipeline for JobsTerminatingPipeline {
     /// Performs steps until one has to wait: the result of a step decides the next, so that a job that ended by itself
     /// is finished in one pass.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut TerminationPassPlan) -> Result<(), PassError> {
-        let Some(call) = call(lease, &row.loaded) else { return Ok(()) };
+        let Some(call) = agent_call(lease, &row.loaded) else { return Ok(()) };
         let (mut job, mut seen) = (next.job.clone(), TerminatingJobObservation::NOTHING);
         for _ in 0..STEPS_MAX {
             let Plan::Step { step, .. } = &next.plan else { return Ok(()) };
@@ -153,7 +153,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 let due_in_us = Some(due_in(lease, due));
                 let mut set = vec![
                     ("stop_deadline_at", next.deadline.into()),
-                    ("status_message", format!("waits for {waits_for}").into()),
+                    ("status_message", format!("waiting for {waits_for}").into()),
                 ];
                 let mut wake = vec![];
                 if next.job.ending != row.job.ending {
@@ -172,7 +172,7 @@ impl Pipeline for JobsTerminatingPipeline {
                     pokes_group: None,
                 };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
-                Ok(applied(&written, due_in_us, wake))
+                Ok(apply_outcome(&written, due_in_us, wake))
             }
         }
     }
@@ -263,7 +263,7 @@ impl JobsTerminatingPipeline {
             super::instances::QUEUE.pipeline,
         ];
         let written = rows::end(&self.0.db, lease.key(), job, end).await?;
-        Ok(applied(&written, None, wake))
+        Ok(apply_outcome(&written, None, wake))
     }
 }
 
@@ -288,15 +288,15 @@ fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::Ter
     brain::TerminatingJobView {
         ending,
         terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
-        registered: job.replica_registered,
-        in_use: loaded.in_use,
-        ran: job.running_at.is_some(),
-        handed_over: job.pulling_at.is_some(),
+        is_registered: job.replica_registered,
+        has_open_requests: loaded.in_use,
+        has_run: job.running_at.is_some(),
+        is_task_submitted: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,
         stop_duration: facts.stop_duration.map(Span::secs),
         stop_grace: Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS)),
         volumes: Vec::new(),
-        place,
+        instance: place,
         give_up_after: brain::give_up_timeout(lost_after),
     }
 }

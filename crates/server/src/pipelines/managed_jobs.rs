@@ -137,12 +137,12 @@ impl Pipeline for ManagedJobsPipeline {
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
-        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: dice(&db.new_id()?) })
+        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: jitter_from_id(&db.new_id()?) })
     }
 
     fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> ManagedJobPassPlan {
         let now = Timestamp(now);
-        let cancel = cancel(row);
+        let cancel = cancel_request(row);
         let mut moves = Vec::new();
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
@@ -164,12 +164,12 @@ impl Pipeline for ManagedJobsPipeline {
         let tasks = records.iter().enumerate();
         let tasks: Vec<TaskView> = tasks
             .map(|(index, record)| TaskView {
-                spot_capacity: seen.on_spot.contains(&index),
+                has_spot_capacity: seen.on_spot.contains(&index),
                 prices: seen.prices.remove(&index).unwrap_or_default(),
                 ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
             })
             .collect();
-        let view = ManagedJobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
+        let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.dice };
         let decision = brain::decide(&view, now);
         ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
     }
@@ -189,12 +189,12 @@ impl Pipeline for ManagedJobsPipeline {
         let (mut stops, mut runs) = (Vec::new(), Vec::new());
         for decided in &mut next.decision.tasks {
             let index = usize::try_from(decided.task).unwrap_or_default();
-            match &decided.act {
+            match &decided.action {
                 None => {}
                 Some(AttemptAction::Stop(stop)) => {
                     stops.extend(next.attempts.get(&index).map(|attempt| StopRun {
                         run: attempt.run.id,
-                        abort: is_grace_expired(&row, stop.graceful, now),
+                        abort: is_grace_expired(&row, stop.grace, now),
                         by: row.loaded.job.user_id,
                     }))
                 }
@@ -205,7 +205,7 @@ impl Pipeline for ManagedJobsPipeline {
                             let (record, moved) =
                                 internal_error::apply_internal_error(&decided.record, &why, next.dice, now);
                             decided.record = record;
-                            decided.moves.extend(moved);
+                            decided.transitions.extend(moved);
                         }
                     }
                 }
@@ -235,7 +235,7 @@ impl ManagedJobsPipeline {
     async fn prices(&self, row: &Row) -> Result<BTreeMap<usize, Vec<Option<Price>>>, PassError> {
         let launches = |index: &usize| {
             row.plan.tasks[*index].cheapest_first
-                && holds(row.loaded.tasks[*index].granted, &row.records[*index])
+                && holds_slot(row.loaded.tasks[*index].granted, &row.records[*index])
         };
         let wanted: Vec<usize> = (0..row.plan.tasks.len().min(row.records.len())).filter(launches).collect();
         if wanted.is_empty() {
@@ -259,14 +259,14 @@ impl ManagedJobsPipeline {
         let mut moves = next.moves;
         for decided in decision.tasks {
             let index = usize::try_from(decided.task).unwrap_or_default();
-            moves.extend(decided.moves.into_iter().map(|moved| (index, moved)));
+            moves.extend(decided.transitions.into_iter().map(|moved| (index, moved)));
             if let Some(record) = records.get_mut(index) {
                 *record = decided.record;
             }
         }
         let is_done = decision.schedule == Schedule::Done;
         let claimed = brain::has_launched(&records) && !is_done;
-        let frees = frees(row, &records) || (row.loaded.job.claimed && !claimed);
+        let frees = frees_slot(row, &records) || (row.loaded.job.claimed && !claimed);
         let due_in_us = decision.due_at.map(|at| due_in(lease, at));
         let mut set: Values = vec![
             ("status", decision.status.into()),
@@ -287,7 +287,7 @@ impl ManagedJobsPipeline {
         let outcome = ManagedJobUpdate {
             set,
             due_in_us,
-            tasks: changed_tasks(row, &records, &decision.wants_slot)?,
+            tasks: changed_tasks(row, &records, &decision.waiting_for_slot)?,
             stops,
             runs,
             events: transition_events(lease, row, &moves)?
@@ -300,7 +300,7 @@ impl ManagedJobsPipeline {
             WriteOutcome::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
             WriteOutcome::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
         }
-        let granted = (frees || !decision.wants_slot.is_empty()) && self.grant_slots().await?;
+        let granted = (frees || !decision.waiting_for_slot.is_empty()) && self.grant_slots().await?;
         if granted || due_in_us.is_some_and(|due| due <= 0) {
             wake.push(QUEUE.pipeline);
         }
@@ -310,9 +310,9 @@ impl ManagedJobsPipeline {
     /// Grants free slots to waiting tasks. Returns whether any was granted.
     async fn grant_slots(&self) -> Result<bool, PassError> {
         let limits = self.hands.job_limits;
-        let (line, in_use) = rows::line(&self.hands.db, limits).await?;
+        let (line, in_use) = rows::slot_queue(&self.hands.db, limits).await?;
         let queue: Vec<slots::SlotRequest> = line.iter().map(|(waiting, _)| *waiting).collect();
-        let granted = slots::grant(&queue, limits, in_use);
+        let granted = slots::grant_slots(&queue, limits, in_use);
         let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
             return Ok(false);
@@ -322,9 +322,9 @@ impl ManagedJobsPipeline {
     }
 }
 
-fn cancel(row: &Row) -> Option<CancelRequest> {
+fn cancel_request(row: &Row) -> Option<CancelRequest> {
     let job = &row.loaded.job;
-    job.cancel_asked_at.map(|_| CancelRequest { graceful: job.cancel_graceful_us.map(Span) })
+    job.cancel_asked_at.map(|_| CancelRequest { grace: job.cancel_graceful_us.map(Span) })
 }
 
 /// Returns whether the time for a graceful cancel is over.
@@ -343,9 +343,9 @@ fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Opt
     let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
     TaskView {
         record: record.clone(),
-        seen,
-        spot_capacity: false,
-        new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
+        observation: seen,
+        has_spot_capacity: false,
+        has_new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
         progress: None,
         releasing_since: attempt.and_then(inputs::releasing_since),
         prices: Vec::new(),
@@ -353,18 +353,18 @@ fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Opt
 }
 
 /// Derives a number from 0 to 1 from a random id: the simulation's ids depend on its seed.
-fn dice(id: &uuid::Uuid) -> f64 {
+fn jitter_from_id(id: &uuid::Uuid) -> f64 {
     f64::from(id.as_fields().0) / f64::from(u32::MAX)
 }
 
-fn holds(granted: bool, record: &TaskRecord) -> bool {
+fn holds_slot(granted: bool, record: &TaskRecord) -> bool {
     granted || record.schedule.holds_launch_slot()
 }
 
 /// Returns whether a launch slot was released.
-fn frees(row: &Row, records: &[TaskRecord]) -> bool {
+fn frees_slot(row: &Row, records: &[TaskRecord]) -> bool {
     let before = row.loaded.tasks.iter().zip(&row.records);
-    before.zip(records).any(|((task, old), new)| holds(task.granted, old) && !holds(false, new))
+    before.zip(records).any(|((task, old), new)| holds_slot(task.granted, old) && !holds_slot(false, new))
 }
 
 /// The tasks whose rows change.

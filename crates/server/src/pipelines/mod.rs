@@ -199,7 +199,7 @@ fn due_in(lease: &Lease, due: Timestamp) -> i64 {
 }
 
 /// Result of an apply in which only the guard can fail.
-fn applied(written: &WriteOutcome, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
+fn apply_outcome(written: &WriteOutcome, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
     match written {
         WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
         WriteOutcome::Stale { .. } => ApplyOutcome::LeaseLost,

@@ -120,7 +120,7 @@ impl Pipeline for RunsPipeline {
         let (before, plan) = &plan;
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
-        let mut wake = wake(&outcome);
+        let mut wake = pipelines_to_wake(&outcome);
         if outcome.back.is_some() {
             // The next pass uses the previous configuration.
             wake.push(QUEUE.pipeline);
@@ -182,7 +182,7 @@ impl RunsPipeline {
                 && let Some(event) = plan.event
             {
                 let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
-                let why = pipeline_cause(event::Pipeline::Run, lease, reason, &plan.why);
+                let why = pipeline_cause(event::Pipeline::Run, lease, reason, &plan.message);
                 let moved = event::transition::<run::RunLifecycle>(lease.id, status, event, why)?;
                 events.extend(moved.record.map(|record| (record, row.run.name.clone())));
             }
@@ -204,7 +204,7 @@ impl RunsPipeline {
             events.push((created, new.job_name.clone()));
             submissions.push(new);
         }
-        let latest = latest(&row.jobs);
+        let latest = latest_submissions(&row.jobs);
         let ends = plan.end.iter().filter_map(|end| {
             let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
             Some(EndRequest { submission: job.id, ending: end.ending.clone() })
@@ -214,7 +214,7 @@ impl RunsPipeline {
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
         let service = row.service.as_ref();
-        let tracking = tracking(row, plan);
+        let tracking = build_tracking(row, plan);
         let settles = service.is_some_and(|needs| needs.settles(&row.run));
         let back = service.and_then(ServiceNeeds::rollback_spec).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
@@ -241,7 +241,7 @@ impl RunsPipeline {
         submit: brain::NewSubmission,
         keys: &mut BTreeMap<u32, NodeKey>,
     ) -> Result<NewJob, PassError> {
-        let before = row.jobs.iter().find(|job| number(job.replica_num) == submit.replica);
+        let before = row.jobs.iter().find(|job| to_u32(job.replica_num) == submit.replica);
         let group = row.service.as_ref().and_then(|needs| needs.wanted.groups.get(&submit.replica));
         let group = group.or_else(|| before.and_then(|job| job.replica_group.as_ref()));
         let (spec, job_spec) = row.shape.job(group.map(String::as_str), submit.replica, submit.job)?;
@@ -274,11 +274,11 @@ impl RunsPipeline {
 }
 
 /// State that is kept until the next pass.
-fn tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
+fn build_tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
     let service = row.service.as_ref();
     RunTracking {
-        fired: plan.fired,
-        groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
+        fired: plan.last_slot,
+        groups: service.map(|needs| needs.wanted.scaling.clone()).unwrap_or_default(),
         rollout: service.map(|needs| needs.judged.rollout.clone()),
         retry: retry_wait(row, plan),
     }
@@ -292,14 +292,14 @@ fn retry_wait(row: &LoadedRun, plan: &Plan) -> Option<RetryWait> {
     }
     let cause = match row.run.status == run::Status::Pending {
         true => row.retry.as_ref()?.cause.clone(),
-        false => plan.why.clone(),
+        false => plan.message.clone(),
     };
     // A service is due more often than it is retried.
     let at = plan.due_at.filter(|_| row.service.is_none());
     Some(RetryWait { failures: plan.attempt, cause, at })
 }
 
-fn wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
+fn pipelines_to_wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
     let mut wake = Vec::new();
     if !outcome.submissions.is_empty() {
         wake.push(super::jobs_submitted::QUEUE.pipeline);
@@ -316,7 +316,7 @@ fn wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
 }
 
 /// The newest submission of each job.
-fn latest(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
+fn latest_submissions(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
     // Ordered by submission, so the last one stays.
     jobs.iter().map(|job| ((job.replica_num, job.job_num), job)).collect()
 }
@@ -330,7 +330,7 @@ fn view(
 ) -> Result<RunView, PassError> {
     let began = tracking.fired.unwrap_or(run.submitted_at);
     let mut replicas: Vec<brain::ReplicaView> = Vec::new();
-    for ((replica, job_num), newest) in latest(jobs) {
+    for ((replica, job_num), newest) in latest_submissions(jobs) {
         let of_execution = jobs
             .iter()
             .filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
@@ -342,43 +342,43 @@ fn view(
                 continue;
             }
             let ran = one.running_at.map(|began| ended.since(began));
-            streak.add(shape.retry(), ended, one.provisioned_at.is_some(), ran);
+            streak.record_failure(shape.retry(), ended, one.provisioned_at.is_some(), ran);
         }
         let job = brain::JobView {
-            num: number(job_num),
-            submission: number(newest.submission_num),
-            state: state(newest),
-            tries: u32::try_from(tries).unwrap_or(u32::MAX),
+            num: to_u32(job_num),
+            submission: to_u32(newest.submission_num),
+            state: job_state(newest),
+            attempts: u32::try_from(tries).unwrap_or(u32::MAX),
             failures: streak.failures,
             failing_since: streak.since,
         };
-        match replicas.last_mut().filter(|r| r.num == number(replica)) {
+        match replicas.last_mut().filter(|r| r.num == to_u32(replica)) {
             Some(known) => known.jobs.push(job),
             None => {
                 let weight = service.map_or(ReplicaRole::Full, |needs| needs.weight(run, newest, shape));
-                replicas.push(brain::ReplicaView { num: number(replica), weight, jobs: vec![job] });
+                replicas.push(brain::ReplicaView { num: to_u32(replica), role: weight, jobs: vec![job] });
             }
         }
     }
     let schedule = shape.crons().map(|crons: &CronSchedule| ScheduleState {
         crons: crons.clone(),
-        next: run.next_triggered_at,
-        fired: tracking.fired,
+        next_slot: run.next_triggered_at,
+        last_slot: tracking.fired,
     });
     Ok(RunView {
         status: run.status,
-        ending: ending(run),
-        stop_asked: run.stop_asked_at.map(|_| brain::RequestedStop { abort: run.abort_asked }),
+        ending: run_ending(run),
+        requested_stop: run.stop_asked_at.map(|_| brain::RequestedStop { is_abort: run.abort_asked }),
         submitted_at: run.submitted_at,
-        attempt: number(run.retry_count),
+        attempt: to_u32(run.retry_count),
         pending_since: run.retry_since.unwrap_or(run.submitted_at),
         retry_delay: retry::DELAY_FIRST,
         schedule,
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),
-        gateway_failed: false,
+        has_gateway_failed: false,
         surplus: service.map(|needs| needs.wanted.surplus.clone()).unwrap_or_default(),
-        rolls_back: service.is_some_and(|needs| needs.rollback_spec().is_some()),
+        is_rolling_back: service.is_some_and(|needs| needs.rollback_spec().is_some()),
         replicas,
         start: match service {
             Some(needs) => needs.wanted.start.clone(),
@@ -388,19 +388,19 @@ fn view(
 }
 
 /// State of a submission. One that was requested to end counts as terminating before its own pipeline sets that status.
-fn state(job: &Job) -> SubmissionState {
+fn job_state(job: &Job) -> SubmissionState {
     let over = job.status.is_final() || job.status == job::Status::Terminating;
     match job.end_asked().filter(|_| !over) {
         Some(ending) => SubmissionState::Terminating(ending),
-        None => SubmissionState::of(job.status, job.ending()),
+        None => SubmissionState::from_stored(job.status, job.ending()),
     }
 }
 
-fn ending(run: &Run) -> Option<run::Ending> {
+fn run_ending(run: &Run) -> Option<run::Ending> {
     let reason = run.termination_reason.as_deref()?.parse().ok()?;
     Some(run::Ending::new(reason, run.termination_message.clone().unwrap_or_default()))
 }
 
-fn number(n: i64) -> u32 {
+fn to_u32(n: i64) -> u32 {
     u32::try_from(n).unwrap_or_default()
 }

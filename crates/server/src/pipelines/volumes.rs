@@ -22,7 +22,7 @@ use windlass_model::{
     volume,
 };
 
-use super::{PipelineContext, applied, due_in, pipeline_cause};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::configuration,
     db::{
@@ -68,7 +68,7 @@ impl Pipeline for VolumesPipeline {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let wanted = configuration(&loaded.volume)?;
         let backend = wanted.backend().to_owned();
-        let (order, view) = (order(&loaded.volume, &wanted), view(&loaded, &wanted));
+        let (order, view) = (volume_request(&loaded.volume, &wanted), view(&loaded, &wanted));
         Ok(Some(Row { loaded, order, backend, view }))
     }
 
@@ -130,7 +130,7 @@ impl Pipeline for VolumesPipeline {
                 set.push(("status_message", note.as_str().into()));
             }
         }
-        if plan.gone {
+        if plan.is_removed {
             set.extend([
                 ("deleted", true.into()),
                 ("deleted_at", Val::Now),
@@ -145,7 +145,7 @@ impl Pipeline for VolumesPipeline {
             // A job claimed the volume at the same moment: it is not deleted, and the next pass sees the reason.
             return Ok(ApplyOutcome::Unchanged { due_in: None });
         }
-        Ok(applied(&written, due_in_us, vec![]))
+        Ok(apply_outcome(&written, due_in_us, vec![]))
     }
 }
 
@@ -160,9 +160,9 @@ impl VolumesPipeline {
         let known = row.loaded.volume.volume_id.as_deref();
         match (action, known) {
             (Action::Create | Action::Register, _) | (Action::Check, None) => {
-                seen(storage.make(&row.order).await.map(Some), made)
+                to_observation(storage.make(&row.order).await.map(Some), made)
             }
-            (Action::Check, Some(id)) => seen(storage.look(&row.order, id).await, made),
+            (Action::Check, Some(id)) => to_observation(storage.look(&row.order, id).await, made),
             (Action::Delete, known) => match self.delete(storage, row, known).await {
                 Ok(()) => VolumeObservation::Deleted,
                 Err(error) => VolumeObservation::NotDeleted { said: error.to_string() },
@@ -192,7 +192,7 @@ impl VolumesPipeline {
     }
 }
 
-fn seen(
+fn to_observation(
     answer: Result<Option<BackendVolume>, BackendError>,
     made: &mut Option<BackendVolume>,
 ) -> VolumeObservation {
@@ -202,7 +202,7 @@ fn seen(
             *made = Some(one);
             if ready { VolumeObservation::Ready } else { VolumeObservation::Creating }
         }
-        Ok(None) => VolumeObservation::Broken { said: "the backend does not have it".to_owned() },
+        Ok(None) => VolumeObservation::Broken { said: "it does not exist in the backend".to_owned() },
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
             VolumeObservation::Broken { said: error.to_string() }
         }
@@ -216,7 +216,7 @@ fn seen(
 /// Result when the backend is not configured. A volume that was never created counts as deleted when its deletion is
 /// requested; one with an id waits for its backend.
 fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> VolumeObservation {
-    let said = format!("backend `{backend}` is not configured, or has no volumes");
+    let said = format!("backend `{backend}` is not configured, or does not support volumes");
     match (action, known) {
         (Action::Create | Action::Register | Action::Check, _) => VolumeObservation::Broken { said },
         (Action::Delete, Some(_)) => VolumeObservation::NotDeleted { said },
@@ -245,7 +245,7 @@ fn provisioning_document(backend: &str, made: &BackendVolume) -> Value {
     })
 }
 
-fn order(volume: &Volume, wanted: &Configuration) -> VolumeRequest {
+fn volume_request(volume: &Volume, wanted: &Configuration) -> VolumeRequest {
     VolumeRequest {
         volume: volume.id,
         name: volume.name.clone(),
@@ -261,9 +261,9 @@ fn view(loaded: &VolumeInputs, wanted: &Configuration) -> brain::VolumeView {
     brain::VolumeView {
         status: volume.status,
         created_at: volume.created_at,
-        external: volume.external,
-        delete_asked: volume.delete_asked_at.is_some(),
-        attached: loaded.attached,
+        is_external: volume.external,
+        is_delete_requested: volume.delete_asked_at.is_some(),
+        is_attached: loaded.attached,
         unattached_since: Some(volume.last_job_processed_at.unwrap_or(volume.created_at)),
         cleanup_after: wanted.cleanup_after_secs().map(Span::secs),
     }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Builds the present state for a gateway, and lists the replicas to which it will send requests.
-pub(crate) async fn told(
+pub(crate) async fn build_gateway_config(
     app: &App,
     gateway: GatewayId,
 ) -> Result<(GatewayConfig, Vec<SubmissionId>), DbError> {
@@ -46,7 +46,7 @@ pub(crate) async fn told(
     for replica in &ready {
         let name = replica.instance.to_string();
         let Some(passes) = passes.as_ref().filter(|_| !sites.contains_key(&name)) else { continue };
-        match way(app, passes, replica.instance).await {
+        match replica_host(app, passes, replica.instance).await {
             Ok(site) => drop(sites.insert(name, site)),
             // The gateway cannot connect there and uses another replica.
             Err(why) => {
@@ -103,20 +103,23 @@ impl HostPasses {
 }
 
 /// Returns how to connect to a host. Errors name what is missing and contain no data of the host.
-async fn way(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<ReplicaHost, String> {
+async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<ReplicaHost, String> {
     let words = |error: &dyn std::error::Error| error.to_string();
     let found = agents::find_machine(app.db(), instance).await.map_err(|error| words(&error))?;
-    let machine = found.and_then(|(machine, _)| machine).ok_or("it has no machine")?;
+    let machine = found.and_then(|(machine, _)| machine).ok_or("the instance is not created yet")?;
     let machine: BackendInstance = serde_json::from_str(&machine).map_err(|error| words(&error))?;
     let credential = passes.of(instance)?;
-    let way = match machine.reach.ok_or("the way to its agent is not known")? {
+    let way = match machine.reach.ok_or("the address of its agent is not known")? {
         AgentEndpoint::Socket { path } => AgentAddress::Socket { path },
         AgentEndpoint::Ssh { socket } => {
-            let login =
-                ssh_target::login(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
+            let login = ssh_target::load_login(app.db(), app.keys(), instance)
+                .await
+                .map_err(|error| words(&error))?;
             AgentAddress::Ssh { socket, login }
         }
-        AgentEndpoint::Queue => return Err("its jobs run behind a queue, which has no way in".to_owned()),
+        AgentEndpoint::Queue => {
+            return Err("its jobs run in a queue, which accepts no connections".to_owned());
+        }
     };
     Ok(ReplicaHost { credential, way })
 }

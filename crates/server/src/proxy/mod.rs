@@ -36,9 +36,9 @@ use windlass_gateway::{
     Verdict, models, route::ReplicaTarget,
 };
 
-pub use windlass_gateway::metrics::text as metrics;
+pub use windlass_gateway::metrics::render as metrics;
 
-pub(crate) use self::gateway_config::told;
+pub(crate) use self::gateway_config::build_gateway_config;
 use self::route_sync::RouteSync;
 use crate::{
     agents::{CallContext, PortStream},
@@ -73,10 +73,10 @@ impl ServiceProxy {
             routes: Arc::clone(app.routes()),
             connector: Arc::new(AgentConnector(app.clone())),
             gatekeeper: Arc::new(TokenGatekeeper(app.clone())),
-            wake: Arc::clone(&keeper) as Arc<dyn windlass_gateway::ServiceWaker>,
+            waker: Arc::clone(&keeper) as Arc<dyn windlass_gateway::ServiceWaker>,
             log: Some(Arc::new(TracingAccessLog)),
             certificates: None,
-            bounds: ProxyLimits { connect: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
+            limits: ProxyLimits { connect_timeout: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::clone(&keeper).run());
@@ -100,17 +100,17 @@ impl ServiceProxy {
 }
 
 async fn handle_service(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
-    let origin = origin(&request);
+    let origin = request_origin(&request);
     let answer = proxy.serve_by_path(&origin, SERVICES, request.map(RequestBody::boxed)).await;
     answer.map(Body::new)
 }
 
 async fn handle_model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
-    let origin = origin(&request);
+    let origin = request_origin(&request);
     models::handle(&proxy, &origin, MODELS, request).await.map(Body::new)
 }
 
-fn origin(request: &Request) -> ClientConnection {
+fn request_origin(request: &Request) -> ClientConnection {
     let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
     let encrypted = request.extensions().get::<EncryptedConnection>().is_some();
     ClientConnection::new(SocketAddr::new(peer, 0), encrypted)
@@ -120,7 +120,7 @@ fn origin(request: &Request) -> ClientConnection {
 struct AgentConnector(App);
 
 /// Target of a replica in a route.
-pub(super) fn target(
+pub(super) fn replica_target(
     instance: impl std::fmt::Display,
     job: impl std::fmt::Display,
     port: u16,
@@ -138,7 +138,7 @@ fn parse_target(target: &ReplicaTarget) -> Option<(CallContext, u16)> {
 impl Connector for AgentConnector {
     fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
-            let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
+            let absent = || io::Error::new(io::ErrorKind::NotFound, "the replica does not exist");
             let (call, port) = parse_target(target).ok_or_else(absent)?;
             let agents = self.0.agents().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
             let port = agents.connect(call, port).await.map_err(io::Error::other)?;
@@ -185,11 +185,16 @@ impl Gatekeeper for TokenGatekeeper {
         })
     }
 
-    fn knows<'a>(&'a self, token: &'a str, _project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+    fn is_known<'a>(
+        &'a self,
+        token: &'a str,
+        _project: &'a str,
+        peer: IpAddr,
+    ) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move { auth::is_server_token(&self.0, token, peer).await.ok() })
     }
 
-    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
+    fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
         let (app, authorization, project) = (self.0.clone(), format!("Bearer {token}"), project.to_owned());
         Box::pin(async move { lost(&app, &authorization, &project).await })
     }
@@ -198,7 +203,7 @@ impl Gatekeeper for TokenGatekeeper {
 /// Completes when a token no longer grants access to a project.
 async fn lost(app: &App, authorization: &str, project: &str) {
     let rights = loop {
-        match auth::caller(app, Some(authorization)).await {
+        match auth::authenticate(app, Some(authorization)).await {
             Ok(caller) => {
                 let ground = RightsBasis {
                     user: caller.user.id,
@@ -224,7 +229,7 @@ async fn lost(app: &App, authorization: &str, project: &str) {
 }
 
 async fn check_access(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
-    let caller = auth::caller(app, Some(authorization)).await?;
+    let caller = auth::authenticate(app, Some(authorization)).await?;
     auth::project_scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
 }
 
@@ -236,7 +241,7 @@ impl TokenGatekeeper {
         if !auth::is_unguessable(app, Some(&authorization)) {
             app.paces().check_login(peer)?;
         }
-        let caller = auth::caller(app, Some(&authorization)).await;
+        let caller = auth::authenticate(app, Some(&authorization)).await;
         if let Err(Error::Denied { .. }) = &caller {
             app.paces().tried(peer)?;
         }

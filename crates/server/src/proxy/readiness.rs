@@ -143,10 +143,10 @@ impl ReplicaProber<'_> {
             project: Some(replica.project),
         };
         let (reason, message) = if ready {
-            ("ready", "it takes requests from now on".to_owned())
+            ("ready", "it now receives requests".to_owned())
         } else {
             let why = brain::waiting_message(self.probes, states).unwrap_or_default();
-            ("not_ready", format!("it takes no requests any more: {why}"))
+            ("not_ready", format!("it no longer receives requests: {why}"))
         };
         note(app.db(), None, &about, reason, message)
     }
@@ -155,7 +155,7 @@ impl ReplicaProber<'_> {
         let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
         match timeout(within, self.send_probe(app, probe)).await {
             Ok(Ok(status)) if status.is_success() => Ok(()),
-            Ok(Ok(status)) => Err(format!("it answers {status}")),
+            Ok(Ok(status)) => Err(format!("it answered {status}")),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(format!("no answer within {} s", within.as_secs())),
         }
@@ -163,7 +163,7 @@ impl ReplicaProber<'_> {
 
     /// Does not follow redirects: a redirect is not a success.
     async fn send_probe(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
-        let agents = app.agents().ok_or("no hosts are connected")?;
+        let agents = app.agents().ok_or("the server has no connections to hosts")?;
         let call = CallContext { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
         let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;
         let mut request = Request::builder()
@@ -194,7 +194,7 @@ where
     };
     // A replica that responds and closes the connection at once has responded.
     asked.await.map_err(|_| match ended {
-        Ok(()) => "it hung up".to_owned(),
+        Ok(()) => "it closed the connection".to_owned(),
         Err(error) => error.to_string(),
     })
 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_answers_and_hangs_up_at_once_has_answered() {
+    async fn a_probe_accepts_a_reply_followed_by_an_immediate_close() {
         // The order in which the two are polled is random.
         for _ in 0..64 {
             let got = asked(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_hangs_up_without_a_word_is_not_well() {
+    async fn a_probe_fails_if_the_connection_closes_without_a_reply() {
         for _ in 0..64 {
             assert!(asked(b"").await.is_err());
         }

@@ -10,7 +10,7 @@ use windlass_model::{
     id::{RunId, SubmissionId},
 };
 
-use super::target;
+use super::replica_target;
 use crate::{
     db::service_replicas::{self as rows, ReadyReplica},
     parsed_run_spec::ParsedRunSpec,
@@ -44,7 +44,7 @@ impl RouteBuilder {
                 let Some(port) = self.port(replica) else { continue };
                 let one = ReplicaRoute {
                     id: replica.id.to_string(),
-                    target: target(replica.instance, replica.id, port),
+                    target: replica_target(replica.instance, replica.id, port),
                 };
                 let name = replica.group.as_deref().unwrap_or("0");
                 match groups.iter_mut().find(|group| group.name == name) {
@@ -66,7 +66,7 @@ impl RouteBuilder {
         }
         let read = ParsedRunSpec::parse(&row.name, &row.spec);
         let route = match read.as_ref().map(ParsedRunSpec::configuration) {
-            Ok(Configuration::Service(service)) => Some(route(row, service)),
+            Ok(Configuration::Service(service)) => Some(build_route(row, service)),
             Ok(
                 Configuration::Task(_)
                 | Configuration::DevEnvironment(_)
@@ -90,7 +90,7 @@ impl RouteBuilder {
     }
 }
 
-fn route(row: &rows::Service, service: &service::Service) -> Service {
+fn build_route(row: &rows::Service, service: &service::Service) -> Service {
     let limits = service.rate_limits.iter().map(|limit| RouteLimit {
         prefix: limit.prefix.0.clone(),
         key: match &limit.key {

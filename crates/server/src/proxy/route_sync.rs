@@ -149,7 +149,7 @@ impl RouteSync {
 
     /// Unregisters at a replica that left the routes, once its last request was answered.
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
-        let drained = replica.drained(DRAIN_TIMEOUT).await;
+        let drained = replica.drain(DRAIN_TIMEOUT).await;
         let Ok(job) = replica.id().parse::<SubmissionId>() else { return };
         tracing::debug!(%job, ?drained, "replica drained");
         self.state.lock().seats.remove(&job);

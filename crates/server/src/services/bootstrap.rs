@@ -10,7 +10,7 @@ use windlass_model::{
     id::{FleetId, UserId},
 };
 
-use super::{grants, project_keys, projects, runs::refused, users};
+use super::{grants, project_keys, projects, runs::problems_error, users};
 use crate::{
     app::App,
     auth::Token,
@@ -76,7 +76,8 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
         "type": "fleet", "name": FLEET, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
         "blocks": "auto", "idle_duration": "off",
     });
-    let configuration = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
+    let configuration =
+        Configuration::from_json(&configuration).map_err(|problems| problems_error(&problems))?;
     let Configuration::Fleet(configuration) = configuration else { return Ok(()) };
     let mut configuration = json!(configuration);
     configuration["type"] = json!("fleet");

@@ -66,7 +66,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         },
     )
     .await?;
-    Ok(rows.into_iter().map(shown).collect())
+    Ok(rows.into_iter().map(to_wire).collect())
 }
 
 /// Returns the filter of its kind that is set; more than one is an error.
@@ -76,12 +76,12 @@ fn single_filter<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -
         return Err(Error::field(what, "at most one of these filters may be set"));
     }
     if !(1..=IDS_MAX).contains(&ids.len()) {
-        return Err(Error::field(what, "must hold from 1 to 16 ids"));
+        return Err(Error::field(what, "must contain from 1 to 16 ids"));
     }
     Ok(Some(ids))
 }
 
-fn shown(event: EventView) -> wire::Event {
+fn to_wire(event: EventView) -> wire::Event {
     let (user_id, user, deleted) = match event.actor {
         Some((id, name, deleted)) => (Some(id), Some(name), Some(deleted)),
         None => (None, None, None),

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use windlass_model::{
     config::fleet::{Host, ProxyJump, SshConfig, SshKey},
-    error_chain::chain,
+    error_chain::format_chain,
     id::{FleetId, ProjectId},
 };
 use windlass_tunnel::LoginKey;
@@ -45,8 +45,8 @@ pub(super) fn check_addresses(app: &App, ssh: &SshConfig) -> Result<()> {
     match { direct }.find(|host| !allowed.admits_literal(host)) {
         None => Ok(()),
         Some(host) => Err(Error::refused(format!(
-            "host `{host}` cannot be reached: its address is not allowed for hosts; hint: the operator of the server \
-             allows networks with `--allow-host-networks`"
+            "the address of host `{host}` is not allowed; hint: the operator of the server can allow networks with \
+             `--allow-host-networks`"
         ))),
     }
 }
@@ -56,7 +56,7 @@ fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
     LoginKey::parse(private).map(|_| ()).map_err(|error| {
         Error::refused(format!(
             "invalid SSH key of {whose}: {}; expected an RSA, ECDSA or Ed25519 private key without a passphrase",
-            chain(&error)
+            format_chain(&error)
         ))
     })
 }
@@ -85,8 +85,8 @@ pub(super) async fn check_not_taken(
             false => "a fleet of another project".to_owned(),
         };
         let hint = match fleet.termination_asked_at {
-            Some(_) => "which is being deleted; apply again once it is gone",
-            None => "remove it there first",
+            Some(_) => "that fleet is being deleted; apply again when it is deleted",
+            None => "remove it from that fleet first",
         };
         return Err(Error::refused(format!("host `{}` belongs to {whose}: {hint}", host.hostname())));
     }

@@ -25,7 +25,7 @@ use windlass_model::{
 
 use super::{
     fleet_hosts, grants, instances as instance_service, names, offers,
-    runs::{refused, visible_projects},
+    runs::{problems_error, visible_projects},
 };
 use crate::{
     app::App,
@@ -39,7 +39,7 @@ use crate::{
     encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
-    limits::{self, setting},
+    limits::{self, limit_hint},
     parsed_fleet_spec::ParsedFleetSpec,
 };
 
@@ -78,16 +78,16 @@ pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) ->
         (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
         (None, None) => return Err(Error::refused("name or id must be specified")),
     };
-    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
+    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(not_found)?;
     to_wire_one(app, found).await
 }
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::absent("Fleet")
 }
 
 async fn to_wire_one(app: &App, row: Fleet) -> Result<wire::Fleet> {
-    to_wire(app, vec![row]).await?.pop().ok_or_else(absent)
+    to_wire(app, vec![row]).await?.pop().ok_or_else(not_found)
 }
 
 async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
@@ -95,7 +95,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let names = projects::names(app.db(), &project_ids).await?;
     let mut members = BTreeMap::<Option<uuid::Uuid>, Vec<_>>::new();
-    for instance in instance_service::shown(app, instances::list_by_fleets(app.db(), &ids).await?).await? {
+    for instance in instance_service::to_wire(app, instances::list_by_fleets(app.db(), &ids).await?).await? {
         members.entry(instance.fleet_id).or_default().push(instance);
     }
     rows.into_iter()
@@ -104,7 +104,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
                 id: row.id.0,
                 name: row.name,
                 project_name: names.get(&row.project_id).cloned().unwrap_or_default(),
-                spec: Document::new(&on_wire(serde_json::from_str(&row.spec)?))?,
+                spec: Document::new(&spec_to_wire(serde_json::from_str(&row.spec)?))?,
                 created_at: row.created_at,
                 status: row.status.as_str().to_owned(),
                 status_message: row.status_message,
@@ -115,7 +115,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
 }
 
 /// Shows backends that clients do not know as `remote`.
-fn on_wire(mut spec: Value) -> Value {
+fn spec_to_wire(mut spec: Value) -> Value {
     if let Some(backends) = spec["configuration"].get_mut("backends").and_then(Value::as_array_mut) {
         for backend in backends.iter_mut() {
             if let Some("local" | "mock") = backend.as_str() {
@@ -140,7 +140,7 @@ impl FleetSpec {
         let missing = || Error::field("spec", "must be an object with a `configuration`");
         let configuration = open.get("configuration").ok_or_else(missing)?;
         let Configuration::Fleet(config) =
-            Configuration::from_json(configuration).map_err(|problems| refused(&problems))?
+            Configuration::from_json(configuration).map_err(|problems| problems_error(&problems))?
         else {
             return Err(Error::field("spec", "the configuration is not a fleet"));
         };
@@ -239,14 +239,16 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
         let name = &scope.project.name;
         let user = &scope.caller.user.name;
         return Err(Error::denied_with(format!(
-            "SSH fleets are managed by global admins and by members who were given that right; hint: \
-             `windlass project members {name} --allow-ssh-fleets {user}`, by a global admin"
+            "only global admins and members with that right may manage SSH fleets; hint: a global admin can \
+             grant it with `windlass project members {name} --allow-ssh-fleets {user}`"
         )));
     }
     let (hosts, most) = (spec.hosts().len(), app.settings().limits.fleet_hosts);
     if hosts > most {
-        let more = setting(limits::FLEET_HOSTS_MAX);
-        return Err(Error::refused(format!("the fleet has {hosts} hosts, and may have {most}; {more}")));
+        let more = limit_hint(limits::FLEET_HOSTS_MAX);
+        return Err(Error::refused(format!(
+            "the fleet has {hosts} hosts, but at most {most} are allowed; {more}"
+        )));
     }
     let found = match spec.name() {
         Some(name) => {
@@ -261,7 +263,9 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
     if let Some(name) =
         found.as_ref().filter(|found| found.termination_asked_at.is_some()).map(|found| &found.name)
     {
-        return Err(Error::refused(format!("fleet `{name}` is being deleted; apply again once it is gone")));
+        return Err(Error::refused(format!(
+            "fleet `{name}` is being deleted; apply again when it is deleted"
+        )));
     }
     if let Some(ssh) = &spec.configuration.ssh_config {
         fleet_hosts::check_keys(ssh)?;
@@ -274,7 +278,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
         None => create(app, scope, spec).await?,
     };
     app.wake(&["fleets", "instances"]);
-    to_wire_one(app, fleets::find(app.db(), id).await?.ok_or_else(absent)?).await
+    to_wire_one(app, fleets::find(app.db(), id).await?.ok_or_else(not_found)?).await
 }
 
 fn seal(app: &App, id: FleetId, ssh: Option<&Value>) -> Result<Option<Vec<u8>>> {
@@ -296,7 +300,7 @@ async fn update(
         let stored: Value = serde_json::from_str(&found.spec)?;
         let mut before = seen.spec.value()?;
         hide_private_keys(&mut before);
-        if seen.id != found.id.0 || on_wire(before) != on_wire(stored) {
+        if seen.id != found.id.0 || spec_to_wire(before) != spec_to_wire(stored) {
             return Err(changed());
         }
     }
@@ -352,7 +356,7 @@ async fn create(app: &App, scope: &ProjectScope, mut spec: FleetSpec) -> Result<
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::refused("no free name was found; give the fleet a name"))
+    Err(Error::refused("no free name was found; set the `name` of the fleet"))
 }
 
 fn new_fleet(app: &App, scope: &ProjectScope, spec: &FleetSpec) -> Result<(FleetId, Unit)> {

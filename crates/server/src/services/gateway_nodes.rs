@@ -44,7 +44,7 @@ fn proxy_id(gateway: GatewayId, node: uuid::Uuid) -> String {
 fn check_address(address: Option<&str>) -> Result<Option<&str>> {
     match address {
         Some(address) if address.len() > ADDRESS_MAX || address.contains(char::is_control) => {
-            Err(Error::field("address", "must be an address"))
+            Err(Error::field("address", "must be a valid address"))
         }
         address => Ok(address),
     }
@@ -63,7 +63,7 @@ pub async fn routes(
     let hints = app.hints().subscribe(proxy::ROUTES_HINT);
     let mut is_first = true;
     loop {
-        let (told, replicas) = proxy::told(app, gateway).await?;
+        let (told, replicas) = proxy::build_gateway_config(app, gateway).await?;
         let text = serde_json::to_string(&told)?;
         let version = hex::encode(Sha256::digest(text.as_bytes()));
         let is_new = asked.version.as_ref() != Some(&version);
@@ -97,7 +97,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         gateway::Status::Provisioning => Vec::new(),
         gateway::Status::Running | gateway::Status::Failed => return Ok(()),
     };
-    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), replicas(&found));
+    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), expected_nodes(&found));
     if present >= wanted {
         steps.push(gateway::Event::Ready);
     }
@@ -112,7 +112,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         let because = EventCause {
             actor: actor(None),
             reason: "processes".into(),
-            message: format!("{present} of {wanted} processes of the gateway are there"),
+            message: format!("{present} of {wanted} processes of the gateway are running"),
         };
         // Cannot fail: both transitions are allowed from these statuses.
         let Ok(moved) = event::transition::<gateway::GatewayLifecycle>(id.0, status, step, because) else {
@@ -131,14 +131,14 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
 }
 
 /// Number of processes that a gateway should have.
-pub(super) fn replicas(gateway: &Gateway) -> usize {
+pub(super) fn expected_nodes(gateway: &Gateway) -> usize {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
     configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
 }
 
 pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) -> Result<()> {
     if report.came.len() > TRAFFIC_ENTRIES_MAX || report.left.len() > RELEASED_SEATS_MAX {
-        return Err(Error::refused("the report names too many"));
+        return Err(Error::refused("the report has too many entries"));
     }
     let id = proxy_id(gateway, report.node);
     let seen = gateways::record_node(&id, gateway, check_address(report.address.as_deref())?);
@@ -186,7 +186,7 @@ pub async fn check(
         return refused;
     }
     let authorization = format!("Bearer {}", asked.token);
-    let caller = match auth::caller(app, Some(&authorization)).await {
+    let caller = match auth::authenticate(app, Some(&authorization)).await {
         Ok(caller) => caller,
         Err(Error::Denied { .. }) => return refused,
         Err(error) => return Err(error),

@@ -13,7 +13,7 @@ use windlass_model::{
 
 use super::{
     gateway_nodes, names,
-    runs::{check_supported, refused},
+    runs::{check_supported, problems_error},
 };
 use crate::{
     app::App,
@@ -31,7 +31,7 @@ const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Fields that may change while a gateway exists.
 const MUTABLE_FIELDS: [&str; 3] = ["domain", "default", "replicas"];
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::absent("Gateway")
 }
 
@@ -46,11 +46,11 @@ pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Gateway>>
 }
 
 pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::Gateway> {
-    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
-    one(app, scope, found).await
+    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(not_found)?;
+    to_wire_one(app, scope, found).await
 }
 
-async fn one(app: &App, scope: &ProjectScope, row: Gateway) -> Result<wire::Gateway> {
+async fn to_wire_one(app: &App, scope: &ProjectScope, row: Gateway) -> Result<wire::Gateway> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
     let nodes = gateways::live_nodes(app.db(), row.id).await?;
     to_wire(scope, default, row, &nodes)
@@ -62,10 +62,13 @@ fn to_wire(
     row: Gateway,
     nodes: &[GatewayNode],
 ) -> Result<wire::Gateway> {
-    let wanted = gateway_nodes::replicas(&row);
+    let wanted = gateway_nodes::expected_nodes(&row);
     let waits = (nodes.len() < wanted).then(|| {
         let name = &row.name;
-        format!("{} of {wanted} processes are there; `windlass gateway serve {name}` is one", nodes.len())
+        format!(
+            "{} of {wanted} processes are running; start one with `windlass gateway serve {name}`",
+            nodes.len()
+        )
     });
     let replica = |(number, node): (i64, &GatewayNode)| wire::GatewayReplica {
         replica_num: number,
@@ -99,7 +102,7 @@ fn to_wire(
 
 fn parse(document: &Document) -> Result<Value> {
     let value = document.value()?;
-    let parsed = Configuration::from_json(&value).map_err(|problems| refused(&problems))?;
+    let parsed = Configuration::from_json(&value).map_err(|problems| problems_error(&problems))?;
     check_supported(&unsupported::review(&parsed, unsupported::ReviewContext::default()))?;
     match parsed {
         Configuration::Gateway(_) => Ok(value),
@@ -134,7 +137,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
             if immutable_change(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
                 action = ApplyAction::Update;
             }
-            current = Some(one(app, scope, found).await?);
+            current = Some(to_wire_one(app, scope, found).await?);
         }
     }
     Ok(wire::GatewayPlan {
@@ -164,7 +167,9 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
         }
     }
     if let Some(path) = immutable_change(&stored, &configuration) {
-        return Err(Error::refused(format!("`{path}` of a gateway cannot change; delete it first")));
+        return Err(Error::refused(format!(
+            "`{path}` of a gateway cannot be changed; delete the gateway first"
+        )));
     }
     let domain = configuration["domain"].as_str();
     let mut changes = vec![gateways::set_configuration(found.id, &configuration.to_string(), domain)];
@@ -209,7 +214,7 @@ async fn create(app: &App, scope: &ProjectScope, mut configuration: Value) -> Re
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::refused("no free name was found; give the gateway a name"))
+    Err(Error::refused("no free name was found; set the `name` of the gateway"))
 }
 
 fn new_gateway(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<(String, Unit)> {
@@ -261,7 +266,9 @@ async fn write(
             app.wake(&["gateways"]);
             Ok(())
         }
-        WriteOutcome::Stale { .. } => Err(Error::refused("the gateway is gone, or a service came to use it")),
+        WriteOutcome::Stale { .. } => {
+            Err(Error::refused("the gateway was deleted, or a service uses it now"))
+        }
     }
 }
 
@@ -270,11 +277,13 @@ async fn write(
 pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     let mut found = Vec::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
-        let one = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        let one = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(not_found)?;
         let users = gateways::published_services(app.db(), one.id).await?;
         if !users.is_empty() {
             let users = users.join("`, `");
-            return Err(Error::refused(format!("gateway `{name}` publishes `{users}`; stop that first")));
+            return Err(Error::refused(format!(
+                "gateway `{name}` is used by `{users}`; stop the services first"
+            )));
         }
         found.push(one);
     }
@@ -287,10 +296,10 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
 
 /// Creates a new token for the processes of a gateway; the old one becomes invalid at once.
 pub async fn create_token(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::GatewayToken> {
-    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(not_found)?;
     let token = Token::draw()?;
     let change = vec![gateways::set_token(found.id, &token.hash())];
-    write(app, scope, &found, change, "token_made", "Gateway got a new token").await?;
+    write(app, scope, &found, change, "token_made", "Gateway token replaced").await?;
     Ok(wire::GatewayToken { token: token.text().to_owned() })
 }
 
@@ -298,7 +307,8 @@ pub async fn set_default(app: &App, scope: &ProjectScope, asked: &wire::SetDefau
     if asked.gateway_project.as_ref().is_some_and(|project| *project != scope.project.name) {
         return Err(Error::refused("a gateway of another project cannot be the default"));
     }
-    let found = gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    let found =
+        gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(not_found)?;
     let change = vec![projects::set_default_gateway(scope.project.id, found.id)];
     write(app, scope, &found, change, "set_default", "Gateway set as default").await
 }
@@ -308,7 +318,8 @@ pub async fn set_wildcard_domain(
     scope: &ProjectScope,
     asked: &wire::SetWildcardDomainRequest,
 ) -> Result<wire::Gateway> {
-    let found = gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    let found =
+        gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(not_found)?;
     let domain = asked.wildcard_domain.as_deref();
     let change = vec![gateways::set_wildcard_domain(found.id, domain)];
     write(app, scope, &found, change, "domain_set", "Gateway domain changed").await?;

@@ -42,8 +42,8 @@ pub(crate) async fn check<'a>(
     match named.into_iter().find(|name| !granted.contains(*name)) {
         None => Ok(()),
         Some(backend) => Err(Error::refused(format!(
-            "project `{0}` may not use backend `{backend}`; hint: a global admin grants it with \
-             `windlass project grant-backend {0} {backend}`",
+            "project `{0}` may not use backend `{backend}`; hint: a global admin can grant it with `windlass \
+             project grant-backend {0} {backend}`",
             project.name
         ))),
     }
@@ -62,7 +62,7 @@ pub(crate) fn grant_change(app: &App, project: ProjectId, backend: &str) -> Resu
 pub async fn grant_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
     if !needs_grant(&asked.backend) {
         return Err(Error::refused(
-            "SSH hosts need no grant; hint: `windlass project members PROJECT --allow-ssh-fleets USER`",
+            "SSH hosts require no grant; hint: run `windlass project members PROJECT --allow-ssh-fleets USER`",
         ));
     }
     app.check_backends([asked.backend.as_str()])?;

@@ -49,17 +49,17 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         },
     };
     let rows = instances::list(app.db(), &query).await?;
-    shown(app, rows).await
+    to_wire(app, rows).await
 }
 
 pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
     let found = instances::find(app.db(), InstanceId(asked.id)).await?;
     // The project of the row counts, not the one that the caller names.
-    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
-    shown(app, vec![found]).await?.pop().ok_or_else(absent)
+    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(not_found)?;
+    to_wire(app, vec![found]).await?.pop().ok_or_else(not_found)
 }
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::absent("Instance")
 }
 
@@ -72,14 +72,14 @@ pub async fn health_checks(
     let fleet = fleet.ok_or_else(|| Error::absent("Fleet"))?;
     let known = instances::list_by_fleets(app.db(), &[fleet.id]).await?;
     if !known.iter().any(|instance| instance.instance_num == asked.instance_num) {
-        return Err(absent());
+        return Err(not_found());
     }
     // Past checks are not stored yet; the latest is part of the instance.
     Ok(wire::HealthChecks { health_checks: Vec::new() })
 }
 
 /// Adds the names of projects, fleets and jobs: three queries for any number of instances.
-pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::Instance>> {
+pub(super) async fn to_wire(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::Instance>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let fleet_ids: Vec<FleetId> = rows.iter().filter_map(|row| row.fleet_id).collect();

@@ -25,7 +25,7 @@ use windlass_model::{
 };
 
 pub use self::new_jobs::NewJobs;
-use super::{names, runs::refused};
+use super::{names, runs::problems_error};
 use crate::{
     app::App,
     attempt_specs::{self, Attempt, AttemptSpecBuilder, AttemptSpecError, FileArchive, TaskArchives},
@@ -79,7 +79,7 @@ async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequ
     if !(1..=COPIES_MAX).contains(&copies) {
         return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
     }
-    let files = files(app, scope, &plan, asked.files).await?;
+    let files = task_archives(app, scope, &plan, asked.files).await?;
     check(app, scope, &plan, &files, site).await?;
     Ok(LaunchPlan { plan, name, copies, files, secrets, warnings })
 }
@@ -148,7 +148,9 @@ async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Op
     let found = rows::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
         Some(found) if found.job.idempotency_hash.as_deref() == Some(hash) => Ok(Some(found)),
-        Some(_) => Err(Error::Conflict { msg: "this Idempotency-Key was used for another request" }),
+        Some(_) => {
+            Err(Error::Conflict { msg: "this `Idempotency-Key` was already used for another request" })
+        }
         None => Ok(None),
     }
 }
@@ -171,7 +173,8 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     }
     let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
     let given = CommandLineValues { envs: asked.envs.clone(), secrets: secrets.collect() };
-    let parsed = skypilot::parse_task_file(&asked.text, &given).map_err(|problems| refused(&problems))?;
+    let parsed =
+        skypilot::parse_task_file(&asked.text, &given).map_err(|problems| problems_error(&problems))?;
     let mut job = parsed.into_launchable().map_err(|problems| {
         let told = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
@@ -180,19 +183,21 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
         Error::refused(told.collect::<Vec<_>>().join("; "))
     })?;
     let overrides = skypilot::Overrides::from(asked.overrides.clone());
-    overrides.apply(&mut job.plan).map_err(|problems| refused(&problems))?;
+    overrides.apply(&mut job.plan).map_err(|problems| problems_error(&problems))?;
     for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
         if let TaskBody::Script(script) = &task.body
             && let Some(Workdir::Git { url, .. }) = &script.workdir
         {
-            let hint = "clone it in `setup`, or name a local directory";
+            let hint = "clone it in `setup`, or use a local directory";
             return Err(Error::refused(format!(
                 "`workdir` cannot be the repository `{url}` yet; hint: {hint}"
             )));
         }
         let unset = task.body.secrets().iter().find(|name| !secrets.contains_key(*name));
         if let Some(name) = unset {
-            return Err(Error::refused(format!("secret `{name}` has no value; hint: `--secret {name}=…`")));
+            return Err(Error::refused(format!(
+                "secret `{name}` has no value; hint: pass `--secret {name}=…`"
+            )));
         }
     }
     Ok(job)
@@ -207,22 +212,23 @@ fn map_infra(plan: &mut ManagedJobPlan, site: &ServerContext, warnings: &mut Vec
     };
     for task in &mut plan.tasks {
         let infra = |candidate: &Candidate| {
-            candidate.infra.as_deref().map(|text| (text.to_owned(), site.infra(text)))
+            candidate.infra.as_deref().map(|text| (text.to_owned(), site.resolve_infra(text)))
         };
         let is_unknown = |candidate: &Candidate| matches!(infra(candidate), Some((_, Infra::Unknown)));
         for (text, found) in task.candidates.iter().filter_map(infra) {
             match found {
                 Infra::Unknown if task.candidates.iter().all(is_unknown) => {
                     return Err(Error::refused(format!(
-                        "`infra: {text}` names no fleet of the project and no backend of the server; hint: {}",
+                        "`infra: {text}` is neither a fleet of the project nor a backend of the server; hint: {}",
                         known_infra_hint(site)
                     )));
                 }
                 Infra::Unknown => warn(format!(
-                    "`infra: {text}` is left out: it names no fleet of the project and no backend of the server"
+                    "`infra: {text}` is ignored: it is neither a fleet of the project nor a backend of the server"
                 )),
                 Infra::OwnInstances => warn(format!(
-                    "`infra: {text}` has no effect: the server rents no machines, and its own stand for every cloud"
+                    "`infra: {text}` has no effect: the server has no cloud backend and uses its own \
+                     instances for every cloud"
                 )),
                 Infra::Anywhere | Infra::Fleet(_) | Infra::Place { .. } => {}
             }
@@ -236,7 +242,7 @@ fn map_infra(plan: &mut ManagedJobPlan, site: &ServerContext, warnings: &mut Vec
 fn known_infra_hint(site: &ServerContext) -> String {
     let named: Vec<String> =
         site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
-    format!("it knows {}; without `infra` the job runs anywhere", named.join(", "))
+    format!("use one of {}, or remove `infra` to run the job anywhere", named.join(", "))
 }
 
 fn job_name(name: String) -> Result<String> {
@@ -244,11 +250,11 @@ fn job_name(name: String) -> Result<String> {
     if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(is_plain) {
         return Ok(name);
     }
-    Err(Error::field("name", format!("must be 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`")))
+    Err(Error::field("name", format!("must be 1 to {NAME_MAX} letters, digits, spaces, `-`, `_` or `.`")))
 }
 
 /// Archives of the tasks, which must belong to the caller.
-async fn files(
+async fn task_archives(
     app: &App,
     scope: &ProjectScope,
     plan: &ManagedJobPlan,
@@ -257,7 +263,7 @@ async fn files(
     let mut files = TaskArchives(BTreeMap::new());
     for file in sent {
         if usize::try_from(file.task).is_ok_and(|task| task >= plan.tasks.len()) {
-            return Err(Error::field("files", format!("there is no task {}", file.task)));
+            return Err(Error::field("files", format!("task {} does not exist", file.task)));
         }
         let archive = FileArchive { id: file.archive_id, path: file.path };
         files.0.entry(file.task).or_default().push(archive);
@@ -323,7 +329,7 @@ pub async fn list(
         return Err(Error::field("limit", format!("must be from 0 to {LIST_MAX}")));
     }
     let statuses = asked.statuses.iter().map(|word| {
-        let known = || Error::field("statuses", format!("there is no status `{}`", word.escape_debug()));
+        let known = || Error::field("statuses", format!("unknown status `{}`", word.escape_debug()));
         word.parse::<Status>().map_err(|_| known())
     });
     let query = Query {
@@ -357,7 +363,7 @@ pub async fn cancel(
         .filter(|g| **g)
         .count();
     if given != 1 {
-        let msg = "exactly one of `job_ids`, `name`, `all` and `all_users` says which jobs";
+        let msg = "exactly one of `job_ids`, `name`, `all` and `all_users` must be set";
         return Err(Error::field("job_ids", msg));
     }
     if asked.job_ids.as_ref().is_some_and(|ids| ids.len() > IDS_MAX) {

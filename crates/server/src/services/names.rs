@@ -27,7 +27,7 @@ fn check_word(field: &str, name: &str, len_max: usize) -> Result<()> {
     if has_only(name, len_max, allowed) {
         return Ok(());
     }
-    let rule = format!("1 to {len_max} letters, digits, `-` and `_`, and no `-` in front, are allowed");
+    let rule = format!("expected 1 to {len_max} letters, digits, `-` or `_`, not starting with `-`");
     Err(invalid_name(field, &rule))
 }
 
@@ -38,7 +38,7 @@ pub fn check_resource(field: &str, name: &str) -> Result<()> {
     if has_only(name, 41, allowed) && name.len() >= 2 && starts {
         return Ok(());
     }
-    let rule = "2 to 41 lower case letters, digits and dashes, a letter first, are allowed";
+    let rule = "expected 2 to 41 lowercase letters, digits or dashes, starting with a letter";
     Err(invalid_name(field, rule))
 }
 
@@ -48,7 +48,7 @@ pub fn check_hash(field: &str, text: &str) -> Result<()> {
     if has_only(text, 64, allowed) && text.len() == 64 {
         return Ok(());
     }
-    Err(invalid_name(field, "64 hexadecimal digits are expected"))
+    Err(invalid_name(field, "expected 64 lowercase hexadecimal digits"))
 }
 
 /// Error for an invalid name. The name itself is not repeated: it may contain anything.
@@ -128,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_refused_says_which_are_not() {
+    fn a_refused_name_lists_the_allowed_characters() {
         let told = |refused: crate::error::Result<()>| refused.unwrap_err().to_string();
-        assert!(told(check_user("a b")).contains("1 to 60 letters, digits, `-` and `_`"));
-        assert!(told(check_resource("name", "A")).contains("2 to 41 lower case letters, digits and dashes"));
+        assert!(told(check_user("a b")).contains("1 to 60 letters, digits, `-` or `_`"));
+        assert!(told(check_resource("name", "A")).contains("2 to 41 lowercase letters, digits or dashes"));
     }
 
     #[test]
-    fn generated_names_are_allowed_names() {
+    fn generated_names_are_valid() {
         for attempt in 0..20 {
             let name = generate(attempt).unwrap();
             assert!(check_resource("name", &name).is_ok(), "{name}");

@@ -29,7 +29,8 @@ pub async fn poll_logs(app: &App, scope: &ProjectScope, asked: &logs::PollReques
     if !(0..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
-    let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
+    let range =
+        page::requested_range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
     let mask = app.masks().of(&log).await?;
     let page = page::read_page(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
@@ -138,12 +139,12 @@ pub async fn service_metrics(
     let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
     let run = found.ok_or_else(|| Error::absent("Run"))?.run;
     if run.service.is_none() {
-        return Err(Error::refused(format!("run {name} is no service")));
+        return Err(Error::refused(format!("run `{name}` is not a service")));
     }
     let window = Span::secs(asked.seconds);
     let traffic = service_replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
     let mut sum = metrics::ResponseCounts::default();
-    for told in service_replicas::answers(app.db(), run.id, window).await? {
+    for told in service_replicas::recent_answers(app.db(), run.id, window).await? {
         // Another version of a proxy may report in another format.
         let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&told) else { continue };
         sum.latency_us += one.latency_us;
@@ -181,7 +182,7 @@ pub async fn prometheus(app: &App) -> String {
 pub async fn list_gpus(app: &App, scope: &ProjectScope, asked: &gpus::ListRequest) -> Result<gpus::GpuList> {
     let by = offers::GpuGrouping::read(asked.group_by.as_deref().unwrap_or_default())?;
     let spec = ResolvedRunSpec::read(&asked.run_spec, None, &app.settings().images)?;
-    let supply = offers::supply(app, scope.project.id).await?;
+    let supply = offers::load_supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();
     Ok(gpus::GpuList { gpus: offers::by_gpu(&found, by), cpus: None })

@@ -16,10 +16,10 @@ use windlass_model::{
     plan::{
         blocks,
         execution_mode::{ExecutionMode, ImageChoice},
-        offers::{Availability, InstanceNeeds, LOCAL_BACKEND, Offer, fit, is_instance_selected},
+        offers::{Availability, InstanceNeeds, LOCAL_BACKEND, Offer, is_instance_selected, smallest_fit},
         place::{
             FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory, PlacementOutcome,
-            REFUSALS_MAX, Readiness, RefusalReport, WaitingNode, WaitingReplica, place,
+            REFUSALS_MAX, Readiness, RefusalReport, WaitingNode, WaitingReplica, place_replicas,
         },
     },
     resources::CpuArch,
@@ -43,7 +43,7 @@ pub(crate) struct OfferSupply {
     inventory: Inventory,
 }
 
-pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<OfferSupply> {
+pub(crate) async fn load_supply(app: &App, project: ProjectId) -> Result<OfferSupply> {
     OfferSupply::of(app.db(), app.market(), app.settings().local_processes, project)
         .await
         .map_err(supply_error)
@@ -67,7 +67,7 @@ fn supply_error(error: PassError) -> Error {
     if let PassError::Db(error) = error {
         return error.into();
     }
-    Error::refused(format!("what the project has cannot be read: {error}"))
+    Error::refused(format!("failed to read the instances of the project: {error}"))
 }
 
 /// Requirements of a job, and its fleets.
@@ -82,7 +82,7 @@ impl OfferQuery<'_> {
     /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them.
     fn can_use(&self, fleet: &FleetSnapshot) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
-        named && (fleet.cluster || !self.needs.whole)
+        named && (fleet.is_cluster || !self.needs.needs_whole_instance)
     }
 
     fn existing(&self, instance: &InstanceSnapshot) -> Option<wire::Offer> {
@@ -98,8 +98,8 @@ impl OfferQuery<'_> {
             return None;
         }
         let total = instance.offer.total_blocks;
-        let blocks = fit(&instance.offer, &self.needs.within(&fleet.limits)).ok()?;
-        let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+        let blocks = smallest_fit(&instance.offer, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+        let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
         let free = total.saturating_sub(held);
         let availability = if blocks <= free { "idle" } else { "busy" };
         Some(to_wire(&instance.offer, availability.to_owned(), blocks, total))
@@ -110,26 +110,26 @@ impl OfferQuery<'_> {
         if self.creation == InstanceCreation::Reuse || self.needs.instances.is_some() {
             return None;
         }
-        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.can_use(fleet)).find_map(
+        self.inventory.fleets.iter().filter(|fleet| has_capacity(fleet) && self.can_use(fleet)).find_map(
             |fleet| {
                 let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
                 let total_blocks = blocks::split_count(fleet.blocks, offer.host.cpus, gpus).ok()?;
                 let divided = Offer { total_blocks, ..offer.clone() };
-                fit(offer, &fleet.limits).ok()?;
-                let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
-                Some(to_wire(&divided, word(offer), blocks, total_blocks))
+                smallest_fit(offer, &fleet.limits).ok()?;
+                let blocks = smallest_fit(&divided, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+                Some(to_wire(&divided, availability_name(offer), blocks, total_blocks))
             },
         )
     }
 }
 
-fn has_room(fleet: &FleetSnapshot) -> bool {
+fn has_capacity(fleet: &FleetSnapshot) -> bool {
     let has = u32::try_from(fleet.instance_nums.len()).unwrap_or(u32::MAX);
-    fleet.creates && fleet.nodes_max.is_none_or(|max| has < max)
+    fleet.can_create && fleet.nodes_max.is_none_or(|max| has < max)
 }
 
 /// Availability as serialized.
-fn word(offer: &Offer) -> String {
+fn availability_name(offer: &Offer) -> String {
     json!(offer.availability).as_str().unwrap_or("unknown").to_owned()
 }
 
@@ -168,14 +168,14 @@ fn to_wire(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) 
     }
 }
 
-fn asked<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> OfferQuery<'a> {
+fn offer_query<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> OfferQuery<'a> {
     let (fleets, creation) = (shape.fleet_names(), shape.creation());
     OfferQuery { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
 }
 
 /// Offers that fit the job: idle instances first, then by price.
 pub(crate) fn for_job(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<wire::Offer> {
-    let (inventory, asked) = (&supply.inventory, asked(supply, shape, job));
+    let (inventory, asked) = (&supply.inventory, offer_query(supply, shape, job));
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
     sort_offers(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new_offer(offer))).collect())
 }
@@ -186,16 +186,16 @@ pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpe
     let known = [Availability::Idle, Availability::Available, Availability::Unknown].map(word);
     let offers = for_job(supply, shape, job);
     let open = offers.iter().filter(|offer| known.contains(&Some(offer.availability.clone())));
-    open.map(|offer| Price::dollars(offer.price)).min()
+    open.map(|offer| Price::from_dollars(offer.price)).min()
 }
 
 /// Instances that backends would create for a fleet with these limits.
 pub(crate) fn for_fleet(offers: &[Offer], limits: &InstanceNeeds, split: blocks::Blocks) -> Vec<wire::Offer> {
-    let fits = offers.iter().filter(|offer| fit(offer, limits).is_ok());
+    let fits = offers.iter().filter(|offer| smallest_fit(offer, limits).is_ok());
     let divided = fits.filter_map(|offer| {
         let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
         let total = blocks::split_count(split, offer.host.cpus, gpus).ok()?;
-        Some(to_wire(offer, word(offer), total, total))
+        Some(to_wire(offer, availability_name(offer), total, total))
     });
     sort_offers(divided.collect())
 }
@@ -230,12 +230,12 @@ pub(crate) fn wait_reasons(
         priority: 0,
         since: Timestamp(0),
         nodes: (0..).zip(jobs).map(node).collect(),
-        choice: FleetChoice::Choose,
+        fleet_choice: FleetChoice::Choose,
         fleets,
         creation: shape.creation(),
-        lasts: None,
+        max_duration: None,
     };
-    match place(&[waiting], &supply.inventory, Timestamp(0)).pop()?.outcome {
+    match place_replicas(&[waiting], &supply.inventory, Timestamp(0)).pop()?.outcome {
         PlacementOutcome::Placed { .. } => None,
         PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => Some(why),
     }
@@ -244,7 +244,7 @@ pub(crate) fn wait_reasons(
 /// Offers that do not fit the job, with all reasons: nearest miss first, equal ones grouped.
 pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> RefusalReport {
     let inventory = &supply.inventory;
-    let asked = asked(supply, shape, job);
+    let asked = offer_query(supply, shape, job);
     let needs = &asked.needs;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut add = |place: String, short: Vec<Shortfall>| match refusals
@@ -258,18 +258,18 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
     let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL_BACKEND);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
-        if let Err(short) = fit(&instance.offer, &needs.within(&fleet.limits)) {
+        if let Err(short) = smallest_fit(&instance.offer, &needs.with_fleet_limits(&fleet.limits)) {
             add(instance.name.clone(), short);
         }
     }
-    if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_room) {
+    if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_capacity) {
         // A part of an offer that a fleet would create may fit where the whole does not.
         let unfit = |offer: &&Offer| {
             !(has_local && offer.backend == LOCAL_BACKEND) && asked.new_offer(offer).is_none()
         };
         for offer in inventory.offers.iter().filter(unfit) {
-            if let Err(short) = fit(offer, needs) {
-                add(offer.place(), short);
+            if let Err(short) = smallest_fit(offer, needs) {
+                add(offer.location_name(), short);
             }
         }
     }
@@ -281,21 +281,21 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
 
 /// Execution modes of the job on the instances that fit it; on any instance, if none does.
 pub(crate) fn runs_in(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<String> {
-    let Some(image) = ImageChoice::of(job) else { return Vec::new() };
+    let Some(image) = ImageChoice::from_spec(job) else { return Vec::new() };
     let needs = shape.needs_of(job);
     let inventory = &supply.inventory;
     let instances = inventory.instances.iter().map(|instance| &instance.offer);
     let mut known: Vec<ExecutionMode<'_>> = Vec::new();
     for offer in instances.chain(&inventory.offers) {
-        if let Ok(runs_in) = image.on(offer.host.runtimes.as_ref())
+        if let Ok(runs_in) = image.resolve_on(offer.host.runtimes.as_ref())
             && !known.contains(&runs_in)
-            && fit(offer, &needs).is_ok()
+            && smallest_fit(offer, &needs).is_ok()
         {
             known.push(runs_in);
         }
     }
     if known.is_empty() {
-        known.extend(image.on(None).ok());
+        known.extend(image.resolve_on(None).ok());
     }
     known.iter().map(ToString::to_string).collect()
 }
@@ -318,7 +318,12 @@ impl GpuGrouping {
                 "backend" => by.backend = true,
                 "region" => by.region = true,
                 "count" => by.count = true,
-                _ => return Err(Error::field("group_by", "knows `backend`, `region` and `count`")),
+                _ => {
+                    return Err(Error::field(
+                        "group_by",
+                        "must contain only `gpu`, `backend`, `region` and `count`",
+                    ));
+                }
             }
         }
         if by.region && !by.backend {

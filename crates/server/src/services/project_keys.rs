@@ -18,7 +18,7 @@ fn key_aad(project: ProjectId) -> AssociatedData<'static> {
 }
 
 /// Generates a key for a project that has none; an existing key is kept.
-pub(super) fn draw(app: &App, id: ProjectId, name: &str) -> Result<Change> {
+pub(super) fn generate(app: &App, id: ProjectId, name: &str) -> Result<Change> {
     let (public, private) = generate_key_pair(name)?;
     let sealed = app.keys().seal(&key_aad(id), private.as_bytes())?;
     Ok(projects::set_first_key(id, &public, sealed))
@@ -31,7 +31,7 @@ pub async fn ensure(app: &App) -> Result<()> {
         if bare.is_empty() {
             return Ok(());
         }
-        let keys = bare.iter().map(|(id, name)| draw(app, *id, name)).collect::<Result<Vec<_>>>()?;
+        let keys = bare.iter().map(|(id, name)| generate(app, *id, name)).collect::<Result<Vec<_>>>()?;
         app.db().write(Unit::new().and(keys)).await?.done()?;
     }
 }

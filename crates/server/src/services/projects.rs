@@ -19,7 +19,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
-    limits::{self, setting},
+    limits::{self, limit_hint},
 };
 
 const LIST_MAX: i64 = 2000;
@@ -81,7 +81,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
             let owner = owners.get(&project.owner).ok_or_else(|| Error::absent("Owner"))?;
             Ok(wire::Project {
                 project_id: project.id.0,
-                owner: users::shown(owner),
+                owner: users::to_wire(owner),
                 created_at: Some(project.created_at),
                 backends: Vec::new(),
                 members: members.remove(&project.id).unwrap_or_default().iter().map(member_to_wire).collect(),
@@ -96,7 +96,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
 
 fn member_to_wire(member: &Member) -> wire::Member {
     wire::Member {
-        user: users::shown(&member.user),
+        user: users::to_wire(&member.user),
         project_role: role(&member.membership),
         permissions: wire::MemberPermissions {
             can_manage_ssh_fleets: member.membership.can_manage_ssh_fleets,
@@ -139,8 +139,10 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     let owned = projects::owned_count(app.db(), caller.user.id).await?;
     let most = app.settings().limits.projects;
     if !caller.user.admin && owned >= most {
-        let more = setting(limits::PROJECTS_MAX);
-        return Err(Error::refused(format!("you own {owned} projects, and may own {most}; {more}")));
+        let more = limit_hint(limits::PROJECTS_MAX);
+        return Err(Error::refused(format!(
+            "you own {owned} projects, and at most {most} are allowed; {more}"
+        )));
     }
     let (name, templates) = (&asked.project_name, asked.templates_repo.as_deref());
     add(app, caller.user.id, name, asked.is_public, templates).await?;
@@ -184,7 +186,7 @@ async fn insert(
         .and([
             created,
             projects::set_member(id, owner, &membership(ProjectRole::Admin), 0),
-            project_keys::draw(app, id, name)?,
+            project_keys::generate(app, id, name)?,
         ])
         .and(granted)
         .and(note(app.db(), Some(owner), &about, "created", "Project created".into())?);
@@ -392,7 +394,7 @@ fn require_remaining_admin(after: &RequestedMembers) -> Result<()> {
     if after.values().any(|(_, role)| *role == ProjectRole::Admin) {
         return Ok(());
     }
-    Err(Error::refused("a project needs an admin"))
+    Err(Error::refused("a project must have an admin"))
 }
 
 async fn write(

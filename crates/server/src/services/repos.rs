@@ -20,7 +20,7 @@ pub(super) fn creds_aad(repo: Uuid, user: &str) -> AssociatedData<'_> {
     AssociatedData { table: "repo_creds", owner: repo, name: user, version: 1 }
 }
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::Refused { code: ApiErrorCode::ResourceNotExists, msg: "Repo not found".into() }
 }
 
@@ -45,7 +45,7 @@ pub async fn read(
     asked: wire::ReadRequest,
 ) -> Result<wire::RepoHeadWithCreds> {
     let found = repos::find(app.db(), scope.project.id, &asked.repo_id).await?;
-    let repo = found.ok_or_else(absent)?;
+    let repo = found.ok_or_else(not_found)?;
     let mut creds = None;
     if asked.include_creds
         && let Some(sealed) = repos::creds(app.db(), repo.id, scope.caller.user.id).await?
@@ -73,13 +73,13 @@ pub async fn init(app: &App, scope: &ProjectScope, asked: wire::InitRequest) -> 
     let put = repos::put(app.db().new_id()?, project, &asked.repo_id, kind, asked.repo_info.text());
     let (_, rows) = app.db().write(Unit::new().and([put])).await?.done()?;
     let Some(creds) = &asked.repo_creds else { return Ok(()) };
-    let row = rows.first().and_then(|rows| rows.first()).ok_or_else(absent)?;
+    let row = rows.first().and_then(|rows| rows.first()).ok_or_else(not_found)?;
     let (repo, user) = (row.uuid(0)?, scope.caller.user.id);
     let sealed = app.keys().seal(&creds_aad(repo, &user.to_string()), &serde_json::to_vec(creds)?)?;
     let change = repos::put_creds(project, &asked.repo_id, user, sealed);
     match app.db().write(Unit::new().and([change])).await? {
         WriteOutcome::Done { .. } => Ok(()),
-        WriteOutcome::Stale { .. } => Err(absent()),
+        WriteOutcome::Stale { .. } => Err(not_found()),
     }
 }
 
@@ -92,7 +92,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, ids: &[String]) -> Result<(
 pub async fn upload_code(app: &App, scope: &ProjectScope, repo_id: &str, upload: Upload) -> Result<()> {
     check_hash(&upload)?;
     let found = repos::find(app.db(), scope.project.id, repo_id).await?;
-    let repo = found.ok_or_else(absent)?;
+    let repo = found.ok_or_else(not_found)?;
     let (user, room) = (scope.caller.user.id, app.settings().limits.uploads_bytes);
     let change = repos::put_code(app.db().new_id()?, repo.id, user, &upload.name, upload.content, room);
     store_upload(app, change).await.map(drop)

@@ -20,7 +20,7 @@ use crate::{
     encryption::{AssociatedData, KeyError},
     error::{Error, Result},
     events::{EventSubject, note},
-    limits::{self, setting},
+    limits::{self, limit_hint},
 };
 
 /// Stored values for the users whose runs may use a secret.
@@ -29,7 +29,7 @@ const MANAGERS: &str = "managers";
 /// Attempts if two users set one secret at the same time.
 const ATTEMPTS_MAX: usize = 5;
 
-fn belongs(project: ProjectId, name: &str, version: i64) -> AssociatedData<'_> {
+fn secret_aad(project: ProjectId, name: &str, version: i64) -> AssociatedData<'_> {
     AssociatedData { table: "secrets", owner: project.0, name, version }
 }
 
@@ -70,7 +70,8 @@ async fn stored_users(app: &App, scope: &ProjectScope, users: &SecretUsers) -> R
     let mut ids = BTreeSet::new();
     for name in names {
         let member = members.iter().find(|member| member.user.name == *name);
-        let absent = || Error::refused(format!("`{name}` is no member of project `{}`", scope.project.name));
+        let absent =
+            || Error::refused(format!("`{name}` is not a member of project `{}`", scope.project.name));
         ids.insert(member.ok_or_else(absent)?.user.id);
     }
     Ok(serde_json::to_string(&ids)?)
@@ -130,7 +131,7 @@ pub(crate) async fn check_use(
         return Ok(());
     }
     Err(Error::refused(format!(
-        "secret `{0}` is not for runs of this user; hint: a manager of the project changes that with \
+        "runs of this user may not use secret `{0}`; hint: a manager of the project can change this with \
          `windlass secret set {1} --for …`",
         withheld.join("`, `"),
         withheld[0]
@@ -139,7 +140,7 @@ pub(crate) async fn check_use(
 
 /// Opens the value of a stored secret, for authorized callers and for jobs.
 pub fn open(app: &App, secret: &Secret) -> Result<String> {
-    let belongs = belongs(secret.project_id, &secret.name, secret.version);
+    let belongs = secret_aad(secret.project_id, &secret.name, secret.version);
     let bytes = app.keys().open_sealed(&belongs, &secret.sealed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -149,8 +150,10 @@ pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Re
     names::check_secret(&asked.name)?;
     let most = app.settings().limits.secret_chars;
     if asked.value.chars().count() > most {
-        let more = setting(limits::SECRET_MAX);
-        return Err(Error::refused(format!("secret value is longer than {most} characters; {more}")));
+        let more = limit_hint(limits::SECRET_MAX);
+        return Err(Error::refused(format!(
+            "the value of the secret is longer than {most} characters; {more}"
+        )));
     }
     let wanted = match &asked.users {
         Some(users) => Some(stored_users(app, scope, users).await?),
@@ -162,7 +165,7 @@ pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Re
             return Ok(wire::Secret { id: id.0, name: asked.name, value: None, users });
         }
     }
-    Err(Error::Conflict { msg: "the secret is being changed by others" })
+    Err(Error::Conflict { msg: "the secret is being changed by other requests; try again" })
 }
 
 /// Returns `None` if another write was faster. Without `users` they are left unchanged.
@@ -173,7 +176,7 @@ async fn try_set(
     users: Option<&str>,
 ) -> Result<Option<(SecretId, String)>> {
     let project = scope.project.id;
-    let seal = |version| app.keys().seal(&belongs(project, &asked.name, version), asked.value.as_bytes());
+    let seal = |version| app.keys().seal(&secret_aad(project, &asked.name, version), asked.value.as_bytes());
     let key = app.keys().sealing_key_id();
     let found = secrets::find(app.db(), project, &asked.name).await?;
     let before = found.as_ref().map_or(EVERYONE, |old| old.users.as_str());
@@ -257,7 +260,7 @@ pub async fn reseal(app: &App) -> Result<()> {
         }
     }
     for secret in encrypted_columns::secrets(db).await? {
-        let belongs = belongs(secret.project, &secret.name, secret.version);
+        let belongs = secret_aad(secret.project, &secret.name, secret.version);
         if let Some(new) = keys.rewrap(&belongs, &secret.sealed)? {
             let change =
                 encrypted_columns::replace_secret(secret.id, secret.version, &keys.sealing_key_id(), new);

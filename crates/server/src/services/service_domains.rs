@@ -83,20 +83,20 @@ pub(crate) async fn for_service(
     let Gateway { id, name: gateway_name, .. } = &gateway;
     let Some(domain) = domain(&gateway) else {
         return Err(refused(format!(
-            "gateway `{gateway_name}` has no domain; `windlass gateway update {gateway_name} --domain DOMAIN` \
-             sets one, and `gateway: false` does without"
+            "gateway `{gateway_name}` has no domain; set one with `windlass gateway update {gateway_name} \
+             --domain DOMAIN`, or set `gateway: false`"
         )));
     };
     if gateways::live_nodes(app.db(), *id).await?.is_empty() {
         return Err(refused(format!(
-            "gateway `{gateway_name}` cannot be reached: none of its processes was heard of lately; start \
-             `windlass gateway serve {gateway_name}` on its host, or say `gateway: false`"
+            "gateway `{gateway_name}` is offline: none of its processes reported recently; run `windlass \
+             gateway serve {gateway_name}` on its host, or set `gateway: false`"
         )));
     }
     if name == OWN_LABEL {
         return Err(refused(format!(
-            "`{OWN_LABEL}.{domain}` is the name of gateway `{gateway_name}` itself; give the service another name, or \
-             say `gateway: false`"
+            "`{OWN_LABEL}.{domain}` is the name of gateway `{gateway_name}` itself; give the service another \
+             name, or set `gateway: false`"
         )));
     }
     let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN_LABEL}.{domain}"));
@@ -119,7 +119,7 @@ async fn select_gateway(
         Some(GatewayChoice::Named(reference)) => {
             let name = &reference.name;
             let found = gateways::find_by_name(app.db(), project, name).await?;
-            return found.map(Some).ok_or_else(|| refused(format!("there is no gateway `{name}`")));
+            return found.map(Some).ok_or_else(|| refused(format!("gateway `{name}` does not exist")));
         }
         Some(GatewayChoice::Flag(true)) => true,
         None => false,

@@ -28,7 +28,7 @@ const TOKENS_MAX: usize = 100;
 /// Ten years.
 const EXPIRES_IN_MAX: i64 = 10 * 365 * 24 * 3600;
 
-pub fn shown(user: &User) -> wire::User {
+pub fn to_wire(user: &User) -> wire::User {
     wire::User {
         id: user.id.0,
         username: user.name.clone(),
@@ -45,7 +45,7 @@ pub fn shown(user: &User) -> wire::User {
 }
 
 /// Lifetime of the tokens that the server generates; `None`: no expiry.
-fn token_life(app: &App) -> Option<i64> {
+fn token_ttl(app: &App) -> Option<i64> {
     app.settings().token_expiry.map(|life| life.0)
 }
 
@@ -63,7 +63,7 @@ async fn with_creds(
         None
     };
     let wire::User { id, username, created_at, global_role, email, active, permissions, ssh_public_key } =
-        shown(user);
+        to_wire(user);
     Ok(wire::UserWithCreds {
         id,
         username,
@@ -91,7 +91,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     } else {
         (vec![User::clone(&caller.user)], 1)
     };
-    let users = users.iter().map(shown).collect();
+    let users = users.iter().map(to_wire).collect();
     if asked.return_total_count {
         return Ok(wire::UserList::Counted { total_count: Some(count), users });
     }
@@ -150,7 +150,7 @@ pub async fn add(
     }
     let id = UserId(app.db().new_id()?);
     // A token that an operator chose, or that the first start generated, must not expire and lock out all users.
-    let life = by.and_then(|_| token_life(app));
+    let life = by.and_then(|_| token_ttl(app));
     let token = token.map_or_else(Token::draw, Ok)?;
     let (public, private) = generate_key_pair(name)?;
     let sealed = seal_key(app, id, &private)?;
@@ -172,7 +172,7 @@ pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     let user = find(app, &asked.username).await?;
     let admin = asked.global_role == wire::GlobalRole::Admin;
     if user.id == caller.user.id && (!admin || !asked.active) {
-        return Err(Error::refused("you cannot disable yourself or give up your own role"));
+        return Err(Error::refused("you cannot disable yourself or remove your own admin role"));
     }
     let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
@@ -181,7 +181,7 @@ pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
         .and(note(app.db(), Some(caller.user.id), &about, "updated", "User updated".into())?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
-    Ok(shown(&find(app, &asked.username).await?))
+    Ok(to_wire(&find(app, &asked.username).await?))
 }
 
 pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
@@ -192,7 +192,7 @@ pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wir
     let unit = Unit::new()
         .and([
             tokens::revoke_all(user.id),
-            tokens::create(app.db().new_id()?, user.id, &token.hash(), token.shown(), token_life(app)),
+            tokens::create(app.db().new_id()?, user.id, &token.hash(), token.shown(), token_ttl(app)),
         ])
         .and(note(app.db(), Some(caller.user.id), &about, "token_refreshed", "User token refreshed".into())?);
     app.db().write(unit).await?.done()?;
@@ -212,16 +212,16 @@ pub async fn create_token(
 ) -> Result<wire::NewToken> {
     names::check_token(&asked.name)?;
     let life = match asked.expires_in {
-        None => token_life(app),
+        None => token_ttl(app),
         Some(seconds @ 1..=EXPIRES_IN_MAX) => Some(seconds * 1_000_000),
         Some(_) => {
             let years = EXPIRES_IN_MAX / 365 / 24 / 3600;
-            return Err(Error::refused(format!("a token expires after one second to {years} years")));
+            return Err(Error::refused(format!("a token must expire after one second to {years} years")));
         }
     };
     let held = tokens::list_named(app.db(), caller.user.id).await?;
     if held.len() >= TOKENS_MAX {
-        return Err(Error::refused(format!("a user has at most {TOKENS_MAX} tokens; revoke some")));
+        return Err(Error::refused(format!("a user may have at most {TOKENS_MAX} tokens; revoke some")));
     }
     let token = Token::draw()?;
     let scope = if asked.scope == TokenScope::All { tokens::FULL_SCOPE } else { asked.scope.name() };
@@ -235,7 +235,7 @@ pub async fn create_token(
     );
     let about =
         EventSubject { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
-    let told = format!("Token `{}` made, good for `{}`", asked.name, asked.scope.name());
+    let told = format!("Token `{}` created with scope `{}`", asked.name, asked.scope.name());
     let unit =
         Unit::new().and([made]).and(note(app.db(), Some(caller.user.id), &about, "token_created", told)?);
     match app.db().write(unit).await {
@@ -353,7 +353,9 @@ pub async fn add_public_key(
     let name = asked.name.as_deref().unwrap_or_else(|| key.comment().as_str_lossy());
     let name = if name.is_empty() { "key" } else { name };
     if name.chars().count() > 100 || name.chars().any(char::is_control) {
-        return Err(Error::refused("invalid name: too long, or with control characters"));
+        return Err(Error::refused(
+            "invalid name: expected at most 100 characters, without control characters",
+        ));
     }
     if users::public_keys(app.db(), caller.user.id).await?.len() >= PUBLIC_KEYS_MAX {
         return Err(Error::refused("too many public keys"));

@@ -13,7 +13,7 @@ use windlass_model::{
 
 use super::{
     grants, names,
-    runs::{refused, visible_projects},
+    runs::{problems_error, visible_projects},
 };
 use crate::{
     app::App,
@@ -55,16 +55,16 @@ pub async fn list_project(app: &App, scope: &ProjectScope) -> Result<Vec<wire::V
 }
 
 pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::Volume> {
-    let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+    let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(not_found)?;
     to_wire_one(app, found).await
 }
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::absent("Volume")
 }
 
 async fn to_wire_one(app: &App, row: Volume) -> Result<wire::Volume> {
-    to_wire(app, vec![row]).await?.pop().ok_or_else(absent)
+    to_wire(app, vec![row]).await?.pop().ok_or_else(not_found)
 }
 
 async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
@@ -120,7 +120,7 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
 
 pub async fn create(app: &App, scope: &ProjectScope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
     let mut configuration = asked.configuration.value()?;
-    let parsed = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
+    let parsed = Configuration::from_json(&configuration).map_err(|problems| problems_error(&problems))?;
     let Configuration::Volume(wanted) = parsed else {
         return Err(Error::field("configuration", "the configuration is not a volume"));
     };
@@ -136,14 +136,14 @@ pub async fn create(app: &App, scope: &ProjectScope, asked: &wire::CreateRequest
             Ok(written) => {
                 written.done()?;
                 app.wake(&["volumes"]);
-                return to_wire_one(app, volumes::find(app.db(), id).await?.ok_or_else(absent)?).await;
+                return to_wire_one(app, volumes::find(app.db(), id).await?.ok_or_else(not_found)?).await;
             }
             Err(error) if error.is_conflict_on("volumes_name_key") && generated => {}
             Err(error) if error.is_conflict_on("volumes_name_key") => return Err(Error::exists("Volume")),
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::refused("no free name was found; give the volume a name"))
+    Err(Error::refused("no free name was found; set the `name` of the volume"))
 }
 
 fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<(VolumeId, Unit)> {
@@ -186,7 +186,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
-        let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(not_found)?;
         scope.require_ownership::<DeleteVolumes>(Some(found.user_id), &format!("volume `{name}`"))?;
         let about =
             EventSubject { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };

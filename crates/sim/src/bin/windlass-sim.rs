@@ -47,7 +47,7 @@ struct Totals {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = args()?;
+    let args = parse_args()?;
     let (next, end) = (AtomicU64::new(args.from), args.from + args.seeds);
     let (started, total) = (Instant::now(), Mutex::new(Totals::default()));
     std::thread::scope(|scope| {
@@ -64,7 +64,7 @@ fn main() -> Result<ExitCode> {
                         return;
                     }
                     let report =
-                        if queue { queue_sim::play(seed) } else { runs::simulate_keeping(seed, keep) };
+                        if queue { queue_sim::simulate(seed) } else { runs::simulate_keeping(seed, keep) };
                     total.lock().add(seed, report, queue);
                 }
             });
@@ -79,7 +79,7 @@ fn main() -> Result<ExitCode> {
     Ok(if total.violating == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn args() -> Result<Args> {
+fn parse_args() -> Result<Args> {
     let mut args = Args {
         seeds: 100,
         from: 0,
@@ -88,13 +88,13 @@ fn args() -> Result<Args> {
         queue: false,
     };
     if let Ok(seed) = std::env::var("SEED") {
-        args.from = seed.parse().context("SEED is not a number")?;
+        args.from = seed.parse().context("invalid `SEED` value: expected a number")?;
         args.seeds = 1;
     }
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut value = || words.next().with_context(|| format!("`{word}` wants a value"));
-        let mut number = || value()?.parse::<u64>().with_context(|| format!("`{word}` wants a number"));
+        let mut value = || words.next().with_context(|| format!("`{word}` requires a value"));
+        let mut number = || value()?.parse::<u64>().with_context(|| format!("`{word}` requires a number"));
         match word.as_str() {
             "--seeds" => args.seeds = number()?,
             "--from" => args.from = number()?,
@@ -103,7 +103,7 @@ fn args() -> Result<Args> {
             "--queue" => args.queue = true,
             "--log" => tracing_subscriber::fmt().with_writer(std::io::stderr).init(),
             _ => bail!(
-                "unknown argument `{word}`; want --seeds N, --from K, --jobs J, --keep DIR, --queue, --log"
+                "unknown argument `{word}`: expected --seeds N, --from K, --jobs J, --keep DIR, --queue or --log"
             ),
         }
     }
@@ -162,14 +162,14 @@ impl Totals {
         for (fault, times) in &self.fired {
             writeln!(out, "{times:>9}  {fault}")?;
         }
-        writeln!(out, "of {} managed jobs, tasks:", self.managed_jobs)?;
+        writeln!(out, "tasks of {} managed jobs:", self.managed_jobs)?;
         for (outcome, times) in &self.outcomes {
             writeln!(out, "{times:>9}  {outcome}")?;
         }
         let speed = self.virtual_secs as f64 / secs;
         writeln!(
             out,
-            "{} seeds, {} runs, {} passes, {} calls of the database in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
+            "{} seeds, {} runs, {} passes, {} database calls in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
             self.played,
             self.runs,
             self.passes,

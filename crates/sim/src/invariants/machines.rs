@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::{History, Violation, broken};
+use super::{History, Violation, violation};
 use crate::cloud::MachineEvent;
 
 /// Reasons for which an instance with jobs may end: it is lost anyway.
@@ -23,28 +23,31 @@ pub(super) fn check_always(h: &History) -> Vec<Violation> {
 
 /// Compares the observations of the cloud with the rows.
 fn g4_volumes_are_with_one_machine_and_never_torn_away(h: &History) -> Vec<Violation> {
-    let mut found: Vec<Violation> = h.outrages.iter().map(|what| broken("G4", what.as_str())).collect();
+    let mut found: Vec<Violation> = h.outrages.iter().map(|what| violation("G4", what.as_str())).collect();
     for (volume, machines) in &h.disks {
         if machines.len() > 1 {
-            found.push(broken("G4", format!("volume {volume} is attached to {}", machines.join(" and "))));
+            found.push(violation("G4", format!("volume {volume} is attached to {}", machines.join(" and "))));
         }
     }
     let mut seen = BTreeSet::new();
     for (volume, instance) in &h.attachments {
         if !seen.insert(volume) {
-            found.push(broken("G4", format!("volume {volume} has a second attachment, to {instance}")));
+            found.push(violation("G4", format!("volume {volume} has a second attachment, to {instance}")));
         }
     }
     for volume in h.volumes.iter().filter(|volume| volume.deleted) {
         if seen.contains(&volume.id) {
-            found.push(broken("G4", format!("volume {} was deleted while it was attached", volume.id)));
+            found.push(violation("G4", format!("volume {} was deleted while it was attached", volume.id)));
         }
     }
     found
 }
 
 fn g4_a_final_job_has_no_volume(h: &History) -> Vec<Violation> {
-    h.holders.iter().map(|job| broken("G4", format!("job {job} is final and still has a volume"))).collect()
+    h.holders
+        .iter()
+        .map(|job| violation("G4", format!("job {job} is final, but still has a volume")))
+        .collect()
 }
 
 fn g5_a_fleet_stays_below_its_maximum(h: &History) -> Vec<Violation> {
@@ -61,10 +64,10 @@ fn g5_a_fleet_stays_below_its_maximum(h: &History) -> Vec<Violation> {
     fleets
         .map(|fleet| {
             let count = members.get(&fleet.id).copied().unwrap_or_default();
-            broken(
+            violation(
                 "G5",
                 format!(
-                    "fleet {} has {count} instances, at most {:?} are allowed",
+                    "fleet {} has {count} instances; the maximum is {:?}",
                     fleet.id, fleet.nodes_max_ever
                 ),
             )
@@ -79,7 +82,10 @@ fn g7_a_terminated_instance_has_no_machine(h: &History) -> Vec<Violation> {
         .iter()
         .filter(|(instance, _)| over.contains(&instance.0) || !known.contains(&instance.0))
         .map(|(instance, machine)| {
-            broken("G7", format!("machine {machine} of instance {instance} is there, and nobody owns it"))
+            violation(
+                "G7",
+                format!("machine {machine} exists, but its instance {instance} has ended or is unknown"),
+            )
         })
         .collect()
 }
@@ -93,7 +99,7 @@ fn g7_an_instance_has_one_machine(h: &History) -> Vec<Violation> {
             MachineEvent::Created => {
                 of_instance.insert(&entry.machine);
                 if of_instance.len() > 1 {
-                    found.push(broken("G7", format!("instance {} has two machines", entry.instance)));
+                    found.push(violation("G7", format!("instance {} has two machines", entry.instance)));
                 }
             }
             MachineEvent::Gone => {
@@ -119,7 +125,10 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
         .map(|entry| {
             let reason = reasons.get(&entry.instance.0).copied().unwrap_or("no reason");
             let id = entry.instance;
-            broken("G7", format!("instance {id} was given back ({reason}) while containers ran on it"))
+            violation(
+                "G7",
+                format!("instance {id} was deleted ({reason}) while containers were running on it"),
+            )
         })
         .collect()
 }
@@ -128,26 +137,32 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
 pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (volume, instance) in &h.attachments {
-        found.push(broken("G4", format!("volume {volume} stays attached to {instance}")));
+        found.push(violation("G4", format!("volume {volume} is still attached to {instance}")));
     }
     for (volume, machines) in h.disks.iter().filter(|(_, machines)| !machines.is_empty()) {
-        found.push(broken("G4", format!("the cloud keeps {volume} attached to {}", machines.join(", "))));
+        found.push(violation(
+            "G4",
+            format!("in the cloud, {volume} is still attached to {}", machines.join(", ")),
+        ));
     }
     for volume in h.volumes.iter().filter(|volume| volume.delete_asked && !volume.deleted) {
-        found.push(broken("G6", format!("volume {} was to be deleted and is still there", volume.id)));
+        found.push(violation(
+            "G6",
+            format!("volume {} still exists after its deletion was requested", volume.id),
+        ));
     }
     for fleet in h.fleets.iter().filter(|fleet| !fleet.finished) {
         let of_fleet = || h.instances.iter().filter(|i| !i.finished && i.fleet_id == Some(fleet.id));
         let up = of_fleet().filter(|i| i.status == "idle" || i.status == "busy").count() as i64;
         if fleet.status == "terminating" {
-            found.push(broken("G6", format!("fleet {} is still terminating", fleet.id)));
+            found.push(violation("G6", format!("fleet {} is still terminating", fleet.id)));
         } else if fleet.nodes_min.is_some_and(|min| up < min) {
             let min = fleet.nodes_min.unwrap_or_default();
-            found.push(broken("G5", format!("fleet {} has {up} of at least {min} nodes", fleet.id)));
+            found.push(violation("G5", format!("fleet {} has {up} of at least {min} nodes", fleet.id)));
         }
         if fleet.nodes_max.is_some_and(|max| of_fleet().count() as i64 > max) {
             let max = fleet.nodes_max.unwrap_or_default();
-            found.push(broken("G5", format!("fleet {} keeps more than {max} nodes", fleet.id)));
+            found.push(violation("G5", format!("fleet {} still has more than {max} nodes", fleet.id)));
         }
     }
     found
@@ -159,7 +174,7 @@ pub(super) fn m8_no_ssh_host_failed(h: &History) -> Vec<Violation> {
     let hosts = h.instances.iter().filter(|i| i.fleet_id.is_some_and(|fleet| ssh.contains(&fleet)));
     hosts
         .filter(|host| host.finished && host.reason.as_deref() == Some("error"))
-        .map(|host| broken("M8", format!("host {} of an SSH fleet ended with an error", host.id)))
+        .map(|host| violation("M8", format!("host {} of an SSH fleet ended with an error", host.id)))
         .collect()
 }
 
@@ -167,16 +182,16 @@ pub(super) fn m8_no_ssh_host_failed(h: &History) -> Vec<Violation> {
 pub(super) fn check_after_deletion(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (instance, machine) in &h.machines {
-        found.push(broken("G7", format!("machine {machine} of instance {instance} was left behind")));
+        found.push(violation("G7", format!("machine {machine} of instance {instance} was left behind")));
     }
     for (volume, _) in &h.disks {
-        found.push(broken("G7", format!("the disk of volume {volume} was left behind")));
+        found.push(violation("G7", format!("the disk of volume {volume} was left behind")));
     }
     for fleet in h.fleets.iter().filter(|fleet| !fleet.finished) {
-        found.push(broken("G6", format!("fleet {} is still {}", fleet.id, fleet.status)));
+        found.push(violation("G6", format!("fleet {} is still {}", fleet.id, fleet.status)));
     }
     for instance in h.instances.iter().filter(|instance| !instance.finished) {
-        found.push(broken("G6", format!("instance {} is still {}", instance.id, instance.status)));
+        found.push(violation("G6", format!("instance {} is still {}", instance.id, instance.status)));
     }
     found
 }

@@ -15,7 +15,7 @@ use windlass_model::{
     run,
 };
 
-use super::{Event, History, RunRow, Violation, broken, status_events};
+use super::{Event, History, RunRow, Violation, status_events, violation};
 use crate::host::HostEffect;
 
 /// A pass may already be in progress at the time of a cancel; a launch this long after it ignored the cancel.
@@ -35,7 +35,8 @@ impl RunAttempt {
     pub fn read(job: Uuid, name: &str, made_at: i64) -> Result<Self> {
         let mut parts = name.rsplitn(3, '-');
         let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
-        let (attempt, task) = number().zip(number()).with_context(|| format!("`{name}` is no attempt"))?;
+        let (attempt, task) =
+            number().zip(number()).with_context(|| format!("`{name}` is not the name of an attempt"))?;
         Ok(Self { job, task: usize::try_from(task)?, number: attempt, made_at })
     }
 }
@@ -64,12 +65,12 @@ pub struct TaskRow {
 
 pub(super) fn check_always(h: &History) -> Vec<Violation> {
     let mut found: Vec<Violation> =
-        h.watched.iter().map(|(id, what)| broken(id, format!("at a write: {what}"))).collect();
+        h.watched.iter().map(|(id, what)| violation(id, format!("during a write: {what}"))).collect();
     // Most histories have none; skip the search through all their events.
     if h.managed.is_empty() {
         return found;
     }
-    let newest = newest(h);
+    let newest = newest_attempts(h);
     for job in &h.managed {
         found.extend(r5_columns_agree_and_form_legal_pairs(job));
         found.extend(m2_nothing_is_launched_long_after_a_cancel(h, job));
@@ -77,8 +78,8 @@ pub(super) fn check_always(h: &History) -> Vec<Violation> {
             let name = format!("task {index} of managed job {}", job.number);
             let run = newest.get(&(job.id, index)).copied();
             let done = run.is_some_and(|run| is_done(h, run));
-            found.extend(check_task_ends(job, index, run, done).map(|v| about(&name, &v)));
-            found.extend(check_restart_counts(job, index).map(|v| about(&name, &v)));
+            found.extend(check_task_ends(job, index, run, done).map(|v| with_name(&name, &v)));
+            found.extend(check_restart_counts(job, index).map(|v| with_name(&name, &v)));
         }
     }
     found.extend(m6_attempts_never_overlap(h));
@@ -86,8 +87,8 @@ pub(super) fn check_always(h: &History) -> Vec<Violation> {
     found
 }
 
-fn about(name: &str, violation: &Violation) -> Violation {
-    broken(violation.id, format!("{name} {}", violation.what))
+fn with_name(name: &str, found: &Violation) -> Violation {
+    violation(found.id, format!("{name} {}", found.what))
 }
 
 /// Must hold after the faults have stopped and time has passed: no job is lost.
@@ -96,16 +97,17 @@ pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     for job in &h.managed {
         let (number, status, schedule) = (job.number, &job.status, &job.schedule);
         if !job.finished {
-            found.push(broken("R2", format!("managed job {number} is still {status}, {schedule}")));
+            found.push(violation("R2", format!("managed job {number} is still {status}, {schedule}")));
         } else if job.claimed || job.tasks.iter().any(|task| !task.record.status.is_final()) {
-            found.push(broken("M5", format!("managed job {number} is over and keeps a slot or a task")));
+            found
+                .push(violation("M5", format!("managed job {number} has ended, but keeps a slot or a task")));
         }
     }
     found
 }
 
 /// The newest attempt of each task.
-fn newest(h: &History) -> BTreeMap<(Uuid, usize), &RunRow> {
+fn newest_attempts(h: &History) -> BTreeMap<(Uuid, usize), &RunRow> {
     let mut newest: BTreeMap<(Uuid, usize), (u32, &RunRow)> = BTreeMap::new();
     for run in &h.runs {
         let Some(attempt) = run.attempt else { continue };
@@ -123,18 +125,22 @@ fn r5_columns_agree_and_form_legal_pairs(job: &ManagedJobRow) -> Vec<Violation> 
         let record = &task.record;
         let name = format!("task {index} of managed job {}", job.number);
         if task.status != record.status.as_str() || task.schedule != record.schedule.as_str() {
-            found.push(broken("R5", format!("{name}: its columns and its record disagree")));
+            found.push(violation("R5", format!("{name}: its columns do not match its record")));
         }
         if !record.is_legal() {
             let (status, schedule, pending) = (record.status, record.schedule, record.pending);
-            found.push(broken("R5", format!("{name}: {status} ({pending:?}) beside {schedule}")));
+            found.push(violation(
+                "R5",
+                format!("{name}: {status} ({pending:?}) is not legal with {schedule}"),
+            ));
         }
     }
     let counted = job.tasks.iter().enumerate().filter(|(index, _)| is_primary(&job.plan, *index));
     let shown = job_status(counted.map(|(_, task)| task.record.status));
     if shown.as_str() != job.status {
-        let what = format!("managed job {} shows {}, and its tasks {shown}", job.number, job.status);
-        found.push(broken("R20", what));
+        let what =
+            format!("managed job {} shows {}, but its tasks result in {shown}", job.number, job.status);
+        found.push(violation("R20", what));
     }
     found
 }
@@ -149,7 +155,7 @@ fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &ManagedJobRow) 
     let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_GRACE_US);
     late.map(|attempt| {
         let (number, of) = (job.number, attempt.number);
-        broken("M2", format!("managed job {number} got attempt {of} long after its cancel"))
+        violation("M2", format!("managed job {number} started attempt {of} long after its cancellation"))
     })
     .collect()
 }
@@ -180,9 +186,9 @@ fn check_task_ends(
             None
         }
         Status::Succeeded => {
-            (!done && !task.body.is_empty()).then_some(("R20", "succeeded, and its run did not"))
+            (!done && !task.body.is_empty()).then_some(("R20", "succeeded, but its run did not"))
         }
-        Status::Failed | Status::FailedSetup if done => Some(("R20", "failed, and its run did not")),
+        Status::Failed | Status::FailedSetup if done => Some(("R20", "failed, but its run did not")),
         Status::Failed | Status::FailedSetup => {
             let final_by_itself = recovery.strategy == RecoveryStrategy::None || task.max_duration.is_some();
             let left = record.restarts_on_errors < recovery.max_restarts_on_errors;
@@ -190,18 +196,18 @@ fn check_task_ends(
         }
         Status::FailedNoResource => {
             let bound = recovery.max_launch_tries.is_some() || recovery.max_launch_wait.is_some();
-            (!bound).then_some(("R20", "gave up waiting, and nobody asked it to"))
+            (!bound).then_some(("R20", "gave up waiting, but no limit is configured"))
         }
-        Status::FailedPrechecks => done.then_some(("R20", "could not begin, and its run is done")),
+        Status::FailedPrechecks => done.then_some(("R20", "failed its prechecks, but its run is done")),
         Status::Cancelled => {
             let stopped = newest.is_some_and(|run| run.stopped_at.is_some());
-            (!stopped && !is_cancel_due(job, index)).then_some(("M2", "was cancelled by nobody"))
+            (!stopped && !is_cancel_due(job, index)).then_some(("M2", "was cancelled without a request"))
         }
-        Status::FailedController => Some(("M8", "failed by our own fault, and nothing here is one")),
+        Status::FailedController => Some(("M8", "ended as FAILED_CONTROLLER, but no fault causes that")),
     };
     let held = (record.status.is_final() && record.status != Status::FailedController && !over)
-        .then_some(("M6", "is over, and its run is not"));
-    why.or(held).map(|(id, what)| broken(id, what))
+        .then_some(("M6", "has ended, but its run has not"));
+    why.or(held).map(|(id, what)| violation(id, what))
 }
 
 /// Returns whether a user cancelled the task, or what it belongs to ended before it.
@@ -230,8 +236,7 @@ fn is_cancel_due(job: &ManagedJobRow, index: usize) -> bool {
 fn check_restart_counts(job: &ManagedJobRow, index: usize) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let (count, most) = (record.restarts_on_errors, task.recovery.max_restarts_on_errors);
-    (count > most)
-        .then(|| broken("R17", format!("was restarted {count} times, at most {most} were asked for")))
+    (count > most).then(|| violation("R17", format!("was restarted {count} times; the limit is {most}")))
 }
 
 /// Containers of two attempts of one task never run at the same time, and two attempts are never active. Abandoned
@@ -246,7 +251,7 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         let over = run.status.parse::<run::Status>().is_ok_and(|status| status.is_final());
         if !over && !active.insert((attempt.job, attempt.task)) {
             let what = format!("task {} of {} has two active attempts", attempt.task, attempt.job);
-            found.push(broken("M6", what));
+            found.push(violation("M6", what));
         }
     }
     let of: BTreeMap<SubmissionId, RunAttempt> = h
@@ -286,9 +291,9 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
                 && before.1 > life.0
             {
                 let (old, new) = (before.2, life.2);
-                found.push(broken(
+                found.push(violation(
                     "M6",
-                    format!("attempts {old} and {new} of task {task} of {job} lived at one time"),
+                    format!("attempts {old} and {new} of task {task} of {job} ran at the same time"),
                 ));
             }
             latest = latest.filter(|before| before.1 >= life.1).or(Some(life));
@@ -322,7 +327,7 @@ fn check_events(h: &History) -> Vec<Violation> {
         let deadline = job.plan.tasks.get(*index).is_some_and(|task| task.deadline.is_some());
         let violation = told.entry(event.entity_id).or_default().apply_event(event, deadline);
         let name = format!("task {index} of managed job {}", job.number);
-        found.extend(violation.map(|violation| about(&name, &violation)));
+        found.extend(violation.map(|violation| with_name(&name, &violation)));
     }
     for job in &h.managed {
         for (index, task) in job.tasks.iter().enumerate() {
@@ -330,20 +335,20 @@ fn check_events(h: &History) -> Vec<Violation> {
             let (counted, told_of) = (task.record.recovery_count, heard.map_or(0, |told| told.recoveries));
             if counted != told_of {
                 let what = format!(
-                    "task {index} of managed job {} counts {counted} recoveries, the events {told_of}",
+                    "task {index} of managed job {} counts {counted} recoveries, its events {told_of}",
                     job.number
                 );
-                found.push(broken("R17", what));
+                found.push(violation("R17", what));
             }
             let Some(began) = heard.and_then(|told| told.began) else { continue };
             let after = job.plan.tasks.get(index).map(|task| task.after.as_slice()).unwrap_or_default();
             for before in after.iter().filter_map(|before| job.tasks.get(usize::try_from(*before).ok()?)) {
                 if told.get(&before.id).and_then(|told| told.succeeded).is_none_or(|at| at > began) {
                     let what = format!(
-                        "task {index} of managed job {} began before one it follows succeeded",
+                        "task {index} of managed job {} started before a task that it depends on succeeded",
                         job.number
                     );
-                    found.push(broken("M7", what));
+                    found.push(violation("M7", what));
                 }
             }
         }
@@ -401,18 +406,20 @@ impl TaskHistory {
         let Some(source) = source else {
             // A slot for a recovery that was waiting: no new cause.
             let waited = from == Some(Status::Pending) && reason == "rescheduled";
-            return (!waited).then(|| broken("M3", format!("recovers for `{reason}`, which is no source")));
+            return (!waited).then(|| {
+                violation("M3", format!("recovers because of `{reason}`, which is not a recovery source"))
+            });
         };
         self.episode = Some(credit || source == RecoverySource::Failure);
         match source {
             RecoverySource::Failure => None,
             RecoverySource::Emergency => {
-                Some(broken("M1", "met an internal error, and nothing here causes one"))
+                Some(violation("M1", "recovers from an internal error, but no fault causes one"))
             }
             // A move to cheaper nodes is voluntary, and recorded as a restart.
             RecoverySource::Restart if has_deadline => None,
             RecoverySource::Restart => {
-                Some(broken("M4", "was launched again though its attempt could be adopted"))
+                Some(violation("M4", "was launched again, but its attempt could be adopted"))
             }
         }
     }

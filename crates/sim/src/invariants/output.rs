@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::{History, Violation, broken, status_events};
+use super::{History, Violation, status_events, violation};
 
 /// Time limit for the end of a log; after that it is lost if the host does not respond.
 const DRAIN_TIMEOUT_US: i64 = 30_000_000;
@@ -30,21 +30,23 @@ pub(super) fn o1_a_stored_log_is_what_was_written(h: &History) -> Vec<Violation>
     let mut found = Vec::new();
     for log in &h.logs {
         if !log.is_true {
-            found.push(broken(
+            found.push(violation(
                 "O1",
                 format!("the log of {} has bytes that were never written", log.submission),
             ));
         }
         let Some(written) = log.written else { continue };
         if log.stored > written {
-            found
-                .push(broken("O1", format!("the log of {} is longer than what was written", log.submission)));
+            found.push(violation(
+                "O1",
+                format!("the log of {} is longer than what was written", log.submission),
+            ));
         }
         let due = drained.get(&log.submission).copied().unwrap_or_default() && !lost(log.submission);
         if due && log.stored < written {
-            found.push(broken(
+            found.push(violation(
                 "O1",
-                format!("{} of {written} bytes of the log of {} are stored", log.stored, log.submission),
+                format!("only {} of {written} bytes of the log of {} are stored", log.stored, log.submission),
             ));
         }
     }

@@ -25,7 +25,10 @@ pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &Queu
     for (uuid, attempt, token) in tokens {
         let answer = people.with_token(&token).get(&format!("containers/{uuid}")).await;
         if !answer.is_err_and(|error| error.status() == Some(401)) {
-            world.lock().record_violation("X1", format!("the token of {uuid}.{attempt} outlived it"));
+            world.lock().record_violation(
+                "X1",
+                format!("the token of {uuid}.{attempt} is still valid after the attempt"),
+            );
         }
     }
 }
@@ -49,7 +52,7 @@ pub(super) fn check_history(
             Some((new["container_uuid"].as_str()?, needs.get(row["object_uuid"].as_str()?)?))
         })
         .collect();
-    let order = QueueOrder { changes: changes(rows), needs: theirs, began };
+    let order = QueueOrder { changes: parse_changes(rows), needs: theirs, began };
     let overtaken: Vec<String> = world
         .locks
         .iter()
@@ -85,7 +88,7 @@ fn check_single_start(world: &mut QueueWorld, records: &BTreeMap<String, Value>)
         if attempts.len() > 1 {
             world.record_violation(
                 "R7",
-                format!("the program of {uuid} was started in attempts {attempts:?}"),
+                format!("the program of {uuid} was started in several attempts: {attempts:?}"),
             );
         }
     }
@@ -94,13 +97,13 @@ fn check_single_start(world: &mut QueueWorld, records: &BTreeMap<String, Value>)
         if started.is_none() || started != record["attempt"].as_u64() {
             world.record_violation(
                 "C3",
-                format!("{uuid} is complete; its program was started in {started:?}"),
+                format!("{uuid} is complete, but its program was started in attempt {started:?}"),
             );
         }
     }
 }
 
-fn changes(rows: &[Value]) -> Vec<ContainerChange<'_>> {
+fn parse_changes(rows: &[Value]) -> Vec<ContainerChange<'_>> {
     let changes = rows.iter().filter_map(|row| {
         let new = &row["properties"]["new_attributes"];
         let at = Timestamp::parse(row["event_at"].as_str()?).ok()?;

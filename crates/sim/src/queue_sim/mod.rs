@@ -128,7 +128,7 @@ struct QueueSim {
 }
 
 /// Runs one seed from start to end.
-pub fn play(seed: u64) -> Result<Report> {
+pub fn simulate(seed: u64) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     runtime.block_on(async { QueueSim::begin(seed).await?.play().await })
 }
@@ -199,7 +199,7 @@ impl QueueSim {
             "runtime_constraints": { "vcpus": cpus, "ram": memory }, "use_existing": false,
         });
         let made = self.people.post("container_requests", &json!({ "container_request": request })).await?;
-        let request = made["uuid"].as_str().context("a request without a name")?.to_owned();
+        let request = made["uuid"].as_str().context("the request has no uuid")?.to_owned();
         let needs = ContainerNeeds { cpus: u32::try_from(cpus)?, memory, ..ContainerNeeds::default() };
         self.asked.push(SimRequest { request, needs, is_held: false });
         Ok(())
@@ -219,7 +219,7 @@ impl QueueSim {
         let executors = QueueHttpClient::with_transport(Arc::new(executors), "");
         let begun = Instant::now();
         let pool = PoolScheduler::new(self.world.clone(), at, begun, executors);
-        self.dispatchers[at] = Some(tokio::spawn(dispatch(client, pool, begun)));
+        self.dispatchers[at] = Some(tokio::spawn(run_dispatcher(client, pool, begun)));
     }
 
     async fn play(mut self) -> Result<Report> {
@@ -335,7 +335,7 @@ impl QueueSim {
                 let left: Vec<String> = page["items"].as_array().into_iter().flatten().map(told).collect();
                 let pools: Vec<String> =
                     self.world.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
-                let what = format!("nothing happens to {left:?}, while there are {pools:?}");
+                let what = format!("no progress of {left:?} while the pools have {pools:?}");
                 self.world.lock().record_violation("progress", what);
                 return Ok(());
             }
@@ -363,7 +363,7 @@ impl QueueSim {
             let filters = percent_encode(&json!([["id", ">", last]]).to_string());
             let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
             let page = self.people.get(&path).await?;
-            let more = page["items"].as_array().context("no list")?;
+            let more = page["items"].as_array().context("the response has no `items`")?;
             if more.is_empty() {
                 return Ok(rows);
             }
@@ -373,7 +373,7 @@ impl QueueSim {
 }
 
 /// The loop of `windlass dispatch`.
-async fn dispatch(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) {
+async fn run_dispatcher(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) {
     let door = loop {
         match QueueClient::open(client.clone()).await {
             Ok(door) => break door,

@@ -174,7 +174,7 @@ impl Pool {
 
     pub(super) fn free(&self, worker: &PoolWorker) -> ResourceAmount {
         let theirs = self.jobs.values().filter(|job| job.worker == Some(worker.number) && job.over.is_none());
-        theirs.fold(worker.size, |free, job| free.less(amount(&job.needs)))
+        theirs.fold(worker.size, |free, job| free.saturating_sub(to_amount(&job.needs)))
     }
 
     /// Assigns workers to waiting jobs, highest priority first.
@@ -188,9 +188,9 @@ impl Pool {
         waiting.sort_unstable();
         let mut begun = Vec::new();
         for (_, id) in waiting {
-            let Some(needs) = self.jobs.get(&id).map(|job| amount(&job.needs)) else { continue };
+            let Some(needs) = self.jobs.get(&id).map(|job| to_amount(&job.needs)) else { continue };
             let fits =
-                |worker: &&PoolWorker| worker.state == WorkerState::Up && holds(self.free(worker), needs);
+                |worker: &&PoolWorker| worker.state == WorkerState::Up && can_hold(self.free(worker), needs);
             let tightest = self.workers.iter().filter(fits).min_by_key(|worker| self.free(worker).cpus);
             let Some(number) = tightest.map(|worker| worker.number) else { continue };
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -264,14 +264,14 @@ impl Pool {
                 return;
             }
             let is_coming = |worker: &PoolWorker| {
-                worker.state == WorkerState::Booting && holds(worker.size, amount(&needs))
+                worker.state == WorkerState::Booting && can_hold(worker.size, to_amount(&needs))
             };
             if self.workers.iter().any(is_coming) {
                 continue;
             }
             let shunned = |kind: &usize| self.shunned.get(kind).is_some_and(|until| now < *until);
             let kind = (0..WORKER_SIZES.len())
-                .find(|kind| holds(WORKER_SIZES[*kind], amount(&needs)) && !shunned(kind));
+                .find(|kind| can_hold(WORKER_SIZES[*kind], to_amount(&needs)) && !shunned(kind));
             let Some(kind) = kind else { continue };
             if self.rng.chance(RATE_LIMIT_PERCENT) {
                 fired.push("rate limit");
@@ -282,7 +282,7 @@ impl Pool {
             if never || self.rng.chance(FAILURE_PERCENT) {
                 fired.push(match kind {
                     UNAVAILABLE_SIZE => "size never available",
-                    LATE_SIZE if never => "size dead at first",
+                    LATE_SIZE if never => "size unavailable at first",
                     _ => "create refused",
                 });
                 self.shunned.insert(kind, now + SIZE_RETRY_DELAY);
@@ -333,11 +333,11 @@ impl Pool {
     }
 }
 
-pub(super) fn amount(needs: &ContainerNeeds) -> ResourceAmount {
+pub(super) fn to_amount(needs: &ContainerNeeds) -> ResourceAmount {
     ResourceAmount { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
 }
 
-pub(super) fn holds(size: ResourceAmount, needs: ResourceAmount) -> bool {
+pub(super) fn can_hold(size: ResourceAmount, needs: ResourceAmount) -> bool {
     size.cpus >= needs.cpus && size.memory >= needs.memory
 }
 

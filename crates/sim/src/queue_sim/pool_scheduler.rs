@@ -21,7 +21,7 @@ use windlass_model::{
 use super::{
     SharedQueueWorld,
     executor::{ExecutorBehaviour, execute},
-    pool::{FAILURE_PERCENT, PoolJob, WORKER_SIZES, WorkerState, amount, holds},
+    pool::{FAILURE_PERCENT, PoolJob, WORKER_SIZES, WorkerState, can_hold, to_amount},
 };
 
 /// IDs of foreign jobs, which are never listed and must not be touched.
@@ -101,7 +101,7 @@ impl PoolScheduler {
     }
 }
 
-fn failed(program: &'static str) -> SchedulerError {
+fn scheduler_error(program: &'static str) -> SchedulerError {
     SchedulerError::Failed { program, said: "simulated".to_owned() }
 }
 
@@ -111,7 +111,7 @@ impl Scheduler for PoolScheduler {
     async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         self.world.lock().rounds[self.at].push(Instant::now());
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
-            return Err(failed("look"));
+            return Err(scheduler_error("look"));
         }
         self.start();
         let asked_at = self.now();
@@ -136,20 +136,26 @@ impl Scheduler for PoolScheduler {
                     None => SchedulerJobState::Running,
                 };
                 let priority = Some(job.priority);
-                SchedulerJob { attempt: job.attempt.clone(), id: id.to_string(), life, priority, said: None }
+                SchedulerJob {
+                    attempt: job.attempt.clone(),
+                    id: id.to_string(),
+                    state: life,
+                    priority,
+                    message: None,
+                }
             })
             .collect();
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt));
         let is_whole = !pool.workers.iter().any(|worker| worker.state == WorkerState::Silent);
         pool.was_whole = is_whole;
-        let alive = jobs.iter().filter(|job| !job.life.is_over());
+        let alive = jobs.iter().filter(|job| !job.state.is_ended());
         pool.seen_alive = alive.map(|job| job.attempt.uuid.clone()).collect();
-        Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
+        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: is_whole })
     }
 
     async fn room(&self, _lower: &SchedulerSnapshot) -> Result<PoolCapacity, SchedulerError> {
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
-            return Err(failed("room"));
+            return Err(scheduler_error("room"));
         }
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
@@ -162,7 +168,7 @@ impl Scheduler for PoolScheduler {
     async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
         let spoken = self.send_command().await;
         if matches!(spoken, CommandOutcome::Lost) {
-            return Err(SubmitError::Unclear(failed("submit")));
+            return Err(SubmitError::Unclear(scheduler_error("submit")));
         }
         let token = order.token.clone();
         let id = {
@@ -196,20 +202,22 @@ impl Scheduler for PoolScheduler {
         self.start();
         match spoken {
             CommandOutcome::Delivered => Ok(id.to_string()),
-            CommandOutcome::Lost | CommandOutcome::Unanswered => Err(SubmitError::Unclear(failed("submit"))),
+            CommandOutcome::Lost | CommandOutcome::Unanswered => {
+                Err(SubmitError::Unclear(scheduler_error("submit")))
+            }
         }
     }
 
     async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
         let spoken = self.send_command().await;
         if matches!(spoken, CommandOutcome::Lost) {
-            return Err(failed("stop"));
+            return Err(scheduler_error("stop"));
         }
         let id: u64 = job.parse().unwrap_or(FOREIGN);
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
         let Some(found) = pool.jobs.get(&id) else {
-            world.record_violation("C5", format!("job {job} is none of ours and was stopped"));
+            world.record_violation("C5", format!("job {job} was stopped, but is not from the queue"));
             return Ok(());
         };
         match pressure {
@@ -223,7 +231,7 @@ impl Scheduler for PoolScheduler {
         }
         match spoken {
             CommandOutcome::Delivered => Ok(()),
-            CommandOutcome::Lost | CommandOutcome::Unanswered => Err(failed("stop")),
+            CommandOutcome::Lost | CommandOutcome::Unanswered => Err(scheduler_error("stop")),
         }
     }
 
@@ -237,7 +245,7 @@ impl Scheduler for PoolScheduler {
                 job.priority = priority;
             }
         }
-        if matches!(spoken, CommandOutcome::Delivered) { Ok(()) } else { Err(failed("renice")) }
+        if matches!(spoken, CommandOutcome::Delivered) { Ok(()) } else { Err(scheduler_error("renice")) }
     }
 }
 
@@ -251,33 +259,33 @@ pub(super) struct PoolCapacity {
 impl PoolCapacity {
     /// Returns the best fit.
     fn find(&self, needs: &ContainerNeeds) -> Option<usize> {
-        let fits = |at: &usize| holds(self.free[*at], amount(needs));
+        let fits = |at: &usize| can_hold(self.free[*at], to_amount(needs));
         (0..self.free.len()).filter(fits).min_by_key(|at| self.free[*at].cpus)
     }
 }
 
 impl Capacity for PoolCapacity {
-    fn fit(&self, needs: &ContainerNeeds) -> Fit {
+    fn check_fit(&self, needs: &ContainerNeeds) -> Fit {
         if self.find(needs).is_some() {
             return Fit::Now;
         }
-        if !WORKER_SIZES.iter().any(|kind| holds(*kind, amount(needs))) {
-            return Fit::Never("no worker is like that".to_owned());
+        if !WORKER_SIZES.iter().any(|kind| can_hold(*kind, to_amount(needs))) {
+            return Fit::Never("no worker fits".to_owned());
         }
         self.world.lock().pools[self.at].demand.push(needs.clone());
-        Fit::Later("waits for a worker".to_owned())
+        Fit::Later("waiting for a worker".to_owned())
     }
 
-    fn take(&mut self, needs: &ContainerNeeds) {
+    fn allocate(&mut self, needs: &ContainerNeeds) {
         if let Some(at) = self.find(needs) {
-            self.free[at] = self.free[at].less(amount(needs));
+            self.free[at] = self.free[at].saturating_sub(to_amount(needs));
         }
     }
 
     fn reserve(&mut self, needs: &ContainerNeeds) {
         let most = (0..self.free.len()).max_by_key(|at| self.free[*at].cpus);
         if let Some(at) = most {
-            self.free[at] = self.free[at].less(amount(needs));
+            self.free[at] = self.free[at].saturating_sub(to_amount(needs));
         }
     }
 }

@@ -133,7 +133,7 @@ impl FaultyTransport {
             (status, body.unwrap_or_default(), call)
         });
         let Ok((status, body, call)) = answered.await else { return Err(QueueError::TimedOut) };
-        if self.should_fail(UNANSWERED_PERCENT, "lost answer") {
+        if self.should_fail(UNANSWERED_PERCENT, "lost response") {
             self.record_missed_lock(&call);
             return Err(QueueError::TimedOut);
         }
@@ -162,12 +162,12 @@ fn check_call(world: &SharedQueueWorld, who: Caller, call: &ObservedCall, status
     }
     if let Some((attempt, why)) = call.released_attempt() {
         if world.pools[at].is_known_alive(&attempt) {
-            world.record_violation("C12", format!("{attempt} was given up ({why}) while its job lives"));
+            world.record_violation("C12", format!("{attempt} was released ({why}) while its job is alive"));
         }
         if why == "abandoned" && !world.pools[at].was_whole {
             world.record_violation(
                 "R15",
-                format!("{attempt} was called abandoned while a worker was unknown"),
+                format!("{attempt} was reported as abandoned while the state of a worker was unknown"),
             );
         }
     }

@@ -49,7 +49,7 @@ impl FaultyDbLink {
 }
 
 fn connection_reset(what: &'static str) -> Arc<dyn std::error::Error + Send + Sync> {
-    Arc::new(io::Error::new(io::ErrorKind::ConnectionReset, format!("{what}: the simulated road is cut")))
+    Arc::new(io::Error::new(io::ErrorKind::ConnectionReset, format!("{what}: simulated connection reset")))
 }
 
 impl FaultHook for FaultyDbLink {

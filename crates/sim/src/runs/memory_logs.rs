@@ -19,7 +19,13 @@ impl MemoryLogs {
 }
 
 impl LogStore for MemoryLogs {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
+    fn append_to_files<'a>(
+        &'a self,
+        log: &'a Log,
+        offset: u64,
+        _at: i64,
+        bytes: &'a [u8],
+    ) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let mut logs = self.0.lock();
             let kept = logs.entry(*log).or_default();

@@ -97,12 +97,12 @@ pub enum FaultBias {
 }
 
 /// Runs one seed from start to end.
-pub fn play(seed: u64) -> Result<Report> {
+pub fn simulate(seed: u64) -> Result<Report> {
     simulate_keeping(seed, None)
 }
 
 /// Runs one seed with a preferred fault.
-pub fn play_with(seed: u64, trouble: FaultBias) -> Result<Report> {
+pub fn simulate_with(seed: u64, trouble: FaultBias) -> Result<Report> {
     virtual_time_runtime()?.block_on(async { RunSim::begin(seed, trouble)?.play().await })
 }
 

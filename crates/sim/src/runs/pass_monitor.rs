@@ -61,7 +61,7 @@ impl PassMonitor {
             let older = if other.epoch < me.epoch { other } else { &me };
             if !older.freeze.was_frozen() && jumped.is_none_or(|at| at < older.asked_at) {
                 let what = format!(
-                    "{} {}: replica {replica} starts on it while replica {} is still at it",
+                    "{} {}: replica {replica} starts a pass while the pass of replica {} is still running",
                     queue.table, lease.id, other.replica
                 );
                 seen.violations.push(Violation { id: "L9", what });
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_at_one_row_are_a_violation_whoever_comes_second() {
+    async fn two_concurrent_passes_on_a_row_are_a_violation_in_either_order() {
         for (first, second) in [(1, 2), (2, 1)] {
             let watch = PassMonitor::default();
             let _first = watch.enter(QUEUE, &lease(first), 0, &ReplicaFreeze::default());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_jump_of_the_clock_excuses_the_older_lease_and_no_other() {
+    async fn a_clock_jump_excuses_only_leases_taken_before_it() {
         for late in [1, 2] {
             let watch = PassMonitor::default();
             let old = lease(1);

@@ -35,7 +35,7 @@ async fn observe_run(sim: &mut RunSim, run: RunId) -> (String, Vec<(i64, String)
 }
 
 #[test]
-fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
+fn a_minutely_schedule_starts_one_execution_per_minute() {
     let played = async {
         let mut sim = RunSim::begin(1, FaultBias::Mixed).unwrap();
         sim.prepare().await.unwrap();

@@ -107,7 +107,7 @@ fn assert_events_break(id: &str, events: &[&str]) {
 }
 
 #[test]
-fn a_clean_history_breaks_nothing() {
+fn a_correct_history_has_no_violations() {
     let history = History {
         events: [
             "job 7: new -> submitted by user @1",
@@ -134,7 +134,7 @@ fn a_clean_history_breaks_nothing() {
 }
 
 #[test]
-fn r3_leaving_a_final_status_is_seen() {
+fn r3_leaving_a_final_status_is_detected() {
     assert_events_break(
         "R3",
         &["job 7: terminating -> done by JobTerminating @1", "job 7: done -> running by JobRunning @2"],
@@ -142,13 +142,13 @@ fn r3_leaving_a_final_status_is_seen() {
 }
 
 #[test]
-fn r4_a_job_ended_by_the_wrong_pipeline_is_seen() {
+fn r4_a_final_status_written_by_the_wrong_pipeline_is_detected() {
     assert_events_break("R4", &["job 7: running -> done by JobRunning @1"]);
     assert_events_break("R4", &["run 8: terminating -> done by JobTerminating @1"]);
 }
 
 #[test]
-fn r5_an_edge_that_is_not_listed_is_seen() {
+fn r5_an_unlisted_transition_is_detected() {
     assert_events_break(
         "R5",
         &["job 7: new -> submitted by user @1", "job 7: submitted -> running by JobRunning @2"],
@@ -156,7 +156,7 @@ fn r5_an_edge_that_is_not_listed_is_seen() {
 }
 
 #[test]
-fn r5_an_event_that_does_not_start_where_the_last_ended_is_seen() {
+fn r5_an_event_that_does_not_continue_the_previous_status_is_detected() {
     assert_events_break(
         "R5",
         &["job 7: new -> submitted by user @1", "job 7: pulling -> running by JobRunning @2"],
@@ -164,7 +164,7 @@ fn r5_an_event_that_does_not_start_where_the_last_ended_is_seen() {
 }
 
 #[test]
-fn l1_a_write_under_an_older_epoch_is_seen() {
+fn l1_a_write_under_an_older_epoch_is_detected() {
     assert_events_break(
         "L1",
         &[
@@ -175,20 +175,20 @@ fn l1_a_write_under_an_older_epoch_is_seen() {
 }
 
 #[test]
-fn r6_two_active_submissions_and_gaps_are_seen() {
+fn r6_two_active_submissions_and_gaps_in_their_numbers_are_detected() {
     assert_breaks("R6", &History { jobs: vec![job(7, 0, false), job(8, 1, false)], ..History::default() });
     assert_breaks("R6", &History { jobs: vec![job(7, 0, true), job(8, 2, true)], ..History::default() });
 }
 
 #[test]
-fn r7_a_second_container_is_seen() {
+fn r7_a_second_container_of_a_submission_is_detected() {
     let journal =
         vec![entry(7, 1, 1, HostEffect::ContainerStarted), entry(7, 2, 2, HostEffect::ContainerStarted)];
     assert_breaks("R7", &History { journal, ..History::default() });
 }
 
 #[test]
-fn r8_wrong_or_too_many_busy_blocks_are_seen() {
+fn r8_wrong_or_too_many_busy_blocks_are_detected() {
     let jobs = vec![job(7, 0, false)];
     assert_breaks(
         "R8",
@@ -198,14 +198,14 @@ fn r8_wrong_or_too_many_busy_blocks_are_seen() {
 }
 
 #[test]
-fn r12_a_submission_after_a_stop_is_seen() {
+fn r12_a_submission_after_a_stop_is_detected() {
     let run =
         RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: Some(4), attempt: None };
     assert_breaks("R12", &History { runs: vec![run], jobs: vec![job(7, 0, true)], ..History::default() });
 }
 
 #[test]
-fn r22_a_container_that_outlives_its_job_is_seen() {
+fn r22_a_container_that_outlives_its_job_is_detected() {
     let events = vec![event("job 7: terminating -> done by JobTerminating @1")];
     let started = entry(7, 1, 1, HostEffect::ContainerStarted);
     let runs_on = History { events: events.clone(), journal: vec![started.clone()], ..History::default() };
@@ -220,14 +220,14 @@ fn r22_a_container_that_outlives_its_job_is_seen() {
 }
 
 #[test]
-fn l2_an_effect_of_an_older_holder_is_seen() {
+fn l2_an_effect_of_an_older_holder_is_detected() {
     let journal =
         vec![entry(7, 2, 1, HostEffect::ContainerStarted), entry(7, 1, 2, HostEffect::ContainerExited)];
     assert_breaks("L2", &History { journal, ..History::default() });
 }
 
 #[test]
-fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
+fn g1_a_gpu_acquired_twice_or_released_by_another_job_is_detected() {
     let gpu = || "GPU-0".to_owned();
     let twice =
         vec![entry(7, 1, 1, HostEffect::GpuAcquired(gpu())), entry(8, 1, 2, HostEffect::GpuAcquired(gpu()))];
@@ -238,7 +238,7 @@ fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
 }
 
 #[test]
-fn r2_and_g6_what_is_left_over_is_seen() {
+fn r2_and_g6_unfinished_runs_and_leftover_containers_are_detected() {
     let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: None, attempt: None };
     let history = History { runs: vec![run], containers: vec![submission(7)], ..History::default() };
     let ids: Vec<_> = check_after_faults(&history).iter().map(|v| v.id).collect();
@@ -246,7 +246,7 @@ fn r2_and_g6_what_is_left_over_is_seen() {
 }
 
 #[test]
-fn g4_a_volume_in_two_places_or_torn_away_is_seen() {
+fn g4_a_volume_attached_twice_or_deleted_while_attached_is_detected() {
     let both = vec![(VOLUME, vec!["vm-1".to_owned(), "vm-2".to_owned()])];
     assert_breaks("G4", &History { disks: both, ..History::default() });
     let rows = vec![(VOLUME.0, HOST.0), (VOLUME.0, Uuid::from_u128(2))];
@@ -259,7 +259,7 @@ fn g4_a_volume_in_two_places_or_torn_away_is_seen() {
 }
 
 #[test]
-fn g5_a_fleet_that_is_too_large_or_too_small_is_seen() {
+fn g5_a_fleet_that_is_too_large_or_too_small_is_detected() {
     let two = vec![instance(0, 1), InstanceRow { id: Uuid::from_u128(2), ..instance(0, 1) }];
     assert_breaks("G5", &History { instances: two.clone(), fleets: vec![fleet(0, 1)], ..History::default() });
     assert_left("G5", &History { instances: two.clone(), fleets: vec![fleet(3, 4)], ..History::default() });
@@ -268,7 +268,7 @@ fn g5_a_fleet_that_is_too_large_or_too_small_is_seen() {
 }
 
 #[test]
-fn m8_a_host_that_ended_with_an_error_is_seen() {
+fn m8_a_host_that_ended_with_an_error_is_detected() {
     let ssh = || FleetRow { nodes_min: None, nodes_max: None, nodes_max_ever: None, ..fleet(0, 0) };
     let over = InstanceRow { finished: true, reason: Some("error".into()), ..instance(0, 1) };
     let failed = History { instances: vec![over.clone()], fleets: vec![ssh()], ..History::default() };
@@ -282,7 +282,7 @@ fn m8_a_host_that_ended_with_an_error_is_seen() {
 }
 
 #[test]
-fn g7_machines_that_nobody_owns_or_that_go_under_a_job_are_seen() {
+fn g7_orphaned_or_duplicate_machines_and_deletion_under_a_job_are_detected() {
     let machines = vec![(HOST, "vm-1".to_owned())];
     assert_breaks("G7", &History { machines: machines.clone(), ..History::default() });
     let over = InstanceRow { finished: true, ..instance(0, 1) };
@@ -298,7 +298,7 @@ fn g7_machines_that_nobody_owns_or_that_go_under_a_job_are_seen() {
 }
 
 #[test]
-fn o1_a_log_with_other_bytes_or_without_its_end_is_seen() {
+fn o1_a_log_with_wrong_missing_or_extra_bytes_is_detected() {
     let log = LogRow { submission: Uuid::from_u128(7), is_true: true, stored: 5, written: Some(9) };
     let events = [
         "job 7: pulling -> running by JobRunning @1",

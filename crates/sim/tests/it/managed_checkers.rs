@@ -69,7 +69,7 @@ fn submission(number: u32) -> SubmissionId {
 }
 
 /// The only job of an attempt.
-fn submitted(number: u32, status: &str) -> invariants::JobRow {
+fn job_of_attempt(number: u32, status: &str) -> invariants::JobRow {
     invariants::JobRow {
         id: submission(number).0,
         run_id: attempt(number, "").id,
@@ -138,7 +138,7 @@ fn history_with(job: ManagedJobRow, runs: Vec<RunRow>) -> History {
 }
 
 #[test]
-fn a_job_that_recovers_and_succeeds_breaks_nothing() {
+fn a_managed_job_that_recovers_and_succeeds_has_no_violations() {
     let record = TaskRecord { recovery_count: 1, attempt: 2, ..ended_record(Status::Succeeded) };
     let more = [
         (0, "RUNNING -> RECOVERING for failure"),
@@ -155,13 +155,13 @@ fn a_job_that_recovers_and_succeeds_breaks_nothing() {
 }
 
 #[test]
-fn r2_a_job_that_never_ends_is_seen() {
+fn r2_a_managed_job_that_never_ends_is_detected() {
     let found = check_after_faults(&history_with(single_task_job(running()), vec![]));
     assert!(found.iter().any(|v| v.id == "R2"), "{found:?}");
 }
 
 #[test]
-fn m5_what_the_database_saw_of_slots_is_told() {
+fn m5_excess_and_unreleased_slots_are_detected() {
     let history = History { watched: vec![("M5", "3 tasks launch".into())], ..History::default() };
     assert_breaks("M5", "3 tasks launch", &history);
     let kept = ManagedJobRow { claimed: true, ..single_task_job(ended_record(Status::Succeeded)) };
@@ -170,24 +170,24 @@ fn m5_what_the_database_saw_of_slots_is_told() {
 }
 
 #[test]
-fn r5_columns_that_may_not_stand_beside_each_other_are_seen() {
+fn r5_contradictory_columns_and_unlisted_transitions_are_detected() {
     let record = TaskRecord { schedule: Schedule::Launching, ..running() };
-    assert_breaks("R5", "beside LAUNCHING", &history_with(single_task_job(record), vec![]));
+    assert_breaks("R5", "not legal with LAUNCHING", &history_with(single_task_job(record), vec![]));
     let mut job = single_task_job(running());
     job.tasks[0].status = "PENDING".into();
-    assert_breaks("R5", "disagree", &history_with(job, vec![]));
+    assert_breaks("R5", "do not match", &history_with(job, vec![]));
     let shown = ManagedJobRow { status: "PENDING".into(), ..single_task_job(running()) };
     assert_breaks("R20", "shows PENDING", &history_with(shown, vec![]));
     let edge = [STARTED[0], (0, "PENDING -> SUCCEEDED for succeeded")];
     assert_breaks(
         "R5",
-        "no edge",
+        "not an edge",
         &History { events: events(&edge), ..history_with(single_task_job(running()), vec![]) },
     );
 }
 
 #[test]
-fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
+fn r20_a_final_status_that_contradicts_its_attempt_is_detected() {
     assert_breaks(
         "R20",
         "its run did not",
@@ -200,7 +200,7 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
     );
     assert_breaks(
         "R20",
-        "nobody asked",
+        "no limit is configured",
         &history_with(single_task_job(ended_record(Status::FailedNoResource)), vec![attempt(1, "failed")]),
     );
     assert_breaks(
@@ -215,7 +215,7 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
     assert_eq!(check_always(&history_with(left, vec![attempt(1, "failed")])), []);
     // A stop after everything is done changes nothing, regardless of who requested it.
     let stopped = |status| History {
-        jobs: vec![submitted(1, status)],
+        jobs: vec![job_of_attempt(1, status)],
         ..history_with(single_task_job(ended_record(Status::Succeeded)), vec![attempt(1, "terminated")])
     };
     assert_eq!(check_always(&stopped("done")), []);
@@ -223,9 +223,13 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
 }
 
 #[test]
-fn m2_a_cancel_by_nobody_and_a_launch_after_one_are_seen() {
+fn m2_an_unrequested_cancel_and_a_launch_after_a_cancel_are_detected() {
     let cancelled = single_task_job(ended_record(Status::Cancelled));
-    assert_breaks("M2", "by nobody", &history_with(cancelled.clone(), vec![attempt(1, "terminated")]));
+    assert_breaks(
+        "M2",
+        "without a request",
+        &history_with(cancelled.clone(), vec![attempt(1, "terminated")]),
+    );
     let stopped = RunRow { stopped_at: Some(5), ..attempt(1, "terminated") };
     assert_eq!(check_always(&history_with(cancelled.clone(), vec![stopped])), []);
     let asked = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
@@ -233,16 +237,16 @@ fn m2_a_cancel_by_nobody_and_a_launch_after_one_are_seen() {
 }
 
 #[test]
-fn m8_a_failure_of_our_own_is_seen() {
+fn m8_a_controller_failure_is_detected() {
     assert_breaks(
         "M8",
-        "our own fault",
+        "FAILED_CONTROLLER",
         &history_with(single_task_job(ended_record(Status::FailedController)), vec![attempt(1, "failed")]),
     );
 }
 
 #[test]
-fn m6_two_attempts_at_one_time_are_seen() {
+fn m6_concurrent_attempts_are_detected() {
     assert_breaks(
         "M6",
         "two active",
@@ -250,10 +254,10 @@ fn m6_two_attempts_at_one_time_are_seen() {
     );
     assert_breaks(
         "M6",
-        "its run is not",
+        "its run has not",
         &history_with(single_task_job(ended_record(Status::Failed)), vec![attempt(1, "terminating")]),
     );
-    let row = |number: u32| submitted(number, "running");
+    let row = |number: u32| job_of_attempt(number, "running");
     let host = |number: u32| InstanceId(Uuid::from_u128(400 + u128::from(number)));
     let entry = |number, at, kind| HostEntry {
         at,
@@ -274,7 +278,7 @@ fn m6_two_attempts_at_one_time_are_seen() {
         journal: journal(second_at),
         ..history_with(single_task_job(running()), vec![attempt(1, "failed"), attempt(2, "running")])
     };
-    assert_breaks("M6", "lived at one time", &history(15));
+    assert_breaks("M6", "ran at the same time", &history(15));
     assert_eq!(check_always(&history(20)), []);
     let mut lost = history(15);
     lost.jobs[0].host_lost = true;
@@ -282,7 +286,7 @@ fn m6_two_attempts_at_one_time_are_seen() {
 }
 
 #[test]
-fn m7_a_task_that_begins_before_its_turn_is_seen() {
+fn m7_a_task_that_starts_before_its_predecessor_ends_is_detected() {
     let chain = || plan("name: chain\n---\nname: a\nrun: work\n---\nname: b\nrun: work\n");
     let waiting = TaskRecord {
         schedule: Schedule::Waiting,
@@ -301,11 +305,11 @@ fn m7_a_task_that_begins_before_its_turn_is_seen() {
     .concat();
     let history =
         History { events: events(&early), ..history_with(job(chain(), vec![running(), running()]), vec![]) };
-    assert_breaks("M7", "began before", &history);
+    assert_breaks("M7", "started before", &history);
 }
 
 #[test]
-fn r17_a_wrong_count_of_recoveries_is_seen() {
+fn r17_wrong_recovery_and_restart_counts_are_detected() {
     let record = TaskRecord { recovery_count: 1, ..running() };
     assert_breaks(
         "R17",
@@ -317,10 +321,12 @@ fn r17_a_wrong_count_of_recoveries_is_seen() {
 }
 
 #[test]
-fn m1_m3_and_m4_recoveries_without_a_cause_are_seen() {
-    for (id, reason, words) in
-        [("M1", "emergency", "internal error"), ("M3", "boredom", "no source"), ("M4", "restart", "adopted")]
-    {
+fn m1_m3_and_m4_recoveries_without_a_valid_cause_are_detected() {
+    for (id, reason, words) in [
+        ("M1", "emergency", "internal error"),
+        ("M3", "boredom", "not a recovery source"),
+        ("M4", "restart", "adopted"),
+    ] {
         let text = format!("RUNNING -> RECOVERING for {reason}");
         let more = [(0, text.as_str())];
         let record = TaskRecord { status: Status::Recovering, schedule: Schedule::AliveWaiting, ..running() };

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io::Write as _};
 use windlass_planted_bugs::{Bug, plant};
 use windlass_sim::{
     queue_sim,
-    runs::{FaultBias, Report, play, play_with},
+    runs::{FaultBias, Report, simulate, simulate_with},
 };
 
 /// Maximum number of seeds until a bug is detected.
@@ -34,7 +34,7 @@ fn l1_an_apply_without_token_check_is_caught() {
     plant(Some(Bug::ApplyWithoutTokenCheck));
     // A stale write also releases the lease of the current holder.
     assert_caught(
-        |seed| play_with(seed, FaultBias::ClockJumps),
+        |seed| simulate_with(seed, FaultBias::ClockJumps),
         &["L1", "L9", "R3", "R5", "R6", "R8", "R22"],
     );
 }
@@ -42,47 +42,47 @@ fn l1_an_apply_without_token_check_is_caught() {
 #[test]
 fn l9_a_heartbeat_that_stops_renewing_is_caught() {
     plant(Some(Bug::HeartbeatStopsRenewing));
-    assert_caught(|seed| play_with(seed, FaultBias::SlowCalls), &["L9"]);
+    assert_caught(|seed| simulate_with(seed, FaultBias::SlowCalls), &["L9"]);
 }
 
 #[test]
 fn r4_a_final_status_written_outside_the_terminating_pipeline_is_caught() {
     plant(Some(Bug::FinishOutsideTerminating));
-    assert_caught(play, &["R4", "R5"]);
+    assert_caught(simulate, &["R4", "R5"]);
 }
 
 #[test]
 fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
     plant(Some(Bug::ReleaseFreesFormerDevices));
-    assert_caught(play, &["G1"]);
+    assert_caught(simulate, &["G1"]);
 }
 
 #[test]
-fn r15_a_dispatcher_that_takes_a_hole_for_an_end_is_caught() {
+fn r15_a_dispatcher_that_treats_missing_jobs_as_ended_is_caught() {
     plant(Some(Bug::MissingJobsTreatedAsEnded));
-    assert_caught(queue_sim::play, &["R15"]);
+    assert_caught(queue_sim::simulate, &["R15"]);
 }
 
 #[test]
-fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
+fn c8_a_dispatcher_that_ignores_priorities_is_caught() {
     plant(Some(Bug::IgnorePriority));
-    assert_caught(queue_sim::play, &["C8"]);
+    assert_caught(queue_sim::simulate, &["C8"]);
 }
 
 #[test]
 fn m5_slots_granted_without_being_counted_are_caught() {
     plant(Some(Bug::SlotGrantWithoutRecount));
-    assert_caught(play, &["M5"]);
+    assert_caught(simulate, &["M5"]);
 }
 
 #[test]
-fn m6_a_second_attempt_beside_the_first_is_caught() {
+fn m6_an_attempt_started_before_the_previous_one_is_released_is_caught() {
     plant(Some(Bug::RecoverBeforeRelease));
-    assert_caught(play, &["M6"]);
+    assert_caught(simulate, &["M6"]);
 }
 
 #[test]
-fn m7_a_task_that_follows_a_failed_one_is_caught() {
+fn m7_a_task_started_after_a_failed_task_is_caught() {
     plant(Some(Bug::StartAfterFailedTask));
-    assert_caught(play, &["M7"]);
+    assert_caught(simulate, &["M7"]);
 }

@@ -20,11 +20,11 @@ const FAULTS: [&str; 21] = [
     "executor crashed before Running",
     "executor fenced",
     "executor hangs in set-up",
-    "lost answer",
+    "lost response",
     "lost request",
     "rate limit",
     "server overloaded",
-    "size dead at first",
+    "size unavailable at first",
     "size never available",
     "slow call",
     "stale tag",
@@ -35,7 +35,7 @@ const FAULTS: [&str; 21] = [
 ];
 
 #[test]
-fn no_seed_breaks_an_invariant_of_the_queue_every_fault_happens_and_a_seed_is_a_whole_history() {
+fn queue_seeds_break_no_invariant_cover_every_fault_and_replay_identically() {
     let mut fired = BTreeSet::new();
     let mut first = None;
     let missing = |fired: &BTreeSet<_>| -> Vec<&str> {
@@ -45,12 +45,12 @@ fn no_seed_breaks_an_invariant_of_the_queue_every_fault_happens_and_a_seed_is_a_
         if seed >= SEEDS_MIN && missing(&fired).is_empty() {
             break;
         }
-        let report = queue_sim::play(seed).unwrap();
+        let report = queue_sim::simulate(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim --queue");
         fired.extend(report.fired.into_keys());
         first.get_or_insert((report.trace, report.calls));
     }
     assert_eq!(missing(&fired), [""; 0], "these never happened");
-    let again = queue_sim::play(0).unwrap();
+    let again = queue_sim::simulate(0).unwrap();
     assert_eq!(first, Some((again.trace, again.calls)));
 }

@@ -8,7 +8,7 @@ const SEEDS: u64 = 5;
 #[test]
 fn no_seed_breaks_an_invariant() {
     for seed in 0..SEEDS {
-        let report = runs::play(seed).unwrap();
+        let report = runs::simulate(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim");
         assert!(report.runs > 0 && report.passes > 0, "nothing happened in seed {seed}");
     }
@@ -20,8 +20,8 @@ const FAULT_SEEDS_MAX: u64 = 60;
 const EVENTFUL_SEEDS: [u64; 3] = [22, 1, 0];
 
 const FAULTS: [&str; 20] = [
-    "doubled call",
-    "lost answer",
+    "duplicated call",
+    "lost response",
     "lost request",
     "slow call",
     "partition",
@@ -34,8 +34,8 @@ const FAULTS: [&str; 20] = [
     "machine listed late",
     "preemption",
     "machine vanished",
-    "cloud deaf",
-    "cloud mute",
+    "lost cloud request",
+    "lost cloud response",
     "slow cloud",
     "attach refused",
     "attach hangs",
@@ -43,10 +43,10 @@ const FAULTS: [&str; 20] = [
 ];
 
 #[test]
-fn every_kind_of_fault_really_happens() {
+fn every_kind_of_fault_occurs() {
     let mut fired = std::collections::BTreeSet::new();
     for seed in EVENTFUL_SEEDS.into_iter().chain(0..FAULT_SEEDS_MAX) {
-        fired.extend(runs::play(seed).unwrap().fired.into_keys());
+        fired.extend(runs::simulate(seed).unwrap().fired.into_keys());
         if FAULTS.iter().all(|fault| fired.contains(fault)) {
             return;
         }
@@ -57,9 +57,9 @@ fn every_kind_of_fault_really_happens() {
 
 #[test]
 fn a_seed_replays_to_the_same_history() {
-    let (first, second) = (runs::play(3).unwrap(), runs::play(3).unwrap());
+    let (first, second) = (runs::simulate(3).unwrap(), runs::simulate(3).unwrap());
     assert_eq!((first.trace, first.passes), (second.trace, second.passes));
-    assert_ne!(first.trace, runs::play(4).unwrap().trace);
+    assert_ne!(first.trace, runs::simulate(4).unwrap().trace);
 }
 
 /// Ends of managed tasks that must occur at least once: otherwise the checkers have no input.
@@ -67,10 +67,10 @@ const OUTCOMES: [&str; 6] =
     ["SUCCEEDED", "FAILED", "CANCELLED", "FAILED_NO_RESOURCE", "recovered", "backed off"];
 
 #[test]
-fn managed_jobs_end_in_every_way_and_recover() {
+fn managed_jobs_reach_every_outcome_and_recover() {
     let mut seen = std::collections::BTreeMap::<String, u64>::new();
     for seed in (0..FAULT_SEEDS_MAX).step_by(2) {
-        let report = runs::play(seed).unwrap();
+        let report = runs::simulate(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim");
         for (outcome, times) in report.outcomes {
             *seen.entry(outcome).or_default() += times;

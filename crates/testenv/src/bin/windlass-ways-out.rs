@@ -43,7 +43,7 @@ struct EscapeTargets {
     canary: String,
 }
 
-fn targets() -> EscapeTargets {
+fn parse_targets() -> EscapeTargets {
     let mut found = EscapeTargets::default();
     let mut args = std::env::args().skip(1);
     while let (Some(flag), Some(value)) = (args.next(), args.next()) {
@@ -71,16 +71,16 @@ fn print_outcome(name: &str, outcome: &EscapeOutcome) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn tried<T>(result: nix::Result<T>) -> EscapeOutcome {
+fn from_nix_result<T>(result: nix::Result<T>) -> EscapeOutcome {
     result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
 }
 
-fn done<T>(result: io::Result<T>) -> EscapeOutcome {
+fn from_io_result<T>(result: io::Result<T>) -> EscapeOutcome {
     result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
 }
 
 fn main() {
-    let targets = targets();
+    let targets = parse_targets();
     // Images may have no directory for temporary files.
     let _ = fs::create_dir_all(std::env::temp_dir());
     files(&targets);
@@ -104,16 +104,25 @@ fn files(targets: &EscapeTargets) {
             fs::read(path).map(|bytes| format!("{} bytes", bytes.len())).map_err(|error| error.to_string())
         };
         print_outcome(&format!("read {name}"), &outcome);
-        print_outcome(&format!("write {name}"), &done(fs::OpenOptions::new().append(true).open(path)));
+        print_outcome(
+            &format!("write {name}"),
+            &from_io_result(fs::OpenOptions::new().append(true).open(path)),
+        );
     }
     print_outcome(
         "read the machine's shadow file",
-        &try_on_machine_root("etc/shadow", |path| done(fs::read(path))),
+        &try_on_machine_root("etc/shadow", |path| from_io_result(fs::read(path))),
     );
-    print_outcome("write to the machine's /etc", &try_on_machine_root("etc/windlass-ways-out", made));
-    print_outcome("write to the machine's programs", &try_on_machine_root("usr/bin/windlass-ways-out", made));
-    print_outcome("raw memory", &done(fs::File::open("/dev/mem")));
-    print_outcome("the kernel's messages", &done(fs::File::open("/dev/kmsg")));
+    print_outcome(
+        "write to the machine's /etc",
+        &try_on_machine_root("etc/windlass-ways-out", try_create_file),
+    );
+    print_outcome(
+        "write to the machine's programs",
+        &try_on_machine_root("usr/bin/windlass-ways-out", try_create_file),
+    );
+    print_outcome("raw memory", &from_io_result(fs::File::open("/dev/mem")));
+    print_outcome("the kernel's messages", &from_io_result(fs::File::open("/dev/kmsg")));
     print_outcome("the first disk", &try_open_disk());
 }
 
@@ -129,8 +138,8 @@ fn try_on_machine_root(path: &str, way: impl Fn(&Path) -> EscapeOutcome) -> Esca
     }
 }
 
-fn made(path: &Path) -> EscapeOutcome {
-    let outcome = done(fs::File::create(path));
+fn try_create_file(path: &Path) -> EscapeOutcome {
+    let outcome = from_io_result(fs::File::create(path));
     let _ = fs::remove_file(path);
     outcome
 }
@@ -170,14 +179,18 @@ fn processes(targets: &EscapeTargets) {
             continue;
         }
         let process = Pid::from_raw(*pid);
-        print_outcome(&format!("signal {name}"), &tried(kill(process, None)));
+        print_outcome(&format!("signal {name}"), &from_nix_result(kill(process, None)));
         let attached = ptrace::seize(process, ptrace::Options::empty());
         let _ = ptrace::detach(process, None);
-        print_outcome(&format!("trace {name}"), &tried(attached));
-        print_outcome(&format!("read the memory of {name}"), &tried(memory(process)));
+        print_outcome(&format!("trace {name}"), &from_nix_result(attached));
+        print_outcome(&format!("read the memory of {name}"), &from_nix_result(memory(process)));
         for (what, file) in [("files", "root/etc"), ("environment", "environ"), ("descriptors", "fd")] {
             let path = format!("/proc/{pid}/{file}");
-            let looked = if file == "environ" { done(fs::read(&path)) } else { done(fs::read_dir(&path)) };
+            let looked = if file == "environ" {
+                from_io_result(fs::read(&path))
+            } else {
+                from_io_result(fs::read_dir(&path))
+            };
             print_outcome(&format!("the {what} of {name}"), &looked);
         }
     }
@@ -206,41 +219,47 @@ fn try_other_environment(canary: &str) -> EscapeOutcome {
 
 fn sockets(targets: &EscapeTargets) {
     for (name, path) in &targets.sockets {
-        print_outcome(&format!("connect to {name}"), &done(UnixStream::connect(path)));
+        print_outcome(&format!("connect to {name}"), &from_io_result(UnixStream::connect(path)));
     }
 }
 
 fn kernel() {
     let here = std::env::temp_dir();
     let none: Option<&str> = None;
-    print_outcome("mount", &tried(mount(Some("none"), &here, Some("tmpfs"), MsFlags::empty(), none)));
-    print_outcome("mount what is elsewhere", &tried(mount(Some("/"), &here, none, MsFlags::MS_BIND, none)));
+    print_outcome(
+        "mount",
+        &from_nix_result(mount(Some("none"), &here, Some("tmpfs"), MsFlags::empty(), none)),
+    );
+    print_outcome(
+        "mount what is elsewhere",
+        &from_nix_result(mount(Some("/"), &here, none, MsFlags::MS_BIND, none)),
+    );
     for cover in ["/proc", "/tmp", "/dev/shm"] {
-        print_outcome(&format!("take {cover} away"), &tried(umount2(cover, MntFlags::MNT_DETACH)));
+        print_outcome(&format!("take {cover} away"), &from_nix_result(umount2(cover, MntFlags::MNT_DETACH)));
     }
-    print_outcome("a namespace of users", &tried(unshare(CloneFlags::CLONE_NEWUSER)));
-    print_outcome("a namespace of mounts", &tried(unshare(CloneFlags::CLONE_NEWNS)));
+    print_outcome("a namespace of users", &from_nix_result(unshare(CloneFlags::CLONE_NEWUSER)));
+    print_outcome("a namespace of mounts", &from_nix_result(unshare(CloneFlags::CLONE_NEWNS)));
     let outside = fs::File::open("/proc/1/ns/mnt").map_err(|error| error.to_string());
     print_outcome(
         "enter the first process's mounts",
-        &outside.and_then(|file| tried(setns(file, CloneFlags::CLONE_NEWNS))),
+        &outside.and_then(|file| from_nix_result(setns(file, CloneFlags::CLONE_NEWNS))),
     );
-    print_outcome("set the name of the machine", &tried(gethostname().and_then(sethostname)));
+    print_outcome("set the name of the machine", &from_nix_result(gethostname().and_then(sethostname)));
     let now = || clock_gettime(ClockId::CLOCK_REALTIME);
     print_outcome(
         "set the clock",
-        &tried(now().and_then(|now: TimeSpec| clock_settime(ClockId::CLOCK_REALTIME, now))),
+        &from_nix_result(now().and_then(|now: TimeSpec| clock_settime(ClockId::CLOCK_REALTIME, now))),
     );
     for name in ["core_pattern", "modprobe"] {
         let path = format!("/proc/sys/kernel/{name}");
         print_outcome(
             &format!("write the kernel's {name}"),
-            &done(fs::OpenOptions::new().write(true).open(path)),
+            &from_io_result(fs::OpenOptions::new().write(true).open(path)),
         );
     }
     print_outcome(
         "write the kernel's trigger",
-        &done(fs::OpenOptions::new().write(true).open("/proc/sysrq-trigger")),
+        &from_io_result(fs::OpenOptions::new().write(true).open("/proc/sysrq-trigger")),
     );
 }
 
@@ -256,9 +275,12 @@ fn control_groups() {
         let inside = hierarchy.join(path.trim_start_matches('/'));
         let procs = fs::OpenOptions::new().write(true).open(hierarchy.join("cgroup.procs"));
         let leave = procs.and_then(|mut file| file.write_all(std::process::id().to_string().as_bytes()));
-        left = first_success(left, done(leave));
+        left = first_success(left, from_io_result(leave));
         for limit in ["memory.max", "memory.limit_in_bytes", "pids.max", "cpu.max"] {
-            raised = first_success(raised, done(fs::OpenOptions::new().write(true).open(inside.join(limit))));
+            raised = first_success(
+                raised,
+                from_io_result(fs::OpenOptions::new().write(true).open(inside.join(limit))),
+            );
         }
     }
     print_outcome("leave its control group", &left);
@@ -272,15 +294,18 @@ fn first_success(one: EscapeOutcome, other: EscapeOutcome) -> EscapeOutcome {
 fn network() {
     let metadata: Option<SocketAddr> = METADATA_ADDRESS.parse().ok();
     let connected = metadata.map(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
-    print_outcome("the cloud's metadata", &connected.map_or_else(|| Err("no address".to_owned()), done));
+    print_outcome(
+        "the cloud's metadata",
+        &connected.map_or_else(|| Err("no address".to_owned()), from_io_result),
+    );
     let sent = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         socket.send_to(b"?", METADATA_ADDRESS)?;
         socket.recv(&mut [0; 16])
     });
-    print_outcome("the cloud's metadata by datagram", &done(sent));
+    print_outcome("the cloud's metadata by datagram", &from_io_result(sent));
     let packets = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
-    print_outcome("the network's packets", &tried(packets));
+    print_outcome("the network's packets", &from_nix_result(packets));
 }
 
 /// Runs last, because a gained privilege would make other escapes possible.
@@ -291,12 +316,12 @@ fn privileges() {
         fs::set_permissions(&own, fs::Permissions::from_mode(0o4755))
     });
     let _ = fs::remove_file(&own);
-    print_outcome("a program that becomes root", &done(made));
+    print_outcome("a program that becomes root", &from_io_result(made));
     print_outcome("become root by a program that may", &try_setuid_program());
-    print_outcome("join root's group beside its own", &tried(setgroups(&[Gid::from_raw(0)])));
-    print_outcome("become root's group", &tried(setgid(Gid::from_raw(0))));
-    print_outcome("become root", &tried(setuid(Uid::from_raw(0))));
-    print_outcome("another root directory", &tried(chroot("/proc")));
+    print_outcome("join root's group beside its own", &from_nix_result(setgroups(&[Gid::from_raw(0)])));
+    print_outcome("become root's group", &from_nix_result(setgid(Gid::from_raw(0))));
+    print_outcome("become root", &from_nix_result(setuid(Uid::from_raw(0))));
+    print_outcome("another root directory", &from_nix_result(chroot("/proc")));
 }
 
 /// `su` and `mount` are setuid root; with `no_new_privs` they do not become root.

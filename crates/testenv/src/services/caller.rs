@@ -18,7 +18,7 @@ pub struct HttpResponse {
 }
 
 impl HttpResponse {
-    fn read(bytes: &[u8]) -> io::Result<Self> {
+    fn read_response(bytes: &[u8]) -> io::Result<Self> {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, format!("no whole answer: {text:?}"));
         let (head, body) = text.split_once("\r\n\r\n").ok_or_else(cut)?;
@@ -84,7 +84,7 @@ impl ServiceCaller {
 pub fn read(mut stream: TcpStream) -> io::Result<HttpResponse> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
-    HttpResponse::read(&bytes)
+    HttpResponse::read_response(&bytes)
 }
 
 /// Reads until the response contains a text, and returns what was read.

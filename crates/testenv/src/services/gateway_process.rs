@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use windlass_testkit::wait::{eventually_ok, eventually_ok_async};
 
 use super::ServiceCaller;
-use crate::{server::binary, test_env::TestEnv};
+use crate::{server::binary_path, test_env::TestEnv};
 
 /// A gateway process, which ends on drop.
 pub struct GatewayProcess {
@@ -38,7 +38,7 @@ impl GatewayProcess {
         std::fs::write(&file, token).unwrap();
         let log = stage.home().join(format!("{name}.log"));
         let said = File::options().create(true).append(true).open(&log).unwrap();
-        let child = Command::new(binary("windlass").unwrap())
+        let child = Command::new(binary_path("windlass").unwrap())
             .args(["gateway", "serve", "entry", "--server", url, "--address", "127.0.0.1"])
             .args(["--listen", &format!("127.0.0.1:{port}")])
             .args(more)

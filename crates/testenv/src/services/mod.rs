@@ -22,7 +22,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(90);
 pub const REPLICA_PROGRAM: &str = include_str!("page.py");
 
 /// For replicas, which share the network of this machine.
-pub use windlass_testkit::ports::free as free_port;
+pub use windlass_testkit::ports::reserve_free_port as free_port;
 
 /// A service that runs [`PAGE`].
 pub fn service_config(name: &str, port: u16) -> Value {

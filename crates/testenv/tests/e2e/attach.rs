@@ -80,7 +80,7 @@ fn fetch_page(address: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_shell_and_a_port_lead_into_a_job_on_a_host_over_ssh() {
+async fn shell_and_port_forwarding_reach_a_job_on_an_ssh_host() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -88,14 +88,14 @@ async fn a_shell_and_a_port_lead_into_a_job_on_a_host_over_ssh() {
 }
 
 #[tokio::test]
-async fn a_shell_and_a_port_lead_into_a_docker_job() {
+async fn shell_and_port_forwarding_reach_a_docker_job() {
     image();
     let stage = TestEnv::new(HostMode::Containers).await;
     assert_shell_and_port_work(&stage, &format!("image: {IMAGE}\n"));
 }
 
 #[tokio::test]
-async fn nodes_write_into_one_terminal_each_line_under_its_rank() {
+async fn output_of_all_nodes_is_shown_with_a_rank_prefix_per_line() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;

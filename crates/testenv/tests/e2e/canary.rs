@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     containers::{IMAGE, image},
-    test_env::{HostMode, TestEnv, engine, task},
+    test_env::{HostMode, TestEnv, engine_socket, task_config},
 };
 
 const SECRET: &str = "canary-of-a-secret-7c1d9b";
@@ -47,7 +47,7 @@ fn arguments() -> Vec<u8> {
 }
 
 fn inspect_containers() -> Vec<u8> {
-    let host = format!("unix://{}", engine().display());
+    let host = format!("unix://{}", engine_socket().display());
     let docker = |args: &[&str]| {
         std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap().stdout
     };
@@ -57,7 +57,7 @@ fn inspect_containers() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
+async fn x3_secrets_of_a_docker_job_appear_only_inside_the_job() {
     image();
     let mut stage = TestEnv::new(HostMode::Containers).await;
     stage.project("secrets/create_or_update", &json!({ "name": "key", "value": SECRET })).await;
@@ -66,7 +66,7 @@ async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
         "repo_creds": { "clone_url": "https://host.invalid/r.git", "oauth_token": REPO } });
     stage.project("repos/init", &creds).await;
     // It has its secrets, proves that without printing them, and then waits to be stopped.
-    let mut job = task("songless", &["echo ${#HIDDEN} ${#PARTLY} up", "sleep 600"]);
+    let mut job = task_config("songless", &["echo ${#HIDDEN} ${#PARTLY} up", "sleep 600"]);
     job["image"] = json!(IMAGE);
     job["env"] = json!({ "HIDDEN": "${{ secrets.key }}", "PARTLY": "before ${{ secrets.other }} after" });
     let name = "songless";

@@ -73,7 +73,7 @@ fn work_tree(dir: &Path, url: &str, ssh: &str) -> String {
 const INSPECT_COMMANDS: &str =
     "commands:\n  - git rev-parse HEAD\n  - cat kept changed committed\n  - od -An -tx1 bytes\n  - ls -A\n";
 
-fn seen(commit: &str) -> String {
+fn expected_output(commit: &str) -> String {
     let files = ".git\n.gitignore\nbytes\nchanged\ncommitted\nkept\n";
     format!("{commit}\nas pushed\nnew\nonly here\n 00 ff 0a\n{files}")
 }
@@ -91,7 +91,7 @@ struct GitDaemon {
 
 impl GitDaemon {
     fn start(root: &Path) -> Self {
-        let port = windlass_testkit::ports::free();
+        let port = windlass_testkit::ports::reserve_free_port();
         let programs = Command::new("git").arg("--exec-path").output().unwrap();
         let programs = PathBuf::from(String::from_utf8(programs.stdout).unwrap().trim());
         let mut command = Command::new(programs.join("git-daemon"));
@@ -116,12 +116,12 @@ impl Drop for GitDaemon {
 }
 
 #[tokio::test]
-async fn a_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
+async fn a_job_starts_from_the_remote_commit_with_unpushed_changes() {
     starts_from_the_remote(&TestEnv::new(HostMode::Processes).await, RESOURCES);
 }
 
 #[tokio::test]
-async fn a_confined_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
+async fn a_confined_job_starts_from_the_remote_commit_with_unpushed_changes() {
     starts_from_the_remote(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 
@@ -136,7 +136,7 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
     fs::write(here.join("look.yml"), file).unwrap();
     let output = apply(stage, &here, &["-f", "look.yml"]);
     assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
-    assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit) + "look.yml\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected_output(&commit) + "look.yml\n");
 
     // From elsewhere, by URL only: the pushed content, and nothing of the directory.
     let file = format!(
@@ -150,7 +150,7 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
 }
 
 #[tokio::test]
-async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
+async fn a_private_repository_is_cloned_over_ssh_and_no_key_stays_on_the_host() {
     // The first host runs the job, the second has the repository.
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
@@ -173,7 +173,7 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
 
     let output = apply(&stage, stage.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
     assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
-    assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected_output(&commit));
     // The first lines of all such keys are identical.
     let secret = lab.key_pair().unwrap().0.lines().nth(4).unwrap().to_owned();
     let left = lab.host(1).run(&format!("grep -rlF '{secret}' /var /root /home /run /tmp /etc")).unwrap();
@@ -186,12 +186,12 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
 }
 
 #[tokio::test]
-async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wanted() {
+async fn a_folder_without_a_remote_is_uploaded_whole_and_files_go_to_their_paths() {
     sends_a_folder(&TestEnv::new(HostMode::Processes).await, RESOURCES);
 }
 
 #[tokio::test]
-async fn a_confined_job_gets_a_folder_without_a_remote_and_files() {
+async fn a_confined_job_receives_an_uploaded_folder_and_files() {
     sends_a_folder(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 

@@ -3,27 +3,27 @@
 use serde_json::json;
 
 pub(crate) use crate::test_env::IMAGE;
-use crate::test_env::{HostMode, TestEnv, engine, load_busybox_image, submission_of, task};
+use crate::test_env::{HostMode, TestEnv, engine_socket, load_busybox_image, newest_submission, task_config};
 use windlass_testenv::server::submission;
 
 pub(crate) fn image() {
-    load_busybox_image(&engine());
+    load_busybox_image(&engine_socket());
 }
 
 /// Description of plain processes on these servers.
 const OWN: &str = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
 
 #[tokio::test]
-async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
+async fn a_docker_job_runs_in_its_image_and_its_container_is_removed() {
     image();
     let mut stage = TestEnv::new(HostMode::Containers).await;
-    let mut job = task("contained", &["echo from $(cat /proc/1/comm)", "echo /*"]);
+    let mut job = task_config("contained", &["echo from $(cat /proc/1/comm)", "echo /*"]);
     job["image"] = json!(IMAGE);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert!(stage.log(&run).await.contains("/bin /dev"), "{}", stage.log(&run).await);
-    let host = format!("unix://{}", engine().display());
-    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let host = format!("unix://{}", engine_socket().display());
+    let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let left = std::process::Command::new("docker")
         .args(["--host", &host, "ps", "-a", "--no-trunc"])
         .output()
@@ -32,26 +32,26 @@ async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
 }
 
 #[tokio::test]
-async fn a_docker_image_that_does_not_exist_ends_the_job_with_the_engines_words() {
+async fn a_missing_docker_image_ends_the_job_with_the_engine_error() {
     let mut stage = TestEnv::new(HostMode::Containers).await;
-    let mut job = task("imageless", &["true"]);
+    let mut job = task_config("imageless", &["true"]);
     job["image"] = json!("localhost:1/windlass/none:1");
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "failed");
-    let job = submission_of(&run);
+    let job = newest_submission(&run);
     assert_eq!(job["termination_reason"], "creating_container_error", "{job:#}");
     assert!(!job["termination_reason_message"].as_str().unwrap_or_default().is_empty(), "{job:#}");
 }
 
 fn docker(args: &[&str]) -> String {
-    let host = format!("unix://{}", engine().display());
+    let host = format!("unix://{}", engine_socket().display());
     let output = std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 #[tokio::test]
-async fn a_docker_image_says_what_runs_where_and_as_whom() {
+async fn a_docker_image_defines_the_default_command_user_and_directory() {
     image();
     let made = docker(&["create", IMAGE, "sh"]);
     let own = "windlass-e2e/own-command:1";
@@ -66,14 +66,14 @@ async fn a_docker_image_says_what_runs_where_and_as_whom() {
 }
 
 #[tokio::test]
-async fn beside_a_docker_engine_a_job_without_an_image_is_a_plain_process_and_the_plan_says_which() {
+async fn jobs_without_an_image_skip_docker_and_run_as_plain_processes_as_planned() {
     image();
     let mut stage = TestEnv::new(HostMode::Containers).await;
     let see =
         format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
-    let mut contained = task("contained", &[&see]);
+    let mut contained = task_config("contained", &[&see]);
     contained["image"] = json!(IMAGE);
-    let mut plain = task("plain", &[&see]);
+    let mut plain = task_config("plain", &[&see]);
     plain.as_object_mut().unwrap().remove("image");
     for (job, runs_in, said) in [
         (&contained, format!("a container of image {IMAGE}"), "contained\n"),

@@ -9,12 +9,12 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_testenv::{queue_env::QueueEnv, server::binary};
+use windlass_testenv::{queue_env::QueueEnv, server::binary_path};
 use windlass_testkit::TempDir;
 
 use crate::{
     containers::{IMAGE, image},
-    test_env::{HostMode, TestEnv, engine, task},
+    test_env::{HostMode, TestEnv, engine_socket, task_config},
 };
 
 const PROGRAM: &str = "windlass-ways-out";
@@ -105,7 +105,7 @@ fn targets(stage: &TestEnv) -> String {
     for (n, path) in found.iter().enumerate() {
         args.push(format!("--socket {}", quoted(&format!("socket {n} of the agent"), path.display())));
     }
-    args.push(format!("--socket {}", quoted("the container engine", engine().display())));
+    args.push(format!("--socket {}", quoted("the container engine", engine_socket().display())));
     args.push(format!("--pid {}", quoted("the server", stage.pid())));
     args.push(format!("--pid {}", quoted("the other job", other_job())));
     args.push(format!("--canary {CANARY}"));
@@ -117,14 +117,15 @@ fn program() -> (TempDir, PathBuf) {
     let dir = windlass_testkit::temp_dir_in(Path::new("/opt"), "ways-out").unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let path = dir.path().join(PROGRAM);
-    let copied = Command::new("strip").arg("-o").arg(&path).arg(binary(PROGRAM).unwrap()).status().unwrap();
+    let copied =
+        Command::new("strip").arg("-o").arg(&path).arg(binary_path(PROGRAM).unwrap()).status().unwrap();
     assert!(copied.success());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     (dir, path)
 }
 
 fn docker(args: &[&str]) -> String {
-    let host = format!("unix://{}", engine().display());
+    let host = format!("unix://{}", engine_socket().display());
     let output = Command::new("docker").args(["--host", &host]).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -143,12 +144,12 @@ async fn as_a_process() -> Outcomes {
     let (_dir, program) = program();
     let mut stage =
         TestEnv::with_settings(HostMode::Processes, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await;
-    let mut other = task("other", &["echo up", "sleep 600"]);
+    let mut other = task_config("other", &["echo up", "sleep 600"]);
     other.as_object_mut().unwrap().remove("user");
     other["env"] = json!({"CANARY": CANARY});
     stage.apply(&other).await;
     stage.says("other", "up\n").await;
-    let mut job = task("way-out", &[&format!("{} {}", program.display(), targets(&stage))]);
+    let mut job = task_config("way-out", &[&format!("{} {}", program.display(), targets(&stage))]);
     job.as_object_mut().unwrap().remove("user");
     let run = stage.ends(&job).await;
     let log = stage.log(&run).await;
@@ -158,12 +159,12 @@ async fn as_a_process() -> Outcomes {
 
 async fn in_a_container() -> Outcomes {
     let mut stage = TestEnv::new(HostMode::Containers).await;
-    let mut other = task("other", &["echo up", "sleep 600"]);
+    let mut other = task_config("other", &["echo up", "sleep 600"]);
     other["image"] = json!(IMAGE);
     other["env"] = json!({"CANARY": CANARY});
     stage.apply(&other).await;
     stage.says("other", "up\n").await;
-    let mut job = task("way-out", &[&format!("{PROGRAM} {}", targets(&stage))]);
+    let mut job = task_config("way-out", &[&format!("{PROGRAM} {}", targets(&stage))]);
     job["image"] = json!(WITH_PROGRAM);
     let run = stage.ends(&job).await;
     let log = stage.log(&run).await;
@@ -173,7 +174,7 @@ async fn in_a_container() -> Outcomes {
 
 async fn in_a_queue_container() -> Outcomes {
     let mut ground = QueueEnv::start("ways-out").await;
-    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
+    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
     let token = ground.token("dispatch.token").await;
     ground.dispatch(&token, "work");
     let contained = |image: &str| json!({ "container_image": image });
@@ -193,7 +194,7 @@ async fn in_a_queue_container() -> Outcomes {
         assert!(path.exists(), "{} is not there to be read", path.display());
         command.extend(["--read".to_owned(), format!("{name}={}", path.display())]);
     }
-    command.extend(["--socket".to_owned(), format!("the container engine={}", engine().display())]);
+    command.extend(["--socket".to_owned(), format!("the container engine={}", engine_socket().display())]);
     command.extend(["--pid".to_owned(), format!("the other job={}", other_job())]);
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
     let asked = ground.ask(&words, contained(WITH_PROGRAM)).await;
@@ -204,7 +205,7 @@ async fn in_a_queue_container() -> Outcomes {
 }
 
 #[tokio::test]
-async fn a_docker_job_and_a_confined_process_find_no_way_out() {
+async fn a_docker_job_and_a_confined_process_cannot_escape() {
     image_with_program();
     let process = as_a_process().await;
     assert_no_escape(&process, &[]);
@@ -226,7 +227,7 @@ fn check_table(columns: &[(&str, &Outcomes)]) {
     names.dedup();
     let mut text = String::from(
         "# Ways out\n\nA job tries each of these in every runtime, in the test \
-         `a_docker_job_and_a_confined_process_find_no_way_out`, which also compares this table. `refused`: the system said no, or \
+         `a_docker_job_and_a_confined_process_cannot_escape`, which also compares this table. `refused`: the system said no, or \
          what was looked for is not there. `inside`: root of a container may do it, in its container alone. `–`: there is \
          nothing of the kind.\n\n| way |",
     );

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use windlass_testkit::lab::{Lab, LabHost};
 
-use crate::test_env::{HostMode, TestEnv, host_of, small_task_config, submission_of};
+use crate::test_env::{HostMode, TestEnv, host_of_job, newest_submission, small_task_config};
 
 /// Shortens the time after which a silent agent's jobs are lost, and the delay before the first retry. The defaults are
 /// two minutes, which row F4 of the fault matrix waits for with `--long`, and 15 s.
@@ -19,7 +19,7 @@ pub(crate) async fn fleet(stage: &mut TestEnv, lab: &Lab, hosts: &[LabHost], blo
 }
 
 #[tokio::test]
-async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there() {
+async fn a_job_runs_on_an_ssh_host_and_deleting_the_fleet_leaves_no_files_there() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -43,7 +43,7 @@ async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there(
 }
 
 #[tokio::test]
-async fn four_nodes_find_their_master_and_talk_to_it() {
+async fn four_nodes_find_and_reach_their_master() {
     let lab = Lab::start(4).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -58,7 +58,7 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert_eq!(stage.log_of_job(&run, 0, usize::MAX).await, "rank 1 of 4\nrank 2 of 4\nrank 3 of 4\n4\n");
-    let mut used: Vec<usize> = (0..4).map(|node| host_of(&lab, &run, node)).collect();
+    let mut used: Vec<usize> = (0..4).map(|node| host_of_job(&lab, &run, node)).collect();
     used.sort_unstable();
     assert_eq!(used, [1, 2, 3, 4]);
 }
@@ -92,7 +92,7 @@ async fn four_tasks_share_two_hosts_by_blocks() {
 }
 
 #[tokio::test]
-async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
+async fn f8_a_rebooted_host_loses_its_job_and_runs_the_retry() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -108,7 +108,7 @@ async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
+async fn a_lost_node_restarts_its_whole_replica() {
     let lab = Lab::start(3).unwrap();
     let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -124,7 +124,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     });
     let run = run.await;
     stage.says("lost", "up").await;
-    let lost = host_of(&lab, &run, 1);
+    let lost = host_of_job(&lab, &run, 1);
     lab.host(lost).power_off().unwrap();
     let dead = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         run["jobs"][1]["job_submissions"][0]["termination_reason"] == "instance_unreachable"
@@ -146,7 +146,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
 }
 
 #[tokio::test]
-async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
+async fn f7_a_reconnected_host_kills_its_lost_job_and_accepts_new_ones() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -154,7 +154,7 @@ async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usabl
     stage.says("cut", "up").await;
     lab.host(1).partition().unwrap();
     let run = stage.wait_for_status_within("cut", &["terminating", "failed"], LOSS_TIMEOUT).await;
-    assert_eq!(submission_of(&run)["termination_reason"], "instance_unreachable", "{run:#}");
+    assert_eq!(newest_submission(&run)["termination_reason"], "instance_unreachable", "{run:#}");
     let alive = |lab: &Lab| lab.host(1).processes().unwrap().iter().any(|p| p.command.contains("sleep 4711"));
     assert!(alive(&lab), "nobody could reach it");
     lab.host(1).heal().unwrap();
@@ -165,7 +165,7 @@ async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usabl
 }
 
 #[tokio::test]
-async fn an_agent_is_upgraded_under_a_running_job() {
+async fn an_agent_upgrade_does_not_interrupt_a_running_job() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -194,7 +194,7 @@ async fn an_agent_is_upgraded_under_a_running_job() {
 }
 
 #[tokio::test]
-async fn a_host_that_shows_another_key_is_left_alone_and_says_so() {
+async fn a_host_with_a_changed_key_is_not_used_and_reports_the_change() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;

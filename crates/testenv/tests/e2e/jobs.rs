@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    server::binary,
+    server::binary_path,
     test_hosts::{HostOptions, HostRuntime, RunningHosts},
 };
 use windlass_testkit::lab::Lab;
@@ -22,7 +22,7 @@ use windlass_testkit::lab::Lab;
 use crate::test_env::{HostMode, TestEnv};
 
 /// Longer than any step takes.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const FINAL_STATUSES: [&str; 7] = [
     "SUCCEEDED",
@@ -39,7 +39,7 @@ async fn with_hosts(count: usize, blocks: i64) -> (TestEnv, RunningHosts) {
     let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     let (data, home) = (stage.home().join("server"), stage.home().join("hosts"));
-    let agent = binary("windlass-agent").unwrap();
+    let agent = binary_path("windlass-agent").unwrap();
     let hosts = HostOptions { agent: &agent, home: &home, count, blocks, runtime: HostRuntime::Process };
     let url = format!("sqlite:{}/windlass.db", data.display());
     let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
@@ -104,7 +104,7 @@ fn statuses(job: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() {
+async fn a_task_file_runs_unchanged_and_launch_follows_it_to_the_end() {
     let stage = TestEnv::new(HostMode::Processes).await;
     let dir = stage.home().join("work");
     std::fs::create_dir_all(dir.join("code")).unwrap();
@@ -120,7 +120,7 @@ async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() 
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let want = "hi 11 kept\nfrom the workdir\nfrom a mount\nfrom a mount\n0 of 1, job 1\n";
     assert_eq!(out, want, "{err}\n{}", stage.server_log());
-    assert!(err.contains("Job 1 ended as SUCCEEDED"), "{err}");
+    assert!(err.contains("Job 1 ended with status SUCCEEDED"), "{err}");
     assert_eq!(output.status.code(), Some(0), "{err}");
     let queue = stage.windlass(&dir, &["jobs", "queue", "-o", "json"]);
     let queue: Value = serde_json::from_slice(&queue.stdout).unwrap();
@@ -139,7 +139,7 @@ async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() 
 }
 
 #[tokio::test]
-async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
+async fn setup_failure_and_run_failure_have_different_statuses() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let program = launch(&mut stage, "run: |\n  echo up\n  exit 3\n", json!({})).await;
     let setup = launch(&mut stage, "setup: exit 4\nrun: echo never\n", json!({})).await;
@@ -154,14 +154,14 @@ async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
 }
 
 /// Normalises a time to a text that sorts: trailing zeros of the fraction are omitted by the API.
-fn comparable(time: &str) -> String {
+fn sortable_time(time: &str) -> String {
     let time = time.trim_end_matches('Z');
     let (seconds, fraction) = time.split_once('.').unwrap_or((time, ""));
     format!("{seconds}.{fraction:0<6}")
 }
 
 #[tokio::test]
-async fn m7_a_pipeline_goes_on_only_after_success() {
+async fn m7_a_pipeline_starts_the_next_task_only_after_success() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let good = "name: two\n---\nname: a\nrun: echo one\n---\nname: b\nrun: echo two $SKYPILOT_TASK_ID\n";
     let bad = "name: two\n---\nname: a\nrun: exit 1\n---\nname: b\nrun: echo never\n";
@@ -170,7 +170,7 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
     assert_eq!((&seen["status"], statuses(&seen)), (&json!("SUCCEEDED"), vec!["SUCCEEDED"; 2]), "{seen:#}");
     assert!(log(&mut stage, &seen, 1).await.contains(&format!("_{good}-1\n")), "{seen:#}");
     // The submission of a task and the end of the previous one may be written at the same time.
-    let time = |task: usize, field: &str| comparable(seen["tasks"][task][field].as_str().unwrap());
+    let time = |task: usize, field: &str| sortable_time(seen["tasks"][task][field].as_str().unwrap());
     assert!(time(1, "start_at") > time(0, "end_at"), "{seen:#}");
     let seen = wait_until_done(&mut stage, bad).await;
     assert_eq!(
@@ -182,7 +182,7 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
 }
 
 #[tokio::test]
-async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_all_it_names() {
+async fn a_group_runs_in_parallel_until_its_primaries_end_and_a_dag_waits_for_dependencies() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let meet = stage.home().join("meet");
     std::fs::create_dir(&meet).unwrap();
@@ -207,7 +207,7 @@ async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_al
 }
 
 #[tokio::test]
-async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
+async fn m2_cancel_ends_running_jobs_and_jobs_that_were_never_launched() {
     let mut stage =
         TestEnv::new(HostMode::Processes).await.with_env("WINDLASS_SERVER_JOBS_LAUNCHING_MAX", "1");
     stage.stop_server();
@@ -243,7 +243,7 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
 }
 
 #[tokio::test]
-async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_are_kept() {
+async fn program_errors_are_restarted_up_to_the_limit_and_all_logs_are_kept() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let count = stage.home().join("count");
     let text = format!(
@@ -266,7 +266,7 @@ async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_ar
 }
 
 #[tokio::test]
-async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_nothing_twice() {
+async fn m4_a_killed_server_resumes_its_running_job_and_starts_nothing_twice() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let (count, go) = (stage.home().join("count"), stage.home().join("go"));
     let text = format!(
@@ -288,7 +288,7 @@ async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_noth
 }
 
 #[tokio::test]
-async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
+async fn m4_a_job_is_launched_once_if_the_server_is_killed_during_the_launch() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     for pause in [0, 15, 40, 80] {
         let count = stage.home().join(format!("count-{pause}"));
@@ -304,7 +304,7 @@ async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
 }
 
 #[tokio::test]
-async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_cancel() {
+async fn m6_a_job_recovers_from_a_lost_host_and_stopping_its_run_cancels_it() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();

@@ -6,36 +6,36 @@ use serde_json::json;
 
 use windlass_testenv::server::submission;
 
-use crate::test_env::{HostMode, TestEnv, submission_of, task};
+use crate::test_env::{HostMode, TestEnv, newest_submission, task_config};
 
 #[tokio::test]
-async fn a_first_job_runs_on_this_machine_and_its_log_is_kept_to_the_byte() {
+async fn a_local_job_runs_and_its_log_is_kept_byte_for_byte() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    let run = stage.ends(&task("hello", &["echo hello", "printf 'no newline at the end'"])).await;
+    let run = stage.ends(&task_config("hello", &["echo hello", "printf 'no newline at the end'"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert_eq!(run["termination_reason"], "all_jobs_done");
-    let job = submission_of(&run);
+    let job = newest_submission(&run);
     assert_eq!((&job["status"], &job["exit_status"]), (&json!("done"), &json!(0)), "{job:#}");
     assert_eq!(stage.log(&run).await, "hello\nno newline at the end");
 }
 
 #[tokio::test]
-async fn a_job_that_fails_says_with_what() {
+async fn a_failed_job_reports_its_exit_status() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    let run = stage.ends(&task("fails", &["echo before", "exit 3"])).await;
+    let run = stage.ends(&task_config("fails", &["echo before", "exit 3"])).await;
     assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("job_failed")));
-    let job = submission_of(&run);
+    let job = newest_submission(&run);
     assert_eq!(job["termination_reason"], "container_exited_with_error");
     assert_eq!((&job["exit_status"], &job["status_message"]), (&json!(3), &json!("exited (3)")), "{job:#}");
     assert_eq!(stage.log(&run).await, "before\n");
 }
 
 #[tokio::test]
-async fn a_stop_lets_the_job_say_good_bye_and_an_abort_need_not() {
+async fn a_stop_lets_the_job_handle_sigterm_and_an_abort_need_not() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     for (name, abort) in [("polite", false), ("hurried", true)] {
         let command = "trap 'echo good bye; exit 0' INT TERM; echo up; while :; do sleep 0.05; done";
-        stage.apply(&task(name, &[command])).await;
+        stage.apply(&task_config(name, &[command])).await;
         stage.says(name, "up").await;
         stage.stop(name, abort).await;
         let run = stage.reaches(name, &["terminated"]).await;
@@ -48,11 +48,11 @@ async fn a_stop_lets_the_job_say_good_bye_and_an_abort_need_not() {
 }
 
 #[tokio::test]
-async fn f1_a_server_that_was_killed_finds_its_job_again_and_loses_no_line() {
+async fn f1_a_killed_server_resumes_its_job_without_losing_log_lines() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
-    stage.apply(&task("survivor", &["echo before", &wait, "echo after"])).await;
+    stage.apply(&task_config("survivor", &["echo before", &wait, "echo after"])).await;
     stage.says("survivor", "before").await;
     stage.kill();
     std::fs::write(&go, "").unwrap();
@@ -63,11 +63,11 @@ async fn f1_a_server_that_was_killed_finds_its_job_again_and_loses_no_line() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_stopped_leaves_its_job_running_and_takes_it_up_again() {
+async fn a_stopped_server_leaves_its_job_running_and_resumes_it() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
-    stage.apply(&task("patient", &["echo up", &wait, "echo down"])).await;
+    stage.apply(&task_config("patient", &["echo up", &wait, "echo down"])).await;
     stage.says("patient", "up").await;
     stage.stop_server();
     std::fs::write(&go, "").unwrap();
@@ -77,10 +77,11 @@ async fn a_server_that_is_stopped_leaves_its_job_running_and_takes_it_up_again()
 }
 
 #[tokio::test]
-async fn environment_and_secrets_reach_the_job_and_no_secret_stays_in_what_people_see() {
+async fn environment_and_secrets_reach_the_job_and_no_secret_leaks() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     stage.project("secrets/create_or_update", &json!({"name": "key", "value": "canary-4711"})).await;
-    let mut job = task("secretive", &["echo $PLAIN-${#HIDDEN}", "echo $DSTACK_RUN_NAME $DSTACK_NODE_RANK"]);
+    let mut job =
+        task_config("secretive", &["echo $PLAIN-${#HIDDEN}", "echo $DSTACK_RUN_NAME $DSTACK_NODE_RANK"]);
     job["env"] = json!({"PLAIN": "seen", "HIDDEN": "${{ secrets.key }}"});
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
@@ -102,21 +103,21 @@ async fn several_jobs_share_this_machine() {
     };
     std::fs::create_dir(&go).unwrap();
     let (left, right) = (both("left", "right"), both("right", "left"));
-    stage.apply(&task("left", &[&left])).await;
-    stage.apply(&task("right", &[&right])).await;
+    stage.apply(&task_config("left", &[&left])).await;
+    stage.apply(&task_config("right", &[&right])).await;
     stage.reaches("left", &["done"]).await;
     stage.reaches("right", &["done"]).await;
 }
 
 #[tokio::test]
-async fn a_job_that_asks_for_too_much_is_refused_with_every_reason() {
+async fn an_oversized_job_fails_with_every_shortfall() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    let mut job = task("giant", &["true"]);
+    let mut job = task_config("giant", &["true"]);
     job["resources"] =
         json!({"cpu": {"count": {"min": 4096}}, "gpu": {"count": {"min": 64}, "name": ["H100"]}});
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "failed");
-    let job = submission_of(&run);
+    let job = newest_submission(&run);
     assert_eq!(job["termination_reason"], "failed_to_start_due_to_no_capacity", "{job:#}");
     let said = job["termination_reason_message"].as_str().unwrap_or_default();
     assert!(said.contains("4096") && said.contains("64"), "{said}");
@@ -125,15 +126,16 @@ async fn a_job_that_asks_for_too_much_is_refused_with_every_reason() {
 #[tokio::test]
 async fn a_long_log_is_kept_whole() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    let run =
-        stage.ends(&task("wordy", &["i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"])).await;
+    let run = stage
+        .ends(&task_config("wordy", &["i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"]))
+        .await;
     assert_eq!(run["status"], "done", "{run:#}");
     let want: String = (0..20_000).map(|n| format!("line {n}\n")).collect();
     assert!(stage.log(&run).await == want, "the log differs");
 }
 
 #[tokio::test]
-async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
+async fn the_local_fleet_is_ready_and_keeps_its_instance_after_a_restart() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let fleet = stage.wait_for_hosts("local", 1).await;
     let instance = &fleet["instances"][0];
@@ -148,7 +150,7 @@ async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
 }
 
 #[tokio::test]
-async fn a_server_of_somebody_who_is_not_root_runs_the_first_example() {
+async fn a_non_root_server_runs_the_first_example() {
     let mut stage = TestEnv::unprivileged().await;
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let output = stage.windlass(&examples, &["apply", "-y", "-f", "hello.yml"]);
@@ -156,7 +158,7 @@ async fn a_server_of_somebody_who_is_not_root_runs_the_first_example() {
     assert!(output.status.success(), "{said}\n{}", stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello from windlass\n", "{said}");
     // The job has no more privileges than the server.
-    let mut job = task("who", &["id -u"]);
+    let mut job = task_config("who", &["id -u"]);
     job.as_object_mut().unwrap().remove("user");
     let run = stage.ends(&job).await;
     assert_eq!(stage.log(&run).await, "47111\n", "{run:#}");
@@ -169,9 +171,9 @@ mod nightly {
     use super::*;
 
     #[tokio::test]
-    async fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
+    async fn a_minutely_schedule_starts_one_execution_per_minute() {
         let mut stage = TestEnv::new(HostMode::Processes).await;
-        let mut job = task("minutely", &["date -u +%s"]);
+        let mut job = task_config("minutely", &["date -u +%s"]);
         job["schedule"] = json!({"cron": ["* * * * *"]});
         stage.apply(&job).await;
         assert_eq!(stage.run("minutely").await["status"], "pending");
@@ -192,7 +194,7 @@ mod nightly {
 #[tokio::test]
 async fn a_job_with_an_image_never_runs_as_a_plain_process() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    let mut job = task("imaged", &["echo outside"]);
+    let mut job = task_config("imaged", &["echo outside"]);
     job["image"] = json!("nosuch-image:9");
     let asked = json!({"run_spec": submission(&job)["plan"]["run_spec"]});
     let plan = stage.project("runs/get_plan", &asked).await["job_plans"][0].clone();
@@ -206,7 +208,7 @@ async fn a_job_with_an_image_never_runs_as_a_plain_process() {
 }
 
 #[tokio::test]
-async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() {
+async fn a_job_gets_the_python_version_it_requests() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let version = std::process::Command::new("/usr/bin/python3")
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
@@ -214,7 +216,7 @@ async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() 
         .unwrap();
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
     let mut job =
-        task("snake", &["python -c 'import sys; print(sys.prefix == sys.base_prefix, sys.version)'"]);
+        task_config("snake", &["python -c 'import sys; print(sys.prefix == sys.base_prefix, sys.version)'"]);
     job["python"] = json!(version);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}\n{}", stage.log(&run).await);
@@ -222,7 +224,7 @@ async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() 
 }
 
 #[tokio::test]
-async fn a_volume_of_this_machine_keeps_what_a_run_wrote_and_goes_when_it_is_deleted() {
+async fn a_local_volume_keeps_data_between_runs_and_is_removed_on_deletion() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
     stage.project("volumes/create", &volume).await;
@@ -236,12 +238,12 @@ async fn a_volume_of_this_machine_keeps_what_a_run_wrote_and_goes_when_it_is_del
     let path = stage.home().join("mounted");
     let (write, read) =
         (format!("echo kept > {}/note", path.display()), format!("cat {}/note", path.display()));
-    let mut writer = task("writer", &[write.as_str()]);
+    let mut writer = task_config("writer", &[write.as_str()]);
     writer["volumes"] = json!([format!("data:{}", path.display())]);
     let run = stage.ends(&writer).await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert!(!path.join("note").exists(), "the volume is mounted for the job alone");
-    let mut reader = task("reader", &[read.as_str()]);
+    let mut reader = task_config("reader", &[read.as_str()]);
     reader["volumes"] = writer["volumes"].clone();
     let run = stage.ends(&reader).await;
     assert_eq!(stage.log(&run).await, "kept\n", "{run:#}");

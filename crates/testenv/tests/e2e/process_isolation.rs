@@ -11,17 +11,17 @@ use windlass_testenv::{
     services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
 
-use crate::test_env::{HostMode, TestEnv, submission_of, task};
+use crate::test_env::{HostMode, TestEnv, newest_submission, task_config};
 
 /// A task without a `user`.
 fn plain(name: &str, commands: &[&str]) -> Value {
-    let mut job = task(name, commands);
+    let mut job = task_config(name, commands);
     job.as_object_mut().unwrap().remove("user");
     job
 }
 
 /// Adds a member of project `main` with role `user`, and returns their token.
-async fn member(stage: &mut TestEnv, name: &str) -> String {
+async fn create_member(stage: &mut TestEnv, name: &str) -> String {
     let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
     let member = json!({"members": [{"username": name, "project_role": "user"}]});
     stage.post("/api/projects/main/add_members", &member).await;
@@ -61,9 +61,9 @@ fn attacks(stage: &TestEnv) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn x5_a_members_job_reads_nothing_of_the_server_nor_of_another_members_job() {
+async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
     let mut stage = TestEnv::confined(HostMode::Processes).await;
-    let (alice, bob) = (member(&mut stage, "alice").await, member(&mut stage, "bob").await);
+    let (alice, bob) = (create_member(&mut stage, "alice").await, create_member(&mut stage, "bob").await);
     let mut victim = plain("victim", &["echo up; sleep 600"]);
     victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
     submit(&stage, &bob, &victim).await;
@@ -82,20 +82,20 @@ async fn x5_a_members_job_reads_nothing_of_the_server_nor_of_another_members_job
 
     let role = stage.post("/api/users/get_user", &json!({"username": "alice"})).await;
     assert_eq!(role["global_role"], "user", "{role:#}");
-    let said = submission_of(&run)["job_runtime_data"]["runs_in"].clone();
-    assert_eq!(said, "a plain process, confined (user of its own)", "{run:#}");
+    let said = newest_submission(&run)["job_runtime_data"]["runs_in"].clone();
+    assert_eq!(said, "a plain process, confined (own user)", "{run:#}");
     stage.stop("victim", true).await;
     stage.reaches("victim", &["terminated"]).await;
 }
 
 #[tokio::test]
-async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
+async fn local_jobs_run_as_the_server_user_until_a_second_user_exists() {
     // The stage starts its servers with `own`.
     let mut stage = TestEnv::new(HostMode::Processes).await;
     stage.wait_for_hosts("local", 1).await;
     let key = stage.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
-    let runs_in = |run: &Value| submission_of(run)["job_runtime_data"]["runs_in"].clone();
+    let runs_in = |run: &Value| newest_submission(run)["job_runtime_data"]["runs_in"].clone();
 
     let go = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
@@ -109,10 +109,10 @@ async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
     fs::write(&go, "").unwrap();
     stage.reaches("alone", &["done"]).await;
 
-    member(&mut stage, "alice").await;
+    create_member(&mut stage, "alice").await;
     let asked = json!({"run_spec": submission(&plain("together", &[&read]))["plan"]["run_spec"]});
     let plan = stage.project("runs/get_plan", &asked).await["job_plans"][0].clone();
-    let confined = "a plain process, confined (user of its own)";
+    let confined = "a plain process, confined (own user)";
     assert_eq!(plan["runs_in"], json!([confined]), "{plan:#}");
     let run = stage.ends(&plain("together", &[&read])).await;
     assert_eq!(stage.log(&run).await, "refused\n", "{run:#}");
@@ -126,7 +126,7 @@ async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
 }
 
 #[tokio::test]
-async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those_that_run() {
+async fn a_changed_process_mode_applies_to_new_jobs_and_keeps_running_ones() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("echo up; until [ -e {} ]; do sleep 0.02; done; echo down", go.display());
@@ -135,7 +135,7 @@ async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those
     stage.stop_server();
     let mut stage = stage.with_env("WINDLASS_SERVER_LOCAL_PROCESSES", "refused");
     stage.start().await;
-    let why = "is a plain process, and the machine refuses those";
+    let why = "is a plain process, but the instance refuses plain processes";
     stage.eventually_run("before", TIMEOUT, |run| run["status"] == "running").await;
     stage.eventually_fleet("local", |fleet| fleet.to_string().contains("\"refused\"")).await;
     let run = stage.ends(&plain("after", &["echo no"])).await;
@@ -147,7 +147,7 @@ async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those
 }
 
 #[tokio::test]
-async fn a_confined_job_of_a_server_that_is_not_root_reads_nothing_of_it_or_is_refused() {
+async fn a_confined_job_of_a_non_root_server_cannot_read_its_files_or_is_refused() {
     let mut stage = TestEnv::unprivileged_with("confined").await;
     stage.wait_for_hosts("local", 1).await;
     let told = stage.fleet("local").await["instances"][0]["instance_type"]["processes"].clone();
@@ -190,7 +190,7 @@ async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network(
 }
 
 #[tokio::test]
-async fn a_confined_service_is_reached_once_its_probe_succeeds_and_scripts_go_in_by_exec() {
+async fn a_confined_service_is_reached_once_its_probe_succeeds_and_by_exec() {
     let mut stage = TestEnv::confined(HostMode::Processes).await;
     let mut page = service_config("page", free_port());
     page.as_object_mut().unwrap().remove("user");
@@ -210,7 +210,7 @@ async fn a_confined_service_is_reached_once_its_probe_succeeds_and_scripts_go_in
 }
 
 #[tokio::test]
-async fn ssh_leads_into_a_confined_dev_environment() {
+async fn ssh_connects_to_a_confined_dev_environment() {
     let stage = TestEnv::confined(HostMode::Processes).await;
     let dir = stage.home().to_owned();
     let dev = "type: dev-environment\nname: desk\nide: vscode\ninit: [echo kept > note]\n\
@@ -242,7 +242,7 @@ fn run_in_dev_environment(stage: &TestEnv, command: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_confined_job_has_its_stop_duration_and_its_volume_keeps_what_it_wrote() {
+async fn a_confined_job_gets_its_stop_duration_and_its_volume_keeps_data() {
     let mut stage = TestEnv::confined(HostMode::Processes).await;
     let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
     stage.project("volumes/create", &volume).await;
@@ -256,7 +256,7 @@ async fn a_confined_job_has_its_stop_duration_and_its_volume_keeps_what_it_wrote
     stage.says("saver", "up").await;
     stage.stop("saver", false).await;
     let run = stage.reaches("saver", &["terminated"]).await;
-    assert_eq!(submission_of(&run)["exit_status"], 3, "{run:#}");
+    assert_eq!(newest_submission(&run)["exit_status"], 3, "{run:#}");
     assert!(stage.log(&run).await.contains("saved"), "{run:#}");
 
     // Another task, with a different user.

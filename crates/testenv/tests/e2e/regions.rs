@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::test_env::{HostMode, TestEnv, small_task_config};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// The cheapest region has no machines, the next one has a single one, and the most expensive has enough.
 const CLOUD: &str = "offers:\n\
@@ -21,7 +21,7 @@ fn regions(run: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
+async fn multi_node_tasks_move_to_the_next_region_when_one_has_no_capacity() {
     let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     let script = stage.home().join("cloud.yml");

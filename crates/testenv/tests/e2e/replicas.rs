@@ -36,13 +36,13 @@ fn job_lasting(name: &str, millis: u64) -> Value {
 }
 
 /// Names of all successful runs.
-async fn done(replicas: &Replicas) -> BTreeSet<String> {
+async fn done_runs(replicas: &Replicas) -> BTreeSet<String> {
     let rows = replicas.postgres.run("SELECT name FROM runs WHERE status = 'done'").await.unwrap();
     rows.into_iter().flatten().collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_another_was_told() {
+async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_writes_of_the_others() {
     let plan =
         ReplicaOptions { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
@@ -65,7 +65,7 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
         .unwrap();
     replicas.reaches(1, "stopped", &["terminating", "terminated"]).await.unwrap();
     replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
-    assert_eq!(done(&replicas).await.len(), 120);
+    assert_eq!(done_runs(&replicas).await.len(), 120);
     assert!((3..=CONNECTIONS_MAX).contains(&most), "{most} connections");
     assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
     for number in 0..3 {
@@ -109,7 +109,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
-    assert_eq!(done(&replicas).await.len(), 31);
+    assert_eq!(done_runs(&replicas).await.len(), 31);
     assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
     // Its host notified a live server immediately: polls alone have an interval of ten seconds.
     let late = "SELECT (max(e.recorded_at) FILTER (WHERE e.to_status = 'terminating') \
@@ -122,7 +122,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
 
 /// All clients submit and try another server when refused; each server is restarted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
+async fn a_rolling_restart_of_postgres_replicas_loses_no_run_and_leaves_no_lock() {
     let plan = ReplicaOptions { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start(plan).await.unwrap();
     let addresses = Arc::new(parking_lot::Mutex::new(replicas.addresses()));
@@ -149,7 +149,7 @@ async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
     }
     replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     ended.store(true, Ordering::Relaxed);
-    let done = done(&replicas).await;
+    let done = done_runs(&replicas).await;
     assert!(acknowledged.len() >= 100, "only {} were submitted", acknowledged.len());
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     assert!(lost.is_empty(), "{lost:?} were acknowledged and are not done");
@@ -218,7 +218,7 @@ async fn submit_until(
 
 /// A server that receives a request wakes the others; a woken one polls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l7_what_one_postgres_replica_is_told_wakes_the_others() {
+async fn l7_a_request_to_one_postgres_replica_wakes_the_others() {
     let plan =
         ReplicaOptions { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: HostRuntime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();

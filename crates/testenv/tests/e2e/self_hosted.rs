@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use windlass_testenv::server::{TOKEN, binary};
+use windlass_testenv::server::{TOKEN, binary_path};
 use windlass_testkit::lab::{Lab, LabHost};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(150);
 const PORT: u16 = 3000;
 
 /// Copies both binaries to a host and starts the server there; it ends with the host.
@@ -19,7 +19,7 @@ fn start_server_on(host: &LabHost) {
     let dir = host.path("/var/windlass");
     fs::create_dir_all(&dir).unwrap();
     for name in ["windlass", "windlass-agent"] {
-        fs::copy(binary(name).unwrap(), dir.join(name)).unwrap();
+        fs::copy(binary_path(name).unwrap(), dir.join(name)).unwrap();
     }
     let start = format!(
         "cd /var/windlass && DOCKER_HOST=unix:///none setsid ./windlass server --host 0.0.0.0 --port {PORT} \
@@ -39,7 +39,7 @@ fn server_log(host: &LabHost) -> String {
 
 /// Runs the command line, outside of the host.
 fn windlass(host: &LabHost, dir: &Path, args: &[&str]) -> String {
-    let mut command = Command::new(binary("windlass").unwrap());
+    let mut command = Command::new(binary_path("windlass").unwrap());
     command.args(args).current_dir(dir).stdin(Stdio::null()).env("HOME", dir).env("WINDLASS_HOME", dir);
     command.env("WINDLASS_URL", format!("http://{}:{PORT}", host.addr())).env("WINDLASS_TOKEN", TOKEN);
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -49,7 +49,7 @@ fn windlass(host: &LabHost, dir: &Path, args: &[&str]) -> String {
 }
 
 #[test]
-fn the_servers_own_machine_can_be_a_host_over_ssh_and_is_left_as_it_was() {
+fn the_servers_own_machine_can_be_an_ssh_host_and_is_cleaned_up_afterwards() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
     start_server_on(host);

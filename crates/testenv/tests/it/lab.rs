@@ -17,7 +17,7 @@ fn stdout_text(output: &std::process::Output) -> String {
 }
 
 #[tokio::test]
-async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
+async fn lab_hosts_have_separate_networks_files_and_processes() {
     let lab = Lab::start(2).unwrap();
     let (one, two) = (lab.host(1), lab.host(2));
     let (first, _) = Connection::open(&one.target(), CAP).await.unwrap();
@@ -103,7 +103,7 @@ fn lab_leaves_nothing_behind() {
 }
 
 #[test]
-fn lab_of_a_killed_process_is_cleared_by_the_next() {
+fn lab_of_a_killed_process_is_cleaned_up_by_the_next_lab() {
     const HOLD: &str = "WINDLASS_TEST_LAB_HOLD";
     if let Some(told) = std::env::var_os(HOLD) {
         // The process to be killed: this test, started again.
@@ -116,7 +116,7 @@ fn lab_of_a_killed_process_is_cleared_by_the_next() {
     let dir = windlass_testkit::temp_dir("lab-hold").unwrap();
     let told = dir.path().join("key");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "lab::lab_of_a_killed_process_is_cleared_by_the_next"]).env(HOLD, &told);
+    command.args(["--exact", "lab::lab_of_a_killed_process_is_cleaned_up_by_the_next_lab"]).env(HOLD, &told);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
     let mut key = String::new();
     eventually("the lab is up", || {

@@ -23,7 +23,7 @@ pub(super) struct HostCgroup {
 /// Creates the groups of a host where that is permitted.
 pub(super) fn create(name: &str) -> Vec<HostCgroup> {
     let mut parts = Vec::new();
-    for (mount, is_v2) in mounts() {
+    for (mount, is_v2) in cgroup_mounts() {
         let part = mount.join(name);
         let first = if is_v2 { part.join(FIRST_GROUP) } else { part.clone() };
         if fs::create_dir_all(&first).is_err() {
@@ -47,7 +47,7 @@ pub(super) fn create(name: &str) -> Vec<HostCgroup> {
 
 /// Removes the groups with a name prefix. Their processes have ended.
 pub(super) fn remove(prefix: &str) {
-    for (mount, _) in mounts() {
+    for (mount, _) in cgroup_mounts() {
         let groups = fs::read_dir(&mount).into_iter().flatten().flatten();
         let ours =
             groups.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)));
@@ -67,7 +67,7 @@ fn remove_all(group: &Path) -> io::Result<()> {
 }
 
 /// Mounted hierarchies, and whether they are version 2.
-fn mounts() -> Vec<(PathBuf, bool)> {
+fn cgroup_mounts() -> Vec<(PathBuf, bool)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |line: &str| {
         let mut words = line.split(' ').skip(1);

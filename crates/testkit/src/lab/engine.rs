@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{TempDir, wait::listens};
+use crate::{TempDir, wait::is_listening};
 
 use super::program::{run, try_run, wait_until};
 
@@ -60,7 +60,7 @@ impl Engine {
         let containerd = spawn(&mut command, &dir.join("containerd.log"))?;
         let mut engine = Self { containerd, dockerd: None, kind, dir: temp };
         let socket = engine.dir.path().join("containerd.sock");
-        ensure!(wait_until(START_TIMEOUT, || listens(&socket)), "containerd does not come up");
+        ensure!(wait_until(START_TIMEOUT, || is_listening(&socket)), "containerd does not come up");
         engine.start_dockerd()?;
         Ok(engine)
     }

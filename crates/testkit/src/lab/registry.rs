@@ -74,7 +74,7 @@ impl Registry {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        let router = Router::new().fallback(handle_request).with_state(Arc::clone(&shared));
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { shared, address, server }
     }
@@ -145,7 +145,7 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(digest))
 }
 
-async fn answer(State(shared): State<Arc<RegistryState>>, request: Request) -> Response {
+async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Request) -> Response {
     if !is_authorized(&shared, request.headers()) {
         let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")];
         return (StatusCode::UNAUTHORIZED, challenge, error_body("UNAUTHORIZED", "authentication required"))

@@ -40,7 +40,7 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_proxy_in_fair_weather_carries_every_byte() {
+async fn a_proxy_without_faults_forwards_every_byte() {
     let (address, _) = start_echo_server().await;
     let proxy = FaultProxy::tcp(address, 1).await.unwrap();
     let sent: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
@@ -54,7 +54,7 @@ async fn a_proxy_in_fair_weather_carries_every_byte() {
 }
 
 #[tokio::test]
-async fn a_proxy_delays_drips_and_holds() {
+async fn a_proxy_delays_throttles_and_holds_data() {
     let (address, _) = start_echo_server().await;
     let proxy = FaultProxy::tcp(address, 2).await.unwrap();
     proxy.set(ConnectionFaults {
@@ -82,7 +82,7 @@ async fn a_proxy_delays_drips_and_holds() {
 }
 
 #[tokio::test]
-async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
+async fn a_proxy_cuts_connections_at_once_or_after_some_bytes_and_refuses_new_ones() {
     let (address, _) = start_echo_server().await;
     let proxy = FaultProxy::tcp(address, 3).await.unwrap();
     let mut open = TcpStream::connect(proxy.address()).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
 }
 
 #[tokio::test]
-async fn a_proxy_says_everything_once_more_when_told() {
+async fn a_proxy_replays_all_data_when_configured() {
     let (address, heard) = start_echo_server().await;
     let proxy = FaultProxy::tcp(address, 4).await.unwrap();
     proxy.set(ConnectionFaults {
@@ -127,7 +127,7 @@ async fn a_proxy_says_everything_once_more_when_told() {
 }
 
 #[tokio::test]
-async fn a_proxy_takes_the_place_of_a_socket_and_gives_it_back() {
+async fn a_proxy_replaces_a_unix_socket_and_restores_it_on_drop() {
     let dir = windlass_testkit::temp_dir("chaos").unwrap();
     let socket = dir.path().join("door.sock");
     let listener = UnixListener::bind(&socket).unwrap();

@@ -11,7 +11,7 @@ use crate::sshd::Sshd;
 const CAP: usize = 1 << 20;
 
 #[tokio::test]
-async fn a_command_gets_its_input_and_gives_its_output_and_status() {
+async fn a_remote_command_gets_its_input_and_returns_output_and_status() {
     let sshd = Sshd::start();
     let (connection, learned) = Connection::open(&sshd.target(), CAP).await.unwrap();
     assert!(learned.is_empty());
@@ -25,7 +25,7 @@ async fn a_command_gets_its_input_and_gives_its_output_and_status() {
 }
 
 #[tokio::test]
-async fn a_first_host_key_is_learned_and_a_changed_one_stops_everything() {
+async fn the_first_host_key_is_learned_and_a_changed_one_is_a_final_error() {
     let mut sshd = Sshd::start();
     let mut target = sshd.target();
     target.pin = HostKeyPin::FirstUse;
@@ -42,7 +42,7 @@ async fn a_first_host_key_is_learned_and_a_changed_one_stops_everything() {
 }
 
 #[tokio::test]
-async fn a_key_nobody_knows_is_denied_for_good() {
+async fn an_unauthorised_key_is_denied_with_a_final_error() {
     let (sshd, other) = (Sshd::start(), Sshd::start());
     let mut target = sshd.target();
     target.keys = other.target().keys;
@@ -80,7 +80,7 @@ async fn streams_reach_ports_and_unix_sockets_of_the_host() {
 }
 
 #[tokio::test]
-async fn one_stalled_reader_delays_nobody_and_loses_its_channel() {
+async fn a_stalled_reader_loses_its_channel_without_delaying_others() {
     let sshd = Sshd::start();
     let (connection, _) = Connection::open(&sshd.target(), CAP).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -104,7 +104,7 @@ async fn one_stalled_reader_delays_nobody_and_loses_its_channel() {
 }
 
 #[tokio::test]
-async fn a_host_behind_another_is_reached_through_it() {
+async fn a_host_is_reached_through_its_jump_host() {
     let (gate, inner) = (Sshd::start(), Sshd::start());
     let mut target = inner.target();
     target.via = Some(Box::new(gate.target()));
@@ -116,7 +116,7 @@ async fn a_host_behind_another_is_reached_through_it() {
 }
 
 #[tokio::test]
-async fn a_broken_upload_goes_on_where_it_stopped() {
+async fn an_interrupted_upload_resumes_where_it_stopped() {
     let sshd = Sshd::start();
     let (connection, _) = Connection::open(&sshd.target(), CAP).await.unwrap();
     let bytes: Vec<u8> = (0..600_000u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();

@@ -9,7 +9,7 @@ use windlass_tunnel::{Backoff, SshDestination, SshPool, TunnelError};
 use crate::sshd::Sshd;
 
 #[tokio::test]
-async fn a_connection_is_shared_and_made_again_after_the_host_restarts() {
+async fn a_connection_is_shared_and_reopened_after_the_host_restarts() {
     let mut sshd = Sshd::start();
     let hosts = SshPool::new(Backoff { initial: Duration::ZERO, max: Duration::ZERO });
     let target = sshd.target();
@@ -27,7 +27,7 @@ async fn a_connection_is_shared_and_made_again_after_the_host_restarts() {
 }
 
 #[tokio::test]
-async fn after_a_failure_the_next_try_waits_and_says_so() {
+async fn a_failed_connection_backs_off_and_the_error_names_the_next_try() {
     let mut sshd = Sshd::start();
     let target = sshd.target();
     sshd.stop();
@@ -36,12 +36,12 @@ async fn after_a_failure_the_next_try_waits_and_says_so() {
     assert!(matches!(error, TunnelError::Connect { .. }), "{error:?}");
     let error = hosts.control_connection(&1, &target).await.unwrap_err();
     assert!(matches!(error, TunnelError::BackingOff { .. }), "{error}");
-    assert!(error.to_string().contains("next try is in"), "{error}");
+    assert!(error.to_string().contains("next attempt in"), "{error}");
     assert!(!error.is_final());
 }
 
 #[tokio::test]
-async fn a_corrected_way_to_a_host_is_taken_at_once() {
+async fn a_corrected_destination_is_tried_without_backoff() {
     let (sshd, stranger) = (Sshd::start(), Sshd::start());
     let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
     let mut target = sshd.target();
@@ -55,7 +55,7 @@ async fn a_corrected_way_to_a_host_is_taken_at_once() {
 }
 
 #[tokio::test]
-async fn hosts_and_jump_hosts_at_addresses_that_are_not_allowed_are_not_dialled() {
+async fn hosts_and_jump_hosts_at_disallowed_addresses_are_not_dialled() {
     let sshd = Sshd::start();
     let target = sshd.target();
     let hosts = SshPool::new(Backoff::STANDARD).with_allowed(AllowedAddresses::External { but: Vec::new() });
@@ -73,7 +73,7 @@ async fn hosts_and_jump_hosts_at_addresses_that_are_not_allowed_are_not_dialled(
 }
 
 #[tokio::test]
-async fn a_frozen_host_is_noticed_and_given_up() {
+async fn a_frozen_host_times_out_and_its_connection_is_replaced() {
     let sshd = Sshd::start();
     let hosts = SshPool::new(Backoff::STANDARD);
     let (connection, _) = hosts.control_connection(&1, &sshd.target()).await.unwrap();
@@ -94,7 +94,7 @@ fn resident_kib() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hundreds_of_hosts_come_at_once_and_cost_little() {
+async fn hundreds_of_hosts_connect_concurrently_and_close_when_forgotten() {
     const HOSTS: usize = 200;
     let sshd = Sshd::start();
     let hosts = Arc::new(SshPool::new(Backoff::STANDARD));
@@ -123,7 +123,7 @@ async fn hundreds_of_hosts_come_at_once_and_cost_little() {
 }
 
 #[tokio::test]
-async fn hosts_behind_one_jump_host_share_the_way_there() {
+async fn hosts_behind_one_jump_host_share_its_connection() {
     let (gate, inner) = (Sshd::start(), Sshd::start());
     let hosts = SshPool::new(Backoff::STANDARD);
     let mut target = inner.target();
@@ -147,7 +147,7 @@ async fn hosts_behind_one_jump_host_share_the_way_there() {
 }
 
 #[tokio::test]
-async fn a_jump_host_that_is_down_is_named_and_not_asked_by_every_host_behind_it() {
+async fn a_jump_host_that_is_down_is_named_and_backs_off_for_all_hosts_behind_it() {
     let (mut gate, inner) = (Sshd::start(), Sshd::start());
     let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
     let mut target = inner.target();
@@ -162,7 +162,7 @@ async fn a_jump_host_that_is_down_is_named_and_not_asked_by_every_host_behind_it
 }
 
 #[test]
-fn waits_double_up_to_a_bound_and_are_spread() {
+fn backoff_delays_double_up_to_a_limit_with_jitter() {
     let backoff = Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
     let waits: Vec<u128> = (1..=7).map(|n| backoff.delay(n, 128).as_millis()).collect();
     assert_eq!(waits, [1000, 2000, 4000, 8000, 16000, 30000, 30000]);

@@ -40,7 +40,7 @@ impl Sshd {
     /// Starts the server, on its previous port or a free one.
     fn serve(&mut self) {
         if self.port == 0 {
-            self.port = windlass_testkit::ports::free();
+            self.port = windlass_testkit::ports::reserve_free_port();
         }
         let at = |name: &str| self.home().join(name).display().to_string();
         std::fs::copy(self.home().join("user.pub"), self.home().join("authorized")).unwrap();

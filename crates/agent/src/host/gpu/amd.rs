@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
+use super::{Gpu, GpuUsage, Inventory, Vendor, read_sysfs, tool_problems};
 use crate::host::vendor_cli;
 
 const TOOL: &str = "amd-smi";
@@ -27,7 +27,7 @@ const NAMES: [(&str, &str); 10] = [
 ];
 
 pub(super) async fn discover(root: &Path) -> Inventory {
-    let cards = cards(root);
+    let cards = list_cards(root);
     if cards.is_empty() {
         return Inventory::default();
     }
@@ -40,19 +40,19 @@ pub(super) async fn discover(root: &Path) -> Inventory {
         }
     };
     let driver_version =
-        known.driver_version.clone().or_else(|| read(&root.join("sys/module/amdgpu/version")));
+        known.driver_version.clone().or_else(|| read_sysfs(&root.join("sys/module/amdgpu/version")));
     let gpus = (0..).zip(cards).map(|(index, card)| card.gpu(index, &known)).collect();
     Inventory { gpus, driver_version, problems }
 }
 
 pub(super) fn usage(root: &Path) -> Vec<GpuUsage> {
-    let number = |path: PathBuf| read(&path).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let number = |path: PathBuf| read_sysfs(&path).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let used = |card: Card| GpuUsage {
         memory_mib: number(card.dir.join("mem_info_vram_used")) >> 20,
         percent: number(card.dir.join("gpu_busy_percent")),
         id: card.id,
     };
-    cards(root).into_iter().map(used).collect()
+    list_cards(root).into_iter().map(used).collect()
 }
 
 /// One GPU as the kernel reports it.
@@ -76,7 +76,7 @@ impl Card {
 }
 
 /// Returns all render nodes of the vendor with dedicated memory, in the order of their numbers.
-fn cards(root: &Path) -> Vec<Card> {
+fn list_cards(root: &Path) -> Vec<Card> {
     let mut nodes: Vec<(u32, PathBuf)> = std::fs::read_dir(root.join("sys/class/drm"))
         .into_iter()
         .flatten()
@@ -87,25 +87,26 @@ fn cards(root: &Path) -> Vec<Card> {
         })
         .collect();
     nodes.sort();
-    nodes.into_iter().filter_map(|(number, dir)| card(number, dir)).collect()
+    nodes.into_iter().filter_map(|(number, dir)| read_card(number, dir)).collect()
 }
 
-fn card(render: u32, dir: PathBuf) -> Option<Card> {
-    if read(&dir.join("vendor"))? != VENDOR_ID {
+fn read_card(render: u32, dir: PathBuf) -> Option<Card> {
+    if read_sysfs(&dir.join("vendor"))? != VENDOR_ID {
         return None;
     }
-    let memory_mib = read(&dir.join("mem_info_vram_total"))?.parse::<u64>().ok()? >> 20;
-    let uevent = read(&dir.join("uevent")).unwrap_or_default();
+    let memory_mib = read_sysfs(&dir.join("mem_info_vram_total"))?.parse::<u64>().ok()? >> 20;
+    let uevent = read_sysfs(&dir.join("uevent")).unwrap_or_default();
     let bus = uevent
         .lines()
         .find_map(|line| line.strip_prefix("PCI_SLOT_NAME="))
         .unwrap_or_default()
         .to_ascii_lowercase();
     // Consumer cards have no unique id; the bus address is used instead.
-    let id = read(&dir.join("unique_id")).unwrap_or_else(|| bus.clone());
-    let number = read(&dir.join("device")).unwrap_or_default();
+    let id = read_sysfs(&dir.join("unique_id")).unwrap_or_else(|| bus.clone());
+    let number = read_sysfs(&dir.join("device")).unwrap_or_default();
     let listed = || NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| (*name).to_owned());
-    let name = read(&dir.join("product_name")).or_else(listed).unwrap_or_else(|| format!("AMD GPU {number}"));
+    let name =
+        read_sysfs(&dir.join("product_name")).or_else(listed).unwrap_or_else(|| format!("AMD GPU {number}"));
     let mut nodes = vec![PathBuf::from(format!("/dev/dri/renderD{render}"))];
     let drm = std::fs::read_dir(dir.join("drm")).into_iter().flatten().flatten();
     let card =
@@ -164,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_files_tell_enough() {
+    fn amd_gpus_are_detected_from_kernel_files_alone() {
         let fixture = two_cards();
         let known = ToolInfo::default();
         let gpus: Vec<Gpu> =
-            (0..).zip(cards(fixture.path())).map(|(index, card)| card.gpu(index, &known)).collect();
+            (0..).zip(list_cards(fixture.path())).map(|(index, card)| card.gpu(index, &known)).collect();
         let lines: Vec<String> = gpus
             .iter()
             .map(|gpu| format!("{} {} {} {} {:?}", gpu.index, gpu.id, gpu.name, gpu.memory_mib, gpu.devices))
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_answers_of_several_versions_are_read() {
+    fn output_of_several_amd_tool_versions_is_parsed() {
         let gpu = r#"{"gpu":0,"asic":{"market_name":"AMD Instinct MI300X OAM"},"bus":{"bdf":"0000:05:00.0"},"driver":{"name":"amdgpu","version":"6.8.5"}}"#;
         for answer in [format!("[{gpu}]"), format!(r#"{{"gpu_data":[{gpu}],"system_data":{{}}}}"#)] {
             let known = parse_static(&answer);

@@ -94,7 +94,7 @@ fn select_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
                 let (count, vendor, first) = (inventory.gpus.len(), other.vendor.word(), first.vendor.word());
                 chosen
                     .problems
-                    .push(format!("{count} GPUs of {vendor} are not used beside those of {first}"));
+                    .push(format!("{count} GPUs of {vendor} are ignored: the host also has GPUs of {first}"));
             }
             (None, Some(_)) => {
                 chosen.gpus = inventory.gpus;
@@ -126,7 +126,7 @@ fn tool_problems(error: &ToolError) -> Vec<String> {
 }
 
 /// Reads a small file of the kernel, without the newline.
-fn read(path: &Path) -> Option<String> {
+fn read_sysfs(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_of_a_second_vendor_are_named_and_not_mixed_in() {
+    fn gpus_of_a_second_vendor_are_reported_and_not_used() {
         let gpu = |vendor, id: &str| Gpu {
             vendor,
             id: id.into(),
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(both.gpus, [gpu(Vendor::Amd, "a")]);
         assert_eq!(
             both.problems,
-            ["nvidia-smi is broken", "1 GPUs of intel are not used beside those of amd"]
+            ["nvidia-smi is broken", "1 GPUs of intel are ignored: the host also has GPUs of amd"]
         );
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use windlass_model::gpu::compute_capability;
 
-use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
+use super::{Gpu, GpuUsage, Inventory, Vendor, read_sysfs, tool_problems};
 use crate::host::vendor_cli::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
@@ -48,7 +48,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
             }
         }
     };
-    build_inventory(parsed, &instances, |bus| device(root, bus))
+    build_inventory(parsed, &instances, |bus| device_file(root, bus))
 }
 
 pub(super) async fn usage() -> Vec<GpuUsage> {
@@ -91,10 +91,11 @@ fn parse(text: &str, system_mib: u64) -> QueryResult {
         let row =
             (columns.len() >= 8).then(|| columns.split_at(columns.len() - 5)).and_then(|(first, last)| {
                 let [memory, driver, bus, mig, capability] = last.try_into().ok()?;
-                let (index, uuid) = (first[0].parse().ok()?, Some(first[1]).filter(|uuid| is_told(uuid))?);
+                let (index, uuid) =
+                    (first[0].parse().ok()?, Some(first[1]).filter(|uuid| is_reported(uuid))?);
                 // A GPU that shares the processor's memory has no memory itself.
-                let memory_mib = if is_told(memory) { memory.parse().ok()? } else { system_mib };
-                parsed.driver_version = Some(driver).filter(|text| is_told(text)).map(str::to_owned);
+                let memory_mib = if is_reported(memory) { memory.parse().ok()? } else { system_mib };
+                parsed.driver_version = Some(driver).filter(|text| is_reported(text)).map(str::to_owned);
                 let (uuid, name) = (uuid.to_owned(), first[2..].join(", "));
                 let (bus, mig) = (bus.to_owned(), mig == "Enabled");
                 Some(Row {
@@ -108,7 +109,7 @@ fn parse(text: &str, system_mib: u64) -> QueryResult {
                 })
             });
         match row {
-            Some(row) if is_told(&row.name) => parsed.rows.push(row),
+            Some(row) if is_reported(&row.name) => parsed.rows.push(row),
             _ => parsed.problems.push(format!("nvidia-smi: {}", line.chars().take(200).collect::<String>())),
         }
     }
@@ -117,7 +118,7 @@ fn parse(text: &str, system_mib: u64) -> QueryResult {
 
 /// Returns whether the tool reports a value, and not `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` or
 /// similar.
-fn is_told(value: &str) -> bool {
+fn is_reported(value: &str) -> bool {
     !value.is_empty() && !value.starts_with('[') && value != "N/A"
 }
 
@@ -184,7 +185,7 @@ fn build_inventory(
                 Some(memory) => {
                     gpus.push(gpu(&part.uuid, format!("{} MIG {}", row.name, part.profile), memory))
                 }
-                None => problems.push(format!("{}: MIG profile `{}` is not known", part.uuid, part.profile)),
+                None => problems.push(format!("{}: unknown MIG profile `{}`", part.uuid, part.profile)),
             }
         }
         if gpus.len() == before {
@@ -195,17 +196,17 @@ fn build_inventory(
 }
 
 /// Returns the device file, which has the driver's minor number and not necessarily the index.
-fn device(root: &Path, bus: &str) -> Option<PathBuf> {
+fn device_file(root: &Path, bus: &str) -> Option<PathBuf> {
     let bus = bus.to_ascii_lowercase();
     let short = bus.get(bus.len().checked_sub(12)?..)?;
-    let information = read(&root.join("proc/driver/nvidia/gpus").join(short).join("information"))?;
+    let information = read_sysfs(&root.join("proc/driver/nvidia/gpus").join(short).join("information"))?;
     let minor = information.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
     let minor: u32 = minor.trim().parse().ok()?;
     Some(PathBuf::from(format!("/dev/nvidia{minor}")))
 }
 
 fn system_memory_mib(root: &Path) -> u64 {
-    let text = read(&root.join("proc/meminfo")).unwrap_or_default();
+    let text = read_sysfs(&root.join("proc/meminfo")).unwrap_or_default();
     let total = text
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
@@ -215,7 +216,7 @@ fn system_memory_mib(root: &Path) -> u64 {
 fn parse_usage(text: &str) -> Vec<GpuUsage> {
     let row = |line: &str| {
         let mut columns = line.split(',').map(str::trim);
-        let id = columns.next().filter(|id| is_told(id))?.to_owned();
+        let id = columns.next().filter(|id| is_reported(id))?.to_owned();
         // In MIG mode the utilisation of the whole GPU is not reported.
         let mut number = || columns.next().and_then(|text| text.parse().ok()).unwrap_or(0);
         Some(GpuUsage { id, memory_mib: number(), percent: number() })
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_of_several_drivers_are_read() {
+    fn nvidia_smi_output_of_several_drivers_is_parsed() {
         check(
             "0, GPU-6f1d, NVIDIA H200, 143771, 570.172.08, 00000000:19:00.0, Disabled, 9.0\n\
              1, GPU-77aa, NVIDIA H200, 143771, 570.172.08, 00000000:3B:00.0, Disabled, 9.0\n",
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_fell_off_is_a_problem_and_the_others_are_kept() {
+    fn a_lost_gpu_is_reported_as_a_problem_and_the_others_are_kept() {
         check(
             "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n\
              1, GPU-1, NVIDIA A10, 23028, 550.90, 00000000:5E:00.0, [N/A], 9.0\n\
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_divided_gpu_is_offered_in_its_parts() {
+    fn a_gpu_in_mig_mode_is_listed_as_its_partitions() {
         let listed = "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:07:00.0, Enabled, 9.0\n\
                       1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:0F:00.0, Disabled, 9.0\n\
                       2, GPU-c, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:47:00.0, Enabled, 9.0\n";
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn use_is_read_and_what_is_not_told_is_nothing() {
+    fn gpu_usage_is_parsed_and_missing_values_count_as_zero() {
         let used = parse_usage("GPU-1, 1024, 97\nGPU-2, [N/A], [N/A]\nNo devices were found\n");
         let expected = |id: &str, memory_mib, percent| GpuUsage { id: id.into(), memory_mib, percent };
         assert_eq!(used, [expected("GPU-1", 1024, 97), expected("GPU-2", 0, 0)]);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Gpu, Inventory, Vendor, read, tool_problems};
+use super::{Gpu, Inventory, Vendor, read_sysfs, tool_problems};
 use crate::host::vendor_cli;
 
 const GAUDI_TOOL: &str = "hl-smi";
@@ -57,15 +57,15 @@ pub(super) fn tenstorrent(root: &Path) -> Inventory {
     let mut inventory = Inventory::default();
     for index in numbers {
         let dir = root.join(format!("sys/class/tenstorrent/tenstorrent!{index}"));
-        let kind = read(&dir.join("tt_card_type")).unwrap_or_default();
+        let kind = read_sysfs(&dir.join("tt_card_type")).unwrap_or_default();
         let memory = TENSTORRENT_MEMORY.iter().find(|(known, _)| kind.starts_with(known));
         let Some((_, memory_mib)) = memory else {
-            inventory.problems.push(format!("/dev/tenstorrent/{index}: a card of unknown kind `{kind}`"));
+            inventory.problems.push(format!("/dev/tenstorrent/{index}: unknown card type `{kind}`"));
             continue;
         };
         inventory.gpus.push(Gpu {
             vendor: Vendor::Tenstorrent,
-            id: read(&dir.join("tt_serial")).unwrap_or_else(|| format!("tenstorrent-{index}")),
+            id: read_sysfs(&dir.join("tt_serial")).unwrap_or_else(|| format!("tenstorrent-{index}")),
             index,
             name: kind,
             memory_mib: *memory_mib,
@@ -82,7 +82,7 @@ mod tests {
     use crate::host::fixture::Fixture;
 
     #[test]
-    fn gaudis_are_read_from_their_tool() {
+    fn gaudi_gpus_are_parsed_from_hl_smi_output() {
         let fixture = Fixture::new();
         fixture.write("accel0", "");
         let text = "0, 01P0-HL2080A0-15-TNBS18-03-07-00, HL-225, 98304, 1.15.1-62f612b\nWarning: something\n";
@@ -110,6 +110,6 @@ mod tests {
             .map(|gpu| format!("{} {} {} {}", gpu.index, gpu.id, gpu.name, gpu.memory_mib))
             .collect();
         assert_eq!(lines, ["0 100014211723 n300 24576", "10 tenstorrent-10 p150a 32768"]);
-        assert_eq!(found.problems, ["/dev/tenstorrent/1: a card of unknown kind `x999`"]);
+        assert_eq!(found.problems, ["/dev/tenstorrent/1: unknown card type `x999`"]);
     }
 }

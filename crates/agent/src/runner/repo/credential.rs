@@ -54,7 +54,7 @@ impl Credential {
             .ok()
             .and_then(|text| text.parse().ok())
             .filter(|number| *number > 2)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no credential was passed on"))?;
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no credential was passed"))?;
         #[expect(unsafe_code, reason = "a handle that was inherited is known by its number only")]
         // SAFETY: the number was passed by the runner for this use; nothing else in this process owns it, and a number
         // that is not open makes the reads below fail.
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_host_it_is_for_gets_the_credential() {
+    fn a_git_credential_is_given_only_to_its_host_and_scheme() {
         let login = |name: &str| name.to_owned();
         let secret =
             Secret::Login { scheme: login("https"), username: login("oauth2"), password: login("t0ken") };

@@ -80,7 +80,7 @@ impl<'a> Git<'a> {
         arguments: &[&str],
         input: Option<std::fs::File>,
     ) -> Result<(), RepoError> {
-        let mut command = helper_process::command(&self.program, &self.site.account);
+        let mut command = helper_process::user_command(&self.program, &self.site.account);
         command.args(self.settings()).args(arguments).current_dir(dir);
         command.envs(self.environment()).stdout(Stdio::null()).stderr(Stdio::piped());
         if let Some(input) = input {

@@ -50,33 +50,35 @@ pub struct RepoRequest<'a> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RepoError {
-    #[error("set up the repository: unknown action `{action}` for a directory that is not empty")]
+    #[error(
+        "failed to set up the repository: unknown `if_exists` value `{action}`: expected `error` or `skip`"
+    )]
     UnknownAction { action: String },
-    #[error("set up the repository: `{dir}` is not empty")]
+    #[error("failed to set up the repository: `{dir}` is not empty")]
     Exists { dir: String },
-    #[error("set up the repository: the job names no URL to clone")]
+    #[error("failed to set up the repository: the job has no URL to clone")]
     NoUrl,
-    #[error("set up the repository: {0}")]
+    #[error("failed to set up the repository: {0}")]
     Url(#[from] url::UrlError),
-    #[error("set up the repository: `{name}` cannot be a {what}")]
+    #[error("failed to set up the repository: `{name}` is not a valid {what}")]
     BadName { what: &'static str, name: String },
-    #[error("set up the repository: the image has no git")]
+    #[error("failed to set up the repository: the image has no git")]
     NoGit,
-    #[error("set up the repository: the image has no ssh, and the job brings no private key")]
+    #[error("failed to set up the repository: the image has no ssh, and the job has no private key")]
     NoSsh,
-    #[error("{step}: git ended with {status}: {said}")]
+    #[error("failed to {step}: git ended with {status}: {said}")]
     Git { step: &'static str, status: String, said: String },
-    #[error("{step}: not done after {secs} s")]
+    #[error("failed to {step}: timed out after {secs} s")]
     Deadline { step: &'static str, secs: u64 },
-    #[error("{step}: start git")]
+    #[error("failed to {step}: cannot start git")]
     Start {
         step: &'static str,
         #[source]
         source: io::Error,
     },
-    #[error("set up the repository")]
+    #[error("failed to set up the repository")]
     Unpack(#[source] ChildError),
-    #[error("set up the repository: {what}")]
+    #[error("failed to set up the repository: {what}")]
     Place {
         what: &'static str,
         #[source]
@@ -90,10 +92,10 @@ impl RepoError {
         match self {
             Self::NoGit => Some("hint: install git in the image, or use an image that has it"),
             Self::NoSsh => {
-                Some("hint: install an SSH client in the image, or give the repository's private key")
+                Some("hint: install an SSH client in the image, or provide the repository's private key")
             }
             Self::Url(_) => Some("hint: use an `https:`, `ssh:` or `git:` URL"),
-            Self::Exists { .. } => Some("hint: choose another directory, or `if_exists: skip`"),
+            Self::Exists { .. } => Some("hint: use another directory, or set `if_exists: skip`"),
             Self::Git { said, .. } => hint_for_output(said),
             Self::UnknownAction { .. }
             | Self::NoUrl
@@ -133,7 +135,7 @@ fn hint_for_output(said: &str) -> Option<&'static str> {
         "HTTP Basic: Access denied",
     ];
     if REFUSED.iter().any(|sign| said.contains(sign)) {
-        return Some("hint: the repository's credentials are missing, wrong or expired");
+        return Some("hint: check the repository's credentials: they are missing, wrong or expired");
     }
     if said.contains("patch does not apply") || said.contains("patch failed") {
         return Some("hint: push the commit your changes are based on");
@@ -158,18 +160,18 @@ pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_
     };
     let dir = site.resolve(wanted.dir);
     let place = |what| move |source| RepoError::Place { what, source };
-    if !is_empty(&dir).map_err(place("look into the directory"))? {
+    if !is_empty(&dir).map_err(place("read the directory"))? {
         return handle_existing(wanted, &dir, say);
     }
-    let target = Target { made: site.create_dirs(&dir).map_err(place("make the directory"))?, dir: &dir };
-    let stage = StagingDir::new(site, &dir).map_err(place("make a directory"))?;
+    let target = Target { made: site.create_dirs(&dir).map_err(place("create the directory"))?, dir: &dir };
+    let stage = StagingDir::new(site, &dir).map_err(place("create a temporary directory"))?;
     match (remote, code) {
         (Some(remote), code) => clone_repository(site, wanted, data, &remote, &stage, code, say).await?,
         (None, Some(code)) => {
             let unpacked =
                 subprocess::run(stage.path(), code, TopLevel::Keep, site).await.map_err(RepoError::Unpack)?;
             say(&format!(
-                "unpacked {} entries of code, fenced in: {:?}",
+                "unpacked {} entries of code, Landlock: {:?}",
                 unpacked.summary.entries, unpacked.landlock
             ));
         }
@@ -211,7 +213,7 @@ impl Drop for Target<'_> {
 fn handle_existing(wanted: &RepoRequest<'_>, dir: &Path, say: LogFn<'_>) -> Result<(), RepoError> {
     match wanted.exists_action {
         None | Some("" | "skip") => {
-            say(&format!("`{}` is not empty: left as it is", dir.display()));
+            say(&format!("`{}` is not empty: left unchanged", dir.display()));
             Ok(())
         }
         Some("error") => Err(RepoError::Exists { dir: dir.display().to_string() }),
@@ -268,15 +270,15 @@ async fn clone_repository(
     let RepoData::Remote { repo_branch, repo_hash, repo_config_name, repo_config_email, .. } = data else {
         return Ok(());
     };
-    let branch = given(repo_branch.as_deref(), "branch", is_ref_name)?;
-    let hash = given(repo_hash.as_deref(), "commit hash", is_hash)?;
+    let branch = validate_name(repo_branch.as_deref(), "branch", is_ref_name)?;
+    let hash = validate_name(repo_hash.as_deref(), "commit hash", is_hash)?;
     let credential = wanted.credentials.and_then(|credentials| credential_for(remote, credentials));
     let own_ssh = credential.as_ref().is_some_and(|it| matches!(it.secret, Secret::PrivateKey(_)));
     if remote.scheme == Scheme::Ssh && !own_ssh && site.program("ssh").is_none() {
         return Err(RepoError::NoSsh);
     }
     let hidden = credential.map(|credential| credential.to_memfd()).transpose();
-    let hidden = hidden.map_err(|source| RepoError::Place { what: "hide the credential", source })?;
+    let hidden = hidden.map_err(|source| RepoError::Place { what: "store the credential", source })?;
     let git = Git::find(site, say, hidden, own_ssh, wanted.any_url)?;
 
     say(&format!("cloning {}", remote.url));
@@ -293,7 +295,7 @@ async fn clone_repository(
     let dir = stage.path().join(CONTENT);
     check_out(&git, &dir, branch, hash).await?;
     let submodules = ["submodule", "update", "--init", "--recursive"];
-    git.run("bring the submodules", &dir, &submodules, None).await?;
+    git.run("fetch the submodules", &dir, &submodules, None).await?;
     if let Some(diff) = diff {
         let input =
             git::open_upload(diff).map_err(|source| RepoError::Place { what: "open the changes", source })?;
@@ -302,7 +304,7 @@ async fn clone_repository(
     for (key, value) in [("user.name", repo_config_name), ("user.email", repo_config_email)] {
         if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
             let arguments = ["config", "--local", "--replace-all", key, value];
-            git.run("set the user's name", &dir, &arguments, None).await?;
+            git.run("set the user name and email", &dir, &arguments, None).await?;
         }
     }
     Ok(())
@@ -320,7 +322,7 @@ async fn check_out(
         return git.run(STEP, dir, &["reset", "--hard", "--quiet"], None).await;
     };
     let commit = format!("{hash}^{{commit}}");
-    let known = git.run("look for the commit", dir, &["cat-file", "-e", &commit], None).await;
+    let known = git.run("find the commit", dir, &["cat-file", "-e", &commit], None).await;
     if matches!(known, Err(RepoError::Git { .. })) {
         git.run("fetch the commit", dir, &["fetch", "--progress", "--", "origin", hash], None).await?;
     } else {
@@ -334,7 +336,7 @@ async fn check_out(
     }
 }
 
-fn given<'a>(
+fn validate_name<'a>(
     name: Option<&'a str>,
     what: &'static str,
     fits: fn(&str) -> bool,
@@ -385,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_be_an_option_is_no_branch() {
+    fn ref_names_that_look_like_options_are_invalid() {
         for (name, fits) in
             [("main", true), ("feature/x", true), ("--upload-pack=x", false), ("a b", false), ("a\nb", false)]
         {

@@ -21,7 +21,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 use super::credential::{Credential, Secret};
 
@@ -48,25 +48,25 @@ pub struct Args {
 
 #[derive(Debug, thiserror::Error)]
 enum SshError {
-    #[error("read the key")]
+    #[error("failed to read the private key")]
     Key(#[from] russh::keys::Error),
-    #[error("read the credential")]
+    #[error("failed to read the credential")]
     Credential(#[source] std::io::Error),
-    #[error("no key was given for {0}")]
+    #[error("there is no key for {0}")]
     NoKeyForHost(String),
     #[error(transparent)]
     Lookup(#[from] windlass_dial::LookupError),
-    #[error("connect to {0}")]
+    #[error("failed to connect to {0}")]
     Connect(String, #[source] std::io::Error),
-    #[error("connect to {0}: no answer within {secs} s", secs = CONNECT_TIMEOUT.as_secs())]
+    #[error("failed to connect to {0}: no response within {secs} s", secs = CONNECT_TIMEOUT.as_secs())]
     Timeout(String),
-    #[error("the key of host {0} is not the one in {1}")]
+    #[error("the key of host {0} does not match the one in {1}")]
     HostKey(String, String),
-    #[error("Permission denied (publickey): {0} does not take the key")]
+    #[error("Permission denied (publickey): {0} rejected the key")]
     Denied(String),
-    #[error("speak SSH")]
+    #[error("SSH failed")]
     Protocol(#[from] russh::Error),
-    #[error("pass on what git says")]
+    #[error("failed to forward git's data")]
     Relay(#[from] std::io::Error),
 }
 
@@ -79,7 +79,7 @@ pub fn main(args: &Args) -> ExitCode {
         match run(args).await {
             Ok(code) => code,
             Err(error) => {
-                let _ = writeln!(std::io::stderr(), "ssh: {}", chain(&error));
+                let _ = writeln!(std::io::stderr(), "ssh: {}", format_chain(&error));
                 255
             }
         }

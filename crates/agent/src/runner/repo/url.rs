@@ -24,11 +24,11 @@ pub(super) enum Scheme {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    #[error("the URL is empty, begins with `-` or contains blanks or control characters")]
+    #[error("the URL is empty, starts with `-` or contains spaces or control characters")]
     Malformed,
-    #[error("`{scheme}` URLs are not taken")]
+    #[error("`{scheme}` URLs are not supported")]
     Scheme { scheme: String },
-    #[error("the URL names no host")]
+    #[error("the URL has no host")]
     NoHost,
 }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_taken_apart_and_secrets_taken_out() {
+    fn repository_urls_are_parsed_and_their_secrets_removed() {
         check("https://github.com/o/r.git", "Https https://github.com/o/r.git at github.com");
         check("HTTPS://h:8443/r", "Https https://h:8443/r at h:8443");
         check("https://me:s%40cret@h/r", "Https https://h/r at h me|s@cret");
@@ -141,22 +141,22 @@ mod tests {
     }
 
     #[test]
-    fn what_would_run_a_program_or_read_the_image_is_refused() {
-        const MALFORMED: &str = "the URL is empty, begins with `-` or contains blanks or control characters";
+    fn urls_that_would_run_a_program_or_read_local_files_are_refused() {
+        const MALFORMED: &str = "the URL is empty, starts with `-` or contains spaces or control characters";
         check("", MALFORMED);
         check("--upload-pack=touch /tmp/x", MALFORMED);
         check("https://h/r\nx", MALFORMED);
         check("ext::sh -c x", MALFORMED);
-        check("ext::sh", "`ext` URLs are not taken");
-        check("fd::17", "`fd` URLs are not taken");
-        check("file:///etc", "`file` URLs are not taken");
-        check("/etc", "`file` URLs are not taken");
-        check("./x:y", "`file` URLs are not taken");
-        check("http://h/r", "`http` URLs are not taken");
-        check("ftp://h/r", "`ftp` URLs are not taken");
-        check("ssh://-oProxyCommand=x/r", "the URL names no host");
-        check("git@-oProxyCommand=x:r", "the URL names no host");
-        check("https:///r", "the URL names no host");
+        check("ext::sh", "`ext` URLs are not supported");
+        check("fd::17", "`fd` URLs are not supported");
+        check("file:///etc", "`file` URLs are not supported");
+        check("/etc", "`file` URLs are not supported");
+        check("./x:y", "`file` URLs are not supported");
+        check("http://h/r", "`http` URLs are not supported");
+        check("ftp://h/r", "`ftp` URLs are not supported");
+        check("ssh://-oProxyCommand=x/r", "the URL has no host");
+        check("git@-oProxyCommand=x:r", "the URL has no host");
+        check("https:///r", "the URL has no host");
     }
 
     const WORDS: &[&str] = &[

@@ -64,7 +64,7 @@ pub fn main(args: &Args) -> ExitCode {
 
 fn serve(args: &Args) -> Result<(), Error> {
     let session = Session {
-        account: account(args)?,
+        account: resolve_account(args)?,
         env: std::env::vars_os().collect(),
         dir: args.home.clone().unwrap_or_else(|| "/".into()),
     };
@@ -95,10 +95,10 @@ fn serve(args: &Args) -> Result<(), Error> {
     })
 }
 
-fn account(args: &Args) -> Result<Account, Error> {
+fn resolve_account(args: &Args) -> Result<Account, Error> {
     let asked = args.user.as_ref().map(|name| User { username: Some(name.clone()), ..User::default() });
     let own = rustix::process::geteuid().as_raw();
-    let mut account = UserDatabase::read("/".as_ref())?.account(asked.as_ref(), own)?;
+    let mut account = UserDatabase::read_file("/".as_ref())?.account(asked.as_ref(), own)?;
     if let Some(shell) = &args.shell {
         account.shell.clone_from(shell);
     }

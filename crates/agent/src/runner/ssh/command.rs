@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_shell_understands_is_left_to_it() {
+    fn commands_with_shell_syntax_are_left_to_the_shell() {
         for command in
             ["a | b", "a; b", "a && b", "a > b", "echo $HOME", "echo \"$HOME\"", "A=1 b", "ls *", "", "  "]
         {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_set_how_things_look_and_nothing_else() {
+    fn clients_can_set_only_the_allowed_variables() {
         for name in ["LANG", "LC_ALL", "TERM", "GIT_PROTOCOL", "COLORTERM"] {
             assert!(is_variable_allowed(name, "x"), "{name}");
         }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_s_variables_are_seen_and_the_user_s_own_win() {
+    fn a_session_gets_job_variables_and_those_of_the_user_take_precedence() {
         let session = Session {
             account: Account { name: "ada".into(), home: "/home/ada".into(), ..Account::root() },
             env: vec![

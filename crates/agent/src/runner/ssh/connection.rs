@@ -39,7 +39,7 @@ const LISTENERS_MAX: usize = 64;
 const CONTROL_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
-#[error("serve a connection")]
+#[error("failed to serve the connection")]
 pub(super) struct Error(#[from] russh::Error);
 
 pub(super) struct Connection {
@@ -145,7 +145,7 @@ impl Connection {
                 opened = Some(pair);
             }
             Some(TerminalRequest { opened: Err(error), .. }) => {
-                notice = Some(format!("no terminal: {error}"))
+                notice = Some(format!("failed to open a terminal: {error}"))
             }
             None => {}
         }
@@ -176,7 +176,7 @@ fn session_for(config: &Config, login: &str) -> Option<Session> {
     let may_be_root = rustix::process::geteuid().is_root() && !Restrictions::for_children().are_active();
     if login == "root" && session.account.uid != 0 && may_be_root {
         let root = User { uid: Some(0), ..User::default() };
-        session.account = UserDatabase::read("/".as_ref())
+        session.account = UserDatabase::read_file("/".as_ref())
             .and_then(|users| users.account(Some(&root), 0))
             .unwrap_or_else(|_| Account::root());
     }

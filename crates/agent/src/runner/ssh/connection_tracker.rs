@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_idle_from_the_start() {
+    fn without_connections_idle_time_counts_from_the_start() {
         check("", 0, 0);
         check("", 300, 300);
     }
 
     #[test]
-    fn a_long_connection_counts_while_open_and_from_its_end() {
+    fn a_long_connection_resets_the_idle_time_until_it_closes() {
         check("+a@100", 105, 105);
         check("+a@100", 110, 0);
         check("+a@100", 5000, 0);
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn a_short_connection_counts_for_nothing() {
+    fn a_short_connection_does_not_reset_the_idle_time() {
         check("+a@100 -a@109", 120, 120);
         check("+a@0 -a@50 +b@60 -b@65", 100, 50);
     }
 
     #[test]
-    fn the_oldest_of_several_decides() {
+    fn the_oldest_open_connection_decides_the_idle_time() {
         check("+a@0 +b@100 -a@105", 107, 2);
         check("+a@0 +b@100 -a@105", 110, 0);
         check("+a@0 +b@100 -b@105", 106, 0);

@@ -22,21 +22,21 @@ const RSA_BITS_MIN: u32 = 2048;
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("read host key {path}")]
+    #[error("failed to read host key {path}")]
     Read {
         path: String,
         #[source]
         source: io::Error,
     },
-    #[error("understand host key {path}")]
+    #[error("failed to parse host key {path}")]
     Understand {
         path: String,
         #[source]
         source: russh::keys::ssh_key::Error,
     },
-    #[error("make a host key")]
+    #[error("failed to create a host key")]
     Make(#[source] russh::keys::ssh_key::Error),
-    #[error("keep host key {path}")]
+    #[error("failed to store host key {path}")]
     Keep {
         path: String,
         #[source]
@@ -184,7 +184,7 @@ mod tests {
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti ada@home";
 
     #[test]
-    fn keys_are_read_as_people_write_them() {
+    fn authorized_keys_may_contain_comments_blank_lines_and_duplicates() {
         let keys = AuthorizedKeys::new();
         assert_eq!(keys.add(&format!("# a remark\n\n  {ADA}\r\nrubbish\n{ADA}\n")), 2);
         assert_eq!(keys.0.read().len(), 1, "one key, however often it is written");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_options_lets_nobody_in() {
+    fn authorized_keys_lines_with_options_are_ignored() {
         assert_eq!(parse(&format!("command=\"/bin/true\" {ADA}")).len(), 0);
         assert_eq!(parse(&format!("restrict {ADA}")).len(), 0);
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_key_is_kept_and_private() {
+    fn the_host_key_is_reused_and_readable_only_by_its_owner() {
         let dir = std::env::temp_dir().join(format!("windlass-hostkey-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("host_key");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_may_write_lets_nobody_in() {
+    fn an_authorized_keys_file_writable_by_others_is_ignored() {
         let dir = std::env::temp_dir().join(format!("windlass-authkeys-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("authorized_keys");

@@ -72,7 +72,7 @@ pub struct Config {
 
 /// Serves until `stop`; then every connection is closed and its programs receive SIGHUP.
 pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToken) {
-    let protocol = Arc::new(protocol(&config.host_key));
+    let protocol = Arc::new(server_config(&config.host_key));
     let config = Arc::new(config);
     let strangers = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
     let mut connections = JoinSet::new();
@@ -156,7 +156,7 @@ async fn disconnect(session: server::RunningSession<Connection>) {
     .await;
 }
 
-fn protocol(host_key: &HostKey) -> server::Config {
+fn server_config(host_key: &HostKey) -> server::Config {
     server::Config {
         server_id: SshId::Standard(Cow::Borrowed(concat!("SSH-2.0-windlass_", env!("CARGO_PKG_VERSION")))),
         methods: MethodSet::from([MethodKind::PublicKey].as_slice()),

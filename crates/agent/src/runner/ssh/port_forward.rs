@@ -46,7 +46,7 @@ pub(super) async fn forward_to_port(opening: OpenRequest, host: String, port: u3
         return refuse(opening, ChannelOpenFailure::ConnectFailed).await;
     };
     match windlass_dial::connect(&host, port, CONNECT_TIMEOUT).await {
-        Ok(stream) => accepted(opening, stream).await,
+        Ok(stream) => accept_and_copy(opening, stream).await,
         Err(error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to connect to forwarded port");
             refuse(opening, ChannelOpenFailure::ConnectFailed).await;
@@ -68,7 +68,7 @@ pub(super) async fn forward_to_runner(opening: OpenRequest, router: axum::Router
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
     tokio::spawn(http::serve_stream(far, router, stop));
-    accepted(opening, near).await;
+    accept_and_copy(opening, near).await;
 }
 
 pub(super) async fn forward_to_socket(opening: OpenRequest, path: String, account: Account) {
@@ -78,7 +78,7 @@ pub(super) async fn forward_to_socket(opening: OpenRequest, path: String, accoun
         Ok(stream)
     });
     match connected.await.and_then(UnixStream::from_std) {
-        Ok(stream) => accepted(opening, stream).await,
+        Ok(stream) => accept_and_copy(opening, stream).await,
         Err(_) => refuse(opening, ChannelOpenFailure::ConnectFailed).await,
     }
 }
@@ -88,7 +88,7 @@ async fn refuse(opening: OpenRequest, why: ChannelOpenFailure) {
     opening.reply.reject(why).await;
 }
 
-async fn accepted(opening: OpenRequest, stream: impl AsyncRead + AsyncWrite + Unpin) {
+async fn accept_and_copy(opening: OpenRequest, stream: impl AsyncRead + AsyncWrite + Unpin) {
     opening.reply.accept().await;
     let id = opening.channel.id();
     let (_, write) = opening.channel.split();
@@ -246,7 +246,7 @@ fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 /// Creates a socket for `SSH_AUTH_SOCK` in a separate directory that only the user may enter.
 pub(super) async fn listen_agent(account: &Account) -> io::Result<(NamedSocket, PathBuf)> {
     let mut random = [0u8; 8];
-    getrandom::fill(&mut random).map_err(|_| io::Error::other("no randomness"))?;
+    getrandom::fill(&mut random).map_err(|_| io::Error::other("failed to generate random bytes"))?;
     let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     // An image may have no /tmp.
     let bases =
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runner_is_meant_by_its_port_of_the_loopback_alone() {
+    fn only_the_runner_port_on_a_loopback_address_is_the_runner() {
         for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "::1", "[::1]", "::ffff:127.0.0.1"] {
             assert!(is_runner_port(host, u32::from(RUNNER_PORT)), "{host}");
             assert!(!is_runner_port(host, u32::from(RUNNER_PORT) + 1), "{host}");

@@ -73,13 +73,13 @@ pub(super) struct ProgramChannel {
 
 #[derive(Debug, thiserror::Error)]
 enum StartError {
-    #[error("this image has no shell ({0} cannot be run); name a program instead: ssh HOST /path/to/program")]
+    #[error("this image has no shell ({0} cannot be run); run a program instead: ssh HOST /path/to/program")]
     NoShell(String),
     #[error("this image has no shell ({0} cannot be run), and this command needs one")]
     NeedsShell(String),
     #[error("a shell needs a terminal; run a command without one: ssh -T HOST COMMAND")]
     NoTerminal,
-    #[error("run {0}: {1}")]
+    #[error("failed to run {0}: {1}")]
     Run(String, #[source] io::Error),
 }
 
@@ -349,7 +349,7 @@ fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
     let has_terminal = start.terminal.is_some();
     let restrictions = Restrictions::for_children();
     if restrictions.are_active() && account.is_none() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "nobody is root in a confined task"));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a confined task has no root user"));
     }
     let prepare = move || {
         rustix::process::setsid()?;
@@ -363,7 +363,7 @@ fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
         reset_signals()?;
         if let Some(account) = &account {
             restrictions.drop_capabilities()?;
-            run_as_user::become_account(account)?;
+            run_as_user::switch_to_account(account)?;
         }
         // The first directory that this user can enter.
         let _ = places.iter().any(|place| rustix::process::chdir(place).is_ok());

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_keeps_up_is_never_held() {
+    fn a_channel_whose_reader_keeps_up_is_never_throttled() {
         let mut wire = SimulatedConnection::new(1);
         for _ in 0..10_000 {
             assert_eq!(wire.send(0), Ok(32 * 1024));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stands_still_holds_a_window_and_not_more() {
+    fn a_channel_with_a_stalled_reader_has_a_bounded_backlog() {
         let mut wire = SimulatedConnection::new(1);
         for _ in 0..100_000 {
             wire.send(0).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_channel_goes_on_when_its_reader_does() {
+    fn a_throttled_channel_recovers_when_its_reader_catches_up() {
         let mut wire = SimulatedConnection::new(1);
         for _ in 0..1000 {
             wire.send(0).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_of_a_held_channel_sends_on() {
+    fn a_throttled_channel_does_not_block_its_neighbour() {
         let mut wire = SimulatedConnection::new(2);
         for _ in 0..1000 {
             wire.send(0).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_grows_over_its_bound_is_given_up() {
+    fn a_channel_over_its_backlog_limit_is_closed() {
         let inflow = ReceiveBuffer::new(Arc::default());
         let piece = vec![0; 1024 * 1024];
         let taken = (0..100).take_while(|_| inflow.put(&piece).is_ok()).count();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn all_channels_together_have_a_bound_too() {
+    fn the_backlog_of_all_channels_together_is_limited_too() {
         let total = Arc::new(ConnectionBacklog::default());
         let inflows: Vec<_> = (0..10).map(|_| ReceiveBuffer::new(Arc::clone(&total))).collect();
         let piece = vec![0; 15 * 1024 * 1024];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_the_end_is_still_read() {
+    fn data_received_before_the_end_is_still_read() {
         let inflow = ReceiveBuffer::new(Arc::default());
         inflow.put(b"one").unwrap();
         inflow.put(b"two").unwrap();

@@ -24,14 +24,14 @@ pub(super) async fn run_as<T: Send + 'static>(
     let (answer, answered) = oneshot::channel();
     let account = needs_switch(account).then(|| account.clone());
     std::thread::Builder::new().name("rights".to_owned()).stack_size(128 * 1024).spawn(move || {
-        let done = account.map_or(Ok(()), |account| become_account(&account)).and_then(|()| work());
+        let done = account.map_or(Ok(()), |account| switch_to_account(&account)).and_then(|()| work());
         let _ = answer.send(done);
     })?;
-    answered.await.map_err(|_| io::Error::other("the thread died"))?
+    answered.await.map_err(|_| io::Error::other("the thread panicked"))?
 }
 
 /// Changes the user of the calling thread only; in a child before exec, that is the whole process.
-pub(super) fn become_account(account: &Account) -> io::Result<()> {
+pub(super) fn switch_to_account(account: &Account) -> io::Result<()> {
     // No allocation here: this also runs between fork and exec.
     let mut groups = [Gid::ROOT; GROUPS_MAX];
     let count = account.groups.len().min(GROUPS_MAX);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_is_done_as_the_account_and_nobody_else_becomes_it() {
+    async fn work_runs_as_the_account_and_the_caller_keeps_its_user() {
         assert!(geteuid().is_root(), "this test needs root");
         let nobody = Account { uid: 65534, gid: 65534, groups: vec![65534], ..Account::root() };
         let (inside, opened) = run_as(&nobody, || {

@@ -215,7 +215,7 @@ mod tests {
     const SIZE: TerminalSize = TerminalSize { columns: 123, rows: 45, width: 0, height: 0 };
 
     #[tokio::test]
-    async fn a_terminal_has_the_size_and_the_modes_asked_for() {
+    async fn a_terminal_has_the_requested_size_and_modes() {
         let modes = [(Pty::ECHO, 0), (Pty::VINTR, 7), (Pty::VSUSP, 255), (Pty::ONLCR, 1)];
         let (_terminal, slave) = Terminal::open(SIZE, &modes, &Account::root()).unwrap();
         let size = rustix::termios::tcgetwinsize(&slave).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_is_read_before_the_end_is_seen() {
+    async fn terminal_output_is_read_before_the_end_is_reported() {
         let (terminal, slave) = Terminal::open(SIZE, &[(Pty::OPOST, 0)], &Account::root()).unwrap();
         rustix::io::write(&slave, b"last words").unwrap();
         drop(slave);

@@ -8,9 +8,8 @@ use std::{
 use tar::{EntryType, Header};
 
 use super::{
-    ArchiveError, ArchiveLimits, MAX_EXTENDED, Summary, TopLevel, UnpackError, entry_name,
+    ArchiveError, ArchiveLimits, MAX_EXTENDED, Summary, TopLevel, UnpackError, entry_name, escape_name,
     extract::{EntryMeta, TargetTree},
-    shown,
 };
 
 const BLOCK: usize = 512;
@@ -106,7 +105,7 @@ impl<R: Read> ArchiveReader<'_, R> {
         }
         let said = std::mem::take(extended);
         let name = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
-        let entry = || shown(&name);
+        let entry = || escape_name(&name);
         if said.sparse {
             return Err(ArchiveError::Sparse { entry: entry() }.into());
         }
@@ -117,7 +116,7 @@ impl<R: Read> ArchiveReader<'_, R> {
             check_kind(kind, &name)?;
             return Err(ArchiveError::Mismatch { entry: entry(), what: "the size" }.into());
         }
-        let parts = entry_name::parts(&name, self.top, &self.limits)?;
+        let parts = entry_name::split_path(&name, self.top, &self.limits)?;
         let link = said
             .link
             .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
@@ -133,10 +132,12 @@ impl<R: Read> ArchiveReader<'_, R> {
             EntryType::Symlink if entry_name::is_link_inside(&parts, &link) => {
                 self.tree.add_symlink(&parts, &meta, &link)
             }
-            EntryType::Symlink => Err(ArchiveError::LinkOut { entry: entry(), target: shown(&link) }.into()),
+            EntryType::Symlink => {
+                Err(ArchiveError::LinkOut { entry: entry(), target: escape_name(&link) }.into())
+            }
             EntryType::Link => {
-                let bad = || ArchiveError::BadHardLink { entry: entry(), target: shown(&link) };
-                let target = entry_name::parts(&link, self.top, &self.limits).map_err(|_| bad())?;
+                let bad = || ArchiveError::BadHardLink { entry: entry(), target: escape_name(&link) };
+                let target = entry_name::split_path(&link, self.top, &self.limits).map_err(|_| bad())?;
                 self.tree.add_hard_link(&parts, &meta, &target, bad)
             }
             other => check_kind(other, &name).map_err(Into::into),
@@ -151,14 +152,19 @@ impl<R: Read> ArchiveReader<'_, R> {
         size: u64,
     ) -> Result<(), UnpackError> {
         if name.ends_with(b"/") {
-            return Err(
-                ArchiveError::Mismatch { entry: shown(name), what: "whether it is a directory" }.into()
-            );
+            return Err(ArchiveError::Mismatch {
+                entry: escape_name(name),
+                what: "whether it is a directory",
+            }
+            .into());
         }
         if size > self.left {
-            return Err(
-                ArchiveError::MoreThanArchive { entry: shown(name), claimed: size, left: self.left }.into()
-            );
+            return Err(ArchiveError::MoreThanArchive {
+                entry: escape_name(name),
+                claimed: size,
+                left: self.left,
+            }
+            .into());
         }
         self.summary.bytes = self.summary.bytes.saturating_add(size);
         if self.summary.bytes > self.limits.bytes {
@@ -209,7 +215,7 @@ impl ExtendedHeader {
         if kind == EntryType::GNULongLink {
             return set_once(&mut self.link, until_nul(text).to_vec());
         }
-        for record in records(text)? {
+        for record in parse_records(text)? {
             match record {
                 (b"path", value) => set_once(&mut self.path, value.to_vec())?,
                 (b"linkpath", value) => set_once(&mut self.link, value.to_vec())?,
@@ -240,7 +246,7 @@ fn parse_number(text: &[u8]) -> Result<u64, ArchiveError> {
 type PaxRecord<'a> = (&'a [u8], &'a [u8]);
 
 /// Parses the records `LENGTH KEY=VALUE\n` of a PAX header; the length includes the whole record.
-fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
+fn parse_records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
     let mut records = Vec::new();
     while !text.is_empty() {
         let space = text.iter().position(|byte| *byte == b' ').ok_or(ArchiveError::BadExtended)?;
@@ -260,7 +266,11 @@ fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
 /// Checks a header for all entries. It may contain what is ignored (a comment), but not change the entries.
 fn check_global_header(text: &[u8]) -> Result<(), ArchiveError> {
     let changes = |key: &[u8]| matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.");
-    if records(text)?.iter().any(|(key, _)| changes(key)) { Err(ArchiveError::BadExtended) } else { Ok(()) }
+    if parse_records(text)?.iter().any(|(key, _)| changes(key)) {
+        Err(ArchiveError::BadExtended)
+    } else {
+        Ok(())
+    }
 }
 
 /// Refuses everything but files, directories and links, each with its own error.
@@ -269,7 +279,7 @@ fn check_global_header(text: &[u8]) -> Result<(), ArchiveError> {
     reason = "every kind this does not name is refused, those to come as well"
 )]
 fn check_kind(kind: EntryType, name: &[u8]) -> Result<(), ArchiveError> {
-    let entry = shown(name);
+    let entry = escape_name(name);
     Err(match kind {
         EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link => return Ok(()),
         EntryType::Block | EntryType::Char => ArchiveError::Device { entry },

@@ -2,18 +2,18 @@
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
-use super::{ArchiveError, ArchiveLimits, MAX_COMPONENT, TopLevel, shown};
+use super::{ArchiveError, ArchiveLimits, MAX_COMPONENT, TopLevel, escape_name};
 
 /// Checked path: its components below the content's root. Empty means the root itself.
 pub(super) type PathParts<'a> = Vec<&'a OsStr>;
 
 /// Splits the name of an entry. `.` and doubled or trailing slashes are ignored.
-pub(super) fn parts<'a>(
+pub(super) fn split_path<'a>(
     name: &'a [u8],
     top: TopLevel,
     limits: &ArchiveLimits,
 ) -> Result<PathParts<'a>, ArchiveError> {
-    let entry = || shown(name);
+    let entry = || escape_name(name);
     if name.is_empty() {
         return Err(ArchiveError::NoName);
     }
@@ -76,14 +76,14 @@ mod tests {
     #[track_caller]
     fn check(name: &str, top: TopLevel, expected: Option<&str>) {
         let limits = ArchiveLimits { path: 100, depth: 4, ..ArchiveLimits::default() };
-        let joined = parts(name.as_bytes(), top, &limits)
+        let joined = split_path(name.as_bytes(), top, &limits)
             .ok()
             .map(|parts| parts.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("/"));
         assert_eq!(joined.as_deref(), expected, "{name:?}");
     }
 
     #[test]
-    fn names_are_taken_apart_and_those_that_lead_out_refused() {
+    fn entry_names_are_parsed_and_unsafe_ones_refused() {
         check("a/b", TopLevel::Keep, Some("a/b"));
         check("./a//b/", TopLevel::Keep, Some("a/b"));
         check("a/b", TopLevel::Rename, Some("b"));
@@ -100,11 +100,14 @@ mod tests {
         check("a/b/c/d/e", TopLevel::Keep, None);
         check(&"x".repeat(101), TopLevel::Keep, None);
         let long = ArchiveLimits::default();
-        assert!(matches!(parts(&[b'x'; 256], TopLevel::Keep, &long), Err(ArchiveError::NameTooLong { .. })));
+        assert!(matches!(
+            split_path(&[b'x'; 256], TopLevel::Keep, &long),
+            Err(ArchiveError::NameTooLong { .. })
+        ));
     }
 
     #[test]
-    fn links_may_point_anywhere_inside_and_nowhere_else() {
+    fn links_may_point_only_inside_the_archive() {
         let at = |path: &'static str| path.split('/').map(OsStr::new).collect::<Vec<_>>();
         for (link, target, stays) in [
             ("a", "b", true),

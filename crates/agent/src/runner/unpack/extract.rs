@@ -107,7 +107,7 @@ impl<'a> TargetTree<'a> {
         let (dir, name) = self.open_parent(parts, meta)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = create_replacing(&dir, name, || openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
-        let mut file = File::from(made.map_err(|errno| explain(errno, meta))?);
+        let mut file = File::from(made.map_err(|errno| to_unpack_error(errno, meta))?);
         self.last = Some((parent_path(parts), dir));
         self.copy(content, &mut file, size, meta)?;
         fchmod(&file, meta.mode()).map_err(|errno| meta.write_error(errno))?;
@@ -124,7 +124,8 @@ impl<'a> TargetTree<'a> {
     ) -> Result<(), UnpackError> {
         let (dir, name) = self.open_parent(parts, meta)?;
         let target = OsStr::from_bytes(target);
-        create_replacing(&dir, name, || symlinkat(target, &dir, name)).map_err(|errno| explain(errno, meta))
+        create_replacing(&dir, name, || symlinkat(target, &dir, name))
+            .map_err(|errno| to_unpack_error(errno, meta))
     }
 
     pub(super) fn add_hard_link(
@@ -143,7 +144,7 @@ impl<'a> TargetTree<'a> {
         }
         let (dir, name) = self.open_parent(parts, meta)?;
         create_replacing(&dir, name, || linkat(&from, *file, &dir, name, AtFlags::empty()))
-            .map_err(|errno| if errno == Errno::NOENT { bad().into() } else { explain(errno, meta) })
+            .map_err(|errno| if errno == Errno::NOENT { bad().into() } else { to_unpack_error(errno, meta) })
     }
 
     /// Sets the final modes of directories that were kept writable, the deepest first.
@@ -190,7 +191,8 @@ impl<'a> TargetTree<'a> {
                     Err(errno) => return Err(meta.write_error(errno)),
                 }
             }
-            at = openat(&at, *part, DIRECTORY_FLAGS, Mode::empty()).map_err(|errno| explain(errno, meta))?;
+            at = openat(&at, *part, DIRECTORY_FLAGS, Mode::empty())
+                .map_err(|errno| to_unpack_error(errno, meta))?;
         }
         Ok(at)
     }
@@ -244,7 +246,7 @@ fn create_replacing<T>(
     }
 }
 
-fn explain(errno: Errno, meta: &EntryMeta<'_>) -> UnpackError {
+fn to_unpack_error(errno: Errno, meta: &EntryMeta<'_>) -> UnpackError {
     match errno {
         Errno::EXIST | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR => meta.conflict_error(),
         errno => meta.write_error(errno),

@@ -73,45 +73,43 @@ pub enum ArchiveError {
     TooManyBytes { limit: u64 },
     #[error("`{entry}`: the path is longer than {limit} bytes")]
     PathTooLong { entry: String, limit: usize },
-    #[error("`{entry}`: a name longer than {MAX_COMPONENT} bytes")]
+    #[error("`{entry}`: a name is longer than {MAX_COMPONENT} bytes")]
     NameTooLong { entry: String },
-    #[error("`{entry}`: deeper than {limit} directories")]
+    #[error("`{entry}`: nested deeper than {limit} directories")]
     TooDeep { entry: String, limit: usize },
-    #[error(
-        "`{entry}` claims {claimed} bytes where the archive has {left} left: more would come out than went in"
-    )]
+    #[error("`{entry}`: the declared size of {claimed} bytes exceeds the {left} bytes left in the archive")]
     MoreThanArchive { entry: String, claimed: u64, left: u64 },
-    #[error("an extended header of {size} bytes is longer than {MAX_EXTENDED}")]
+    #[error("an extended header of {size} bytes exceeds the limit of {MAX_EXTENDED}")]
     ExtendedTooLong { size: u64 },
-    #[error("an entry without a name")]
+    #[error("an entry has no name")]
     NoName,
     #[error("`{entry}`: the name contains a NUL byte")]
     Nul { entry: String },
-    #[error("`{entry}`: an absolute path")]
+    #[error("`{entry}`: absolute paths are not allowed")]
     Absolute { entry: String },
-    #[error("`{entry}`: a path with `..`")]
+    #[error("`{entry}`: paths with `..` are not allowed")]
     Parent { entry: String },
-    #[error("`{entry}`: a link to `{target}`, which leads out of the archive")]
+    #[error("`{entry}`: the link target `{target}` is outside the archive")]
     LinkOut { entry: String, target: String },
-    #[error("`{entry}`: a hard link to `{target}`, which is no file of the archive")]
+    #[error("`{entry}`: the hard link target `{target}` is not a file of the archive")]
     BadHardLink { entry: String, target: String },
-    #[error("`{entry}`: a device file")]
+    #[error("`{entry}`: device files are not allowed")]
     Device { entry: String },
-    #[error("`{entry}`: a FIFO")]
+    #[error("`{entry}`: FIFOs are not allowed")]
     Fifo { entry: String },
-    #[error("`{entry}`: a sparse file")]
+    #[error("`{entry}`: sparse files are not supported")]
     Sparse { entry: String },
-    #[error("`{entry}`: an entry of unknown kind `{kind}`")]
+    #[error("`{entry}`: unknown entry type `{kind}`")]
     UnknownKind { entry: String, kind: String },
-    #[error("`{entry}`: {what} is told in two ways")]
+    #[error("`{entry}`: the headers disagree about {what}")]
     Mismatch { entry: String, what: &'static str },
-    #[error("`{entry}` stands where something of another kind stands, or below a link or file")]
+    #[error("`{entry}`: conflicts with an entry of another type, or is below a link or file")]
     Conflict { entry: String },
-    #[error("a header that is not one of tar's")]
+    #[error("invalid tar header")]
     BadHeader,
-    #[error("an extended header that cannot be read")]
+    #[error("invalid extended header")]
     BadExtended,
-    #[error("the archive ends too early")]
+    #[error("the archive is truncated")]
     Truncated,
     #[error("the archive is empty")]
     Empty,
@@ -119,11 +117,11 @@ pub enum ArchiveError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    #[error("unpack archive: {0}")]
+    #[error("failed to unpack the archive: {0}")]
     Refused(#[from] ArchiveError),
-    #[error("unpack archive: read it")]
+    #[error("cannot read the archive")]
     Read(#[source] io::Error),
-    #[error("unpack archive: write `{entry}`")]
+    #[error("failed to unpack the archive: cannot write `{entry}`")]
     Write {
         entry: String,
         #[source]
@@ -132,7 +130,7 @@ pub enum UnpackError {
 }
 
 /// Formats a name for a message: without control characters, and of limited length.
-fn shown(name: &[u8]) -> String {
+fn escape_name(name: &[u8]) -> String {
     const SHOWN: usize = 200;
     let mut text: String =
         name.iter().take(SHOWN).flat_map(|byte| byte.escape_ascii()).map(char::from).collect();

@@ -53,15 +53,15 @@ pub enum ChildError {
     NoSpace(String),
     #[error("{0}")]
     Failed(String),
-    #[error("unpack archive: {what}")]
+    #[error("failed to unpack the archive: {what}")]
     Start {
         what: &'static str,
         #[source]
         source: io::Error,
     },
-    #[error("unpack archive: not done after {} s", DEADLINE.as_secs())]
+    #[error("failed to unpack the archive: timed out after {} s", DEADLINE.as_secs())]
     Deadline,
-    #[error("unpack archive: the child process ended without a word ({said})")]
+    #[error("failed to unpack the archive: the child process ended without a report ({said})")]
     Silent { said: String },
 }
 
@@ -80,7 +80,7 @@ pub async fn run(
     site: &UserContext,
 ) -> Result<UnpackResult, ChildError> {
     let start = |what| move |source| ChildError::Start { what, source };
-    let archive = File::open(archive).map_err(start("open it"))?;
+    let archive = File::open(archive).map_err(start("cannot open it"))?;
     let top = match top {
         TopLevel::Keep => "keep",
         TopLevel::Rename => "rename",
@@ -89,14 +89,14 @@ pub async fn run(
     command.args(["--top", top]).current_dir(into);
     command.stdin(archive).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut group =
-        helper_process::ProcessGroup::spawn(&mut command).map_err(start("start a child process"))?;
+        helper_process::ProcessGroup::spawn(&mut command).map_err(start("cannot start a child process"))?;
     let (stdout, stderr) = (group.child().stdout.take(), group.child().stderr.take());
     let (ended, said, complaint) = tokio::join!(
         group.wait(DEADLINE),
         helper_process::read_tail(stdout, REPORT_BYTES_MAX),
         helper_process::read_tail(stderr, 1024)
     );
-    ended.map_err(start("wait for the child process"))?.ok_or(ChildError::Deadline)?;
+    ended.map_err(start("cannot wait for the child process"))?.ok_or(ChildError::Deadline)?;
     let report: ChildReport = serde_json::from_slice(&said)
         .map_err(|_| ChildError::Silent { said: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
     match report.ended {
@@ -115,12 +115,12 @@ pub fn main(args: &Args) -> ExitCode {
         Ok(summary) => ChildOutcome::Done(summary),
         Err(error @ UnpackError::Refused(_)) => ChildOutcome::Refused(error.to_string()),
         Err(UnpackError::Write { entry, source }) if source.kind() == io::ErrorKind::StorageFull => {
-            ChildOutcome::NoSpace(format!("unpack archive: write `{entry}`"))
+            ChildOutcome::NoSpace(format!("failed to unpack the archive: cannot write `{entry}`"))
         }
         Err(UnpackError::Write { entry, source }) => {
-            ChildOutcome::Failed(format!("unpack archive: write `{entry}`: {source}"))
+            ChildOutcome::Failed(format!("failed to unpack the archive: cannot write `{entry}`: {source}"))
         }
-        Err(UnpackError::Read(source)) => ChildOutcome::Failed(format!("unpack archive: read it: {source}")),
+        Err(UnpackError::Read(source)) => ChildOutcome::Failed(format!("cannot read the archive: {source}")),
     };
     let said = serde_json::to_vec(&ChildReport { landlock, ended }).unwrap_or_default();
     match io::stdout().write_all(&said) {

@@ -78,20 +78,20 @@ impl EventStream {
     fn take(&mut self, next: StreamItem) {
         match next {
             StreamItem::Events(events) => self.waiting.extend(events),
-            StreamItem::Alive { seq } => self.waiting.push_back(event(seq, ShimEventKind::Alive)),
+            StreamItem::Alive { seq } => self.waiting.push_back(new_event(seq, ShimEventKind::Alive)),
             StreamItem::Reset { seq } => {
                 let boot = self.shim.events.boot().to_owned();
-                self.waiting.push_back(event(seq, ShimEventKind::Reset { boot }));
+                self.waiting.push_back(new_event(seq, ShimEventKind::Reset { boot }));
                 // Read after the sequence number: a change in between is reported twice, but never lost.
                 let tasks = self.shim.tasks.infos().into_iter().map(|info| ShimEventKind::Task { info });
-                self.waiting.extend(tasks.map(|what| event(seq, what)));
+                self.waiting.extend(tasks.map(|what| new_event(seq, what)));
                 let problems = self.shim.problems.lock().clone();
-                self.waiting.push_back(event(seq, ShimEventKind::Health { problems }));
+                self.waiting.push_back(new_event(seq, ShimEventKind::Health { problems }));
             }
         }
     }
 }
 
-fn event(seq: u64, what: ShimEventKind) -> ShimEvent {
+fn new_event(seq: u64, what: ShimEventKind) -> ShimEvent {
     ShimEvent { seq, at: clock::now_us(), kind: what }
 }

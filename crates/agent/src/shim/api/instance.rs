@@ -6,7 +6,7 @@ use windlass_api::agent::{
     Health,
     shim::{self as wire, Component, Components, HostInfo, InstanceHealth, InstanceInfo},
 };
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 use super::{ApiState, COMPAT_VERSION, Transport};
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 const RUNNER_SERVICE: &str = "dstack-runner";
 
 /// Returns the agent's version to a windlass server, and to a dstack server a version that it never replaces.
-fn version(gate: &ApiState) -> String {
+fn reported_version(gate: &ApiState) -> String {
     match gate.door {
         Transport::Socket => env!("CARGO_PKG_VERSION").to_owned(),
         Transport::Compat => COMPAT_VERSION.to_owned(),
@@ -25,7 +25,7 @@ fn version(gate: &ApiState) -> String {
 }
 
 pub(super) async fn healthcheck(State(gate): State<ApiState>) -> Answer<Health> {
-    Answer(Health { service: wire::SERVICE.to_owned(), version: version(&gate) })
+    Answer(Health { service: wire::SERVICE.to_owned(), version: reported_version(&gate) })
 }
 
 pub(super) async fn health(State(gate): State<ApiState>) -> Answer<InstanceHealth> {
@@ -46,8 +46,10 @@ pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo
     .await;
     match gathered {
         Ok(Ok(info)) => Ok(Answer(info)),
-        Ok(Err(error)) => Err(ErrorResponse::internal(format!("look at the host: {}", chain(&error)))),
-        Err(error) => Err(ErrorResponse::internal(format!("look at the host: {error}"))),
+        Ok(Err(error)) => {
+            Err(ErrorResponse::internal(format!("cannot inspect the host: {}", format_chain(&error))))
+        }
+        Err(error) => Err(ErrorResponse::internal(format!("cannot inspect the host: {error}"))),
     }
 }
 
@@ -55,7 +57,7 @@ pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo
 pub(super) async fn components(State(gate): State<ApiState>) -> Answer<Components> {
     let components = [RUNNER_SERVICE, wire::SERVICE].map(|name| Component {
         name: name.to_owned(),
-        version: version(&gate),
+        version: reported_version(&gate),
         status: "installed".to_owned(),
     });
     Answer(Components { components: components.into() })
@@ -72,10 +74,10 @@ pub(super) struct InstallRequest {
 /// Always refuses: a server that could choose a binary for the agent to run would control the host.
 pub(super) async fn install(Json(install): Json<InstallRequest>) -> ErrorResponse {
     if install.url.is_empty() || ![RUNNER_SERVICE, wire::SERVICE].contains(&install.name.as_str()) {
-        return ErrorResponse::bad_request("install needs the name of a component and a url");
+        return ErrorResponse::bad_request("expected the `name` of a component and a `url`");
     }
     ErrorResponse::forbidden(
-        "this agent takes no binaries from a server; it is replaced by whoever administers the host",
+        "this agent does not accept binaries from a server; replace its binary on the host instead",
     )
 }
 

@@ -23,7 +23,7 @@ use axum::{
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, port_pass::PortPass, shim::ProcessesInfo};
-use windlass_model::{error_chain::chain, id::SubmissionId};
+use windlass_model::{error_chain::format_chain, id::SubmissionId};
 
 use super::{
     enrolment::{Enrolment, EnrolmentFile},
@@ -36,7 +36,7 @@ use super::{
 use crate::{
     clock,
     host::gpu::Inventory,
-    http::{ErrorResponse, bearer, unknown_route},
+    http::{ErrorResponse, bearer_token, unknown_route},
 };
 
 /// Version that a dstack server treats as the newest, so that it never tries to replace the agent.
@@ -111,7 +111,7 @@ fn shared_routes() -> Router<ApiState> {
 }
 
 async fn method_not_allowed() -> ErrorResponse {
-    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
+    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
 }
 
 /// Requires the credential of the host for everything but the health check. A pass is sufficient to reach a port of a
@@ -123,12 +123,12 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
     let Some(enrolment) = gate.shim.enrolment.enrolment() else {
         let file = gate.shim.enrolment.path().display();
         let text = format!(
-            "this host is not enrolled: {file} is missing or unusable\n\
-             hint: write it with `windlass-agent shim enrol`"
+            "this host is not enrolled: {file} is missing or invalid\n\
+             hint: create it with `windlass-agent shim enrol`"
         );
         return ErrorResponse::unauthorized(text).into_response();
     };
-    let shown = bearer(request.headers()).map(str::to_owned);
+    let shown = bearer_token(request.headers()).map(str::to_owned);
     match shown {
         Some(credential) if enrolment.knows(&credential) => {
             request.extensions_mut().insert(PresentedCredential(credential));
@@ -140,12 +140,12 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
                 next.run(request).await
             }
             Some(_) => {
-                let text = "this pass opens ports of some tasks for a while, and nothing else";
+                let text = "this pass has expired or does not permit this call";
                 ErrorResponse::new(StatusCode::FORBIDDEN, text).into_response()
             }
-            None => ErrorResponse::unauthorized("this is not the credential of this host").into_response(),
+            None => ErrorResponse::unauthorized("invalid credential for this host").into_response(),
         },
-        None => ErrorResponse::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
+        None => ErrorResponse::unauthorized("the call has no credential (`Authorization: Bearer …`)")
             .into_response(),
     }
 }
@@ -185,16 +185,16 @@ impl ApiState {
         let epoch = value.to_str().ok().and_then(|text| text.parse().ok());
         epoch
             .map(Some)
-            .ok_or_else(|| ErrorResponse::bad_request(format!("{EPOCH_HEADER} is not a whole number")))
+            .ok_or_else(|| ErrorResponse::bad_request(format!("`{EPOCH_HEADER}` is not an integer")))
     }
 }
 
 fn parse_task_id(text: &str) -> Result<SubmissionId, ErrorResponse> {
-    text.parse().map_err(|_| ErrorResponse::not_found("find the task: that is no id of a task"))
+    text.parse().map_err(|_| ErrorResponse::not_found("invalid task id"))
 }
 
-fn no_task(id: SubmissionId) -> ErrorResponse {
-    ErrorResponse::not_found(format!("find task {id}: not here"))
+fn task_not_found(id: SubmissionId) -> ErrorResponse {
+    ErrorResponse::not_found(format!("task {id} not found"))
 }
 
 impl From<TaskError> for ErrorResponse {
@@ -207,7 +207,7 @@ impl From<TaskError> for ErrorResponse {
             TaskError::RemovalPending { .. } | TaskError::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
             TaskError::NotAccepted { .. } | TaskError::Journal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        let refusal = Self::new(status, chain(&error));
+        let refusal = Self::new(status, format_chain(&error));
         match error {
             TaskError::Fenced { seen, .. } => {
                 refusal.header(axum::http::HeaderName::from_static(EPOCH_SEEN_HEADER), seen)

@@ -18,9 +18,9 @@ use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
 use windlass_api::agent::{EPOCH_HEADER, SIGNATURE_HEADER, shim::TaskStatus};
-use windlass_model::{error_chain::chain, id::SubmissionId};
+use windlass_model::{error_chain::format_chain, id::SubmissionId};
 
-use super::{ApiState, PresentedCredential, Shim, no_task, parse_task_id};
+use super::{ApiState, PresentedCredential, Shim, parse_task_id, task_not_found};
 use crate::{
     http::{self, ErrorResponse},
     safe_open::DirHandle,
@@ -58,15 +58,16 @@ pub(super) async fn forward(
     if !is_read {
         gate.shim.tasks.admit(id, gate.epoch(request.headers())?).await?;
     }
-    let uri = runner_uri(request.uri()).ok_or_else(|| ErrorResponse::bad_request("no such path"))?;
-    let token = gate.shim.tasks.runner_token(id).ok_or_else(|| no_task(id))?;
+    let uri = runner_uri(request.uri()).ok_or_else(|| ErrorResponse::bad_request("invalid path"))?;
+    let token = gate.shim.tasks.runner_token(id).ok_or_else(|| task_not_found(id))?;
     match respond_if_simulated(&gate.shim, id, &uri, request).await? {
         RunnerCall::Responded(response) => Ok(response),
         RunnerCall::Forward(request) => {
             check_length(request.headers())?;
             let runner = connect(&gate.shim, id).await?;
             let forwarded = forward_request(runner, uri, &token, request).await;
-            let (response, upgraded) = forwarded.map_err(|error| unreachable(id, &chain(error.as_ref())))?;
+            let (response, upgraded) =
+                forwarded.map_err(|error| runner_unreachable(id, &format_chain(error.as_ref())))?;
             if let Some((caller, runner)) = upgraded {
                 let shim = gate.shim;
                 tokio::spawn(async move {
@@ -106,18 +107,18 @@ async fn respond_if_simulated(
     let (mut parts, body) = request.into_parts();
     parts.uri = uri.clone();
     let body = axum::body::to_bytes(body, SIMULATED_BODY_BYTES_MAX).await.map_err(|_| {
-        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long to be played with")
+        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large to be simulated")
     })?;
     match shim.runtime.play(id, Request::from_parts(parts, body)) {
         Some(answer) => Ok(RunnerCall::Responded(answer.await)),
-        None => Err(no_task(id)),
+        None => Err(task_not_found(id)),
     }
 }
 
 /// Connects to the runner. Waits for a runner that was just started: the caller would only retry, much later. A runner
 /// that has ended left its socket behind and is not waited for.
 async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorResponse> {
-    let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
+    let dir = shim.tasks.dir(id).ok_or_else(|| task_not_found(id))?;
     let deadline = Instant::now() + RUNNER_START_TIMEOUT;
     loop {
         let connected = async {
@@ -130,14 +131,14 @@ async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorRespo
         };
         let starts = || shim.tasks.info(id).is_some_and(|info| info.status == TaskStatus::Running);
         if error.kind() != io::ErrorKind::NotFound || Instant::now() >= deadline || !starts() {
-            return Err(unreachable(id, &error.to_string()));
+            return Err(runner_unreachable(id, &error.to_string()));
         }
         tokio::time::sleep(CONNECT_RETRY_DELAY).await;
     }
 }
 
-fn unreachable(id: SubmissionId, why: &str) -> ErrorResponse {
-    ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
+fn runner_unreachable(id: SubmissionId, why: &str) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} did not respond: {why}"))
 }
 
 /// Rejects a body by its `Content-Length` before any of it is read.
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runners_path_is_what_follows_as_it_came() {
+    fn the_proxied_path_reaches_the_runner_unchanged() {
         let path = |uri: &str| runner_uri(&uri.parse().unwrap()).map(|uri| uri.to_string());
         assert_eq!(path("/api/tasks/X/runner/api/run").as_deref(), Some("/api/run"));
         assert_eq!(
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_says_it_is_too_long_is_refused() {
+    fn a_content_length_over_the_limit_is_refused() {
         let of = |length: &str| {
             HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::try_from(length).unwrap())])
         };

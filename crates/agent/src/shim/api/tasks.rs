@@ -12,7 +12,7 @@ use windlass_api::agent::{
 };
 use windlass_model::id::SubmissionId;
 
-use super::{ApiState, Transport, no_task, parse_task_id};
+use super::{ApiState, Transport, parse_task_id, task_not_found};
 use crate::{
     clock,
     http::{self, ErrorResponse, Json, RawJson},
@@ -31,7 +31,7 @@ pub(super) async fn info(
     Path(id): Path<String>,
 ) -> Result<Answer<TaskInfo>, ErrorResponse> {
     let id = parse_task_id(&id)?;
-    gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| no_task(id))
+    gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| task_not_found(id))
 }
 
 impl ApiState {
@@ -105,14 +105,14 @@ async fn refuse_spec(gate: &ApiState, id: SubmissionId, epoch: Option<i64>, why:
 fn validate_spec(spec: &TaskSpec) -> Result<(), ErrorResponse> {
     for (field, value) in [("name", &spec.name), ("image_name", &spec.image_name)] {
         if value.is_empty() {
-            return Err(ErrorResponse::bad_request(format!("`{field}` is empty")));
+            return Err(ErrorResponse::bad_request(format!("`{field}` must not be empty")));
         }
         if value.len() > NAME_BYTES_MAX || value.contains(|c: char| c.is_control()) {
-            return Err(ErrorResponse::bad_request(format!("`{field}` is no name")));
+            return Err(ErrorResponse::bad_request(format!("invalid `{field}`: too long or not printable")));
         }
     }
     if spec.gpu < -1 || spec.cpu < 0.0 || !spec.cpu.is_finite() || spec.memory < 0 || spec.shm_size < 0 {
-        return Err(ErrorResponse::bad_request("`gpu`, `cpu`, `memory` and `shm_size` are amounts"));
+        return Err(ErrorResponse::bad_request("invalid `gpu`, `cpu`, `memory` or `shm_size`"));
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ impl AgentBinary {
             return Ok(());
         }
         if hash_reader(&mut file)? != self.sha256 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was modified"));
         }
         *self.trusted.lock() = Some(stamp);
         Ok(())
@@ -74,7 +74,7 @@ impl AgentBinary {
         if is_ours && path.file_name() == Some(hash_reader(&mut File::open(path)?)?.as_ref()) {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was modified"))
     }
 
     /// Removes copies of other versions that no container uses, and incomplete copies left by a crash.
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_stays_when_the_agent_is_replaced() {
+    fn the_old_copy_is_kept_when_the_agent_is_replaced() {
         let home = TestHome::new();
         let exe = home.0.join("agent");
         fs::write(&exe, "one").unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_copy_is_noticed_and_made_again() {
+    fn a_modified_agent_copy_is_detected_and_replaced() {
         let home = TestHome::new();
         let exe = home.0.join("agent");
         fs::write(&exe, "good").unwrap();

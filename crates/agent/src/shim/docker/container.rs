@@ -55,7 +55,7 @@ pub(super) struct HostLookup<'a> {
 }
 
 /// Returns the name of a task's container: the name of the job and eight digits that distinguish its submissions.
-pub(super) fn name(job: &str, id: SubmissionId) -> String {
+pub(super) fn container_name(job: &str, id: SubmissionId) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let job: String = job.chars().take(NAME_CHARS_MAX).map(keep).collect();
     let job = job.trim_start_matches(['_', '.', '-']);
@@ -63,7 +63,7 @@ pub(super) fn name(job: &str, id: SubmissionId) -> String {
     format!("{}-{}", if job.is_empty() { "task" } else { job }, digits.get(..8).unwrap_or_default())
 }
 
-pub(super) fn body(
+pub(super) fn create_body(
     task: &PreparedTask,
     agent: &Path,
     around: &EngineFacts,
@@ -127,7 +127,7 @@ pub(crate) struct ContainerConfinement {
 }
 
 /// Derives the restrictions from the policy of the host.
-pub(crate) fn confinement(
+pub(crate) fn container_confinement(
     limits: &PolicyLimits,
     privileged: bool,
     network: NetworkMode,
@@ -156,7 +156,7 @@ pub(crate) fn confinement(
 fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> HostConfig {
     let spec = &task.spec;
     let privileged = spec.privileged;
-    let kept_in = confinement(&task.limits, privileged, spec.network_mode);
+    let kept_in = container_confinement(&task.limits, privileged, spec.network_mode);
     let mut config = HostConfig {
         privileged: Some(privileged),
         auto_remove: Some(false),
@@ -194,7 +194,7 @@ fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &H
         config.cap_add = Some(kept_in.cap_add);
         config.security_opt = Some(kept_in.security_opt).filter(|options| !options.is_empty());
     }
-    gpus(task, host, &mut config);
+    add_gpus(task, host, &mut config);
     config
 }
 
@@ -291,7 +291,7 @@ fn devices(task: &PreparedTask, around: &EngineFacts) -> Vec<DeviceMapping> {
     devices
 }
 
-fn gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig) {
+fn add_gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig) {
     let of = |vendor| task.gpus.iter().filter(move |gpu| gpu.vendor == vendor);
     let nvidia: Vec<String> = of(Vendor::Nvidia).map(|gpu| gpu.id.clone()).collect();
     if !nvidia.is_empty() {
@@ -341,7 +341,7 @@ mod tests {
         let is_shared = |path: &Path| path == Path::new("/shared");
         let group = |path: &Path| Some(if path == Path::new("/dev/kfd") { 109 } else { 44 });
         let lookup = HostLookup { is_shared: &is_shared, group: &group };
-        let body = body(task, Path::new("/home/bin/00"), around, &lookup);
+        let body = create_body(task, Path::new("/home/bin/00"), around, &lookup);
         let host = body.host_config.clone().unwrap();
         (body, host)
     }
@@ -353,16 +353,16 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_job_made_fit() {
+    fn container_names_are_job_names_without_invalid_characters() {
         let id = task(|_| {}).spec.id;
-        assert_eq!(name("train-1-0-0", id), "train-1-0-0-fd1686be");
-        assert!(name("../../x y", id).starts_with("x-y-"));
-        assert!(name("", id).starts_with("task-"));
-        assert!(name(&"a".repeat(1000), id).len() < 255);
+        assert_eq!(container_name("train-1-0-0", id), "train-1-0-0-fd1686be");
+        assert!(container_name("../../x y", id).starts_with("x-y-"));
+        assert!(container_name("", id).starts_with("task-"));
+        assert!(container_name(&"a".repeat(1000), id).len() < 255);
     }
 
     #[test]
-    fn nothing_is_granted_that_was_not_asked_for() {
+    fn a_container_gets_only_what_its_task_requests() {
         let (body, host) = build(&task(|_| {}), &EngineFacts::default());
         assert_eq!(body.user.as_deref(), Some("0"));
         assert_eq!(body.env.unwrap(), ["A=b", "WINDLASS_TASK_ID=9c1f0000-0000-4000-8000-000000000001"]);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_passed_on() {
+    fn resource_limits_are_passed_to_the_engine() {
         let task = task(|task| {
             task.spec.cpu = 1.5;
             task.spec.memory = 1 << 30;
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bridged_task_is_published_on_the_loopback_alone() {
+    fn ports_of_a_bridged_task_are_published_only_on_loopback() {
         let (body, host) =
             build(&task(|task| task.spec.network_mode = NetworkMode::Bridge), &EngineFacts::default());
         assert_eq!(body.exposed_ports.unwrap(), ["10999/tcp"]);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_lead_in_and_never_out() {
+    fn mounts_never_propagate_from_the_container_to_the_host() {
         let task = task(|task| {
             let bind =
                 |source: &str, read_only| BindMount { source: source.into(), target: "/t".into(), read_only };
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn each_vendors_gpus_come_in_their_own_way() {
+    fn gpus_are_attached_as_each_vendor_requires() {
         let around = EngineFacts { has_nvidia: true, has_infiniband: true, ..EngineFacts::default() };
         let nvidia = task(|task| task.gpus = vec![gpu(Vendor::Nvidia, "GPU-1", &["/dev/nvidia0"])]);
         let (body, host) = build(&nvidia, &around);

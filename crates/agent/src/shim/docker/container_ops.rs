@@ -71,7 +71,7 @@ const TAIL_BYTES_MAX: usize = 64 * 1024;
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, InspectError> {
-    let what = format!("inspect container {name}");
+    let what = format!("failed to inspect container {name}");
     match call_until_known_state(what.clone(), || engine.inspect_container(name, None)).await {
         Err(overdue) => Err(InspectError::Failed(overdue)),
         Ok(Ok(seen)) => Ok(seen),
@@ -82,7 +82,7 @@ pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInsp
 
 /// Bytes that the container wrote to its own layer; the engine computes them on request.
 pub(super) async fn written_bytes(engine: &Engine, name: &str) -> Result<u64, RuntimeError> {
-    let what = format!("measure container {name}");
+    let what = format!("failed to measure the disk usage of container {name}");
     let options = InspectContainerOptionsBuilder::default().size(true).build();
     // Many files take long, and no caller waits for the result.
     let asked = tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
@@ -99,7 +99,7 @@ pub(super) enum InspectError {
 impl InspectError {
     fn into_runtime_error(self, what: String) -> RuntimeError {
         match self {
-            Self::NotFound => RuntimeError::Refused { what, why: "the container is gone".to_owned() },
+            Self::NotFound => RuntimeError::Refused { what, why: "it no longer exists".to_owned() },
             Self::Failed(error) => error,
         }
     }
@@ -117,7 +117,7 @@ impl DockerRuntime {
         handle: &Handle,
     ) -> Result<Vec<Port>, RuntimeError> {
         let publish = container::published_ports(task);
-        let what = || format!("start container {}", handle.name);
+        let what = || format!("failed to start container {}", handle.name);
         let seen =
             inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
         if !seen.state.as_ref().is_some_and(was_started) {
@@ -139,7 +139,7 @@ impl DockerRuntime {
             Some(mapped_ports) => Ok(mapped_ports),
             // A container that ended at once has no ports any more. `wait` reports its exit.
             None if !seen.state.as_ref().is_some_and(is_running) => Ok(Vec::new()),
-            None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no port".to_owned() }),
+            None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no ports".to_owned() }),
         }
     }
 
@@ -175,12 +175,12 @@ impl DockerRuntime {
     }
 
     async fn start_or_repair_network(&self, handle: &Handle, publish: &[u16]) -> Result<(), RuntimeError> {
-        let what = || format!("start container {}", handle.name);
+        let what = || format!("failed to start container {}", handle.name);
         match self.try_start(handle).await? {
             Ok(()) => Ok(()),
             // The network was removed meanwhile, or two networks with its name were created at once.
-            Err(error) if !publish.is_empty() && error_map::said(&error).contains("network") => {
-                self.network.ensure(&self.engine).await?.shield().await;
+            Err(error) if !publish.is_empty() && error_map::engine_message(&error).contains("network") => {
+                self.network.ensure(&self.engine).await?.block_metadata().await;
                 self.try_start(handle).await?.map_err(|error| error_map::from_call_error(what(), error))
             }
             Err(error) => Err(error_map::from_call_error(what(), error)),
@@ -189,7 +189,7 @@ impl DockerRuntime {
 
     async fn try_start(&self, handle: &Handle) -> Result<Result<(), Error>, RuntimeError> {
         let started = timeout(START_TIMEOUT, self.engine.start_container(&handle.id, None)).await;
-        started.map_err(|_| error_map::timed_out(format!("start container {}", handle.name)))
+        started.map_err(|_| error_map::timed_out(format!("failed to start container {}", handle.name)))
     }
 
     pub(super) async fn wait_for_end(&self, handle: &Handle) -> Result<Exit, RuntimeError> {
@@ -297,7 +297,7 @@ impl DockerRuntime {
         kills: u64,
     ) -> Result<Exit, RuntimeError> {
         if !was_started(state) {
-            let what = format!("wait for container {}", handle.name);
+            let what = format!("failed to wait for container {}", handle.name);
             return Err(RuntimeError::Refused { what, why: "it was never started".to_owned() });
         }
         let code = state.exit_code.unwrap_or(-1);
@@ -309,7 +309,7 @@ impl DockerRuntime {
             finished: parse_millis(state.finished_at.as_deref()),
             away,
             engine: if self.is_podman { None } else { host_probe::engine_started_at_ms(&self.socket) },
-            boot: host_probe::boot(),
+            boot: host_probe::booted_at_ms(),
         };
         let mut lost = exit_reason::loss_reason(end);
         if lost == Some(LossReason::EngineRestarted) && self.keeps_containers().await {
@@ -324,7 +324,7 @@ impl DockerRuntime {
         if self.is_podman {
             return true;
         }
-        let info = call_with_timeout("ask the engine about itself", self.engine.info()).await;
+        let info = call_with_timeout("failed to query the engine", self.engine.info()).await;
         matches!(info, Ok(Ok(info)) if info.live_restore_enabled == Some(true))
     }
 
@@ -336,7 +336,7 @@ impl DockerRuntime {
         }
         let deadline = Instant::now() + ENGINE_SHUTDOWN_TIMEOUT;
         while Instant::now() < deadline {
-            match call_with_timeout("see whether the engine is there", self.engine.ping()).await {
+            match call_with_timeout("failed to ping the engine", self.engine.ping()).await {
                 Ok(Err(error)) if error_map::is_engine_unavailable(&error) => return true,
                 Ok(_) | Err(_) => sleep(BACKOFF_MIN).await,
             }
@@ -365,7 +365,7 @@ impl DockerRuntime {
     }
 
     pub(super) async fn stop_within(&self, handle: &Handle, grace: Duration) -> Result<(), RuntimeError> {
-        let what = format!("stop container {}", handle.name);
+        let what = format!("failed to stop container {}", handle.name);
         // The engine counts whole seconds. Rounding down would lose the last second of every grace period.
         let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
@@ -398,7 +398,7 @@ impl DockerRuntime {
     }
 
     async fn remove_one(&self, name: &str) -> Result<(), RuntimeError> {
-        let what = || format!("remove container {name}");
+        let what = || format!("failed to remove container {name}");
         let deadline = Instant::now() + REMOVAL_TIMEOUT;
         loop {
             let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
@@ -420,10 +420,11 @@ impl DockerRuntime {
         marks.push(format!("{}={}", container::HOME_LABEL, self.around.home));
         let filters = HashMap::from([("label", marks)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        let listed =
-            call_until_known_state("list containers", || self.engine.list_containers(Some(options.clone())))
-                .await?;
-        listed.map_err(|error| error_map::from_call_error("list containers", error))
+        let listed = call_until_known_state("container listing", || {
+            self.engine.list_containers(Some(options.clone()))
+        })
+        .await?;
+        listed.map_err(|error| error_map::from_call_error("failed to list containers", error))
     }
 
     /// Lists all paths of the host that are mounted into containers of this shim.
@@ -490,7 +491,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_kept_and_cut() {
+    fn the_last_output_lines_are_kept_and_truncated() {
         assert_eq!(last_lines(b"1\n2\n3\n4\n5\n6\n"), ["2", "3", "4", "5", "6"]);
         assert_eq!(last_lines(b""), Vec::<String>::new());
         assert_eq!(last_lines(&[b'x'; 5000])[0].len(), TAIL_LINE_MAX);
@@ -498,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_was_made_or_broken_but_never_ran_was_not_started() {
+    fn a_container_that_never_ran_counts_as_not_started() {
         let state = |at: &str| ContainerState { started_at: Some(at.into()), ..ContainerState::default() };
         assert!(!was_started(&state(ZERO_TIME)));
         assert!(!was_started(&state("")));

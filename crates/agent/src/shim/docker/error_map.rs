@@ -99,7 +99,7 @@ pub(super) fn error_status(error: &Error) -> Option<u16> {
 }
 
 /// Returns the engine's message, without the client's prefix.
-pub(super) fn said(error: &Error) -> String {
+pub(super) fn engine_message(error: &Error) -> String {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the client's list of errors grows with its features")]
     match error {
         Error::DockerResponseServerError { message, .. } => message.trim().to_owned(),
@@ -114,7 +114,7 @@ pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeE
     if is_engine_unavailable(&error) {
         return RuntimeError::Away { what, source: Box::new(error) };
     }
-    let words = said(&error);
+    let words = engine_message(&error);
     if classify_registry_error(&words) == RegistryFailure::DiskFull {
         return RuntimeError::NoDisk { what };
     }
@@ -129,17 +129,17 @@ pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeE
 pub(super) fn from_registry_error(image: &str, with_credentials: bool, error: Error) -> RuntimeError {
     let what = image.to_owned();
     if is_engine_unavailable(&error) {
-        return RuntimeError::Away { what: format!("pull image {image}"), source: Box::new(error) };
+        return RuntimeError::Away { what: format!("failed to pull image {image}"), source: Box::new(error) };
     }
-    match classify_registry_error(&said(&error)) {
+    match classify_registry_error(&engine_message(&error)) {
         RegistryFailure::NotFound => RuntimeError::NoImage { what },
         RegistryFailure::NotFoundOrUnauthorized if with_credentials => RuntimeError::Unauthorized { what },
         RegistryFailure::NotFoundOrUnauthorized => RuntimeError::NoImage { what },
         RegistryFailure::Unauthorized => RuntimeError::Unauthorized { what },
-        RegistryFailure::DiskFull => RuntimeError::NoDisk { what: format!("pull image {image}") },
-        RegistryFailure::Unusable => RuntimeError::Refused { what, why: said(&error) },
+        RegistryFailure::DiskFull => RuntimeError::NoDisk { what: format!("failed to pull image {image}") },
+        RegistryFailure::Unusable => RuntimeError::Refused { what, why: engine_message(&error) },
         RegistryFailure::Unreachable | RegistryFailure::Other => {
-            RuntimeError::Failed { what: format!("pull image {image}"), source: Box::new(error) }
+            RuntimeError::Failed { what: format!("failed to pull image {image}"), source: Box::new(error) }
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_engines_about_registries_are_understood() {
+    fn registry_errors_of_engines_are_classified() {
         check(
             "manifest for 127.0.0.1:5000/a:1 not found: manifest unknown: manifest unknown",
             RegistryFailure::NotFound,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_repository_is_told_from_a_closed_one_by_whether_credentials_were_given() {
+    fn a_denied_pull_is_a_missing_image_without_credentials_and_unauthorized_with_them() {
         let error = || Error::DockerResponseServerError {
             status_code: 404,
             message: "pull access denied for a/b, repository does not exist or may require 'docker login'"
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_does_not_answer_is_away_and_one_that_says_no_is_not() {
+    fn an_unresponsive_engine_is_away_and_one_that_refuses_is_not() {
         assert!(matches!(from_call_error("x", Error::RequestTimeoutError), RuntimeError::Away { .. }));
         let no = Error::DockerResponseServerError { status_code: 400, message: "bad parameter".into() };
         assert!(

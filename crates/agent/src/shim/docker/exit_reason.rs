@@ -64,7 +64,7 @@ mod tests {
     };
 
     #[test]
-    fn an_end_is_the_containers_own_unless_the_times_say_otherwise() {
+    fn a_container_exit_is_its_own_unless_the_times_show_a_restart_or_reboot() {
         let table = [
             ("failed of itself", OWN_EXIT, None),
             ("killed by somebody", ContainerEnd { code: 137, ..OWN_EXIT }, None),

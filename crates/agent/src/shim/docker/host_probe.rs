@@ -77,7 +77,7 @@ pub(super) fn device_group(path: &Path) -> Option<u32> {
 
 /// Boot time of the machine, in milliseconds since 1970, by the present setting of the clock: times that the engine
 /// wrote before the clock was corrected may be off by as much.
-pub(super) fn boot() -> Option<i64> {
+pub(super) fn booted_at_ms() -> Option<i64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (whole, parts) = uptime.split_whitespace().next()?.split_once('.')?;
     let hundredths = whole.parse::<i64>().ok()? * TICKS_PER_SECOND + parts.parse::<i64>().ok()?;
@@ -116,7 +116,7 @@ fn process_started_at_ms(pid: i32) -> Option<i64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain blanks and parentheses; the start time is the twentieth field after it.
     let ticks: i64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
-    Some(boot()? + ticks * (1000 / TICKS_PER_SECOND))
+    Some(booted_at_ms()? + ticks * (1000 / TICKS_PER_SECOND))
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_and_latest_mount_decides() {
+    fn the_innermost_and_latest_mount_decides_whether_a_path_is_shared() {
         let mounts = MountTable::parse(
             "22 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
              23 22 8:2 / /data rw,relatime - ext4 /dev/b rw\n\
@@ -141,9 +141,11 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_was_started_before_this_process() {
-        let (boot, own) =
-            (boot().unwrap(), process_started_at_ms(i32::try_from(std::process::id()).unwrap()).unwrap());
+    fn the_boot_time_is_before_the_start_of_this_process() {
+        let (boot, own) = (
+            booted_at_ms().unwrap(),
+            process_started_at_ms(i32::try_from(std::process::id()).unwrap()).unwrap(),
+        );
         let now = clock::now_ms();
         assert!(boot <= own && own <= now && now - own < 60_000, "{boot} {own} {now}");
     }

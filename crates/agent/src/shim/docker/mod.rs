@@ -47,7 +47,7 @@ use self::{
     reference::ImageReference,
 };
 pub(crate) use self::{
-    container::{ContainerConfinement, confinement},
+    container::{ContainerConfinement, container_confinement},
     network::{NETWORK, create_command, shield},
 };
 use super::{
@@ -115,7 +115,7 @@ pub struct DockerRuntime {
 impl DockerRuntime {
     /// Connects to the engine and negotiates a version. `Away` if it does not respond.
     pub async fn connect(settings: DockerSettings) -> Result<Self, RuntimeError> {
-        let what = format!("reach the container engine at {}", settings.socket.display());
+        let what = format!("failed to connect to the container engine at {}", settings.socket.display());
         let away = |error: Error| RuntimeError::Away { what: what.clone(), source: Box::new(error) };
         let path = settings.socket.to_string_lossy();
         let engine =
@@ -136,7 +136,7 @@ impl DockerRuntime {
             let home = std::fs::canonicalize(&home)?;
             AgentBinary::install(&home, &agent).map(|binary| (home, binary))
         });
-        let failed = |source| error_map::from_io_error("copy the agent for its tasks", source);
+        let failed = |source| error_map::from_io_error("failed to copy the agent for tasks", source);
         let (home, binary) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
         let around = gather_facts(&engine, is_podman, &home, settings.entrypoint);
@@ -164,15 +164,15 @@ impl DockerRuntime {
     }
 
     async fn create_container(&self, task: &PreparedTask) -> Result<Handle, RuntimeError> {
-        let name = container::name(&task.spec.name, task.spec.id);
-        let what = || format!("create container {name}");
+        let name = container::container_name(&task.spec.name, task.spec.id);
+        let what = || format!("failed to create container {name}");
         let network = match task.spec.network_mode {
             NetworkMode::Bridge => Some(self.network.ensure(&self.engine).await?),
             NetworkMode::Host => None,
         };
         let shielded = async {
             if let Some(network) = network {
-                network.shield().await;
+                network.block_metadata().await;
             }
         };
         let body = self.body(task);
@@ -193,7 +193,7 @@ impl DockerRuntime {
         let mounts = host_probe::MountTable::read();
         let lookup =
             HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host_probe::device_group };
-        container::body(task, self.binary.path(), &self.around, &lookup)
+        container::create_body(task, self.binary.path(), &self.around, &lookup)
     }
 
     async fn create_or_find(
@@ -202,7 +202,7 @@ impl DockerRuntime {
         name: &str,
         body: ContainerCreateBody,
     ) -> Result<Handle, RuntimeError> {
-        let what = || format!("create container {name}");
+        let what = || format!("failed to create container {name}");
         let options = CreateContainerOptionsBuilder::default().name(name).build();
         let made =
             call_with_timeout(what(), self.engine.create_container(Some(options), body)).boxed().await?;
@@ -219,12 +219,12 @@ impl DockerRuntime {
     /// Handles a name that is in use: by an earlier attempt of this shim, or by a container that must not be touched.
     async fn find_existing(&self, task: &PreparedTask, name: &str) -> Result<Handle, RuntimeError> {
         let refused = |why: &str| RuntimeError::Refused {
-            what: format!("create container {name}"),
+            what: format!("failed to create container {name}"),
             why: why.to_owned(),
         };
         let seen = match container_ops::inspect(&self.engine, name).await {
             Ok(seen) => seen,
-            Err(InspectError::NotFound) => return Err(refused("its name was taken and is free again")),
+            Err(InspectError::NotFound) => return Err(refused("its name was in use until just now")),
             Err(InspectError::Failed(error)) => return Err(error),
         };
         let labels = seen.config.and_then(|config| config.labels).unwrap_or_default();
@@ -232,9 +232,9 @@ impl DockerRuntime {
         if !is(container::TASK_ID_LABEL, &task.spec.id.to_string())
             || !is(container::HOME_LABEL, &self.around.home)
         {
-            return Err(refused("its name belongs to another container"));
+            return Err(refused("its name is in use by another container"));
         }
-        let id = seen.id.ok_or_else(|| refused("the engine names no id"))?;
+        let id = seen.id.ok_or_else(|| refused("the engine returned no id"))?;
         Ok(Handle { name: name.to_owned(), id })
     }
 }
@@ -306,13 +306,13 @@ fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
 fn is_name_taken(error: &Error) -> bool {
     match error_map::error_status(error) {
         Some(409) => true,
-        Some(500) => error_map::said(error).contains("already in use"),
+        Some(500) => error_map::engine_message(error).contains("already in use"),
         Some(_) | None => false,
     }
 }
 
 fn is_image_missing(error: &Error) -> bool {
-    let said = error_map::said(error).to_lowercase();
+    let said = error_map::engine_message(error).to_lowercase();
     error_map::error_status(error) == Some(404)
         && (said.contains("no such image") || said.contains("image not known"))
 }
@@ -370,7 +370,7 @@ impl Runtime for DockerRuntime {
     }
 
     fn refusal(&self, spec: &TaskSpec) -> Option<String> {
-        is_plain_process(spec).then(|| "run it as a plain process: this host runs containers only".to_owned())
+        is_plain_process(spec).then(|| "this host runs containers only, no plain processes".to_owned())
     }
 
     fn goes_away<'a>(&'a self, _spec: &'a TaskSpec) -> BoxFuture<'a, bool> {

@@ -51,7 +51,7 @@ pub(super) struct UnprotectedNetwork<'a> {
 }
 
 impl UnprotectedNetwork<'_> {
-    pub(super) async fn shield(self) {
+    pub(super) async fn block_metadata(self) {
         if let Some(id) = &self.id {
             shield(id).await;
         }
@@ -60,7 +60,7 @@ impl UnprotectedNetwork<'_> {
 
 /// Creates the network and leaves exactly one network of the name.
 async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
-    let what = || format!("make network {NETWORK}");
+    let what = || format!("failed to create network {NETWORK}");
     if find_networks(engine).await?.is_empty() {
         match call_with_timeout(what(), engine.create_network(create_request())).await? {
             Ok(_) => {}
@@ -77,7 +77,7 @@ async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
         // Fails if a container already uses it; then the next shim tries.
         let _ = call_with_timeout(what(), engine.remove_network(&id)).await?;
     }
-    keep.ok_or_else(|| RuntimeError::Refused { what: what(), why: "it is gone again".to_owned() })
+    keep.ok_or_else(|| RuntimeError::Refused { what: what(), why: "it was removed again".to_owned() })
 }
 
 /// Disables traffic between containers on the network.
@@ -109,7 +109,7 @@ fn create_request() -> NetworkCreateRequest {
 
 /// Lists all networks of the name, the one to keep first.
 async fn find_networks(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
-    let what = format!("look for network {NETWORK}");
+    let what = format!("failed to look up network {NETWORK}");
     let filters = HashMap::from([("name".to_owned(), vec![NETWORK.to_owned()])]);
     let listed = call_with_timeout(
         what.clone(),
@@ -138,7 +138,7 @@ pub(crate) async fn shield(network: &str) {
     }
 }
 
-fn rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
+fn drop_rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
     [action, FIREWALL_CHAIN, "-d", address, "-i", bridge, "-j", "DROP"].map(str::to_owned).to_vec()
 }
 
@@ -151,7 +151,7 @@ fn missing_rules(rules: &str, bridge: &str) -> Vec<Vec<String>> {
     METADATA_ADDRESSES
         .iter()
         .filter(|address| !is_there(address))
-        .map(|address| rule("-I", bridge, address))
+        .map(|address| drop_rule("-I", bridge, address))
         .collect()
 }
 
@@ -161,7 +161,7 @@ fn stale_rules(rules: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
         let rest = line.strip_prefix(&format!("-A {FIREWALL_CHAIN} -d "))?.strip_suffix(" -j DROP")?;
         let (address, bridge) = rest.split_once("/32 -i ")?;
         let is_ours = METADATA_ADDRESSES.contains(&address) && bridge.starts_with("br-");
-        (is_ours && !exists(bridge)).then(|| rule("-D", bridge, address))
+        (is_ours && !exists(bridge)).then(|| drop_rule("-D", bridge, address))
     };
     rules.lines().filter_map(gone).collect()
 }
@@ -187,7 +187,7 @@ mod tests {
         -A DOCKER-USER -j RETURN\n";
 
     #[test]
-    fn each_rule_is_added_once() {
+    fn only_missing_firewall_rules_are_added() {
         let added = missing_rules(RULES, "br-aaaaaaaaaaaa");
         let lines: Vec<String> = added.iter().map(|rule| rule.join(" ")).collect();
         assert_eq!(
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_bridges_that_are_gone_are_taken_away_and_no_others() {
+    fn only_firewall_rules_of_removed_bridges_are_deleted() {
         let taken = stale_rules(RULES, &|bridge| bridge == "br-aaaaaaaaaaaa");
         let lines: Vec<String> = taken.iter().map(|rule| rule.join(" ")).collect();
         assert_eq!(lines, ["-D DOCKER-USER -d 169.254.169.254 -i br-bbbbbbbbbbbb -j DROP"]);

@@ -32,7 +32,7 @@ impl KillCounter {
         let pid = pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
         let first = ProcessHandle::open(proc::stat(pid).ok()??.name).ok()??;
         // Read while the process handle is open, so it is the group of the watched process.
-        let group = Group::for_process(pid).ok().filter(|group| is_of(group, container))?;
+        let group = Group::for_process(pid).ok().filter(|group| belongs_to_container(group, container))?;
         Some(Self { first: first.watch().ok()?, group })
     }
 
@@ -53,7 +53,7 @@ impl KillCounter {
 }
 
 /// Returns whether the group belongs to the container: engines name the group by the container's id.
-fn is_of(group: &Group, container: &str) -> bool {
+fn belongs_to_container(group: &Group, container: &str) -> bool {
     let memory = group.v1_of("memory").or(group.v2.as_deref());
     let id = container.as_bytes();
     let has_id = |path: &[u8]| path.windows(id.len()).any(|part| part == id);
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_ran_out_when_the_engine_or_the_kernel_says_so() {
+    fn an_oom_kill_is_detected_from_the_engine_or_the_kernel() {
         for (flag, kills, expected) in [
             (Some(true), 0, true),
             (Some(false), 1, true),
@@ -80,24 +80,24 @@ mod tests {
     }
 
     #[test]
-    fn only_the_group_of_the_container_is_read() {
+    fn only_the_cgroup_of_the_container_is_read() {
         let id = "4f6a0c";
         let v2 = |path: &str| Group { v2: Some(PathBuf::from(path)), v1: Vec::new() };
-        assert!(is_of(&v2("/sys/fs/cgroup/system.slice/docker-4f6a0c.scope"), id));
-        assert!(is_of(&v2("/sys/fs/cgroup/machine.slice/libpod-4f6a0c.scope/container"), id));
-        assert!(!is_of(&v2("/sys/fs/cgroup/system.slice/ssh.service"), id));
-        assert!(!is_of(&v2("/sys/fs/cgroup/docker/4f6a0c"), ""));
+        assert!(belongs_to_container(&v2("/sys/fs/cgroup/system.slice/docker-4f6a0c.scope"), id));
+        assert!(belongs_to_container(&v2("/sys/fs/cgroup/machine.slice/libpod-4f6a0c.scope/container"), id));
+        assert!(!belongs_to_container(&v2("/sys/fs/cgroup/system.slice/ssh.service"), id));
+        assert!(!belongs_to_container(&v2("/sys/fs/cgroup/docker/4f6a0c"), ""));
         let v1 = |memory: &str| Group {
             v2: Some(PathBuf::from("/sys/fs/cgroup/unified")),
             v1: vec![("memory".to_owned(), PathBuf::from(memory))],
         };
-        assert!(is_of(&v1("/sys/fs/cgroup/memory/docker/4f6a0c"), id));
-        assert!(!is_of(&v1("/sys/fs/cgroup/memory"), id));
-        assert!(!is_of(&Group::default(), id));
+        assert!(belongs_to_container(&v1("/sys/fs/cgroup/memory/docker/4f6a0c"), id));
+        assert!(!belongs_to_container(&v1("/sys/fs/cgroup/memory"), id));
+        assert!(!belongs_to_container(&Group::default(), id));
     }
 
     #[test]
-    fn a_process_outside_the_container_is_not_counted_for_it() {
+    fn oom_kills_are_not_counted_for_a_process_outside_the_container() {
         assert!(KillCounter::open(Some(i64::from(std::process::id())), "4f6a0c").is_none());
         assert!(KillCounter::open(Some(0), "4f6a0c").is_none());
         assert!(KillCounter::open(None, "4f6a0c").is_none());

@@ -44,7 +44,7 @@ impl PullLayers {
     /// Applies a line. Returns true if there was progress: only that counts as activity, since an engine that retries
     /// reports so every second without receiving a byte.
     pub(super) fn note(&mut self, line: ProgressLine<'_>) -> bool {
-        let Some(stage) = stage(line.status) else { return false };
+        let Some(stage) = parse_stage(line.status) else { return false };
         if self.layers.len() >= LAYERS_MAX && !self.layers.contains_key(line.layer) {
             return false;
         }
@@ -74,7 +74,7 @@ impl PullLayers {
         new || *layer != before
     }
 
-    pub(super) fn sum(&self) -> PullProgress {
+    pub(super) fn totals(&self) -> PullProgress {
         let add = |field: fn(&Layer) -> u64| self.layers.values().map(field).sum();
         PullProgress {
             downloaded_bytes: add(|layer| layer.downloaded),
@@ -87,7 +87,7 @@ impl PullLayers {
 }
 
 /// Returns `None` for lines that do not report the stage of a layer.
-fn stage(status: &str) -> Option<LayerStage> {
+fn parse_stage(status: &str) -> Option<LayerStage> {
     Some(match status {
         "Pulling fs layer" | "Waiting" => LayerStage::Announced,
         "Downloading" => LayerStage::Downloading,
@@ -108,12 +108,12 @@ mod tests {
     }
 
     fn sum(layers: &PullLayers) -> (u64, u64, u64, bool) {
-        let sum = layers.sum();
+        let sum = layers.totals();
         (sum.downloaded_bytes, sum.extracted_bytes, sum.total_bytes, sum.is_total_bytes_final)
     }
 
     #[test]
-    fn layers_add_up() {
+    fn pull_progress_is_the_sum_of_all_layers() {
         let mut layers = PullLayers::default();
         assert_eq!(sum(&layers), (0, 0, 0, false));
         layers.note(line("a", "Pulling fs layer", None));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_moves_is_a_sign_of_life() {
+    fn only_an_advancing_layer_counts_as_progress() {
         let mut layers = PullLayers::default();
         assert!(layers.note(line("a", "Downloading", Some((1, 9)))));
         assert!(!layers.note(line("a", "Downloading", Some((1, 9)))));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_too_small_to_be_reported_is_no_obstacle() {
+    fn a_layer_too_small_to_report_its_size_does_not_block_the_total() {
         let mut layers = PullLayers::default();
         layers.note(line("a", "Pulling fs layer", None));
         layers.note(line("a", "Download complete", None));

@@ -52,7 +52,7 @@ impl ImagePull<'_> {
 
     async fn here(&self) -> Result<Option<ImageInspect>, RuntimeError> {
         let name = self.image.full();
-        let what = format!("look for image {name}");
+        let what = format!("failed to inspect image {name}");
         match call_with_timeout(what.clone(), self.engine.inspect_image(&name)).await? {
             Ok(image) => Ok(Some(image)),
             Err(error) if error_map::error_status(&error) == Some(404) => Ok(None),
@@ -67,7 +67,7 @@ impl ImagePull<'_> {
                 Err(RuntimeError::Stalled { what: self.image.full(), secs: self.stall.as_secs() })
             }
             Err(TransferError::Engine(error)) => {
-                let unreachable = error_map::classify_registry_error(&error_map::said(&error))
+                let unreachable = error_map::classify_registry_error(&error_map::engine_message(&error))
                     == RegistryFailure::Unreachable;
                 match self.here().await {
                     Ok(Some(here)) if unreachable => {
@@ -105,7 +105,7 @@ impl ImagePull<'_> {
             };
             if layers.note(line) {
                 deadline = Instant::now() + self.stall;
-                (self.progress)(layers.sum());
+                (self.progress)(layers.totals());
             }
         }
         Ok(())
@@ -157,7 +157,7 @@ impl ImagePull<'_> {
     }
 
     fn proof_store_error(&self, source: std::io::Error) -> RuntimeError {
-        error_map::from_io_error(format!("keep who may use image {}", self.image.full()), source)
+        error_map::from_io_error(format!("failed to check access to image {}", self.image.full()), source)
     }
 
     fn registry_error(&self, error: Error) -> RuntimeError {
@@ -181,7 +181,7 @@ enum TransferError {
 
 /// Returns whether the engine does not support registry queries, as opposed to a query that failed.
 fn is_unsupported_call(error: &Error) -> bool {
-    let said = error_map::said(error).to_lowercase();
+    let said = error_map::engine_message(error).to_lowercase();
     let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
     unknown_call && matches!(error_map::error_status(error), Some(404 | 405 | 501))
 }

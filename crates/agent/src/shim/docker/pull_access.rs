@@ -60,7 +60,7 @@ impl PullAccessStore {
         let Some(auth) = auth else { return Ok(AccessState::Unproven) };
         let proven = note.proofs.iter().any(|proof| {
             (0..PROOF_TTL_MS).contains(&(now_ms - proof.at_ms))
-                && proof.digest == digest(&proof.salt, repository, auth)
+                && proof.digest == credential_digest(&proof.salt, repository, auth)
         });
         Ok(if proven { AccessState::Proven } else { AccessState::Unproven })
     }
@@ -80,7 +80,11 @@ impl PullAccessStore {
         let mut random = [0u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let salt = sha256_hex(&random);
-        note.proofs.push(AccessProof { digest: digest(&salt, repository, auth), salt, at_ms: now_ms });
+        note.proofs.push(AccessProof {
+            digest: credential_digest(&salt, repository, auth),
+            salt,
+            at_ms: now_ms,
+        });
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let path = self.path(image);
         let half = path.with_extension(sha256_hex(&random));
@@ -101,7 +105,7 @@ impl PullAccessStore {
     }
 }
 
-fn digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
+fn credential_digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
     // Length prefixes keep two different pairs from producing the same text.
     let RegistryAuth { username, password } = auth;
     let parts = [salt, repository, username, password].map(|part| format!("{}:{part}", part.len()));
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_image_is_open_to_those_who_proved_it_lately() {
+    fn a_private_image_needs_recently_proven_credentials() {
         let mut random = [0u8; 6];
         getrandom::fill(&mut random).unwrap();
         let dir = TempDirGuard(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256_hex(&random))));

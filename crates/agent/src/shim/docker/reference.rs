@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_images_are_taken_apart() {
+    fn image_references_are_parsed() {
         check("debian", "docker.io", "debian", "latest", true);
         check("debian:12", "docker.io", "debian", "12", false);
         check("debian:latest", "docker.io", "debian", "latest", true);

@@ -39,7 +39,7 @@ fn encoded(records: &[Record]) -> (Vec<u8>, Vec<usize>) {
 }
 
 #[test]
-fn f35_a_cut_at_any_byte_leaves_exactly_the_whole_records() {
+fn f35_truncation_at_any_byte_keeps_exactly_the_complete_records() {
     let records = sample_records();
     let (bytes, ends) = encoded(&records);
     for cut in 0..=bytes.len() {
@@ -53,7 +53,7 @@ fn f35_a_cut_at_any_byte_leaves_exactly_the_whole_records() {
 }
 
 #[test]
-fn f35_a_flipped_byte_loses_one_record_and_is_said() {
+fn f35_a_flipped_byte_loses_one_record_and_is_reported() {
     let records = sample_records();
     let (bytes, ends) = encoded(&records);
     for at in 0..bytes.len() {
@@ -76,7 +76,7 @@ fn f35_a_flipped_byte_loses_one_record_and_is_said() {
 }
 
 #[test]
-fn f35_garbage_between_records_and_zeros_at_the_end_are_no_records() {
+fn f35_garbage_and_trailing_zeros_are_not_read_as_records() {
     let records = sample_records();
     let (first, _) = encoded(&records[..3]);
     let (rest, _) = encoded(&records[3..]);
@@ -90,7 +90,7 @@ fn f35_garbage_between_records_and_zeros_at_the_end_are_no_records() {
 }
 
 #[tokio::test]
-async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
+async fn settled_records_are_on_disk_and_a_torn_tail_is_truncated() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();
     let path = dir.path().join("journal");
     let (journal, reading) = Journal::open(&path).unwrap();
@@ -114,7 +114,7 @@ async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
 }
 
 #[tokio::test]
-async fn a_rewritten_journal_goes_on_counting() {
+async fn a_compacted_journal_continues_its_sequence_numbers() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();
     let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path).unwrap();
@@ -137,7 +137,7 @@ async fn a_rewritten_journal_goes_on_counting() {
 /// A disk of one megabyte would need a mount; a file-size limit of the process would affect other tests. So the full
 /// disk is `/dev/full`, on which every write fails with the same error.
 #[tokio::test]
-async fn f11_a_full_disk_is_an_error_and_what_waited_is_written_later() {
+async fn f11_a_full_disk_is_an_error_and_pending_records_are_written_later() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();
     let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path).unwrap();

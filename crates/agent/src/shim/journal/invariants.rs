@@ -19,7 +19,7 @@ fn started_once(records: &[Record]) -> Vec<String> {
     let starts = records.iter().filter(|record| matches!(record.kind, JournalEvent::ContainerStarted { .. }));
     starts
         .filter(|record| !started.insert(record.submission))
-        .map(|record| format!("R7: {} was started again at {}", record.submission, record.seq))
+        .map(|record| format!("R7: {} was started again in record {}", record.submission, record.seq))
         .collect()
 }
 
@@ -55,14 +55,14 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
         if let JournalEvent::GpuAcquired { gpus } = &record.kind {
             for gpu in gpus {
                 if let Some(owner) = owners.insert(gpu, id).filter(|owner| *owner != id) {
-                    wrong.push(format!("G1: {id} took {gpu} from {owner} at {}", record.seq));
+                    wrong.push(format!("G1: {id} acquired {gpu}, held by {owner}, in record {}", record.seq));
                 }
             }
         }
         if let JournalEvent::GpuReleased { gpus } = &record.kind {
             for gpu in gpus {
                 if owners.remove(gpu.as_str()) != Some(id) {
-                    wrong.push(format!("G1: {id} gave back {gpu}, which was not its own, at {}", record.seq));
+                    wrong.push(format!("G1: {id} released {gpu}, not held by it, in record {}", record.seq));
                 }
             }
         }
@@ -100,9 +100,9 @@ fn ends_once(records: &[Record]) -> Vec<String> {
         }
         if matches!(record.kind, JournalEvent::Terminated { .. }) {
             if !ended.insert(id) {
-                wrong.push(format!("R3: {id} ended again at {}", record.seq));
+                wrong.push(format!("R3: {id} ended again in record {}", record.seq));
             }
-            wrong.extend(holds.iter().map(|what| format!("G6: {id} ended and kept its {what}")));
+            wrong.extend(holds.iter().map(|what| format!("G6: {id} ended but still holds its {what}")));
         }
     }
     wrong
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn r7_l2_g1_the_checkers_find_what_they_look_for() {
+    fn r7_l2_g1_the_journal_checkers_find_each_violation() {
         let started = JournalEvent::ContainerStarted { ports: Vec::new() };
         check(&[(1, 1, started.clone()), (2, 1, started.clone())], &[]);
         check(&[(1, 1, started.clone()), (1, 2, started)], &["R7"]);

@@ -114,17 +114,17 @@ impl JournalEvent {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("open journal `{path}`")]
+    #[error("failed to open journal `{path}`")]
     Open {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("open journal `{path}`: another shim has it")]
+    #[error("failed to open journal `{path}`: it is locked by another shim")]
     Locked { path: PathBuf },
-    #[error("write journal `{path}`: it was closed")]
+    #[error("failed to write journal `{path}`: it is closed")]
     Closed { path: PathBuf },
-    #[error("write journal `{path}`")]
+    #[error("failed to write journal `{path}`")]
     Write {
         path: PathBuf,
         #[source]
@@ -169,7 +169,7 @@ impl Journal {
     /// Opens or creates the file, truncates an incomplete record at its end and returns its contents.
     pub fn open(path: &Path) -> Result<(Self, JournalContents), Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
-        let lock = lock(path)?;
+        let lock = acquire_lock(path)?;
         let reading = read(path).map_err(failed)?;
         let mut options = OpenOptions::new();
         let mut file = options
@@ -413,7 +413,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<File> {
 
 /// Locks the journal: two shims on one home would start everything twice. The kernel releases the lock when the process
 /// ends, for whatever reason.
-fn lock(path: &Path) -> Result<File, Error> {
+fn acquire_lock(path: &Path) -> Result<File, Error> {
     use rustix::{
         fs::{FlockOperation, flock},
         io::Errno,

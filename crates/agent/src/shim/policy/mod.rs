@@ -123,7 +123,7 @@ pub struct Policy {
 
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    #[error("read {path}")]
+    #[error("failed to read {path}")]
     Read {
         path: PathBuf,
         #[source]
@@ -131,7 +131,7 @@ pub enum PolicyError {
     },
     #[error("{path} belongs to user {uid}; a policy must belong to root")]
     Owner { path: PathBuf, uid: u32 },
-    #[error("{path} has mode {mode:03o}; nobody but its owner may write a policy")]
+    #[error("{path} has mode {mode:03o}; a policy must be writable by its owner only")]
     Writable { path: PathBuf, mode: u32 },
     /// All problems, as text for people.
     #[error("{0}")]
@@ -255,10 +255,10 @@ impl Policy {
         let mut verdict = PolicyDecision { problems: Vec::new(), left_out: Vec::new() };
         let rules = &self.rules;
         if spec.privileged && !rules.privileged {
-            verdict.forbid("privileged: not on this host", Some(set_hint("privileged: true")));
+            verdict.forbid("privileged: not allowed", Some(set_hint("privileged: true")));
         }
         if spec.network_mode == NetworkMode::Host && !rules.host_network {
-            verdict.forbid("network_mode host: not on this host", Some(set_hint("host_network: true")));
+            verdict.forbid("network_mode host: not allowed", Some(set_hint("host_network: true")));
         }
         if spec.pids > rules.pids {
             let what = format!("pids {}: at most {}", spec.pids, rules.pids);
@@ -305,10 +305,8 @@ impl Policy {
             if let Some(why) = target_refusal(target) {
                 verdict.forbid(format!("mount at {}: {why}", escape_name(target)), None);
             } else if taken.contains(&target) {
-                verdict.forbid(
-                    format!("mount at {}: two mounts want the same place", escape_name(target)),
-                    None,
-                );
+                verdict
+                    .forbid(format!("mount at {}: two mounts have this target", escape_name(target)), None);
             }
             taken.push(target);
         }
@@ -319,7 +317,7 @@ impl Policy {
         let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
         if let Some(own) = self.agents.iter().find(touches) {
             let real = escape_name(&real.to_string_lossy());
-            return Some((format!("{real} touches {}, which is the agent's", own.display()), None));
+            return Some((format!("{real} overlaps {}, which is the agent's", own.display()), None));
         }
         if self.rules.mounts.iter().any(|entry| entry == real) {
             return None;
@@ -328,12 +326,12 @@ impl Policy {
         let known = SENSITIVE_PATHS.iter().map(Path::new).chain(self.sensitive.iter().map(PathBuf::as_path));
         if let Some(sensitive) = { known }.find(|path| real.starts_with(path) || path.starts_with(real)) {
             let (real, sensitive) = (escape_name(&real.to_string_lossy()), sensitive.display());
-            return Some((format!("{real} touches {sensitive} and needs an entry of its own"), line));
+            return Some((format!("{real} overlaps {sensitive} and requires an exact entry"), line));
         }
         if self.rules.mounts.iter().any(|entry| real.starts_with(entry)) {
             return None;
         }
-        Some((format!("{} is below no allowed path", escape_name(&real.to_string_lossy())), line))
+        Some((format!("{} is not below an allowed path", escape_name(&real.to_string_lossy())), line))
     }
 
     fn decide_devices(&self, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
@@ -362,7 +360,7 @@ impl Policy {
             None => true,
         };
         if !allowed {
-            let what = format!("host_ssh_keys for {}: not this user", escape_name(user));
+            let what = format!("host_ssh_keys for {}: user not allowed", escape_name(user));
             verdict.forbid(what, Some(add_hint(user, "host_ssh_users")));
         }
     }
@@ -387,7 +385,7 @@ impl PolicyDecision {
 }
 
 fn set_hint(setting: &str) -> String {
-    format!("say `{setting}`")
+    format!("set `{setting}`")
 }
 
 fn add_hint(entry: &str, list: &str) -> String {
@@ -415,10 +413,10 @@ fn target_refusal(target: &str) -> Option<&'static str> {
         return Some("not an absolute path");
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Some("leads upwards");
+        return Some("contains `..`");
     }
     if path.components().count() < 2 {
-        return Some("the root of the container");
+        return Some("cannot replace the root of the container");
     }
     // Engines parse a bind as `source:target`.
     if target.contains(':') {
@@ -427,7 +425,7 @@ fn target_refusal(target: &str) -> Option<&'static str> {
     RESERVED_TARGETS
         .iter()
         .any(|taken| path.starts_with(taken))
-        .then_some("a place of the agent or the kernel")
+        .then_some("reserved for the agent or the kernel")
 }
 
 /// Returns whether an entry matches: the path itself and everything below; with a final `*`, every name with that
@@ -477,7 +475,7 @@ impl Decode for PolicyRules {
         let host_network = decode::optional_field(node, "host_network", cx, || default.host_network);
         let mounts = match node.entry("mounts") {
             None => Some(default.mounts),
-            Some(entry) => cx.under("mounts", |cx| absolute_paths(&entry.value, cx)),
+            Some(entry) => cx.under("mounts", |cx| decode_absolute_paths(&entry.value, cx)),
         };
         let devices = decode::optional_field(node, "devices", cx, || default.devices);
         let registries = decode::optional_field(node, "registries", cx, || default.registries);
@@ -489,15 +487,15 @@ impl Decode for PolicyRules {
         let host_ssh_users = decode::optional_field(node, "host_ssh_users", cx, || default.host_ssh_users);
         let processes = match node.entry("processes") {
             None => Some(default.processes),
-            Some(entry) => cx.under("processes", |cx| mode(&entry.value, cx)).map(Some),
+            Some(entry) => cx.under("processes", |cx| decode_mode(&entry.value, cx)).map(Some),
         };
         let users = match node.entry("users") {
             None => Some(default.users),
-            Some(entry) => cx.under("users", |cx| accounts(&entry.value, cx)),
+            Some(entry) => cx.under("users", |cx| decode_users(&entry.value, cx)),
         };
         let user_ids = match node.entry("user_ids") {
             None => Some(default.user_ids),
-            Some(entry) => cx.under("user_ids", |cx| range(&entry.value, cx)),
+            Some(entry) => cx.under("user_ids", |cx| decode_range(&entry.value, cx)),
         };
         Some(Self {
             privileged: privileged?,
@@ -506,7 +504,7 @@ impl Decode for PolicyRules {
             devices: devices?,
             registries: registries?,
             new_privileges: new_privileges?,
-            capabilities: capabilities?.iter().map(|name| capability(name)).collect(),
+            capabilities: capabilities?.iter().map(|name| normalize_capability(name)).collect(),
             pids: pids?.get(),
             host_ssh_users: host_ssh_users?,
             processes: processes?,
@@ -516,39 +514,39 @@ impl Decode for PolicyRules {
     }
 }
 
-fn mode(node: &Node, cx: &mut Ctx) -> Option<ProcessMode> {
+fn decode_mode(node: &Node, cx: &mut Ctx) -> Option<ProcessMode> {
     let text = String::decode(node, cx)?;
     match text.as_str() {
         "confined" => Some(ProcessMode::Confined),
         "own" => Some(ProcessMode::Own),
         "refused" => Some(ProcessMode::Refused),
-        _ => cx.invalid(node, format!("`{text}` is none of `confined`, `own` and `refused`")),
+        _ => cx.invalid(node, format!("expected `confined`, `own` or `refused`, not `{text}`")),
     }
 }
 
-fn accounts(node: &Node, cx: &mut Ctx) -> Option<Vec<String>> {
+fn decode_users(node: &Node, cx: &mut Ctx) -> Option<Vec<String>> {
     let names: Vec<String> = Decode::decode(node, cx)?;
     if names.iter().any(|name| name == "root" || name.parse() == Ok(0)) {
-        return cx.invalid(node, "a plain process is never root: `root` cannot be listed");
+        return cx.invalid(node, "`root` is not allowed: a plain process never runs as root");
     }
     Some(names)
 }
 
-fn range(node: &Node, cx: &mut Ctx) -> Option<UserIdRange> {
+fn decode_range(node: &Node, cx: &mut Ctx) -> Option<UserIdRange> {
     let text = String::decode(node, cx)?;
     match UserIdRange::parse(&text) {
         Some(range) => Some(range),
-        None => cx.invalid(node, format!("`{text}` is not `FIRST-LAST`, from 1000 to 4294967293")),
+        None => cx.invalid(node, format!("expected `FIRST-LAST` from 1000 to 4294967293, not `{text}`")),
     }
 }
 
 /// Normalizes a name: `CAP_SYS_NICE` and `sys_nice` are the same.
-fn capability(name: &str) -> String {
+fn normalize_capability(name: &str) -> String {
     let name = name.to_ascii_uppercase();
     name.strip_prefix("CAP_").unwrap_or(&name).to_owned()
 }
 
-fn absolute_paths(node: &Node, cx: &mut Ctx) -> Option<Vec<PathBuf>> {
+fn decode_absolute_paths(node: &Node, cx: &mut Ctx) -> Option<Vec<PathBuf>> {
     let texts: Vec<String> = Decode::decode(node, cx)?;
     let mut paths = Vec::new();
     for text in texts {

@@ -53,21 +53,21 @@ fn a_plain_task_is_allowed_and_gets_the_defaults() {
 }
 
 #[test]
-fn x9_privileged_is_forbidden_until_the_file_says_otherwise() {
+fn x9_privileged_tasks_are_forbidden_unless_the_policy_allows_them() {
     let privileged = |spec: &mut TaskSpec| spec.privileged = true;
-    assert_eq!(problems("", privileged), ["privileged: not on this host"]);
+    assert_eq!(problems("", privileged), ["privileged: not allowed"]);
     assert_eq!(problems("privileged: true", privileged), [""; 0]);
 }
 
 #[test]
-fn x9_the_hosts_network_can_be_forbidden() {
-    assert_eq!(problems("host_network: false", |_| {}), ["network_mode host: not on this host"]);
+fn x9_the_policy_can_forbid_the_host_network() {
+    assert_eq!(problems("host_network: false", |_| {}), ["network_mode host: not allowed"]);
     let bridge = |spec: &mut TaskSpec| spec.network_mode = NetworkMode::Bridge;
     assert_eq!(problems("host_network: false", bridge), [""; 0]);
 }
 
 #[test]
-fn x9_only_what_is_below_an_entry_is_mounted() {
+fn x9_only_paths_below_a_policy_entry_can_be_mounted() {
     for path in ["/mnt/cache", "/srv", "/data/set/1", "/scratch/x", "/opt"] {
         may_not_mount("", path);
     }
@@ -83,7 +83,7 @@ fn x9_only_what_is_below_an_entry_is_mounted() {
 }
 
 #[test]
-fn x9_what_gives_the_host_away_needs_its_exact_entry() {
+fn x9_sensitive_host_paths_need_an_exact_policy_entry() {
     let all = "mounts: [/]";
     for path in ["/etc", "/etc/ssl", "/proc/1", "/sys", "/dev/sda", "/root/.ssh", "/run/windlass"] {
         may_not_mount(all, path);
@@ -103,7 +103,7 @@ fn x9_what_gives_the_host_away_needs_its_exact_entry() {
 }
 
 #[test]
-fn an_optional_mount_that_is_forbidden_is_left_out() {
+fn a_forbidden_optional_mount_is_skipped() {
     let mut spec = spec();
     spec.instance_mounts = vec![mount("/etc"), mount("/mnt/a")];
     spec.instance_mounts[0].optional = true;
@@ -115,7 +115,7 @@ fn an_optional_mount_that_is_forbidden_is_left_out() {
 }
 
 #[test]
-fn nothing_is_mounted_over_the_agent_or_the_kernel() {
+fn mounts_over_agent_or_kernel_paths_are_refused() {
     for target in ["/", "in", "/a/../b", "/proc/x", "/sys", "/windlass/run", "/a:b", "//"] {
         let told = problems("", |spec| {
             spec.volume_mounts.push(VolumeMount { name: "v".to_owned(), path: target.to_owned() });
@@ -124,11 +124,11 @@ fn nothing_is_mounted_over_the_agent_or_the_kernel() {
     }
     let some = "mounts: [/mnt/a, /mnt/b]";
     let twice = problems(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
-    assert_eq!(twice, ["mount at /in: two mounts want the same place"]);
+    assert_eq!(twice, ["mount at /in: two mounts have this target"]);
 }
 
 #[test]
-fn images_come_from_allowed_registries() {
+fn only_images_from_allowed_registries_are_accepted() {
     let image = |name: &str| {
         let name = name.to_owned();
         move |spec: &mut TaskSpec| spec.image_name = name
@@ -144,7 +144,7 @@ fn images_come_from_allowed_registries() {
 }
 
 #[test]
-fn devices_and_users_and_pids_have_their_lists() {
+fn the_policy_limits_devices_users_and_pids() {
     let device = |path: &str| {
         let device = format!(r#"[{{"path_on_host":"{path}","path_in_container":"/dev/x"}}]"#);
         move |spec: &mut TaskSpec| spec.gpu_devices = serde_json::from_str(&device).unwrap()
@@ -162,22 +162,22 @@ fn devices_and_users_and_pids_have_their_lists() {
     };
     assert_eq!(problems("", keys("ubuntu")), [""; 0]);
     assert_eq!(problems("", keys("root")), [""; 0]);
-    assert_eq!(problems("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
+    assert_eq!(problems("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: user not allowed"]);
     assert_eq!(problems("host_ssh_users: [root]", keys("root")), [""; 0]);
     assert_eq!(problems("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
     assert_eq!(problems("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
 }
 
 #[test]
-fn a_refusal_tells_everything_and_names_the_lines_that_help() {
+fn a_refusal_lists_every_problem_and_the_policy_lines_that_would_allow_it() {
     let policy = policy("");
     let mut spec = spec();
     spec.privileged = true;
     spec.instance_mounts.push(mount("/etc\n"));
     let seen = ResolvedPaths { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
     let text = policy.render(&policy.decide(&spec, &seen).problems);
-    assert!(text.contains("- privileged: not on this host\n"), "{text}");
-    assert!(text.contains("hint: to allow it, say `privileged: true` in /etc/windlass/policy.yml"), "{text}");
+    assert!(text.contains("- privileged: not allowed\n"), "{text}");
+    assert!(text.contains("hint: to allow it, set `privileged: true` in /etc/windlass/policy.yml"), "{text}");
     assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
     spec.instance_mounts = vec![mount("/opt/nope")];
     let real = MountSource { real: "/opt/nope".into(), missing: Vec::new() };
@@ -188,7 +188,7 @@ fn a_refusal_tells_everything_and_names_the_lines_that_help() {
 }
 
 #[test]
-fn the_agents_own_directories_are_given_by_no_entry() {
+fn no_policy_entry_allows_mounts_of_agent_directories() {
     let dir = windlass_testkit::temp_dir("policy").unwrap();
     let rules = parse("policy.yml", b"mounts: [/var, /]").unwrap();
     let policy = Policy::new(Path::new("/policy.yml"), rules).with_agent_dirs([dir.path().to_owned()]);
@@ -204,7 +204,7 @@ fn the_agents_own_directories_are_given_by_no_entry() {
 }
 
 #[test]
-fn the_file_says_what_plain_processes_are() {
+fn the_policy_file_sets_the_mode_and_users_of_plain_processes() {
     let rules = |yaml: &str| parse("policy.yml", yaml.as_bytes());
     let policy = |yaml: &str| Policy::new(Path::new("/p"), rules(yaml).unwrap());
     let mode = |yaml: &str| policy(yaml).processes(ProcessMode::Own, Vec::new()).mode;
@@ -218,7 +218,7 @@ fn the_file_says_what_plain_processes_are() {
 }
 
 #[test]
-fn a_mistake_in_the_file_is_told_with_its_place() {
+fn an_error_in_the_policy_file_is_reported_with_its_position() {
     let told = parse("policy.yml", b"privilged: true\nmounts: [etc]\npids: 0\n").unwrap_err();
     for part in
         ["policy.yml:1:1", "did you mean `privileged`?", "`etc` is not an absolute path", "policy.yml:3:7"]

@@ -9,7 +9,7 @@ use std::{
 
 use windlass_api::agent::shim::ConfinementMethod;
 
-use super::{PreparedTask, RuntimeError, Shared, TaskDir, failed, state_file::ProcessRecord};
+use super::{PreparedTask, RuntimeError, Shared, TaskDir, runtime_error, state_file::ProcessRecord};
 use crate::{
     cgroup::cloud_metadata,
     host::gpu::Gpu,
@@ -40,7 +40,7 @@ const RUN_PREFIX: &str = "windlass";
 const TEMP_DIRS: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
 /// Returns whether the mount point is in a private directory of the task.
-pub(super) fn is_own_place(task: &Confinement, target: &Path) -> bool {
+pub(super) fn is_private_dir(task: &Confinement, target: &Path) -> bool {
     target.starts_with(&task.cover) || TEMP_DIRS.iter().any(|own| target.starts_with(own))
 }
 
@@ -53,26 +53,26 @@ impl Shared {
         group: Option<&Path>,
     ) -> Result<(Confinement, Option<String>), RuntimeError> {
         let by = self.confined_by().map_err(|why| RuntimeError::Refused {
-            what: "confine the task".to_owned(),
+            what: "failed to confine the task".to_owned(),
             why: why.to_owned(),
         })?;
         let user = match by {
             ConfinementMethod::Users => {
                 let user = self
                     .assign_user(&task.dir, record)
-                    .map_err(|error| failed("give the task a user", error))?;
+                    .map_err(|error| runtime_error("failed to allocate a user id", error))?;
                 Some(TaskUser { id: user, groups: device_groups(&task.gpus) })
             }
             ConfinementMethod::Namespaces => None,
         };
         create_private_dirs(&task.dir, user.as_ref().map(|user| user.id))
-            .map_err(|error| failed("make the task's directories", error))?;
+            .map_err(|error| runtime_error("failed to create the task's directories", error))?;
         let gap = match (by, group) {
             (ConfinementMethod::Namespaces, _) => None,
             (ConfinementMethod::Users, Some(group)) => {
                 cloud_metadata::block(group).err().map(|error| error.to_string())
             }
-            (ConfinementMethod::Users, None) => Some("no control groups of version 2".to_owned()),
+            (ConfinementMethod::Users, None) => Some("cgroup v2 is not available".to_owned()),
         };
         let hidden = self.hidden(by);
         let (place, cover) = match by {
@@ -91,7 +91,7 @@ impl Shared {
                 .recursive(true)
                 .mode(0o755)
                 .create(&cover)
-                .map_err(|error| failed("make the place of its directories", error))?;
+                .map_err(|error| runtime_error("failed to create the directory of tasks", error))?;
         }
         let confinement = Confinement {
             user,
@@ -104,7 +104,7 @@ impl Shared {
             shm_bytes: u64::try_from(task.spec.shm_size).ok().filter(|&bytes| bytes > 0),
             users: self.rules.users.clone(),
         };
-        let gap = gap.map(|why| format!("the cloud's metadata address is not refused to this task: {why}"));
+        let gap = gap.map(|why| format!("the cloud's metadata address is not blocked for this task: {why}"));
         Ok((confinement, gap))
     }
 

@@ -10,7 +10,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// Returns the two variables that mark a process as part of a task of this shim. A job can drop them, so they are the
 /// last resort where there are no control groups.
-pub(super) fn marks(home_id: &str, task: SubmissionId) -> [(String, String); 2] {
+pub(super) fn task_marks(home_id: &str, task: SubmissionId) -> [(String, String); 2] {
     [("WINDLASS_TASK_ID".to_owned(), task.to_string()), ("WINDLASS_HOME_ID".to_owned(), home_id.to_owned())]
 }
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_allocated_gpus_are_in_sight() {
+    fn exactly_the_allocated_gpus_are_visible() {
         check(&[], &[("CUDA_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")]);
         check(&[gpu(Vendor::Nvidia, 3), gpu(Vendor::Nvidia, 1)], &[("CUDA_VISIBLE_DEVICES", "GPU-3,GPU-1")]);
         check(&[gpu(Vendor::Amd, 2)], &[("ROCR_VISIBLE_DEVICES", "2")]);
@@ -83,10 +83,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_adds_cannot_unmark_a_task() {
+    fn variables_added_by_the_host_cannot_override_the_task_id() {
         let added = [("WINDLASS_TASK_ID".to_owned(), "other".to_owned())];
         let task = SubmissionId(uuid::Uuid::from_u128(7));
-        let all = variables(None, &added, &marks("h", task), &[]);
+        let all = variables(None, &added, &task_marks("h", task), &[]);
         let last = all.iter().rfind(|(name, _)| name == "WINDLASS_TASK_ID").unwrap();
         assert_eq!(last.1, task.to_string().as_str());
     }

@@ -188,7 +188,8 @@ impl ProcessRuntime {
                 let http = http.map(|host| Port { host, container: RUNNER_PORT });
                 return Ok([ssh].into_iter().chain(http).collect());
             }
-            let held = held(dir).map_err(|source| failed("find the task's process", source))?;
+            let held = first_process(dir)
+                .map_err(|source| runtime_error("cannot find the task's process", source))?;
             if held.is_none_or(|held| held.ended(Duration::ZERO).unwrap_or(false)) {
                 return Ok(Vec::new());
             }
@@ -200,8 +201,9 @@ impl ProcessRuntime {
         }
     }
 
-    async fn ended(&self, dir: &TaskDir) -> Result<Exit, RuntimeError> {
-        let init = held(dir).map_err(|source| failed("find the task's process", source))?;
+    async fn wait_process_end(&self, dir: &TaskDir) -> Result<Exit, RuntimeError> {
+        let init =
+            first_process(dir).map_err(|source| runtime_error("cannot find the task's process", source))?;
         let reaped = match init {
             // The exit record of the init takes precedence; an init that was killed could not write one.
             Some(init) => ended(init).await?.reap(),
@@ -209,7 +211,7 @@ impl ProcessRuntime {
         };
         // An init that was killed has left its task running.
         let leftover = dir.clone();
-        self.run_blocking("end the task".to_owned(), move |shared| shared.end(&leftover)).await?;
+        self.run_blocking("failed to end the task".to_owned(), move |shared| shared.end(&leftover)).await?;
         let group = self.shared.groups.find(&dir.id.to_string());
         let word = read_exit_record(dir);
         let boot = ProcessRecord::load(dir).ok().flatten().map(|record| record.boot);
@@ -220,19 +222,19 @@ impl ProcessRuntime {
             (None, _, _) => Some(LossReason::Vanished),
         };
         let oom_killed = word.is_some_and(|word| word.oom_killed) || group.group.oom_kills() > 0;
-        Ok(Exit { code, oom_killed, tail: tail(dir), lost })
+        Ok(Exit { code, oom_killed, tail: output_tail(dir), lost })
     }
 }
 
 /// Returns when the process has ended.
 async fn ended(held: ProcessHandle) -> Result<ProcessHandle, RuntimeError> {
-    let watched = held.watch().map_err(|error| failed("watch the task's process", error))?;
-    watched.readable().await.map_err(|error| failed("watch the task's process", error))?.retain_ready();
+    let watched = held.watch().map_err(|error| runtime_error("cannot watch the task", error))?;
+    watched.readable().await.map_err(|error| runtime_error("cannot watch the task", error))?.retain_ready();
     Ok(watched.into_inner())
 }
 
 /// Returns the task's first process, if it is still the one that was started and has not been reaped.
-fn held(dir: &TaskDir) -> io::Result<Option<ProcessHandle>> {
+fn first_process(dir: &TaskDir) -> io::Result<Option<ProcessHandle>> {
     let Some(record) = ProcessRecord::load(dir)? else { return Ok(None) };
     let Some(name) = record.process.filter(|_| proc::boot_id().is_ok_and(|boot| boot == record.boot)) else {
         return Ok(None);
@@ -244,7 +246,7 @@ fn read_exit_record(dir: &TaskDir) -> Option<ExitRecord> {
     serde_json::from_str(&dir.read_small_file(EXIT_RECORD)?).ok()
 }
 
-fn tail(dir: &TaskDir) -> Vec<String> {
+fn output_tail(dir: &TaskDir) -> Vec<String> {
     use std::io::{Read, Seek, SeekFrom};
     let read = || -> io::Result<Vec<u8>> {
         let mut file = std::fs::File::open(dir.root().join(OUTPUT_FILE))?;
@@ -259,7 +261,7 @@ fn tail(dir: &TaskDir) -> Vec<String> {
     lines.iter().skip(lines.len().saturating_sub(TAIL_LINES)).map(|&line| line.to_owned()).collect()
 }
 
-fn failed(what: &str, source: io::Error) -> RuntimeError {
+fn runtime_error(what: &str, source: io::Error) -> RuntimeError {
     let what = what.to_owned();
     if source.kind() == io::ErrorKind::StorageFull {
         return RuntimeError::NoDisk { what };
@@ -267,7 +269,7 @@ fn failed(what: &str, source: io::Error) -> RuntimeError {
     RuntimeError::Failed { what, source: Box::new(source) }
 }
 
-fn handle(task: SubmissionId) -> Handle {
+fn handle_for(task: SubmissionId) -> Handle {
     Handle { name: format!("{NAME_PREFIX}{task}"), id: task.to_string() }
 }
 
@@ -280,7 +282,7 @@ impl Runtime for ProcessRuntime {
         if !is_plain_process(spec) && !self.shared.ignores_images {
             let image = &spec.image_name;
             return Some(format!(
-                "run image {image}: this host has no container engine, only plain processes"
+                "cannot run image {image}: this host has no container engine, only plain processes"
             ));
         }
         self.shared.refusal(spec.process_isolation)
@@ -299,45 +301,46 @@ impl Runtime for ProcessRuntime {
     fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         Box::pin(async move {
             let task = task.clone();
-            self.run_blocking("create the task".to_owned(), move |shared| shared.create(&task)).await
+            self.run_blocking("cannot create the task".to_owned(), move |shared| shared.create(&task)).await
         })
     }
 
     fn start<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         Box::pin(async move {
             let prepared = task.clone();
-            self.run_blocking("start the task".to_owned(), move |shared| shared.start(&prepared)).await?;
+            self.run_blocking("task start failed".to_owned(), move |shared| shared.start(&prepared)).await?;
             self.ports(&task.dir).await
         })
     }
 
     fn wait<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
-        Box::pin(self.ended(&task.dir))
+        Box::pin(self.wait_process_end(&task.dir))
     }
 
     fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()> {
         Box::pin(async move {
-            let init = held(task).map_err(|source| failed("find the task's process", source))?;
+            let init = first_process(task)
+                .map_err(|source| runtime_error("cannot find the task's process", source))?;
             let asked = init.as_ref().is_some_and(|init| init.signal(Signal::TERM).unwrap_or(false));
             if let Some(init) = init.filter(|_| asked) {
                 let _ = tokio::time::timeout(grace, ended(init)).await;
             }
             let dir = task.clone();
-            self.run_blocking("stop the task".to_owned(), move |shared| shared.kill(&dir)).await
+            self.run_blocking("failed to stop the task".to_owned(), move |shared| shared.kill(&dir)).await
         })
     }
 
     fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         Box::pin(async move {
             let dir = task.clone();
-            self.run_blocking("remove the task".to_owned(), move |shared| shared.remove(&dir)).await
+            self.run_blocking("failed to remove the task".to_owned(), move |shared| shared.remove(&dir)).await
         })
     }
 
     fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         Box::pin(async move {
-            self.run_blocking("look for tasks".to_owned(), |shared| {
-                shared.found().map_err(|source| failed("look for tasks", source))
+            self.run_blocking("failed to list tasks".to_owned(), |shared| {
+                shared.found().map_err(|source| runtime_error("failed to list tasks", source))
             })
             .await
         })
@@ -353,7 +356,7 @@ fn is_plain_path(path: &Path) -> bool {
 
 impl Shared {
     fn confined_by(&self) -> Result<ConfinementMethod, &str> {
-        let found = self.confined_by.get_or_init(|| probe::confined_by(&self.agent));
+        let found = self.confined_by.get_or_init(|| probe::detect_confinement(&self.agent));
         found.as_ref().copied().map_err(String::as_str)
     }
 
@@ -361,19 +364,19 @@ impl Shared {
     fn refusal(&self, isolation: ProcessIsolation) -> Option<String> {
         match (self.rules.mode, isolation) {
             (ProcessMode::Refused, _) => Some(
-                "run a task without an image: this host takes no plain processes (name an image, or have the host's \
-                 owner say `processes: confined` in its policy)"
+                "this host does not accept plain processes: set an image, or have the owner of the host set \
+                 `processes: confined` in its policy"
                     .to_owned(),
             ),
             (ProcessMode::Confined, ProcessIsolation::Own) => Some(
-                "run a plain process as the agent's own user: this host confines them (have the host's owner say \
-                 `processes: own` in its policy)"
+                "this host confines plain processes and does not run them as the agent's user: have \
+                 the owner of the host set `processes: own` in its policy"
                     .to_owned(),
             ),
             (ProcessMode::Own, ProcessIsolation::Own) => None,
             (ProcessMode::Confined | ProcessMode::Own, ProcessIsolation::Confined) => {
                 let why = self.confined_by().err()?;
-                Some(format!("run a task without an image: this host cannot confine plain processes: {why}"))
+                Some(format!("this host cannot confine plain processes: {why}"))
             }
         }
     }
@@ -396,14 +399,14 @@ impl Shared {
         ids.into_iter()
             .map(|task| {
                 let state = self.state(&TaskDir::new(&self.home, task))?;
-                Ok(FoundTask { task, handle: handle(task), state })
+                Ok(FoundTask { task, handle: handle_for(task), state })
             })
             .collect()
     }
 
     fn state(&self, dir: &TaskDir) -> io::Result<FoundState> {
         let record = ProcessRecord::load(dir)?;
-        let alive = match held(dir)? {
+        let alive = match first_process(dir)? {
             Some(held) => !held.ended(Duration::ZERO)?,
             None => false,
         };

@@ -44,7 +44,7 @@ fn any_free_port(is_taken: impl Fn(u16) -> bool) -> io::Result<u16> {
             return Ok(port);
         }
     }
-    Err(io::Error::new(io::ErrorKind::AddrInUse, "no port is free"))
+    Err(io::Error::new(io::ErrorKind::AddrInUse, "no free port found"))
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_kept_where_it_is_free_and_another_one_given_where_it_is_not() {
+    fn a_free_port_is_kept_and_a_taken_one_is_replaced() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let busy = taken.local_addr().unwrap().port();
         let map = choose_ports(&[busy], &BTreeSet::new()).unwrap();

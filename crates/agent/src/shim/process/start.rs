@@ -21,9 +21,9 @@ use windlass_api::agent::shim::ProcessIsolation;
 
 use super::{
     Handle, OUTPUT_FILE, PreparedTask, RuntimeError, Shared, TaskDir,
-    confinement::is_own_place,
-    environment, failed, handle, is_plain_path, ports,
-    state_file::{ProcessRecord, absent_is_fine},
+    confinement::is_private_dir,
+    environment, handle_for, is_plain_path, ports, runtime_error,
+    state_file::{ProcessRecord, ignore_not_found},
 };
 use crate::{
     cgroup::{port_rewrite::rewrite_ports, task::TaskLimits},
@@ -52,42 +52,43 @@ impl Shared {
     pub(super) fn create(&self, task: &PreparedTask) -> Result<Handle, RuntimeError> {
         let is_confined = task.spec.process_isolation.is_confined();
         if !task.binds.is_empty() && !is_confined && !rustix::process::geteuid().is_root() {
-            return Err(refused_error("mount into the task", "without a container engine this takes root"));
+            return Err(refused_error("cannot mount into the task", "root is required without an engine"));
         }
         if let Some(odd) = task.binds.iter().find(|bind| !is_plain_path(Path::new(&bind.target))) {
             return Err(refused_error(
-                "mount into the task",
-                format!("`{}` is not a plain absolute path", odd.target),
+                "cannot mount into the task",
+                format!("`{}` is not an absolute path without `..`", odd.target),
             ));
         }
         self.create_scratch(&task.dir, is_confined)
-            .map_err(|error| failed("make the scratch directory", error))?;
-        let record =
-            ProcessRecord::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+            .map_err(|error| runtime_error("failed to create the scratch directory", error))?;
+        let record = ProcessRecord::load(&task.dir)
+            .map_err(|error| runtime_error("cannot read the task's record", error))?;
         if record.is_none() {
-            let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
+            let boot = proc::boot_id().map_err(|error| runtime_error("failed to read the boot id", error))?;
             ProcessRecord::new(boot)
                 .save(&task.dir)
-                .map_err(|error| failed("write the task's record", error))?;
+                .map_err(|error| runtime_error("failed to write the task's record", error))?;
         }
         self.groups.make(&task.spec.id.to_string(), &cgroup_limits(task));
-        Ok(handle(task.spec.id))
+        Ok(handle_for(task.spec.id))
     }
 
     /// Starts the task unless that was done before.
     pub(super) fn start(&self, task: &PreparedTask) -> Result<(), RuntimeError> {
         let _one_at_a_time = self.starting.lock();
-        let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
-        let record =
-            ProcessRecord::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+        let boot = proc::boot_id().map_err(|error| runtime_error("failed to read the boot id", error))?;
+        let record = ProcessRecord::load(&task.dir)
+            .map_err(|error| runtime_error("cannot read the task's record", error))?;
         let mut record = record.unwrap_or_else(|| ProcessRecord::new(boot.clone()));
         if record.process.is_some() {
-            let alive = super::held(&task.dir).map_err(|error| failed("find the task's process", error))?;
+            let alive = super::first_process(&task.dir)
+                .map_err(|error| runtime_error("cannot find the process", error))?;
             if alive.is_some() || !was_never_started(&task.dir) {
                 return Ok(());
             }
-            absent_is_fine(fs::remove_file(task.dir.run().join(NEVER_STARTED_FILE)))
-                .map_err(|error| failed("forget a start that failed", error))?;
+            ignore_not_found(fs::remove_file(task.dir.run().join(NEVER_STARTED_FILE)))
+                .map_err(|error| runtime_error("failed to reset a failed start", error))?;
         }
         record.boot = boot;
         let orders = self.orders(task, &mut record)?;
@@ -125,12 +126,13 @@ impl Shared {
         let mut binds = Vec::new();
         for bind in &task.binds {
             let target = PathBuf::from(&bind.target);
-            let is_hidden = confinement.as_ref().is_some_and(|task| is_own_place(task, &target));
+            let is_hidden = confinement.as_ref().is_some_and(|task| is_private_dir(task, &target));
             // The private directories of the task are created in its namespaces.
             if !is_hidden {
                 record.targets.push(target.clone());
-                create_mount_point(&bind.source, &target, &mut record.made)
-                    .map_err(|error| failed(&format!("make the mount point {}", bind.target), error))?;
+                create_mount_point(&bind.source, &target, &mut record.made).map_err(|error| {
+                    runtime_error(&format!("cannot create mount point {}", bind.target), error)
+                })?;
             }
             binds.push(BindRequest { source: bind.source.clone(), target, read_only: bind.read_only });
         }
@@ -157,10 +159,10 @@ impl Shared {
         if record.ports.is_none() {
             let map =
                 ports::choose_ports(&task.spec.app_ports, &ProcessRecord::other_ports(&self.home, &task.dir))
-                    .map_err(|error| failed("find free ports", error))?;
+                    .map_err(|error| runtime_error("failed to find free ports", error))?;
             let rewritten = match group {
                 Some(group) => rewrite_ports(group, &map),
-                None => Err(io::Error::new(io::ErrorKind::Unsupported, "no control groups of version 2")),
+                None => Err(io::Error::new(io::ErrorKind::Unsupported, "cgroup v2 is not available")),
             };
             if let Err(error) = &rewritten {
                 tracing::debug!(%error, task = %task.spec.id, "failed to rewrite the ports of a task");
@@ -170,10 +172,10 @@ impl Shared {
         let Some(given) = &record.ports else { return Ok(Vec::new()) };
         let written = serde_json::to_vec(given).map_err(io::Error::from);
         let written = written.and_then(|text| fs::write(task.dir.run().join(PORTS), text));
-        written.map_err(|error| failed("write the task's ports", error))?;
+        written.map_err(|error| runtime_error("failed to write the task's ports", error))?;
         let moved = given.map.iter().filter(|(from, to)| !given.is_rewritten && from != to);
         let notice = |(from, to): (&u16, &u16)| {
-            format!("port {from} of this machine is taken: listen on port {to}, the value of PORT")
+            format!("port {from} of this host is in use: listen on port {to}, the value of `PORT`")
         };
         Ok(moved.map(notice).collect())
     }
@@ -184,7 +186,7 @@ impl Shared {
         record: &mut ProcessRecord,
         orders: &InitRequest,
     ) -> Result<(), RuntimeError> {
-        let cannot = |error| failed("start the task's first process", error);
+        let cannot = |error| runtime_error("failed to start the task's first process", error);
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         let mut child = self.command(task, theirs).and_then(|mut command| command.spawn()).map_err(cannot)?;
         // The child is not reaped yet, so its pid cannot be reused.
@@ -194,14 +196,14 @@ impl Shared {
             // No orders were sent: closing the gate ends it.
             drop(ours);
             let _ = child.wait();
-            return Err(failed("write the task's record", error));
+            return Err(runtime_error("failed to write the task's record", error));
         }
         let answer = send_orders(ours, orders)
-            .map_err(|error| failed("give the task's first process its orders", error))?;
+            .map_err(|error| runtime_error("failed to set up the task's first process", error))?;
         if answer != REQUEST_DONE {
             let _ = child.wait();
-            let why = if answer.is_empty() { "it ended without a word".to_owned() } else { answer };
-            return Err(refused_error("start the task's first process", why));
+            let why = if answer.is_empty() { "it ended without a response".to_owned() } else { answer };
+            return Err(refused_error("failed to start the task's first process", why));
         }
         Ok(())
     }
@@ -214,7 +216,7 @@ impl Shared {
             .open(task.dir.root().join(OUTPUT_FILE))?;
         let home =
             std::env::var_os("HOME").or_else(|| Some("/root".into())).filter(|home| Path::new(home).is_dir());
-        let marks = environment::marks(&self.home_id, task.spec.id);
+        let marks = environment::task_marks(&self.home_id, task.spec.id);
         let mut command = Command::new(&self.agent);
         command
             .arg0("windlass-agent")

@@ -61,7 +61,7 @@ impl ProcessRecord {
     }
 
     pub(super) fn delete(dir: &TaskDir) -> io::Result<()> {
-        absent_is_fine(fs::remove_file(dir.root().join(FILE)))
+        ignore_not_found(fs::remove_file(dir.root().join(FILE)))
     }
 
     /// Records of all other tasks of this home.
@@ -91,7 +91,7 @@ impl ProcessRecord {
     }
 }
 
-pub(super) fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
+pub(super) fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

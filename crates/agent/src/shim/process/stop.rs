@@ -11,8 +11,8 @@ use rustix::process::Signal;
 use windlass_model::id::SubmissionId;
 
 use super::{
-    OUTPUT_FILE, RuntimeError, Shared, TaskDir, environment, failed, held,
-    state_file::{ProcessRecord, absent_is_fine},
+    OUTPUT_FILE, RuntimeError, Shared, TaskDir, environment, first_process, runtime_error,
+    state_file::{ProcessRecord, ignore_not_found},
 };
 use crate::proc::{self, ProcessHandle, ProcessId, ProcessState};
 
@@ -23,7 +23,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 #[derive(Debug, thiserror::Error)]
-#[error("{count} processes were killed and do not end, the first is {first}")]
+#[error("{count} processes were killed but did not end, the first is {first}")]
 struct UnkillableProcesses {
     count: usize,
     first: ProcessId,
@@ -32,7 +32,8 @@ struct UnkillableProcesses {
 impl Shared {
     /// Kills the job first, so that init can record its exit, and then everything that remains.
     pub(super) fn kill(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
-        if let Some(init) = held(dir).map_err(|error| failed("find the task's process", error))?
+        if let Some(init) =
+            first_process(dir).map_err(|error| runtime_error("cannot find the task's process", error))?
             && !init.ended(Duration::ZERO).unwrap_or(true)
         {
             self.kill_job(dir, &init);
@@ -57,12 +58,13 @@ impl Shared {
     pub(super) fn end(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
         let begun = Instant::now();
         loop {
-            let remaining =
-                self.remaining(dir).map_err(|error| failed("look for the task's processes", error))?;
+            let remaining = self
+                .remaining(dir)
+                .map_err(|error| runtime_error("cannot list the task's processes", error))?;
             let Some(&first) = remaining.first() else { return Ok(()) };
             if begun.elapsed() > KILL_TIMEOUT {
                 let source = Box::new(UnkillableProcesses { count: remaining.len(), first });
-                return Err(RuntimeError::Failed { what: "kill the task".to_owned(), source });
+                return Err(RuntimeError::Failed { what: "failed to kill the task".to_owned(), source });
             }
             self.groups.find(&dir.id.to_string()).kill();
             for name in remaining {
@@ -78,9 +80,9 @@ impl Shared {
     /// Returns all live processes of the task: init and its descendants, members of its groups, and processes with its
     /// marks.
     pub(super) fn remaining(&self, dir: &TaskDir) -> io::Result<BTreeSet<ProcessId>> {
-        let all = proc::all()?;
+        let all = proc::list()?;
         let mut found = BTreeSet::new();
-        if let Some(init) = held(dir)? {
+        if let Some(init) = first_process(dir)? {
             init.reap();
             if !init.ended(Duration::ZERO)? {
                 found.insert(init.name());
@@ -88,7 +90,8 @@ impl Shared {
             }
         }
         let members = self.groups.find(&dir.id.to_string()).members();
-        let marks = environment::marks(&self.home_id, dir.id).map(|(name, value)| format!("{name}={value}"));
+        let marks =
+            environment::task_marks(&self.home_id, dir.id).map(|(name, value)| format!("{name}={value}"));
         let marks = marks.each_ref().map(String::as_str);
         let alive = all.iter().filter(|stat| stat.state == ProcessState::Alive).map(|stat| stat.name);
         found.extend(
@@ -100,7 +103,7 @@ impl Shared {
     /// Returns the tasks of this shim whose marks any process has.
     pub(super) fn marked_tasks(&self) -> io::Result<BTreeSet<SubmissionId>> {
         let home = format!("WINDLASS_HOME_ID={}", self.home_id);
-        let alive = proc::all()?.into_iter().filter(|stat| stat.state == ProcessState::Alive);
+        let alive = proc::list()?.into_iter().filter(|stat| stat.state == ProcessState::Alive);
         Ok(alive
             .filter(|stat| proc::was_started_with(stat.name.pid, &[&home]))
             .filter_map(|stat| proc::environment_variable(stat.name.pid, "WINDLASS_TASK_ID")?.parse().ok())
@@ -112,20 +115,21 @@ impl Shared {
         self.groups
             .find(&dir.id.to_string())
             .remove()
-            .map_err(|error| failed("remove the task's control groups", error))?;
-        let record = ProcessRecord::load(dir).map_err(|error| failed("read the task's record", error))?;
+            .map_err(|error| runtime_error("failed to remove the task's control groups", error))?;
+        let record =
+            ProcessRecord::load(dir).map_err(|error| runtime_error("cannot read the task record", error))?;
         for made in record.iter().flat_map(|record| record.made.iter().rev()) {
             // Removing a directory detaches the mounts of other tasks on it.
             if !ProcessRecord::is_used_by_others(&self.home, dir, made) {
                 let _ = fs::remove_dir(made).or_else(|_| remove_empty_file(made));
             }
         }
-        absent_is_fine(fs::remove_dir_all(dir.scratch()))
-            .and_then(|()| absent_is_fine(fs::remove_dir_all(dir.private())))
-            .and_then(|()| absent_is_fine(fs::remove_file(dir.root().join(OUTPUT_FILE))))
+        ignore_not_found(fs::remove_dir_all(dir.scratch()))
+            .and_then(|()| ignore_not_found(fs::remove_dir_all(dir.private())))
+            .and_then(|()| ignore_not_found(fs::remove_file(dir.root().join(OUTPUT_FILE))))
             .and_then(|()| self.release_user(dir, record.and_then(|record| record.user)))
             .and_then(|()| ProcessRecord::delete(dir))
-            .map_err(|error| failed("remove the task's files", error))
+            .map_err(|error| runtime_error("failed to remove the task's files", error))
     }
 }
 

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_runs_its_time_and_ends_as_it_was_told() {
+    fn a_simulated_job_runs_for_its_duration_and_ends_with_its_exit_code() {
         let job = job(500, 10, 3);
         assert_eq!(state_tuples(&job, 1000), [("running".into(), 1000, None)]);
         assert_eq!(state_tuples(&job, 1501).last().unwrap(), &("failed".into(), 1501, Some(3)));
@@ -277,7 +277,7 @@ mod tests {
     const READ_GRACE: Duration = Duration::from_secs(1);
 
     #[test]
-    fn output_is_the_same_by_offset_and_by_time_and_complete_at_the_end() {
+    fn output_by_offset_equals_output_by_time_and_is_complete_at_the_end() {
         for (run, lines) in [(500, 10), (0, 5), (3, 5000), (7, 7), (1, 1), (10, 0)] {
             let job = job(run, lines, 0);
             let end = 1000 + i64::try_from(run).unwrap().max(1) + 1;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn output_only_grows_and_what_was_said_stays() {
+    fn output_only_grows_and_earlier_bytes_never_change() {
         let job = job(100, 7, 0);
         let mut before = Vec::new();
         for now in 999..1120 {
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_job_says_so_once_and_ends_there() {
+    fn an_interrupted_job_ends_once_at_the_first_interrupt() {
         let mut job = job(60_000, 60, 0);
         job.stop(11_000);
         job.stop(12_000);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_killed_as_it_begins_ends_a_moment_later() {
+    fn a_job_killed_at_its_start_ends_one_millisecond_later() {
         let mut job = job(60_000, 60, 0);
         job.kill(1000);
         assert_eq!(job.life(1000, READ_GRACE), JobPhase::ChangesIn { in_ms: 1 });
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_whose_job_never_began_waits_until_it_is_ended() {
+    fn a_task_without_a_started_job_waits_until_it_is_killed() {
         let mut job = SimulatedJob::new(SimulationPlan::default());
         assert_eq!(job.life(0, READ_GRACE), JobPhase::Waiting);
         job.kill(5);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_told_once() {
+    fn states_and_output_growth_are_reported_once() {
         let mut job = job(10, 2, 0);
         assert_eq!(job.take_new_states(1000).len(), 1);
         assert_eq!(job.take_new_states(1005).len(), 0);

@@ -170,7 +170,7 @@ impl SimulatedRuntime {
     }
 }
 
-fn handle(id: SubmissionId) -> Handle {
+fn handle_for(id: SubmissionId) -> Handle {
     Handle { name: format!("hollow-{id}"), id: id.to_string() }
 }
 
@@ -212,13 +212,13 @@ impl Runtime for SimulatedRuntime {
             })
         };
         self.tasks.lock().entry(id).or_insert_with(fresh);
-        Box::pin(async move { Ok(handle(id)) })
+        Box::pin(async move { Ok(handle_for(id)) })
     }
 
     fn start<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         Box::pin(async move {
             let id = task.spec.id;
-            let known = self.task(id).ok_or_else(|| gone("start", id))?;
+            let known = self.task(id).ok_or_else(|| no_such_task("start", id))?;
             known.job.lock().start();
             Ok(Vec::new())
         })
@@ -227,7 +227,7 @@ impl Runtime for SimulatedRuntime {
     fn wait<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
         Box::pin(async move {
             let id = task.spec.id;
-            let known = self.task(id).ok_or_else(|| gone("wait for", id))?;
+            let known = self.task(id).ok_or_else(|| no_such_task("wait for", id))?;
             Ok(self.wait_ended(id, &known).await)
         })
     }
@@ -256,7 +256,7 @@ impl Runtime for SimulatedRuntime {
                 JobPhase::ChangesIn { .. } | JobPhase::Waiting if job.started() => FoundState::Running,
                 JobPhase::ChangesIn { .. } | JobPhase::Waiting => FoundState::Created,
             };
-            FoundTask { task, handle: handle(task), state }
+            FoundTask { task, handle: handle_for(task), state }
         });
         let found = found.collect();
         Box::pin(async { Ok(found) })
@@ -267,6 +267,6 @@ impl Runtime for SimulatedRuntime {
     }
 }
 
-fn gone(what: &str, id: SubmissionId) -> RuntimeError {
-    RuntimeError::Refused { what: format!("{what} {id}"), why: "there is no such hollow task".to_owned() }
+fn no_such_task(what: &str, id: SubmissionId) -> RuntimeError {
+    RuntimeError::Refused { what: format!("cannot {what} {id}"), why: "no such simulated task".to_owned() }
 }

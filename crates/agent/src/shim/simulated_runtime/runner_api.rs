@@ -26,7 +26,7 @@ const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 impl SimulatedRuntime {
     pub(super) async fn respond(&self, id: SubmissionId, call: Request<Bytes>) -> Response<Body> {
         let Some(task) = self.task(id) else {
-            return ErrorResponse::not_found("there is no such task").into_response();
+            return ErrorResponse::not_found("task not found").into_response();
         };
         let (parts, body) = call.into_parts();
         let query = Query(parts.uri.query().unwrap_or_default());
@@ -46,17 +46,17 @@ impl SimulatedRuntime {
             }
             (&Method::GET, "/api/pull") => {
                 let after = query.get("timestamp").unwrap_or(0);
-                json(&self.change(id, &task, |job, now| pull(job, now, after)))
+                json(&self.change(id, &task, |job, now| pull_response(job, now, after)))
             }
             (&Method::GET, "/api/metrics") => json(&metrics_response(clock::now_us())),
             (&Method::GET, "/api/logs") => logs_response(&task, &query).await,
             (&Method::POST, "/api/logs/read") => {
                 let offset = query.get("offset").unwrap_or(0);
-                self.change(id, &task, |job, now| read(job, now, offset));
+                self.change(id, &task, |job, now| acknowledge_read(job, now, offset));
                 StatusCode::OK.into_response()
             }
             (&Method::GET, JOB_RECORD_PATH) => json(&job_record(&task.job.lock(), clock::now_ms())),
-            _ => ErrorResponse::not_found("a hollow runner has no such call").into_response(),
+            _ => ErrorResponse::not_found("the simulated runner does not support this call").into_response(),
         }
     }
 
@@ -75,7 +75,7 @@ impl SimulatedRuntime {
         if taken {
             return StatusCode::OK.into_response();
         }
-        ErrorResponse::conflict("the job was started").into_response()
+        ErrorResponse::conflict("the job was already started").into_response()
     }
 }
 
@@ -96,7 +96,7 @@ fn json<T: serde::Serialize>(body: &T) -> Response<Body> {
     axum::Json(body).into_response()
 }
 
-fn pull(job: &mut SimulatedJob, now: i64, after: i64) -> PullResponse {
+fn pull_response(job: &mut SimulatedJob, now: i64, after: i64) -> PullResponse {
     let (lines, complete) = job.output_after(now, after);
     let cut = if complete { i64::MAX } else { lines.last().map_or(after, |(at, _)| *at) };
     let states =
@@ -118,7 +118,7 @@ fn pull(job: &mut SimulatedJob, now: i64, after: i64) -> PullResponse {
     }
 }
 
-fn read(job: &mut SimulatedJob, now: i64, offset: u64) {
+fn acknowledge_read(job: &mut SimulatedJob, now: i64, offset: u64) {
     if job.over(now) && offset >= job.output_end(now) {
         job.mark_read();
     }

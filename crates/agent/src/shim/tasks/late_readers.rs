@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use windlass_api::agent::{SSH_PORT, shim::Port};
-use windlass_model::{error_chain::chain, job::TerminationReason};
+use windlass_model::{error_chain::format_chain, job::TerminationReason};
 
 use super::{
     Storage, Tasks,
@@ -135,10 +135,10 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutpu
     let Some(listener) = bind(&open).await else { return };
     let host_key = match tasks.late_readers.host_key() {
         Ok(host_key) => host_key,
-        Err(error) => return tracing::warn!(error = chain(&error), "failed to create a host key"),
+        Err(error) => return tracing::warn!(error = format_chain(&error), "failed to create a host key"),
     };
     if let Err(error) = tasks.host.keep_keys(&task.spec, output.port).await {
-        tracing::warn!(error = chain(&error), id = %task.id, "failed to keep the keys of an ended task");
+        tracing::warn!(error = format_chain(&error), id = %task.id, "failed to keep the keys of an ended task");
     }
     let keys = ssh::AuthorizedKeys::new();
     keys.add(&task.spec.container_ssh_keys.join("\n"));
@@ -167,7 +167,7 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutpu
     };
     tokio::join!(ssh::serve(listener, config, open.stop.clone()), over);
     if let Err(error) = tasks.host.remove_keys(&task.spec).await {
-        tracing::warn!(error = chain(&error), id = %task.id, "failed to remove the keys of an ended task");
+        tracing::warn!(error = format_chain(&error), id = %task.id, "failed to remove the keys of an ended task");
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_port_is_closed_for_a_newer_one() {
+    async fn the_oldest_port_is_closed_when_too_many_are_open() {
         let late = LateReaders::default();
         let first = late.register(1);
         let rest: Vec<OpenPort> = (2..=64).map(|port| late.register(port)).collect();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_a_task_needs_is_given_up_before_the_task_has_it() {
+    async fn a_port_is_closed_before_a_new_task_gets_it() {
         let late = Arc::new(LateReaders::default());
         let (wanted, other) = (late.register(SSH_PORT), late.register(7));
         let given = tokio::spawn({
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn people_look_where_the_task_had_its_ssh_server() {
+    fn late_readers_connect_to_the_former_ssh_port_of_the_task() {
         assert_eq!(ssh_port(&[]), SSH_PORT);
         let ports = [Port { host: 1, container: 8000 }, Port { host: 4242, container: SSH_PORT }];
         assert_eq!(ssh_port(&ports), 4242);

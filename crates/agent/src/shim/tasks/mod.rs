@@ -139,22 +139,22 @@ fn pause_at() -> Option<PauseAt> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    #[error("find task {id}: not here")]
+    #[error("task {id} not found")]
     NotFound { id: SubmissionId },
-    #[error("task {id} was here and was removed")]
+    #[error("task {id} was removed")]
     Gone { id: SubmissionId },
-    #[error("task {id}: the call's epoch is older than {seen}")]
+    #[error("task {id}: the epoch of the call is lower than {seen}")]
     Fenced { id: SubmissionId, seen: i64 },
-    #[error("remove task {id}: it was not terminated")]
+    #[error("cannot remove task {id}: it is not terminated")]
     Alive { id: SubmissionId },
     /// The removal continues; the caller may repeat the call.
-    #[error("remove task {id}: not done yet")]
+    #[error("the removal of task {id} is still in progress")]
     RemovalPending { id: SubmissionId },
-    #[error("accept task {id}: {max} tasks are here")]
+    #[error("cannot accept task {id}: this host already has {max} tasks")]
     Full { id: SubmissionId, max: usize },
-    #[error("accept task {id}: {why}")]
+    #[error("cannot accept task {id}: {why}")]
     NotAccepted { id: SubmissionId, why: String },
-    #[error("write down what was asked of task {id}")]
+    #[error("failed to record the request for task {id}")]
     Journal {
         id: SubmissionId,
         #[source]
@@ -479,7 +479,7 @@ async fn wait_accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
     let mut acceptance = task.acceptance.subscribe();
     let answer = match acceptance.wait_for(|state| *state != Acceptance::Pending).await {
         Ok(answer) => answer.clone(),
-        Err(_) => Acceptance::Failed("the shim is closing".to_owned()),
+        Err(_) => Acceptance::Failed("the shim is shutting down".to_owned()),
     };
     match answer {
         Acceptance::Failed(why) => Err(TaskError::NotAccepted { id, why }),

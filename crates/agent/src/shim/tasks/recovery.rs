@@ -14,7 +14,7 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use windlass_api::agent::shim::{NetworkMode, ProcessIsolation, TaskSpec};
-use windlass_model::{device_allocator::DeviceAllocator, error_chain::chain, id::SubmissionId};
+use windlass_model::{device_allocator::DeviceAllocator, error_chain::format_chain, id::SubmissionId};
 
 use super::{
     Host, Observer, Storage, Table, Tasks, TasksSettings,
@@ -38,13 +38,13 @@ const FIND_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("make the shim's home `{path}`")]
+    #[error("failed to open the shim's home `{path}`")]
     Home {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("read the tasks of this host")]
+    #[error("failed to read the tasks of this host")]
     Journal(#[from] journal::Error),
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn open(
         Storage::InMemory => RecoveredState::empty(Journal::in_memory()),
         Storage::OnDisk => read_recovered_state(&settings)?,
     };
-    let ledger = ledger(&settings, remembered.tasks.values());
+    let ledger = rebuild_gpu_ledger(&settings, remembered.tasks.values());
     let tasks = Arc::new(Tasks {
         journal: remembered.journal,
         table: Mutex::new(Table {
@@ -89,7 +89,7 @@ pub(super) async fn open(
     if tasks.settings.keep == Storage::OnDisk {
         if let Err(error) = tasks.compact().await {
             // The old file stays valid. On a full disk, the shim is needed to remove tasks.
-            tracing::warn!(error = chain(&error), "failed to compact the journal");
+            tracing::warn!(error = format_chain(&error), "failed to compact the journal");
         }
         let unknown = UnknownDirs { dirs: remembered.unknown, lossy: remembered.lossy };
         // Before the first call can arrive, so that new keys are not mistaken for old ones.
@@ -126,7 +126,7 @@ fn read_recovered_state(settings: &TasksSettings) -> Result<RecoveredState, Open
         remembered.graves.insert(id, epoch, at);
     }
     let mut dirs: BTreeMap<_, _> =
-        task_files::dirs(home).map_err(failed)?.into_iter().map(|dir| (dir.id, dir)).collect();
+        task_files::list_dirs(home).map_err(failed)?.into_iter().map(|dir| (dir.id, dir)).collect();
     for (id, story) in replayed.stories {
         let there = dirs.remove(&id).is_some();
         let doubtful = story.may_be_incomplete(&reading.damage);
@@ -213,7 +213,7 @@ fn placeholder_spec(id: SubmissionId) -> TaskSpec {
 
 /// Rebuilds the ledger from the tasks that have not ended. Reports a device that no longer exists, or that two tasks
 /// claim.
-fn ledger<'a>(
+fn rebuild_gpu_ledger<'a>(
     settings: &TasksSettings,
     tasks: impl Iterator<Item = &'a Arc<Task>>,
 ) -> DeviceAllocator<String, SubmissionId> {
@@ -253,7 +253,8 @@ async fn recover_tasks(
     mut doubtful: Vec<SubmissionId>,
     unknown: UnknownDirs,
 ) {
-    let mut found: HashMap<_, _> = found(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
+    let mut found: HashMap<_, _> =
+        find_running(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
     for dir in unknown.dirs {
         let removed = tasks.table.lock().graves.epoch(dir.id).is_some();
         let may_be_ours = !removed && (unknown.lossy || found.contains_key(&dir.id));
@@ -282,12 +283,15 @@ async fn recover_tasks(
     }
 }
 
-async fn found(tasks: &Tasks) -> Vec<FoundTask> {
+async fn find_running(tasks: &Tasks) -> Vec<FoundTask> {
     loop {
         match tasks.runtime.found().await {
             Ok(found) => return found,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "failed to list the tasks of the runtime; retrying");
+                tracing::warn!(
+                    error = format_chain(&error),
+                    "failed to list the tasks of the runtime; retrying"
+                );
             }
         }
         sleep(FIND_RETRY_DELAY).await;
@@ -299,7 +303,7 @@ async fn remove_stray(tasks: Arc<Tasks>, stranger: FoundTask) {
     let dir = TaskDir::new(&tasks.settings.home, stranger.task);
     tracing::warn!(id = %stranger.task, name = stranger.handle.name, "removing unknown container");
     while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
-        tracing::warn!(error = chain(&error), id = %stranger.task, "failed to remove unknown container");
+        tracing::warn!(error = format_chain(&error), id = %stranger.task, "failed to remove unknown container");
         sleep(FIND_RETRY_DELAY).await;
     }
 }
@@ -335,7 +339,7 @@ impl Tasks {
         for task in known.iter().filter(|task| task.state.lock().held.mounts) {
             // The host must know all users of a mount before it removes the unused ones.
             if let Err(error) = self.host.mount(&task.spec).await {
-                tracing::warn!(error = chain(&error), id = %task.id, "failed to mount the volumes of a task");
+                tracing::warn!(error = format_chain(&error), id = %task.id, "failed to mount the volumes of a task");
             }
         }
         let mut living: Vec<_> = known.iter().map(|task| task.id).collect();
@@ -346,7 +350,7 @@ impl Tasks {
             living.extend(unknown.filter(|id| table.graves.epoch(*id).is_none()));
         }
         if let Err(error) = self.host.sweep(&living).await {
-            tracing::warn!(error = chain(&error), "failed to remove unused keys and mounts");
+            tracing::warn!(error = format_chain(&error), "failed to remove unused keys and mounts");
         }
     }
 
@@ -401,7 +405,7 @@ impl Tasks {
         let rewritten =
             self.journal.compact_if_long(move |records| journal_replay::retained_records(records, now));
         if let Err(error) = rewritten.await {
-            tracing::warn!(error = chain(&error), "failed to compact the journal");
+            tracing::warn!(error = format_chain(&error), "failed to compact the journal");
         }
     }
 }

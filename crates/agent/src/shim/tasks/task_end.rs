@@ -2,7 +2,7 @@
 
 use windlass_api::agent::runner::JobState;
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     job::{Ending, TerminationDetail, TerminationReason},
 };
 
@@ -46,10 +46,12 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
     if code != 0 {
         match (oom, detail) {
             (true, _) | (_, Some(TerminationDetail::OomKilled)) => {
-                ending = ending.with(TerminationDetail::OomKilled)
+                ending = ending.with_detail(TerminationDetail::OomKilled)
             }
-            (_, Some(TerminationDetail::NoDisk)) => ending = ending.with(TerminationDetail::NoDisk),
-            (_, Some(TerminationDetail::SetupFailed)) => ending = ending.with(TerminationDetail::SetupFailed),
+            (_, Some(TerminationDetail::NoDisk)) => ending = ending.with_detail(TerminationDetail::NoDisk),
+            (_, Some(TerminationDetail::SetupFailed)) => {
+                ending = ending.with_detail(TerminationDetail::SetupFailed)
+            }
             // A job may not claim the other details.
             (
                 false,
@@ -106,15 +108,15 @@ pub(super) fn for_stop(ask: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
 pub(super) fn for_prepare_error(error: &(dyn std::error::Error + 'static)) -> TaskEnd {
     let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_disk_full);
     let ending = if no_disk { Ending::no_disk() } else { Ending::new(TerminationReason::ExecutorError) };
-    ending.with_message(truncate_message(chain(error))).into()
+    ending.with_message(truncate_message(format_chain(error))).into()
 }
 
 /// End of a task whose image could not be pulled, or whose container could not be created.
 pub(super) fn for_create_error(error: &RuntimeError) -> TaskEnd {
-    let ending =
-        Ending::new(TerminationReason::CreatingContainerError).with_message(truncate_message(chain(error)));
+    let ending = Ending::new(TerminationReason::CreatingContainerError)
+        .with_message(truncate_message(format_chain(error)));
     match error {
-        RuntimeError::NoDisk { .. } => ending.with(TerminationDetail::NoDisk),
+        RuntimeError::NoDisk { .. } => ending.with_detail(TerminationDetail::NoDisk),
         RuntimeError::NoImage { .. }
         | RuntimeError::Unauthorized { .. }
         | RuntimeError::Stalled { .. }
@@ -126,13 +128,13 @@ pub(super) fn for_create_error(error: &RuntimeError) -> TaskEnd {
 }
 
 pub(super) fn for_pull_timeout(secs: u64) -> TaskEnd {
-    let said = format!("the image was not here after {secs} s");
+    let said = format!("the image was not pulled within {secs} s");
     Ending::new(TerminationReason::CreatingContainerError).with_message(said).into()
 }
 
 /// End of a task whose records were lost and whose state is unknown: it is never started on a guess.
 pub(super) fn for_lost_journal() -> TaskEnd {
-    let said = "the host's journal was damaged and nothing runs for this task";
+    let said = "the host's journal was damaged, and no container of this task was found";
     Ending::new(TerminationReason::ExecutorError).with_message(said).into()
 }
 

@@ -124,7 +124,7 @@ pub(super) fn write_task(dir: &TaskDir, stored: &StoredTask) -> io::Result<()> {
 pub(super) fn read_task(dir: &TaskDir) -> io::Result<StoredTask> {
     let stored: StoredTask = serde_json::from_slice(&fs::read(dir.task())?)?;
     if stored.spec.id != dir.id {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is about another task"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file belongs to another task"));
     }
     Ok(stored)
 }
@@ -156,7 +156,7 @@ fn ignore_not_found(done: io::Result<()>) -> io::Result<()> {
 }
 
 /// Lists the directories below `HOME/tasks` whose names are task ids.
-pub(super) fn dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
+pub(super) fn list_dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
     let entries = match fs::read_dir(home.join("tasks")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -178,7 +178,7 @@ pub(super) fn write_runner_config(
     runtime: &str,
     gpus: &[String],
 ) -> io::Result<()> {
-    let doors = doors(settings, &task.spec, runtime);
+    let doors = listen_addresses(settings, &task.spec, runtime);
     let config = RunnerConfig {
         task: task.id,
         token_sha256: sha256_hex(task.token.as_bytes()),
@@ -199,7 +199,7 @@ struct ListenAddresses {
     any_port_if_taken: bool,
 }
 
-fn doors(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
+fn listen_addresses(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
     let foreign = is_from_dstack(settings, spec);
     let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
@@ -278,7 +278,7 @@ mod tests {
     type Row<'a> = (&'a str, NetworkMode, bool, bool, Option<&'a str>, &'a str, bool);
 
     #[test]
-    fn a_runner_is_reached_from_where_it_must_be_and_from_nowhere_else() {
+    fn a_runner_listens_only_where_its_runtime_and_network_mode_require() {
         use NetworkMode::{Bridge, Host};
         let table: [Row; 10] = [
             ("docker", Bridge, true, false, None, "0.0.0.0:10022", false),
@@ -304,9 +304,13 @@ mod tests {
             settings.compat_tcp = true;
             let expected =
                 ListenAddresses { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };
-            assert_eq!(doors(&settings, &spec, runtime), expected, "{runtime} {network_mode:?} {is_ours}");
+            assert_eq!(
+                listen_addresses(&settings, &spec, runtime),
+                expected,
+                "{runtime} {network_mode:?} {is_ours}"
+            );
             settings.compat_tcp = false;
-            assert_eq!(doors(&settings, &spec, runtime).http, None);
+            assert_eq!(listen_addresses(&settings, &spec, runtime).http, None);
         }
     }
 }

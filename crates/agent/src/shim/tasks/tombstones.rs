@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_graves_give_way() {
+    fn the_oldest_tombstones_are_dropped() {
         let mut graves = Tombstones::default();
         for n in 0..=TOMBSTONES_MAX as u128 {
             graves.insert(id(n), 1, 5);

@@ -45,7 +45,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_index_over_any_log_is_read_without_harm(
+    fn any_index_with_any_log_is_read_without_failure(
         records in proptest::collection::vec(record(), 0..40),
         log in proptest::collection::vec(any::<u8>(), 0..5000),
         offset in prop_oneof![0u64..6000, any::<u64>()],
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
+fn symlinks_pipes_and_devices_in_place_of_the_log_are_refused() {
     let run = RunDir::new();
     let secret = run.file("secret");
     fs::write(&secret, "of the host").unwrap();
@@ -99,7 +99,7 @@ fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
 }
 
 #[test]
-fn a_pipe_in_place_of_the_index_hides_times_not_bytes() {
+fn a_pipe_in_place_of_the_index_loses_times_but_no_bytes() {
     let run = RunDir::new();
     fs::write(run.file("job.log"), "output").unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, run.file("job.idx"), rustix::fs::Mode::RUSR).unwrap();
@@ -108,7 +108,7 @@ fn a_pipe_in_place_of_the_index_hides_times_not_bytes() {
 }
 
 #[test]
-fn a_huge_file_of_nothing_costs_nothing() {
+fn huge_sparse_files_are_read_cheaply() {
     let run = RunDir::new();
     for name in ["job.log", "job.idx"] {
         fs::File::create(run.file(name)).unwrap().set_len(1 << 40).unwrap();
@@ -126,7 +126,7 @@ fn a_huge_file_of_nothing_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_not_there_yet_is_waited_for() {
+async fn a_reader_waits_for_a_stream_that_does_not_exist_yet() {
     let run = RunDir::new();
     let ended = tokio_util::sync::CancellationToken::new();
     let source = StreamSource::there(run.reader(), Watcher::default(), ended.clone());

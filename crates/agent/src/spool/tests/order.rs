@@ -16,7 +16,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn o1_what_is_written_is_read_whatever_the_pieces(
+    fn o1_written_bytes_are_read_back_for_any_chunk_size(
         chunks in proptest::collection::vec((proptest::collection::vec(any::<u8>(), 0..3000), 0i64..30), 0..40),
         piece in 1usize..5000,
     ) {
@@ -113,7 +113,7 @@ async fn pull_once(
     bounds: dstack_pull::PullBounds,
     states: &Mutex<Vec<JobState>>,
 ) -> PullResponse {
-    let plan = dstack_pull::plan(spool, after, bounds, || states.lock().clone()).await.unwrap();
+    let plan = dstack_pull::plan_pull(spool, after, bounds, || states.lock().clone()).await.unwrap();
     let body = dstack_pull::render_body(spool, plan, 7).unwrap();
     serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap()
 }
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn o1_a_cursor_by_milliseconds_neither_skips_nor_doubles(
+    fn o1_a_millisecond_cursor_neither_skips_nor_repeats_events(
         steps in steps(), bytes in 1u64..4000, events in 1usize..6,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -180,7 +180,7 @@ proptest! {
 
 /// The same with real threads and a real clock: the cursor must not pass what is published late.
 #[tokio::test]
-async fn o1_pulls_race_with_writers_and_lose_nothing() {
+async fn o1_pulls_concurrent_with_writers_lose_nothing() {
     let (run, stamps) = (RunDir::new(), Timestamps::new());
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Arc::new(Mutex::new(Vec::new()));
@@ -232,7 +232,7 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
 }
 
 #[tokio::test]
-async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
+async fn o1_the_cursor_does_not_pass_a_state_that_is_published_late() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
@@ -249,7 +249,7 @@ async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
 }
 
 #[tokio::test]
-async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
+async fn terminal_codes_are_stripped_from_pulls_but_not_from_reads_by_offset() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
@@ -263,7 +263,7 @@ async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
 }
 
 #[test]
-fn o6_the_quota_is_exact_and_final() {
+fn o6_the_log_quota_is_exact_and_stays_exceeded() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     writer.limit(Some(10));
@@ -293,7 +293,7 @@ fn o6_a_new_hour_has_a_new_quota() {
 }
 
 #[test]
-fn a_complete_stream_takes_nothing_more_even_when_opened_again() {
+fn a_complete_stream_rejects_writes_even_when_reopened() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     writer.append(b"all").unwrap();

@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn f35_a_spool_cut_anywhere_goes_on_with_what_is_left(
+    fn f35_a_spool_truncated_anywhere_continues_with_the_remaining_bytes(
         chunks in proptest::collection::vec((1usize..900, 0i64..25), 1..25),
         log_cut: prop::sample::Index, index_cut: prop::sample::Index,
         which in 0..3, finished: bool,
@@ -68,7 +68,7 @@ proptest! {
 }
 
 #[test]
-fn f35_a_lost_index_loses_no_byte_by_time_either() {
+fn f35_a_lost_index_loses_no_bytes_in_reads_by_time() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let written = vec![7u8; EVENT_MAX as usize * 3 + 5];
     run.writer(&stamps).append(&written).unwrap();
@@ -103,7 +103,7 @@ fn f35_a_flipped_byte_is_reported() {
 }
 
 #[test]
-fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
+fn f11_a_full_disk_is_reported_and_stored_output_is_kept() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let mounted = MountedTmpfs::tmpfs(run.path(), "size=64k");
     let writer = run.writer(&stamps);
@@ -134,7 +134,7 @@ fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
 }
 
 #[test]
-fn f11_a_record_that_found_no_room_is_written_again_later() {
+fn f11_a_record_that_did_not_fit_on_the_disk_is_written_later() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let mounted = MountedTmpfs::tmpfs(run.path(), "size=64k");
     let writer = run.writer(&stamps);

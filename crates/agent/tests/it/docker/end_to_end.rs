@@ -53,7 +53,7 @@ async fn container_exists(name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
+async fn docker_jobs_run_in_any_image_and_leave_nothing_behind() {
     let shim = Shim::start(Setup::docker());
     let table: [(Image, &[&str], &str); 4] = [
         (Image::Busybox, &["/bin/sh", "-c", "echo seed $SEED $FROM_IMAGE; exit 3"], "seed 7 yes"),
@@ -77,7 +77,7 @@ async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn f14_docker_whole_task_outlives_a_killed_shim() {
+async fn f14_docker_task_survives_a_killed_shim() {
     let mut shim = Shim::start(Setup::docker());
     let info = start_task(&shim, Image::Busybox, |_| {}).await;
     run_job(
@@ -105,7 +105,7 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
 }
 
 #[tokio::test]
-async fn docker_whole_job_has_the_last_second_of_its_grace() {
+async fn docker_job_can_use_the_last_second_of_its_grace_period() {
     let shim = Shim::start(Setup::docker());
     let info = start_task(&shim, Image::Busybox, |_| {}).await;
     let script = "trap 'sleep 0.3; echo bye; exit 7' INT TERM; touch /tmp/up; while :; do sleep 0.01; done";
@@ -122,7 +122,7 @@ async fn docker_whole_job_has_the_last_second_of_its_grace() {
 }
 
 #[tokio::test]
-async fn docker_whole_task_on_the_bridge_reports_its_ports() {
+async fn docker_task_on_the_bridge_reports_its_ports() {
     let shim = Shim::start(Setup::docker());
     let info = start_task(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;
     let ports = info.ports.clone().unwrap();
@@ -138,7 +138,7 @@ async fn docker_whole_task_on_the_bridge_reports_its_ports() {
 }
 
 #[tokio::test]
-async fn docker_whole_tasks_on_the_hosts_network_are_all_reached_by_ssh() {
+async fn docker_tasks_on_the_host_network_are_all_reachable_over_ssh() {
     let shim = Shim::start(Setup::docker());
     let keys = crate::support::temp_dir("keys").unwrap();
     ssh::make_key(&keys.path().join("id"), "ed25519");

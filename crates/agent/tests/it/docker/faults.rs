@@ -22,7 +22,7 @@ const WAIT_FOR_GO: &str =
     "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done; echo done > out; exit 4";
 
 #[tokio::test]
-async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
+async fn f12_a_killed_docker_engine_ends_the_task_and_the_loss_is_reported() {
     let mut engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task(WAIT_FOR_GO).await;
@@ -45,7 +45,7 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
 }
 
 #[tokio::test]
-async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
+async fn f12_an_orderly_docker_shutdown_ends_the_task_and_the_loss_is_reported() {
     let mut engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("trap 'exit 9' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
@@ -62,7 +62,7 @@ async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
 }
 
 #[tokio::test]
-async fn f12_docker_with_live_restore_leaves_the_task_alone() {
+async fn f12_tasks_survive_a_docker_restart_with_live_restore() {
     let mut engine = PrivateEngine::start(EngineKind::LiveRestore).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let (task, second) = (host.task(WAIT_FOR_GO).await, host.task(WAIT_FOR_GO).await);
@@ -97,7 +97,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
 }
 
 #[tokio::test]
-async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
+async fn f13_a_stop_with_a_frozen_docker_engine_times_out_and_can_be_repeated() {
     let engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task(WAIT_FOR_GO).await;
@@ -120,7 +120,7 @@ async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
 }
 
 #[tokio::test]
-async fn f11_docker_without_space_says_so_and_still_removes() {
+async fn f11_docker_without_disk_space_reports_it_and_still_removes_tasks() {
     let engine = PrivateEngine::start(EngineKind::SmallDisk(24 << 20)).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("touch /windlass/run/up; sleep 600").await;
@@ -139,7 +139,7 @@ async fn f11_docker_without_space_says_so_and_still_removes() {
 }
 
 #[tokio::test]
-async fn docker_makes_one_network_however_many_ask_at_once() {
+async fn docker_creates_one_network_for_concurrent_requests() {
     let engine = PrivateEngine::start(EngineKind::Plain).await;
     let (one, two) =
         (DockerHost::at(&engine.socket(), |_| {}).await, DockerHost::at(&engine.socket(), |_| {}).await);

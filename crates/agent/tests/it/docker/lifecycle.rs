@@ -22,7 +22,7 @@ use super::{DockerHost, is_unavailable, read, settings, wait_written};
 use crate::support::{TempDir, engine, images::Image, temp_dir};
 
 #[tokio::test]
-async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
+async fn docker_runs_a_task_to_its_end_and_removes_it() {
     let host = DockerHost::new().await;
     let task = host
         .task(
@@ -49,7 +49,7 @@ async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
 }
 
 #[tokio::test]
-async fn docker_tells_the_runner_what_the_image_would_have_run() {
+async fn docker_passes_the_image_configuration_to_the_runner() {
     let host = DockerHost::new().await;
     let config = async |image: Image| -> ImageConfig {
         let name = image.ensure(&host.engine).await;
@@ -65,7 +65,7 @@ async fn docker_tells_the_runner_what_the_image_would_have_run() {
 }
 
 #[tokio::test]
-async fn docker_starts_the_agent_in_an_image_with_nothing_else() {
+async fn docker_starts_the_agent_in_a_minimal_image() {
     let host = DockerHost::at(&engine::shared_socket(), |settings| {
         settings.entrypoint = vec!["/windlass/agent".into(), "--version".into()];
     })
@@ -79,7 +79,7 @@ async fn docker_starts_the_agent_in_an_image_with_nothing_else() {
 }
 
 #[tokio::test]
-async fn a2_docker_calls_repeated_have_one_effect() {
+async fn a2_repeated_docker_calls_have_one_effect() {
     let host = DockerHost::new().await;
     let task = host.task("echo ran >> /windlass/run/out").await;
     let handle = host.docker.create(&task).await.unwrap();
@@ -102,7 +102,7 @@ async fn a2_docker_calls_repeated_have_one_effect() {
 }
 
 #[tokio::test]
-async fn docker_never_hangs_on_a_container_that_ends_at_once() {
+async fn docker_wait_never_hangs_on_a_container_that_exits_at_once() {
     let host = DockerHost::new().await;
     let name = Image::Busybox.ensure(&host.engine).await;
     let one = async |code: i32| {
@@ -131,7 +131,7 @@ async fn docker_never_hangs_on_a_container_that_ends_at_once() {
 }
 
 #[tokio::test]
-async fn docker_asks_politely_and_kills_after_the_grace() {
+async fn docker_stop_sends_sigterm_and_kills_after_the_grace_period() {
     let host = DockerHost::new().await;
     let polite = host.task("trap 'echo bye > /windlass/run/out; exit 3' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     let deaf = host.task("trap '' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
@@ -151,7 +151,7 @@ async fn docker_asks_politely_and_kills_after_the_grace() {
 }
 
 #[tokio::test]
-async fn docker_removes_a_running_container_without_its_handle_and_its_volumes_with_it() {
+async fn docker_removes_a_running_container_and_its_volumes_without_a_handle() {
     let host = DockerHost::new().await;
     let task = host.task("touch /windlass/run/up; sleep 600").await;
     let handle = host.start(&task).await;
@@ -161,7 +161,7 @@ async fn docker_removes_a_running_container_without_its_handle_and_its_volumes_w
 }
 
 #[tokio::test]
-async fn docker_finds_only_what_is_its_own() {
+async fn docker_finds_only_containers_of_its_own_shim() {
     let (one, other) = (DockerHost::new().await, DockerHost::new().await);
     let task = one.task("").await;
     let handle = one.docker.create(&task).await.unwrap();
@@ -178,7 +178,7 @@ async fn docker_finds_only_what_is_its_own() {
 }
 
 #[tokio::test]
-async fn docker_keeps_an_older_agent_for_as_long_as_a_task_uses_it() {
+async fn docker_keeps_an_older_agent_binary_while_a_task_uses_it() {
     let host = DockerHost::new().await;
     let copies = || fs::read_dir(host.scratch.path().join("bin")).unwrap().count();
     let task = host.task("").await;
@@ -195,7 +195,7 @@ async fn docker_keeps_an_older_agent_for_as_long_as_a_task_uses_it() {
 }
 
 #[tokio::test]
-async fn docker_says_that_an_image_is_missing_and_that_a_task_was_never_started() {
+async fn docker_reports_a_missing_image_and_a_task_that_was_never_started() {
     let host = DockerHost::new().await;
     let missing = host.task_with_image("windlass-test/none:1", "");
     assert!(matches!(host.docker.create(&missing).await, Err(RuntimeError::NoImage { .. })));
@@ -205,7 +205,7 @@ async fn docker_says_that_an_image_is_missing_and_that_a_task_was_never_started(
 }
 
 #[tokio::test]
-async fn docker_that_is_not_there_is_away() {
+async fn an_absent_or_unresponsive_docker_engine_is_reported_as_away() {
     let scratch = temp_dir("away").unwrap();
     let nothing = scratch.path().join("none.sock");
     let connected = DockerRuntime::connect(settings(&nothing, scratch.path(), |_| {})).await;
@@ -297,7 +297,7 @@ async fn forward_request(
 }
 
 #[tokio::test]
-async fn docker_start_adds_little_to_what_the_engine_takes() {
+async fn docker_start_adds_little_overhead_to_the_engine() {
     let watch = EngineTimingProxy::start(&engine::shared_socket());
     let host = DockerHost::at(&watch.socket(), |_| {}).await;
     let image = Image::Busybox.ensure(&host.engine).await;

@@ -12,7 +12,7 @@ use crate::support::{engine, images::Image, temp_dir};
 const MIB: i64 = 1 << 20;
 
 #[tokio::test]
-async fn docker_limits_are_seen_from_inside() {
+async fn docker_limits_apply_inside_the_container() {
     let host = DockerHost::new().await;
     let mut task = host
         .task(
@@ -46,7 +46,7 @@ async fn docker_pids_limit_stops_a_fork_bomb() {
 }
 
 #[tokio::test]
-async fn docker_says_when_memory_ran_out() {
+async fn docker_reports_an_oom_kill() {
     let host = DockerHost::new().await;
     // Jobs begin when the shim submits them. By then it watches the container, even if the engine reports nothing.
     let mut task = host
@@ -75,7 +75,7 @@ fn is_watched(pid: i64) -> bool {
 }
 
 #[tokio::test]
-async fn docker_tasks_have_no_more_rights_than_listed() {
+async fn docker_tasks_have_only_the_listed_capabilities() {
     let host = DockerHost::new().await;
     let said = host
         .said(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
@@ -90,7 +90,7 @@ async fn docker_tasks_have_no_more_rights_than_listed() {
 }
 
 #[tokio::test]
-async fn docker_tasks_cannot_write_the_agents_binary_nor_see_the_engine() {
+async fn docker_tasks_cannot_modify_the_agent_binary_or_see_the_engine_socket() {
     let host = DockerHost::new().await;
     let script = "cd /windlass/run
         (echo evil > /windlass/agent) 2>/dev/null && echo wrote
@@ -111,7 +111,7 @@ async fn docker_tasks_cannot_write_the_agents_binary_nor_see_the_engine() {
 }
 
 #[tokio::test]
-async fn docker_refuses_to_start_with_a_changed_binary() {
+async fn docker_refuses_to_start_a_task_with_a_modified_agent_binary() {
     let host = DockerHost::new().await;
     let task = host.task("").await;
     let handle = host.docker.create(&task).await.unwrap();
@@ -122,7 +122,7 @@ async fn docker_refuses_to_start_with_a_changed_binary() {
 }
 
 #[tokio::test]
-async fn docker_binds_are_private_and_read_only_where_said() {
+async fn docker_binds_are_read_only_on_request_and_missing_sources_are_not_created() {
     let host = DockerHost::new().await;
     let data = temp_dir("data").unwrap();
     for name in ["open", "closed"] {
@@ -153,7 +153,7 @@ async fn docker_binds_are_private_and_read_only_where_said() {
 }
 
 #[tokio::test]
-async fn docker_puts_no_secret_into_what_inspection_shows() {
+async fn docker_inspect_shows_no_registry_credentials() {
     let host = DockerHost::new().await;
     let mut task = host.task("").await;
     task.spec.registry_password = "hunter2-registry".into();
@@ -168,7 +168,7 @@ async fn docker_puts_no_secret_into_what_inspection_shows() {
 }
 
 #[tokio::test]
-async fn docker_tasks_share_a_host_by_their_parts_of_it() {
+async fn docker_tasks_on_one_host_have_separate_limits() {
     let host = DockerHost::new().await;
     let script = "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done
         cat /sys/fs/cgroup/pids/pids.max 2>/dev/null > out || cat /sys/fs/cgroup/pids.max > out";
@@ -188,7 +188,7 @@ async fn docker_tasks_share_a_host_by_their_parts_of_it() {
 }
 
 #[tokio::test]
-async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
+async fn docker_runs_a_dynamically_linked_image_as_root_regardless_of_its_user() {
     let host = DockerHost::at(&engine::shared_socket(), |settings| {
         settings.entrypoint = vec!["/usr/bin/bash".into(), "/windlass/run/script".into()];
     })
@@ -200,7 +200,7 @@ async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
 }
 
 #[tokio::test]
-async fn docker_follows_no_link_that_a_task_left_in_its_directory() {
+async fn docker_does_not_follow_symlinks_that_a_task_left_in_its_directory() {
     let host = DockerHost::new().await;
     let script = "cd /windlass/run; rm image.json; ln -s VICTIM image.json; ln -s VICTIM .image.json; touch up; sleep 600";
     let victim = host.scratch.path().join("victim");

@@ -26,7 +26,7 @@ fn fetch(port: u16) -> Option<String> {
 }
 
 #[tokio::test]
-async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one() {
+async fn g9_docker_reports_the_mapped_ports_and_no_two_tasks_share_one() {
     let host = DockerHost::new().await;
     let mut ports = BTreeSet::new();
     let mut running = Vec::new();
@@ -48,7 +48,7 @@ async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one
 }
 
 #[tokio::test]
-async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
+async fn docker_tasks_on_the_bridge_cannot_reach_each_other() {
     let host = DockerHost::new().await;
     let served = host.bridged_task(SERVE_SCRIPT).await;
     host.start(&served).await;
@@ -65,7 +65,7 @@ async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
 }
 
 #[tokio::test]
-async fn docker_tells_the_exit_of_a_task_that_ended_before_its_ports_were_read() {
+async fn docker_reports_the_exit_status_of_a_task_that_ended_before_its_ports_were_read() {
     let host = DockerHost::new().await;
     let task = host.bridged_task("exit 5").await;
     let handle = host.start(&task).await;
@@ -74,7 +74,7 @@ async fn docker_tells_the_exit_of_a_task_that_ended_before_its_ports_were_read()
 }
 
 #[tokio::test]
-async fn docker_keeps_tasks_on_the_bridge_from_the_clouds_metadata() {
+async fn docker_tasks_on_the_bridge_cannot_reach_cloud_metadata() {
     let host = DockerHost::new().await;
     let task = host.bridged_task("sleep 600").await;
     host.start(&task).await;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use windlass_agent::shim::runtime::{FoundState, Runtime};
-use windlass_testkit::wait::{eventually_async, listens};
+use windlass_testkit::wait::{eventually_async, is_listening};
 
 use super::{DockerHost, read, wait_written};
 use crate::support::{
@@ -41,7 +41,7 @@ impl PodmanService {
         let child = spawn(command, &dir.join("podman.log"));
         let socket = dir.join("podman.sock");
         let service = Self { child, scratch };
-        eventually_async("podman listens", async || listens(&socket).then_some(())).await;
+        eventually_async("podman listens", async || is_listening(&socket).then_some(())).await;
         // The first response with new storage is slow.
         client(&socket).version().await.unwrap();
         service

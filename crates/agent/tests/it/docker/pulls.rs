@@ -19,7 +19,7 @@ use crate::support::{
 
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-async fn host() -> DockerHost {
+async fn stalling_host() -> DockerHost {
     DockerHost::at(&engine::shared_socket(), |settings| settings.stall = STALL_TIMEOUT).await
 }
 
@@ -66,8 +66,8 @@ async fn pull(
 }
 
 #[tokio::test]
-async fn docker_pulls_by_tag_and_by_digest_and_tells_how_far_it_is() {
-    let (host, registry) = (host().await, Registry::start().await);
+async fn docker_pulls_by_tag_and_by_digest_and_reports_progress() {
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let (by_tag, _) = registry.put("tagged", "1", random_layer(3 << 20));
     let (_, by_digest) = registry.put("digested", "1", random_layer(1000));
     let _pulled = ImageCleanup(&host, vec![by_tag.clone(), by_digest.clone()]);
@@ -88,8 +88,8 @@ async fn docker_pulls_by_tag_and_by_digest_and_tells_how_far_it_is() {
 }
 
 #[tokio::test]
-async fn docker_uses_a_latest_image_that_is_here_when_the_registry_is_out_of_reach() {
-    let (host, registry) = (host().await, Registry::start().await);
+async fn docker_uses_a_local_latest_image_when_the_registry_is_unreachable() {
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let (name, _) = registry.put("moving", "latest", random_layer(1000));
     let _pulled = ImageCleanup(&host, vec![name.clone()]);
     let task = host.task_with_image(name.trim_end_matches(":latest"), "");
@@ -105,8 +105,8 @@ async fn docker_uses_a_latest_image_that_is_here_when_the_registry_is_out_of_rea
 }
 
 #[tokio::test]
-async fn f17_docker_pulls_that_fail_say_why() {
-    let (host, registry) = (host().await, Registry::start().await);
+async fn f17_docker_pull_failures_report_their_cause() {
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let missing = host.task_with_image(&registry.name("none:1"), "");
     assert!(matches!(pull(&host, &missing, None).await, Err(RuntimeError::NoImage { .. })));
     let bad = host.task_with_image(&registry.name("UPPER:1"), "");
@@ -132,7 +132,7 @@ async fn f17_docker_pulls_that_fail_say_why() {
 
 #[tokio::test]
 async fn f17_docker_pull_is_cancelled_within_two_seconds() {
-    let (host, registry) = (host().await, Registry::start().await);
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let (name, _) = registry.put("slow", "1", random_layer(8 << 20));
     registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));
     let task = host.task_with_image(&name, "");
@@ -151,8 +151,8 @@ async fn f17_docker_pull_is_cancelled_within_two_seconds() {
 }
 
 #[tokio::test]
-async fn docker_credentials_reach_the_registry_whatever_their_letters() {
-    let (host, registry) = (host().await, Registry::start().await);
+async fn docker_credentials_with_any_characters_reach_the_registry() {
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let (name, _) = registry.put("private", "1", random_layer(1000));
     let _pulled = ImageCleanup(&host, vec![name.clone()]);
     // Each of the three positions of a character in base64, with characters that are encoded as `+` and `/`.
@@ -167,8 +167,8 @@ async fn docker_credentials_reach_the_registry_whatever_their_letters() {
 }
 
 #[tokio::test]
-async fn docker_checks_credentials_again_for_a_private_image_that_is_here() {
-    let (host, registry) = (host().await, Registry::start().await);
+async fn docker_rechecks_credentials_for_a_local_private_image() {
+    let (host, registry) = (stalling_host().await, Registry::start().await);
     let (name, _) = registry.put("kept", "1", random_layer(1000));
     let _pulled = ImageCleanup(&host, vec![name.clone()]);
     let (ann, bob) = (auth("ann", "secret"), auth("bob", "guess"));
@@ -191,8 +191,8 @@ async fn docker_checks_credentials_again_for_a_private_image_that_is_here() {
 }
 
 #[tokio::test]
-async fn docker_uses_a_local_image_without_asking_anybody() {
-    let host = host().await;
+async fn docker_uses_a_local_image_without_contacting_a_registry() {
+    let host = stalling_host().await;
     let task = host.task_with_image(&Image::Busybox.ensure(&host.engine).await, "");
     pull(&host, &task, None).await.unwrap();
     pull(&host, &task, Some(&auth("ann", "secret"))).await.unwrap();

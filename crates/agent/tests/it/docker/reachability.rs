@@ -85,7 +85,7 @@ fn sockets(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Inodes of the listening TCP sockets of this host.
-fn listening() -> BTreeSet<String> {
+fn listening_inodes() -> BTreeSet<String> {
     let mut inodes = BTreeSet::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         for line in fs::read_to_string(table).unwrap_or_default().lines() {
@@ -99,7 +99,7 @@ fn listening() -> BTreeSet<String> {
 }
 
 fn listens_on_tcp(pid: u32) -> bool {
-    let listening = listening();
+    let listening = listening_inodes();
     let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     files.flatten().any(|file| {
         let to = fs::read_link(file.path()).unwrap_or_default();
@@ -110,7 +110,7 @@ fn listens_on_tcp(pid: u32) -> bool {
 }
 
 #[tokio::test]
-async fn x5_docker_tasks_and_neighbours_reach_no_agent_runner_engine_or_metadata() {
+async fn x5_docker_tasks_and_other_users_cannot_reach_agent_runner_engine_or_metadata() {
     let shim = Shim::start(Setup::docker());
     let id = shim.submit(&shim.spec("victim"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;

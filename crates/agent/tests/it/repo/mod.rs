@@ -158,7 +158,7 @@ fn credentials(url: &str, token: Option<&str>, key: Option<&str>) -> RepoCredent
     }
 }
 
-fn wanted<'a>(data: &'a RepoData, credentials: &'a RepoCredentials) -> RepoRequest<'a> {
+fn repo_request<'a>(data: &'a RepoData, credentials: &'a RepoCredentials) -> RepoRequest<'a> {
     let (data, credentials) = (Some(data), Some(credentials));
     RepoRequest {
         data,
@@ -177,7 +177,7 @@ async fn x3_a_token_reaches_git_and_nothing_else() {
     ground.create_repository();
     let http = serve::GitHttpServer::start(&ground.at("served"), TOKEN);
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
-    ground.prepare(&wanted(&remote(Some("main"), None), &credentials)).await.unwrap();
+    ground.prepare(&repo_request(&remote(Some("main"), None), &credentials)).await.unwrap();
 
     assert_eq!(ground.read("repo/a"), "two\n");
     assert!(http.let_in() > 0);
@@ -198,35 +198,38 @@ async fn x3_a_token_reaches_git_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_password_in_the_url_is_taken_out_of_it() {
+async fn a_password_is_removed_from_the_repository_url() {
     let ground = RepoFixture::new("repo-login");
     ground.create_repository();
     let http = serve::GitHttpServer::start(&ground.at("served"), TOKEN);
     let url = http.url("main.git").replace("http://", &format!("http://oauth2:{TOKEN}@"));
-    ground.prepare(&wanted(&remote(None, None), &credentials(&url, None, None))).await.unwrap();
+    ground.prepare(&repo_request(&remote(None, None), &credentials(&url, None, None))).await.unwrap();
     assert_eq!(ground.read("repo/a"), "two\n");
     assert_eq!(http.leaks(), Vec::<String>::new());
     ground.assert_nowhere(TOKEN);
 }
 
 #[tokio::test]
-async fn a_wrong_token_is_told_and_leaves_nothing() {
+async fn a_wrong_token_is_reported_and_leaves_no_files() {
     let ground = RepoFixture::new("repo-wrong");
     ground.create_repository();
     let http = serve::GitHttpServer::start(&ground.at("served"), "another");
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
-    let error = ground.prepare(&wanted(&remote(None, None), &credentials)).await.unwrap_err();
+    let error = ground.prepare(&repo_request(&remote(None, None), &credentials)).await.unwrap_err();
     assert!(
-        error.to_string().starts_with("clone the repository: git ended with exit status: 128"),
+        error.to_string().starts_with("failed to clone the repository: git ended with exit status: 128"),
         "{error}"
     );
-    assert_eq!(error.hint(), Some("hint: the repository's credentials are missing, wrong or expired"));
+    assert_eq!(
+        error.hint(),
+        Some("hint: check the repository's credentials: they are missing, wrong or expired")
+    );
     assert!(!error.to_string().contains(TOKEN));
     ground.assert_nothing_left("repo");
 }
 
 #[tokio::test]
-async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
+async fn x3_cloning_with_a_private_key_needs_no_ssh_client_and_no_key_file() {
     let ground = RepoFixture::new("repo-key");
     let served = ground.create_repository();
     let dir = ground.at("sshd");
@@ -236,27 +239,27 @@ async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
     lchown(&served, Some(0), Some(0)).unwrap();
     let key = sshd.key("user");
     let credentials_ = credentials(&sshd.url(&served), None, Some(key.trim_end()));
-    ground.prepare(&wanted(&remote(Some("side"), None), &credentials_)).await.unwrap();
+    ground.prepare(&repo_request(&remote(Some("side"), None), &credentials_)).await.unwrap();
     assert_eq!(ground.read("repo/a"), "side\n");
     ground.assert_nowhere(key.lines().nth(2).unwrap());
 
     let other = credentials(&sshd.url(&served), None, Some(&sshd.key("other")));
     let data = remote(None, None);
-    let elsewhere = RepoRequest { dir: "elsewhere", ..wanted(&data, &other) };
+    let elsewhere = RepoRequest { dir: "elsewhere", ..repo_request(&data, &other) };
     let error = ground.prepare(&elsewhere).await.unwrap_err();
     assert!(error.to_string().contains("Permission denied"), "{error}");
 
     fs::create_dir(ground.at("home/.ssh")).unwrap();
     fs::write(ground.at("home/.ssh/known_hosts"), sshd.known_hosts_line("other")).unwrap();
-    let elsewhere = RepoRequest { dir: "elsewhere", ..wanted(&data, &credentials_) };
+    let elsewhere = RepoRequest { dir: "elsewhere", ..repo_request(&data, &credentials_) };
     let error = ground.prepare(&elsewhere).await.unwrap_err();
-    assert!(error.to_string().contains("the key of host 127.0.0.1 is not the one in"), "{error}");
+    assert!(error.to_string().contains("the key of host 127.0.0.1 does not match the one in"), "{error}");
     fs::write(ground.at("home/.ssh/known_hosts"), sshd.known_hosts_line("host")).unwrap();
     ground.prepare(&elsewhere).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_commit_is_checked_out_on_its_branch_or_alone() {
+async fn a_commit_is_checked_out_on_its_branch_or_detached() {
     let ground = RepoFixture::new("repo-hash");
     let served = ground.create_repository();
     let first = ground.git(&ground.at("source"), &["rev-parse", "HEAD~1"]);
@@ -265,24 +268,27 @@ async fn a_commit_is_checked_out_on_its_branch_or_alone() {
     let head = |dir: &str| fs::read_to_string(ground.at("work").join(dir).join(".git/HEAD")).unwrap();
 
     let data = remote(Some("main"), Some(&first));
-    ground.prepare(&RepoRequest { dir: "one", ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "one", ..repo_request(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("one/a").as_str(), head("one").as_str()), ("one\n", "ref: refs/heads/main\n"));
 
     // A single branch does not include the commit of the other: it is requested by its hash.
     let data = remote(Some("main"), Some(&side));
-    ground.prepare(&RepoRequest { dir: "two", single_branch: true, ..wanted(&data, &url) }).await.unwrap();
+    ground
+        .prepare(&RepoRequest { dir: "two", single_branch: true, ..repo_request(&data, &url) })
+        .await
+        .unwrap();
     assert_eq!(ground.read("two/a"), "side\n");
     assert!(!ground.at("work/two/.git/refs/remotes/origin/side").exists());
 
     let data = remote(None, Some(&first));
-    ground.prepare(&RepoRequest { dir: "three", ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "three", ..repo_request(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("three/a").as_str(), head("three").trim()), ("one\n", first.as_str()));
 
     let data = remote(None, Some(&"12ab".repeat(10)));
-    let error = ground.prepare(&RepoRequest { dir: "four", ..wanted(&data, &url) }).await.unwrap_err();
-    assert!(error.to_string().starts_with("fetch the commit"), "{error}");
+    let error = ground.prepare(&RepoRequest { dir: "four", ..repo_request(&data, &url) }).await.unwrap_err();
+    assert!(error.to_string().starts_with("failed to fetch the commit"), "{error}");
     let data = remote(Some("nowhere"), None);
-    ground.prepare(&RepoRequest { dir: "five", ..wanted(&data, &url) }).await.unwrap_err();
+    ground.prepare(&RepoRequest { dir: "five", ..repo_request(&data, &url) }).await.unwrap_err();
     let mut there = list_dir(&ground.at("work"));
     there.sort();
     assert_eq!(there, ["one", "three", "two"]);
@@ -308,21 +314,21 @@ async fn changes_with_binary_files_and_deletions_are_applied() {
     fs::write(&code, diff.stdout).unwrap();
     let url = credentials(&format!("file://{}", served.display()), None, None);
     let data = remote(Some("main"), Some(&hash));
-    ground.prepare(&RepoRequest { code: Some(&code), ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { code: Some(&code), ..repo_request(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("repo/a"), ground.read("repo/new")), ("changed\n".into(), "brand new\n".into()));
     assert_eq!(fs::read(ground.at("work/repo/image")).unwrap(), [0, 1, 2, 255, 254, 0, 0, 9]);
     assert!(!ground.at("work/repo/gone").exists());
 
     fs::write(&code, "diff --git a/x b/../../out\n--- /dev/null\n+++ b/../../out\n@@ -0,0 +1 @@\n+x\n")
         .unwrap();
-    let outside = RepoRequest { code: Some(&code), dir: "outside", ..wanted(&data, &url) };
+    let outside = RepoRequest { code: Some(&code), dir: "outside", ..repo_request(&data, &url) };
     let error = ground.prepare(&outside).await.unwrap_err();
-    assert!(error.to_string().starts_with("apply the changes"), "{error}");
+    assert!(error.to_string().starts_with("failed to apply the changes"), "{error}");
     assert!(!ground.at("out").exists() && !ground.at("work/outside").exists());
 }
 
 #[tokio::test]
-async fn submodules_come_along_and_hooks_never_run() {
+async fn submodules_are_cloned_and_hooks_never_run() {
     let ground = RepoFixture::new("repo-sub");
     let served = ground.create_repository();
     let outer = ground.at("outer");
@@ -344,7 +350,7 @@ async fn submodules_come_along_and_hooks_never_run() {
     ground.chown_to_job_user(&ground.at("home"));
 
     let url = credentials(&format!("file://{}", outer.display()), None, None);
-    ground.prepare(&wanted(&remote(Some("main"), None), &url)).await.unwrap();
+    ground.prepare(&repo_request(&remote(Some("main"), None), &url)).await.unwrap();
     assert_eq!(ground.read("repo/sub/a"), "two\n");
     let status = ground.git(&ground.at("work/repo"), &["-c", "safe.directory=*", "status", "--porcelain"]);
     assert_eq!(status, "", "the moved submodule is whole");
@@ -369,8 +375,8 @@ async fn a_submodule_on_another_host_does_not_get_the_token() {
     ground.git(&outer, &["commit", "-qam", "with a submodule elsewhere"]);
     ground.publish("outer", "outer.git");
     let url = credentials(&ours.url("outer.git"), Some(TOKEN), None);
-    let error = ground.prepare(&wanted(&remote(Some("main"), None), &url)).await.unwrap_err();
-    assert!(error.to_string().starts_with("bring the submodules"), "{error}");
+    let error = ground.prepare(&repo_request(&remote(Some("main"), None), &url)).await.unwrap_err();
+    assert!(error.to_string().starts_with("failed to fetch the submodules"), "{error}");
     assert!(ours.let_in() > 0);
     assert_eq!(theirs.let_in(), 0);
     ground.assert_nothing_left("repo");
@@ -384,7 +390,7 @@ async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
     http.stall();
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
     let data = remote(None, None);
-    let wanted = wanted(&data, &credentials);
+    let wanted = repo_request(&data, &credentials);
     let reached = eventually_async("the clone begins", async || http.is_stalled().then_some(()));
     tokio::select! {
         ended = ground.prepare(&wanted) => panic!("the clone ended: {ended:?}"),
@@ -400,35 +406,35 @@ async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_empty_is_left_or_refused_as_asked() {
+async fn a_non_empty_directory_is_kept_or_refused_as_configured() {
     let ground = RepoFixture::new("repo-exists");
     let served = ground.create_repository();
     let url = credentials(&format!("file://{}", served.display()), None, None);
     let data = remote(None, None);
     fs::create_dir_all(ground.at("work/repo/lost+found")).unwrap();
     ground.chown_to_job_user(&ground.at("work"));
-    ground.prepare(&RepoRequest { exists_action: Some("error"), ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { exists_action: Some("error"), ..repo_request(&data, &url) }).await.unwrap();
     assert_eq!(ground.read("repo/a"), "two\n", "a lone lost+found counts as empty");
 
     let error = ground
-        .prepare(&RepoRequest { exists_action: Some("error"), ..wanted(&data, &url) })
+        .prepare(&RepoRequest { exists_action: Some("error"), ..repo_request(&data, &url) })
         .await
         .unwrap_err();
     assert!(matches!(error, RepoError::Exists { .. }), "{error}");
     fs::write(ground.at("work/repo/a"), "mine").unwrap();
     for action in [None, Some("skip")] {
-        ground.prepare(&RepoRequest { exists_action: action, ..wanted(&data, &url) }).await.unwrap();
+        ground.prepare(&RepoRequest { exists_action: action, ..repo_request(&data, &url) }).await.unwrap();
         assert_eq!(ground.read("repo/a"), "mine");
     }
     let error = ground
-        .prepare(&RepoRequest { exists_action: Some("burn"), ..wanted(&data, &url) })
+        .prepare(&RepoRequest { exists_action: Some("burn"), ..repo_request(&data, &url) })
         .await
         .unwrap_err();
     assert!(matches!(error, RepoError::UnknownAction { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn urls_that_are_no_remote_are_refused_unless_asked_for() {
+async fn urls_that_are_not_remote_are_refused_by_default() {
     let ground = RepoFixture::new("repo-url");
     let served = ground.create_repository();
     let data = remote(None, None);
@@ -439,15 +445,17 @@ async fn urls_that_are_no_remote_are_refused_unless_asked_for() {
         "--x".into(),
     ] {
         let credentials = credentials(&url, None, None);
-        let error =
-            ground.prepare(&RepoRequest { any_url: false, ..wanted(&data, &credentials) }).await.unwrap_err();
+        let error = ground
+            .prepare(&RepoRequest { any_url: false, ..repo_request(&data, &credentials) })
+            .await
+            .unwrap_err();
         assert!(matches!(error, RepoError::Url(_)), "{url}: {error}");
     }
     ground.assert_nothing_left("repo");
 }
 
 #[tokio::test]
-async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
+async fn code_without_a_remote_is_unpacked_and_a_hostile_archive_leaves_nothing() {
     let ground = RepoFixture::new("repo-virtual");
     let code = ground.at("code");
     let mut builder = tar::Builder::new(fs::File::create(&code).unwrap());
@@ -483,7 +491,7 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
     builder.into_inner().unwrap();
     let error = ground.prepare(&RepoRequest { dir: "~/code", ..base }).await.unwrap_err();
     let RepoError::Unpack(source) = &error else { panic!("{error}") };
-    assert!(source.to_string().contains("`evil`: a link to `/etc`, which leads out"), "{source}");
+    assert!(source.to_string().contains("`evil`: the link target `/etc` is outside the archive"), "{source}");
     assert_eq!(list_dir(&ground.at("home")), Vec::<String>::new());
 
     ground.prepare(&RepoRequest { data: None, ..base }).await.unwrap();
@@ -493,17 +501,17 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn an_image_without_git_is_told_what_it_lacks() {
+async fn a_missing_git_in_the_image_is_reported_with_a_hint() {
     let mut ground = RepoFixture::new("repo-bare");
     ground.create_repository();
     ground.site.path = ground.at("home").into();
     let data = remote(None, None);
     let https = credentials("https://example.org/r", None, None);
-    let error = ground.prepare(&wanted(&data, &https)).await.unwrap_err();
-    assert_eq!(error.to_string(), "set up the repository: the image has no git");
+    let error = ground.prepare(&repo_request(&data, &https)).await.unwrap_err();
+    assert_eq!(error.to_string(), "failed to set up the repository: the image has no git");
     assert_eq!(error.hint(), Some("hint: install git in the image, or use an image that has it"));
     let ssh = credentials("git@example.org:r", None, None);
-    let error = ground.prepare(&wanted(&data, &ssh)).await.unwrap_err();
+    let error = ground.prepare(&repo_request(&data, &ssh)).await.unwrap_err();
     assert!(matches!(error, RepoError::NoSsh), "{error}");
     ground.assert_nothing_left("repo");
 }

@@ -68,7 +68,7 @@ fn the_nodes_of_a_replica_find_each_other_and_leave_no_key_behind() {
 }
 
 #[test]
-fn a_link_in_the_users_home_leads_the_runner_nowhere_else() {
+fn the_runner_does_not_follow_a_symlink_in_the_home_of_the_user() {
     let scratch = temp_dir("cluster").unwrap();
     let runner = start(&scratch);
     let target = scratch.path().join("roots");

@@ -33,7 +33,7 @@ pub(super) fn tail(runner: &Runner) -> UnixStream {
 }
 
 #[test]
-fn o7_the_runner_exits_with_the_jobs_status_once_the_server_has_all() {
+fn o7_the_runner_exits_with_the_job_status_once_the_server_has_all_output() {
     let mut runner = Runner::start();
     runner.run_to_end(&script("echo hello; exit 6"));
     assert!(runner.is_alive(), "nobody has read yet");
@@ -46,7 +46,7 @@ fn o7_the_runner_exits_with_the_jobs_status_once_the_server_has_all() {
 }
 
 #[test]
-fn o7_the_last_pull_lets_the_runner_go() {
+fn o7_the_runner_exits_after_the_last_pull() {
     let mut runner = Runner::start();
     runner.run_to_end(&script("echo hello"));
     let pull = runner.get("/api/pull?timestamp=0").json();
@@ -58,7 +58,7 @@ fn o7_the_last_pull_lets_the_runner_go() {
 }
 
 #[test]
-fn o7_a_tailer_is_waited_for() {
+fn o7_the_runner_waits_for_a_tailer() {
     let mut runner = Runner::start();
     let mut tail = tail(&runner);
     runner.run_to_end(&script("echo hello"));
@@ -76,7 +76,7 @@ fn o7_a_tailer_is_waited_for() {
 }
 
 #[test]
-fn o7_nobody_is_waited_for_longer_than_the_timeout() {
+fn o7_the_runner_waits_for_readers_at_most_until_the_timeout() {
     let mut runner = RunnerSetup::new().wait_secs(1).start();
     let begun = Instant::now();
     runner.run_to_end(&script("echo unread; exit 2"));
@@ -86,7 +86,7 @@ fn o7_nobody_is_waited_for_longer_than_the_timeout() {
 }
 
 #[test]
-fn o7_told_to_end_the_runner_waits_for_no_reader() {
+fn o7_after_sigterm_the_runner_waits_for_no_reader() {
     let mut runner = Runner::start();
     runner.run_to_end(&script("echo unread; exit 2"));
     signal(runner.init(), Signal::TERM);

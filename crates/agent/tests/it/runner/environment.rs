@@ -112,7 +112,7 @@ fn the_job_runs_as_the_user_it_names_and_in_a_directory_of_that_user() {
 }
 
 #[test]
-fn on_a_bare_host_a_user_gets_no_directory_it_could_not_make() {
+fn outside_containers_a_job_gets_no_directory_that_its_user_could_not_create() {
     let scratch = temp_dir("place").unwrap();
     let runner = Runner::start();
     let end = runner.run_to_end(&job(json!({
@@ -123,7 +123,7 @@ fn on_a_bare_host_a_user_gets_no_directory_it_could_not_make() {
 }
 
 #[test]
-fn working_directories_start_where_they_say() {
+fn relative_working_directories_start_at_the_default_directory() {
     let table = [(json!(null), ""), (json!("."), ""), (json!("a/../b"), "/b"), (json!("c/d"), "/c/d")];
     for (dir, below) in table {
         let runner = Runner::start();
@@ -133,7 +133,7 @@ fn working_directories_start_where_they_say() {
 }
 
 #[test]
-fn a_runner_that_is_not_root_runs_jobs_as_itself_and_as_nobody_else() {
+fn a_non_root_runner_runs_jobs_only_as_its_own_user() {
     let start = || {
         let mut setting = RunnerSetup::new();
         setting.uid = Some(NOBODY);

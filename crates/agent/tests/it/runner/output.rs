@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::runner::{Runner, RunnerSetup, job, script};
 
 #[test]
-fn the_end_is_told_as_the_commands_ended() {
+fn the_final_state_matches_the_exit_of_the_commands() {
     let table = [
         ("exit 0", "done", "", 0),
         ("exit 3", "failed", "container_exited_with_error", 3),
@@ -26,12 +26,12 @@ fn the_end_is_told_as_the_commands_ended() {
 }
 
 #[test]
-fn commands_that_cannot_start_fail_and_say_why() {
+fn commands_that_cannot_start_fail_with_the_cause() {
     let table = [
         (json!({ "commands": ["/does/not/exist"] }), "start `/does/not/exist`"),
-        (json!({ "commands": [] }), "there are none"),
-        (json!({ "commands": ["sh"], "working_dir": "/proc/nowhere" }), "make /proc/nowhere"),
-        (json!({ "commands": ["sh"], "user": { "username": "no-such-user" } }), "find user no-such-user"),
+        (json!({ "commands": [] }), "the job has none"),
+        (json!({ "commands": ["sh"], "working_dir": "/proc/nowhere" }), "create /proc/nowhere"),
+        (json!({ "commands": ["sh"], "user": { "username": "no-such-user" } }), "user no-such-user does not"),
         (json!({ "commands": ["sh"], "file_archives": [{ "id": "a", "path": "x" }] }), "was not uploaded"),
     ];
     for (spec, why) in table {
@@ -48,7 +48,7 @@ fn commands_that_cannot_start_fail_and_say_why() {
 }
 
 #[test]
-fn without_commands_the_images_own_are_run() {
+fn without_commands_those_of_the_image_are_run() {
     let runner = Runner::start();
     let image = json!({ "entrypoint": ["/bin/sh", "-c"], "cmd": ["echo by the image"] });
     std::fs::write(runner.run_dir().join("image.json"), image.to_string()).unwrap();
@@ -57,14 +57,14 @@ fn without_commands_the_images_own_are_run() {
 }
 
 #[test]
-fn both_outputs_go_to_one_stream_byte_for_byte() {
+fn stdout_and_stderr_go_to_one_stream_byte_for_byte() {
     let runner = Runner::start();
     runner.run_to_end(&script(r"printf 'a\r\n\377\000b'; printf 'c' >&2; printf 'd'"));
     assert_eq!(runner.log(), b"a\r\n\xff\0bcd");
 }
 
 #[test]
-fn o2_what_is_left_in_the_background_does_not_hold_up_the_end() {
+fn o2_background_processes_do_not_delay_the_end_of_the_job() {
     let runner = Runner::start();
     let begun = Instant::now();
     let end = runner.run_to_end(&script("(sleep 0.2; echo late) & sleep 1000 & echo last; exit 9"));
@@ -75,7 +75,7 @@ fn o2_what_is_left_in_the_background_does_not_hold_up_the_end() {
 }
 
 #[test]
-fn o2_the_last_line_is_there_when_the_job_is_killed() {
+fn o2_the_last_line_of_a_killed_job_is_kept() {
     let runner = Runner::start();
     let end = runner.run_to_end(&script("printf 'no line end'; kill -9 $$"));
     assert_eq!(end.exit_status, Some(137));
@@ -83,7 +83,7 @@ fn o2_the_last_line_is_there_when_the_job_is_killed() {
 }
 
 #[test]
-fn o6_too_much_output_ends_the_job_with_that_reason() {
+fn o6_a_job_over_its_log_quota_fails_with_that_reason() {
     let runner = Runner::start();
     let mut submit = script("while :; do echo 0123456789; done");
     submit["log_quota_hour"] = json!(10_000);
@@ -95,7 +95,7 @@ fn o6_too_much_output_ends_the_job_with_that_reason() {
 }
 
 #[test]
-fn o6_a_quota_that_the_last_write_breaks_is_told_as_well() {
+fn o6_a_log_quota_exceeded_by_the_last_write_is_reported_too() {
     let runner = Runner::start();
     let mut submit = script("head -c 101 /dev/zero");
     submit["log_quota_hour"] = json!(100);
@@ -104,7 +104,7 @@ fn o6_a_quota_that_the_last_write_breaks_is_told_as_well() {
 }
 
 #[test]
-fn much_output_costs_little_memory() {
+fn large_output_uses_little_memory() {
     const SIZE: usize = 64 << 20;
     let runner = Runner::start();
     let begun = Instant::now();
@@ -123,7 +123,7 @@ fn much_output_costs_little_memory() {
 }
 
 #[test]
-fn a_terminal_is_there_when_asked_for_and_changes_nothing_else() {
+fn a_terminal_is_provided_on_request_and_does_not_alter_the_output() {
     let ask = "test -t 0 && test -t 1 && test -t 2 && echo terminal || echo pipe; printf 'a\\nb\\n'";
     let table = [
         (json!({ "tty": true, "commands": ["/bin/sh", "-c", ask] }), "terminal\na\nb\n"),
@@ -156,7 +156,7 @@ fn a_job_on_a_terminal_can_be_stopped() {
 }
 
 #[test]
-fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
+fn the_job_inherits_no_open_files_or_signal_settings_of_the_runner() {
     let mut setting = RunnerSetup::new();
     setting.wrapper = Some("trap '' INT HUP QUIT PIPE TERM; exec 9</etc/hostname; exec \"$@\"".to_owned());
     let runner = setting.start();
@@ -175,7 +175,7 @@ fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
 }
 
 #[test]
-fn times_grow_over_output_and_states() {
+fn timestamps_increase_across_output_and_states() {
     let runner = Runner::start();
     // Output within 10 ms is one piece, and so is output that is read at once: the second waits for both.
     runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; sleep 0.05; echo two"));
@@ -223,7 +223,7 @@ impl Drop for SmallMemoryGroup {
 }
 
 #[test]
-fn f16_a_job_without_memory_is_told_from_one_that_was_killed() {
+fn f16_a_job_out_of_memory_is_reported_as_oom_killed() {
     let small = SmallMemoryGroup::new(96 << 20);
     let mut setting = RunnerSetup::new();
     setting.wrapper = Some(format!("echo $$ > {}/cgroup.procs; exec \"$@\"", small.0.display()));
@@ -237,7 +237,7 @@ fn f16_a_job_without_memory_is_told_from_one_that_was_killed() {
 }
 
 #[test]
-fn a_failure_ends_with_the_last_lines_of_the_output() {
+fn a_failure_message_ends_with_the_last_lines_of_the_output() {
     let runner = Runner::start();
     let end = runner.run_to_end(&script(
         "for i in 1 2 3 4 5 6; do echo line $i; done; printf '\\033[31mKeyError\\033[0m: x\\n' >&2; exit 3",

@@ -28,16 +28,16 @@ fn upload_archive(runner: &Runner, field: &str, name: &str, content: &[u8]) -> R
 fn r26_calls_out_of_order_are_refused_and_change_nothing() {
     let runner = Runner::start();
     let refused = |answer: RunnerResponse, why: &str| assert_eq!((answer.status, answer.text()), (409, why));
-    refused(runner.post("/api/run"), "the job was not submitted");
-    refused(runner.call("POST", "/api/upload_code", b"x"), "the job was not submitted");
-    refused(upload_archive(&runner, "archive", ARCHIVE, b"x"), "the job was not submitted");
+    refused(runner.post("/api/run"), "the job has not been submitted");
+    refused(runner.call("POST", "/api/upload_code", b"x"), "the job has not been submitted");
+    refused(upload_archive(&runner, "archive", ARCHIVE, b"x"), "the job has not been submitted");
     assert_eq!(runner.states(), []);
     runner.go(&script("echo one; exec sleep 100"));
     runner.wait_printed("one");
     let other = serde_json::to_vec(&script("echo two")).unwrap();
-    refused(runner.call("POST", "/api/submit", &other), "the job was started");
-    refused(runner.call("POST", "/api/upload_code", b"x"), "the job was started");
-    refused(upload_archive(&runner, "archive", ARCHIVE, b"x"), "the job was started");
+    refused(runner.call("POST", "/api/submit", &other), "the job has already been started");
+    refused(runner.call("POST", "/api/upload_code", b"x"), "the job has already been started");
+    refused(upload_archive(&runner, "archive", ARCHIVE, b"x"), "the job has already been started");
     runner.post("/api/stop");
     assert_eq!(runner.ended().state, "terminated");
     refused(runner.call("POST", "/api/submit", &other), "the job has ended");
@@ -46,7 +46,7 @@ fn r26_calls_out_of_order_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn r26_a_repeat_gets_the_same_answer_and_has_no_effect() {
+fn r26_a_repeated_call_gets_the_same_response_and_has_no_effect() {
     let runner = Runner::start();
     runner.submit(&script("echo early >> count"));
     let submit = script("echo once >> count; echo said; exec sleep 100");
@@ -84,7 +84,7 @@ fn r26_a_job_stopped_before_its_start_never_starts() {
 }
 
 #[test]
-fn a_runner_that_nobody_starts_ends_of_itself() {
+fn a_runner_without_a_started_job_exits_after_its_timeout() {
     let mut runner = RunnerSetup::new().wait_secs(1).start();
     runner.submit(&script("echo never"));
     assert_eq!(runner.exited(), 1);
@@ -109,7 +109,7 @@ fn x5_every_call_on_the_socket_needs_the_token() {
 
 #[test]
 fn a_dstack_server_needs_no_token_on_its_port() {
-    let port = windlass_testkit::ports::free();
+    let port = windlass_testkit::ports::reserve_free_port();
     let mut setting = RunnerSetup::new();
     setting.config.compat_http = Some(format!("localhost:{port}"));
     let mut runner = setting.start();
@@ -130,7 +130,7 @@ fn a_dstack_server_needs_no_token_on_its_port() {
 }
 
 #[test]
-fn what_cannot_be_an_environment_is_refused_with_the_job() {
+fn a_job_with_an_invalid_environment_is_refused() {
     let runner = Runner::start();
     for (name, value) in [("A\0B", "x"), ("A=B", "x"), ("", "x"), ("A", "x\0y")] {
         let body = job(json!({ "commands": ["true"], "env": { name: value } }));
@@ -141,7 +141,7 @@ fn what_cannot_be_an_environment_is_refused_with_the_job() {
 }
 
 #[test]
-fn archives_are_taken_by_their_id_alone() {
+fn archives_are_accepted_only_with_a_valid_id() {
     let runner = Runner::start();
     runner.submit(&script("true"));
     for (field, name) in [("code", ARCHIVE), ("archive", "../../etc/x"), ("archive", ""), ("archive", "x")] {

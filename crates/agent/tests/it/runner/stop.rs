@@ -21,7 +21,7 @@ fn job_output(runner: &Runner) -> String {
 }
 
 #[test]
-fn o2_a_stop_interrupts_and_the_last_line_is_kept() {
+fn o2_a_stop_interrupts_the_job_and_keeps_its_last_line() {
     let runner = Runner::start();
     runner.go(&script("trap 'echo interrupted; exit 7' INT; echo ready; while :; do sleep 0.02; done"));
     runner.wait_printed("ready");
@@ -33,7 +33,7 @@ fn o2_a_stop_interrupts_and_the_last_line_is_kept() {
 }
 
 #[test]
-fn a_job_with_a_stop_duration_is_asked_by_term() {
+fn a_job_with_a_stop_duration_is_stopped_with_sigterm() {
     let runner = Runner::start();
     runner.go(&job_with_stop("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done", 20));
     runner.wait_printed("ready");
@@ -44,7 +44,7 @@ fn a_job_with_a_stop_duration_is_asked_by_term() {
 }
 
 #[test]
-fn o2_a_job_that_does_not_heed_is_killed_after_its_grace() {
+fn o2_a_job_that_ignores_the_stop_is_killed_after_its_grace_period() {
     let runner = Runner::start();
     runner.go(&job_with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 1));
     runner.wait_printed("ready");
@@ -58,20 +58,20 @@ fn o2_a_job_that_does_not_heed_is_killed_after_its_grace() {
 }
 
 #[test]
-fn whoever_stops_it_may_say_how_long_it_has_and_a_kill_is_told() {
+fn a_stop_call_may_set_the_grace_period_and_a_kill_is_reported() {
     let runner = Runner::start();
     runner.go(&job_with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 600));
     runner.wait_printed("ready");
     runner.post("/api/stop?grace_secs=1");
     let end = runner.ended();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
-    let told = "it had not ended 1 s after it was asked to (`stop_duration`), and was killed";
+    let told = "it was still running 1 s after the stop request (`stop_duration`) and was killed";
     assert_eq!(end.termination_message, told);
 }
 
 /// A shell of a task is interactive, and as such ignores the signal.
 #[test]
-fn a_shell_that_goes_on_after_its_command_was_ended_is_ended_too() {
+fn a_stop_ends_a_shell_that_continues_after_its_command_ended() {
     for (text, last) in [
         ("echo ready; while :; do sleep 600; done", ""),
         ("echo ready; sleep 600; echo more; sleep 600; sleep 600", ""),
@@ -88,7 +88,7 @@ fn a_shell_that_goes_on_after_its_command_was_ended_is_ended_too() {
 }
 
 #[test]
-fn what_the_shell_started_has_the_grace_too() {
+fn child_processes_of_the_shell_also_get_the_grace_period() {
     let runner = Runner::start();
     // The signal kills the shell at once; the process that it waits for saves its work.
     let inner = "trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while :; do sleep 0.02; done";
@@ -100,7 +100,7 @@ fn what_the_shell_started_has_the_grace_too() {
 }
 
 #[test]
-fn r16_a_job_ends_at_its_longest_duration_without_the_server() {
+fn r16_a_job_ends_at_its_max_duration_without_the_server() {
     let runner = Runner::start();
     let begun = Instant::now();
     let end = runner.run_to_end(&job(
@@ -116,7 +116,7 @@ fn r16_a_job_ends_at_its_longest_duration_without_the_server() {
 }
 
 #[test]
-fn told_to_end_the_runner_stops_the_job_and_says_so() {
+fn on_sigterm_the_runner_stops_the_job_and_reports_it() {
     let mut runner = Runner::start();
     runner.go(&job_with_stop("trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", 20));
     runner.wait_printed("ready");
@@ -128,7 +128,7 @@ fn told_to_end_the_runner_stops_the_job_and_says_so() {
 }
 
 #[test]
-fn told_to_end_before_any_job_the_runner_just_ends() {
+fn on_sigterm_before_any_job_the_runner_exits() {
     let mut runner = Runner::start();
     signal(runner.init(), Signal::TERM);
     assert_eq!(runner.exited(), 1);
@@ -136,7 +136,7 @@ fn told_to_end_before_any_job_the_runner_just_ends() {
 }
 
 #[test]
-fn f33_whatever_left_the_session_ends_with_the_job() {
+fn f33_processes_that_left_the_session_end_with_the_job() {
     let runner = Runner::start();
     let end = runner.run_to_end(&script(
         "setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &) ; echo started; sleep 0.1",
@@ -147,7 +147,7 @@ fn f33_whatever_left_the_session_ends_with_the_job() {
 }
 
 #[test]
-fn f16_a_runner_that_is_killed_takes_its_job_along_and_its_output_stays() {
+fn f16_a_killed_runner_ends_its_job_and_the_output_is_kept() {
     let mut runner = Runner::start();
     runner.go(&script("setsid sleep 1000 & echo kept; exec sleep 1000"));
     runner.wait_printed("kept");

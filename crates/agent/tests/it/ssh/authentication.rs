@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use super::{SshServer, make_key, run, text, wait_until};
 
 #[test]
-fn a_key_that_was_not_named_is_refused() {
+fn a_key_that_is_not_authorized_is_refused() {
     let server = SshServer::start();
     make_key(&server.at("other"), "ed25519");
     std::fs::copy(server.at("other"), server.at("id")).unwrap();
@@ -17,7 +17,7 @@ fn a_key_that_was_not_named_is_refused() {
 }
 
 #[test]
-fn passwords_are_not_even_asked_for() {
+fn password_authentication_is_not_offered() {
     let server = SshServer::start();
     let refused = run(
         server
@@ -35,7 +35,7 @@ fn passwords_are_not_even_asked_for() {
 }
 
 #[test]
-fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
+fn rsa_and_ecdsa_keys_are_accepted_but_not_with_sha1() {
     for (kind, name) in [("rsa", "id_rsa"), ("ecdsa", "id_ecdsa")] {
         let server = SshServer::start();
         // Into the user's file, which is read at each login.
@@ -61,7 +61,7 @@ fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
 }
 
 #[test]
-fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
+fn the_host_key_is_stored_and_a_client_rejects_a_different_one() {
     let server = SshServer::start();
     assert_eq!(server.command_output("echo one"), "one\n");
     let kept = std::fs::read_to_string(server.at("host_key")).unwrap();
@@ -78,7 +78,7 @@ fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
 }
 
 #[test]
-fn strangers_cost_little_and_shut_nobody_out() {
+fn unauthenticated_connections_are_limited_and_free_their_slots() {
     let server = SshServer::start();
     // As many silent connections as there are slots.
     let strangers: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(server.address).unwrap()).collect();
@@ -103,7 +103,7 @@ fn strangers_cost_little_and_shut_nobody_out() {
 }
 
 #[test]
-fn rubbish_on_the_port_harms_nobody() {
+fn garbage_on_the_port_does_not_affect_the_server() {
     let server = SshServer::start();
     for rubbish in
         [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 100_000], b"SSH-2.0-x\r\n\xff\xff\xff\xff\xff".to_vec()]

@@ -23,7 +23,7 @@ fn remote(path: &Path) -> String {
 }
 
 #[test]
-fn scp_carries_a_big_file_up_and_down() {
+fn scp_transfers_a_large_file_in_both_directions() {
     let server = SshServer::start();
     let bytes = noise((40 << 20) + 13);
     std::fs::write(server.at("up"), &bytes).unwrap();
@@ -34,7 +34,7 @@ fn scp_carries_a_big_file_up_and_down() {
 }
 
 #[test]
-fn scp_carries_a_tree_with_its_modes_and_times() {
+fn scp_transfers_a_tree_with_its_modes_and_times() {
     let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(tree.join("deep/er")).unwrap();
@@ -63,7 +63,7 @@ fn scp_carries_a_tree_with_its_modes_and_times() {
 }
 
 #[test]
-fn old_scp_runs_the_image_s_own() {
+fn the_legacy_scp_protocol_runs_the_scp_of_the_image() {
     let server = SshServer::start();
     std::fs::write(server.at("up"), "old ways").unwrap();
     run_ok(
@@ -74,7 +74,7 @@ fn old_scp_runs_the_image_s_own() {
 }
 
 #[test]
-fn sftp_does_all_its_client_knows() {
+fn sftp_supports_the_commands_of_its_client() {
     let server = SshServer::start();
     std::fs::write(server.at("up"), "content").unwrap();
     let up = server.at("up").display().to_string();
@@ -95,7 +95,7 @@ fn sftp_does_all_its_client_knows() {
 }
 
 #[test]
-fn files_are_touched_with_the_session_s_rights_alone() {
+fn files_and_sockets_are_accessed_with_the_rights_of_the_session_user() {
     let server = SshServer::with(&["--user", "nobody", "--home", "/tmp", "--shell", "/bin/sh"], &[]);
     let batch = b"get /etc/shadow /dev/null\n";
     let mut sftp = server.client("sftp", "-P");
@@ -122,7 +122,7 @@ fn files_are_touched_with_the_session_s_rights_alone() {
 }
 
 #[test]
-fn rsync_brings_a_tree_and_then_only_what_changed() {
+fn rsync_copies_a_tree_and_then_only_the_changes() {
     let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(tree.join("sub")).unwrap();
@@ -144,7 +144,7 @@ fn rsync_brings_a_tree_and_then_only_what_changed() {
 }
 
 #[test]
-fn tar_goes_through_a_pipe() {
+fn tar_archives_are_transferred_through_a_pipe() {
     let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(&tree).unwrap();

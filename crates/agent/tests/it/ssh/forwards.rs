@@ -30,7 +30,7 @@ impl ControlMaster {
 }
 
 /// Starts a master with these options and waits until it responds.
-pub(super) fn master(server: &SshServer, options: &[&str]) -> ControlMaster {
+pub(super) fn start_master(server: &SshServer, options: &[&str]) -> ControlMaster {
     let socket = server.at("control");
     let mut ssh = server.ssh(
         &[&["-M", "-N", "-o", "ExitOnForwardFailure=yes", "-S", socket.to_str().unwrap()], options].concat(),
@@ -55,7 +55,7 @@ pub(super) fn connect_socket(socket: &Path) -> UnixStream {
 }
 
 /// Responds to every connection with the received bytes in reverse, once the sender has ended.
-fn echo_backwards(mut stream: impl Read + Write) {
+fn echo_reversed(mut stream: impl Read + Write) {
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all);
     all.reverse();
@@ -67,7 +67,7 @@ fn tcp_service() -> SocketAddr {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || echo_backwards(stream));
+            std::thread::spawn(move || echo_reversed(stream));
         }
     });
     address
@@ -80,7 +80,7 @@ fn set_timeouts(stream: &TcpStream) {
 
 /// Sends, ends, and reads the response: half-closes must pass in both directions.
 #[track_caller]
-fn converse(mut stream: TcpStream, bytes: &[u8]) {
+fn check_echo(mut stream: TcpStream, bytes: &[u8]) {
     set_timeouts(&stream);
     let mut to = stream.try_clone().unwrap();
     let sent = bytes.to_vec();
@@ -96,26 +96,26 @@ fn converse(mut stream: TcpStream, bytes: &[u8]) {
 }
 
 #[test]
-fn local_ports_reach_ports_there() {
+fn local_port_forwarding_reaches_remote_ports() {
     let server = SshServer::start();
-    let (port, service) = (ports::free(), tcp_service());
-    let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
-    converse(connect_port(port), b"hello");
-    converse(connect_port(port), &noise(10 << 20));
+    let (port, service) = (ports::reserve_free_port(), tcp_service());
+    let _master = start_master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
+    check_echo(connect_port(port), b"hello");
+    check_echo(connect_port(port), &noise(10 << 20));
     let several: Vec<_> = (0..40)
         .map(|turn: usize| {
             let stream = connect_port(port);
-            std::thread::spawn(move || converse(stream, &noise(1000 * turn)))
+            std::thread::spawn(move || check_echo(stream, &noise(1000 * turn)))
         })
         .collect();
     several.into_iter().for_each(|each| each.join().unwrap());
 }
 
 #[test]
-fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
+fn a_forward_to_a_closed_port_is_refused_and_the_connection_stays_open() {
     let server = SshServer::start();
-    let (port, closed) = (ports::free(), ports::free());
-    let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
+    let (port, closed) = (ports::reserve_free_port(), ports::reserve_free_port());
+    let master = start_master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
     let mut stream = connect_port(port);
     set_timeouts(&stream);
     assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
@@ -123,17 +123,17 @@ fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
 }
 
 #[test]
-fn sockets_are_reached_and_offered() {
+fn unix_sockets_are_forwarded_in_both_directions() {
     let server = SshServer::start();
     let (near, far) = (server.at("near.sock"), server.home().join("far.sock"));
     let listener = UnixListener::bind(&far).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            echo_backwards(stream);
+            echo_reversed(stream);
         }
     });
     let (offered, behind) = (server.home().join("offered.sock"), tcp_service());
-    let _master = master(
+    let _master = start_master(
         &server,
         &[
             "-L",
@@ -156,18 +156,18 @@ fn sockets_are_reached_and_offered() {
 }
 
 #[test]
-fn ports_there_reach_ports_here() {
+fn remote_port_forwarding_reaches_local_ports() {
     let server = SshServer::start();
-    let (port, service) = (ports::free(), tcp_service());
-    let master = master(&server, &["-R", &format!("{port}:{service}")]);
-    converse(connect_port(port), &noise(3 << 20));
+    let (port, service) = (ports::reserve_free_port(), tcp_service());
+    let master = start_master(&server, &["-R", &format!("{port}:{service}")]);
+    check_echo(connect_port(port), &noise(3 << 20));
     // Requested by the master later, on a port of the system's choice, and released.
     let allot = |operation: &str, forward: &str| {
         let mut ssh = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", operation, "-R", forward]);
         text(&run(&mut ssh, b"").stdout)
     };
     let allotted: u16 = allot("forward", &format!("0:{service}")).trim().parse().unwrap();
-    converse(connect_port(allotted), b"more");
+    check_echo(connect_port(allotted), b"more");
     allot("cancel", &format!("{port}:{service}"));
     wait_until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
     drop(master);
@@ -177,10 +177,10 @@ fn ports_there_reach_ports_here() {
 }
 
 #[test]
-fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
+fn a_socks_proxy_resolves_names_on_the_server() {
     let server = SshServer::start();
-    let (port, service) = (ports::free(), tcp_service());
-    let _master = master(&server, &["-D", &port.to_string()]);
+    let (port, service) = (ports::reserve_free_port(), tcp_service());
+    let _master = start_master(&server, &["-D", &port.to_string()]);
     let mut stream = connect_port(port);
     set_timeouts(&stream);
     stream.write_all(&[5, 1, 0]).unwrap();
@@ -194,11 +194,11 @@ fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
     let mut answer = [0u8; 10];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(answer[..2], [5, 0]);
-    converse(stream, b"through the proxy");
+    check_echo(stream, b"through the proxy");
 }
 
 #[test]
-fn one_server_is_a_jump_to_another() {
+fn one_server_can_be_the_jump_host_to_another() {
     let (first, second) = (SshServer::start(), SshServer::start());
     let proxy = format!(
         "ProxyCommand=ssh {} -p {} -W %h:%p root@127.0.0.1",
@@ -227,7 +227,7 @@ fn one_server_is_a_jump_to_another() {
 }
 
 #[test]
-fn the_client_s_agent_signs_for_programs_there() {
+fn the_forwarded_agent_of_the_client_is_usable_by_remote_programs() {
     let server = SshServer::start();
     let socket = server.at("agent.sock");
     let mut agent = Command::new("ssh-agent");
@@ -247,7 +247,7 @@ fn the_client_s_agent_signs_for_programs_there() {
 }
 
 #[test]
-fn a_window_system_is_refused_politely() {
+fn a_request_for_x11_forwarding_is_refused_and_the_command_still_runs() {
     let server = SshServer::start();
     let output = run(server.ssh(&["-X"]).arg("echo -n \"$DISPLAY\"").env("DISPLAY", "localhost:7"), b"");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()));
@@ -273,11 +273,11 @@ fn start_stalled_service() -> StalledService {
 }
 
 #[test]
-fn one_channel_that_nobody_reads_does_not_stop_another() {
+fn an_unread_channel_does_not_block_another() {
     let server = SshServer::start();
-    let (stuck_port, port) = (ports::free(), ports::free());
+    let (stuck_port, port) = (ports::reserve_free_port(), ports::reserve_free_port());
     let (stuck, service) = (start_stalled_service(), tcp_service());
-    let master = master(
+    let master = start_master(
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
@@ -295,7 +295,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
     let _endless = KillOnDrop(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
 
     for turn in 0..20 {
-        converse(connect_port(port), &noise(10_000 * turn));
+        check_echo(connect_port(port), &noise(10_000 * turn));
     }
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
     assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));
@@ -309,11 +309,11 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
 }
 
 #[test]
-fn a_neighbour_uploads_while_another_is_held() {
+fn a_channel_can_upload_while_another_is_blocked() {
     let server = SshServer::start();
-    let (stuck_port, port) = (ports::free(), ports::free());
+    let (stuck_port, port) = (ports::reserve_free_port(), ports::reserve_free_port());
     let (stuck, service) = (start_stalled_service(), tcp_service());
-    let _master = master(
+    let _master = start_master(
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
@@ -321,6 +321,6 @@ fn a_neighbour_uploads_while_another_is_held() {
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let piece = noise(1 << 20);
     while flood.write(&piece).is_ok() {}
-    converse(connect_port(port), &noise(40 << 20));
+    check_echo(connect_port(port), &noise(40 << 20));
     assert!(resident_kib(server.pid()) < 96 * 1024, "{} KiB", resident_kib(server.pid()));
 }

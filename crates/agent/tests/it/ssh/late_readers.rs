@@ -47,7 +47,7 @@ async fn wait_ended(shim: &Shim, id: SubmissionId) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() {
+async fn the_output_of_a_completed_task_can_be_read_over_ssh_after_its_removal() {
     let shim = Shim::start(Setup::process());
     let port = run_and_remove(
         &shim,
@@ -65,7 +65,7 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
     let refused = run(&mut login(&["-o", "BatchMode=yes"], "echo inside"), b"");
     assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
 
-    let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
+    let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::reserve_free_port()));
     let mut forward = client(shim.scratch(), "ssh", "-p", port);
     forward.args(["-N", "-L", &format!("{}:localhost:{RUNNER_PORT}", local.port()), "root@127.0.0.1"]);
     let _client = KillOnDrop(spawn(forward.stdin(Stdio::null())));
@@ -78,7 +78,7 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_awaited_after_a_task_that_failed() {
+async fn no_port_stays_open_for_late_readers_after_a_failed_task() {
     let shim = Shim::start(Setup::process());
     let port = run_and_remove(&shim, "exit 3", "container_exited_with_error").await;
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());

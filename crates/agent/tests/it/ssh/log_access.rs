@@ -39,7 +39,7 @@ impl ForwardedRunner {
         let port = wait_until("the SSH server has a port", || {
             std::fs::read_to_string(runner.run_dir().join("ssh.port")).ok()?.trim().parse().ok()
         });
-        let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
+        let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::reserve_free_port()));
         let mut ssh = client(keys.path(), "ssh", "-p", port);
         ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
         let client = KillOnDrop(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));
@@ -85,7 +85,7 @@ pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
 }
 
 #[tokio::test]
-async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
+async fn o7_output_can_be_followed_over_ssh_to_its_last_byte() {
     let mut visit = ForwardedRunner::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
     visit.runner.go(&script(
         "echo begun; while ! [ -e go ]; do sleep 0.02; done; i=0
@@ -105,7 +105,7 @@ async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
 }
 
 #[test]
-fn people_who_are_logged_in_may_read_the_log_and_nothing_else() {
+fn logged_in_users_can_read_the_log_and_nothing_else() {
     for host in ["localhost", "127.0.0.1", "[::1]"] {
         let visit = ForwardedRunner::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
         visit.runner.go(&script("echo on; sleep 600"));
@@ -131,7 +131,7 @@ fn people_who_are_logged_in_may_read_the_log_and_nothing_else() {
 }
 
 #[test]
-fn where_the_runner_listens_itself_the_port_is_forwarded() {
+fn the_runner_port_is_forwarded_if_the_runner_listens_on_it() {
     // A loopback address that is not used otherwise.
     let listener = TcpListener::bind(("127.9.9.9", RUNNER_PORT)).unwrap();
     std::thread::spawn(move || {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::{KillOnDrop, SshServer, noise, run, spawn, text, wait_until};
 
 #[test]
-fn a_command_has_its_output_its_errors_and_its_exit_code() {
+fn a_command_returns_its_stdout_stderr_and_exit_code() {
     let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("echo out; echo err >&2; exit 7"), b"");
     assert_eq!(
@@ -21,7 +21,7 @@ fn a_command_has_its_output_its_errors_and_its_exit_code() {
 }
 
 #[test]
-fn a_command_sees_the_job_s_variables_and_its_place() {
+fn a_command_sees_the_variables_and_the_directory_of_the_job() {
     let server = SshServer::with(&[], &[("MODEL", "big one"), ("HOME", "/wrong")]);
     assert_eq!(server.command_output("echo $MODEL; pwd; echo $HOME; echo $USER"), {
         let home = server.home().display().to_string();
@@ -38,7 +38,7 @@ fn a_command_sees_the_job_s_variables_and_its_place() {
 }
 
 #[test]
-fn a_program_killed_by_a_signal_is_told_as_such() {
+fn a_program_killed_by_a_signal_is_reported_as_such() {
     let server = SshServer::start();
     let mut ssh = server.ssh(&["-v", "-o", "LogLevel=DEBUG1"]);
     let output = run(ssh.arg("kill -TERM $$"), b"");
@@ -57,14 +57,14 @@ fn the_end_of_input_reaches_the_program() {
 }
 
 #[test]
-fn a_program_that_does_not_read_ends_all_the_same() {
+fn a_program_that_does_not_read_its_input_still_ends() {
     let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("echo first; exit 5"), &noise(30 << 20));
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(5), "first\n".into()));
 }
 
 #[test]
-fn much_goes_both_ways_at_once_and_nothing_is_lost() {
+fn large_transfers_in_both_directions_at_once_lose_nothing() {
     let server = SshServer::start();
     let sent = noise(64 << 20);
     let output = run(server.ssh(&[]).arg("cat"), &sent);
@@ -72,7 +72,7 @@ fn much_goes_both_ways_at_once_and_nothing_is_lost() {
 }
 
 #[test]
-fn two_hundred_megabytes_come_and_go() {
+fn transfers_of_200_megabytes_use_little_memory() {
     let server = SshServer::start();
     let bytes = 200 << 20;
     let counted = run(server.ssh(&[]).arg("wc -c"), &vec![7; bytes]);
@@ -89,7 +89,7 @@ pub(super) fn resident_kib(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_slow_program_holds_its_client_and_not_our_memory() {
+fn a_slow_program_throttles_its_client_and_uses_little_server_memory() {
     let server = SshServer::start();
     let sent = noise(100 << 20);
     let (count, file) = (sent.len(), server.home().join("go"));
@@ -143,7 +143,7 @@ fn an_image_without_a_shell_runs_programs_by_their_path() {
 }
 
 #[test]
-fn an_image_with_nothing_in_it_lets_people_in() {
+fn users_can_log_in_to_an_empty_image() {
     let server = SshServer::in_an_empty_image();
     assert_eq!(
         server.command_output("/agent --version"),
@@ -154,12 +154,12 @@ fn an_image_with_nothing_in_it_lets_people_in() {
     assert!(text(&login.stderr).contains("this image has no shell"), "{}", text(&login.stderr));
     let terminal = run(server.ssh(&["-tt"]).arg("/agent --version"), b"");
     let said = text(&terminal.stdout) + &text(&terminal.stderr);
-    assert!(said.contains("no terminal: No such file or directory"), "{said}");
+    assert!(said.contains("failed to open a terminal: No such file or directory"), "{said}");
     assert!(said.contains("windlass-agent "), "{said}");
 }
 
 #[test]
-fn everybody_is_told_when_the_server_ends() {
+fn clients_are_disconnected_when_the_server_stops() {
     let mut server = SshServer::start();
     let mut ssh = server.ssh(&[]);
     let mut child =
@@ -172,7 +172,7 @@ fn everybody_is_told_when_the_server_ends() {
 }
 
 #[test]
-fn an_editor_s_bootstrap_over_standard_input_works() {
+fn an_editor_can_bootstrap_over_standard_input() {
     let server = SshServer::with(&["--shell", "/bin/bash"], &[]);
     let script = b"echo listening on port 1234\nuname -s\nexit 3\n";
     let output = run(server.ssh(&["-T"]).arg("bash -s"), script);
@@ -186,7 +186,7 @@ fn an_editor_s_bootstrap_over_standard_input_works() {
 }
 
 #[test]
-fn a_program_is_hung_up_when_its_client_goes() {
+fn a_program_is_hung_up_when_its_client_disconnects() {
     let server = SshServer::start();
     let mut ssh = server.ssh(&[]);
     let mut child = KillOnDrop(spawn(ssh.arg("echo $$; sleep 1000; true").stdout(Stdio::piped())));
@@ -205,7 +205,7 @@ fn a_program_is_hung_up_when_its_client_goes() {
 }
 
 #[test]
-fn what_asked_to_stay_stays_when_its_client_goes() {
+fn a_nohup_program_survives_the_end_of_its_session() {
     let server = SshServer::start();
     let file = server.home().join("pid");
     let output = run(
@@ -224,7 +224,7 @@ fn what_asked_to_stay_stays_when_its_client_goes() {
 #[test]
 fn many_execs_share_one_connection_and_leave_no_zombies() {
     let server = SshServer::start();
-    let master = super::forwards::master(&server, &[]);
+    let master = super::forwards::start_master(&server, &[]);
     for turn in 0..30 {
         let output = run(master.ssh(&server).arg(format!("echo {turn}; exit {turn}")), b"");
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(turn), format!("{turn}\n")));
@@ -290,7 +290,7 @@ impl TerminalClient {
 }
 
 #[test]
-fn a_terminal_has_the_client_s_size_and_follows_it() {
+fn a_terminal_has_the_client_size_and_follows_its_changes() {
     let server = SshServer::with(&["--shell", "/bin/sh"], &[]);
     let mut typist = TerminalClient::new(&server, &[], None);
     typist.wait_for_text("# ");
@@ -322,7 +322,7 @@ fn control_c_interrupts_the_program_and_not_the_shell() {
 }
 
 #[test]
-fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
+fn a_command_on_a_terminal_keeps_its_last_output() {
     let server = SshServer::start();
     let mut typist =
         TerminalClient::new(&server, &["-t"], Some("test -t 0 && seq 1 20000; echo last words; exit 9"));
@@ -335,7 +335,7 @@ fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
 }
 
 #[test]
-fn a_terminal_hangs_up_with_its_client() {
+fn a_terminal_hangs_up_when_its_client_disconnects() {
     let server = SshServer::with(&["--shell", "/bin/sh"], &[]);
     let typist = TerminalClient::new(&server, &[], None);
     typist.wait_for_text("# ");

@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use windlass_testkit::wait::{eventually_async, eventually_ok_async, listens};
+use windlass_testkit::wait::{eventually_async, eventually_ok_async, is_listening};
 
 use super::{TempDir, temp_dir};
 
@@ -78,7 +78,7 @@ impl PrivateEngine {
         let containerd = spawn(command, &dir.join("containerd.log"));
         let mut engine = Self { containerd, dockerd: None, kind, scratch };
         let socket = engine.scratch.path().join("containerd.sock");
-        eventually_async("containerd listens", async || listens(&socket).then_some(())).await;
+        eventually_async("containerd listens", async || is_listening(&socket).then_some(())).await;
         engine.start_dockerd().await;
         engine
     }

@@ -160,7 +160,7 @@ impl Drop for TestLeftovers {
 
 /// A check that never finds anything proves nothing.
 #[tokio::test]
-async fn g6_the_sweeper_finds_what_is_left() {
+async fn g6_the_leftover_check_finds_every_kind_of_leftover() {
     let scratch = super::temp_dir("sweep").unwrap();
     let task = SubmissionId(super::shim::random_uuid());
     assert_eq!(leftovers(scratch.path(), &[task]).await, Vec::<String>::new());

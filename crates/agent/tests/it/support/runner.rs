@@ -137,7 +137,7 @@ impl Runner {
 
     /// Returns the runner itself, below its init.
     pub(crate) fn inner(&self) -> i32 {
-        let all = proc::all().unwrap();
+        let all = proc::list().unwrap();
         all.iter().find(|one| one.parent == self.init()).unwrap().name.pid
     }
 
@@ -157,7 +157,7 @@ impl Runner {
         write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
         // The response may come before all was sent.
         let _ = stream.write_all(body);
-        Ok(answer(stream))
+        Ok(read_response(stream))
     }
 
     pub(crate) fn get(&self, path: &str) -> RunnerResponse {
@@ -243,7 +243,7 @@ impl Runner {
     pub(crate) fn others(&self) -> Vec<i32> {
         let mark = format!("WINDLASS_TASK_ID={}", self.mark);
         let own = [self.init(), self.inner()];
-        let all = proc::all().unwrap().into_iter().filter(|one| one.state == proc::ProcessState::Alive);
+        let all = proc::list().unwrap().into_iter().filter(|one| one.state == proc::ProcessState::Alive);
         all.map(|one| one.name.pid)
             .filter(|pid| !own.contains(pid) && proc::was_started_with(*pid, &[&mark]))
             .collect()
@@ -270,7 +270,7 @@ impl Drop for Runner {
     }
 }
 
-fn answer(mut stream: UnixStream) -> RunnerResponse {
+fn read_response(mut stream: UnixStream) -> RunnerResponse {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();

@@ -460,22 +460,22 @@ fn call(socket: &Path, method: &str, path: &str, body: &str) -> Option<String> {
     answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
 }
 
-fn server() -> Ed25519KeyPair {
+fn server_key_pair() -> Ed25519KeyPair {
     Ed25519KeyPair::from_seed_unchecked(&[42; 32]).unwrap()
 }
 
 pub(crate) fn server_key() -> String {
-    BASE64_STANDARD.encode(server().public_key().as_ref())
+    BASE64_STANDARD.encode(server_key_pair().public_key().as_ref())
 }
 
 /// Encodes a pass as the server does for a gateway.
 pub(crate) fn sign_pass(pass: &windlass_api::agent::port_pass::PortPass) -> String {
-    pass.encode(|message| server().sign(message).as_ref().to_vec()).unwrap()
+    pass.encode(|message| server_key_pair().sign(message).as_ref().to_vec()).unwrap()
 }
 
 /// Signs a specification as the server does.
 pub(crate) fn sign(body: &[u8]) -> String {
-    BASE64_STANDARD.encode(server().sign(&[SIGNED_PREFIX, body].concat()).as_ref())
+    BASE64_STANDARD.encode(server_key_pair().sign(&[SIGNED_PREFIX, body].concat()).as_ref())
 }
 
 pub(crate) fn random_uuid() -> uuid::Uuid {
@@ -485,5 +485,5 @@ pub(crate) fn random_uuid() -> uuid::Uuid {
 }
 
 pub(crate) fn free_port() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()))
+    SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::reserve_free_port()))
 }

@@ -38,7 +38,7 @@ pub(super) struct UploadedArchive {
 }
 
 /// Returns the maximum upload size of the server, in bytes.
-pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, CliError> {
+pub(crate) async fn fetch_upload_limit(cx: &Context) -> Result<u64, CliError> {
     let info = cx.call::<ReadServerInfo>(&EmptyRequest {}).await?;
     Ok(info.upload_bytes_max.unwrap_or(BYTES_MAX))
 }
@@ -49,11 +49,11 @@ pub(super) async fn upload(cx: &Context, source: &ConfigSource) -> Result<Vec<Up
     if files.is_empty() {
         return Ok(all);
     }
-    let bytes_max = bytes_max(cx).await?;
+    let bytes_max = fetch_upload_limit(cx).await?;
     for file in files {
         let from = local_path(&source.dir, &file.local_path)?;
-        let content = one(&from, bytes_max)
-            .map_err(|problem| problem.hint(format!("it is named in `files` of {}", source.file)))?;
+        let content = archive_path(&from, bytes_max)
+            .map_err(|problem| problem.hint(format!("check `files` in {}", source.file)))?;
         let archive = upload_if_missing(cx, &content).await?;
         all.push(UploadedArchive { id: archive.id.to_string(), path: file.path.clone() });
     }
@@ -62,8 +62,8 @@ pub(super) async fn upload(cx: &Context, source: &ConfigSource) -> Result<Vec<Up
 
 /// Uploads a file or a directory.
 pub(crate) async fn upload_path(cx: &Context, path: &Path) -> Result<uuid::Uuid, CliError> {
-    let bytes_max = bytes_max(cx).await?;
-    Ok(upload_if_missing(cx, &one(path, bytes_max)?).await?.id)
+    let bytes_max = fetch_upload_limit(cx).await?;
+    Ok(upload_if_missing(cx, &archive_path(path, bytes_max)?).await?.id)
 }
 
 /// Uploads an archive unless the server has it already.
@@ -85,22 +85,24 @@ async fn upload_if_missing(cx: &Context, content: &[u8]) -> Result<Archive, CliE
 pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, CliError> {
     if let Some(rest) = path.strip_prefix("~/").or_else(|| (path == "~").then_some("")) {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-        let home = home.ok_or_else(|| CliError::new(format!("find `{path}`")).why("`HOME` is not set"))?;
+        let home =
+            home.ok_or_else(|| CliError::new(format!("cannot resolve `{path}`")).why("`HOME` is not set"))?;
         return Ok(PathBuf::from(home).join(rest));
     }
     Ok(dir.join(path))
 }
 
 /// Archives a file or a directory under its own name.
-fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
-    let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
+fn archive_path(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
+    let failed =
+        |error: std::io::Error| CliError::from_error(&format!("failed to read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
     let Some(name) = whole.file_name() else {
-        return Err(CliError::new("send the whole file system").code(ErrorCode::TooLarge));
+        return Err(CliError::new("cannot upload the whole file system").code(ErrorCode::TooLarge));
     };
     let top = PathBuf::from(name);
     if whole.is_dir() {
-        return tar_of(&whole, &top, bytes_max);
+        return archive_directory(&whole, &top, bytes_max);
     }
     let mut tar = ArchiveBuilder::new(path, bytes_max);
     tar.add(&whole, &top)?;
@@ -108,7 +110,7 @@ fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
 }
 
 /// Archives the content of a directory below `top`.
-pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
+pub(super) fn archive_directory(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     let walk = WalkBuilder::new(root)
         .hidden(false)
         .parents(true)
@@ -122,8 +124,8 @@ pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>,
         .build();
     let mut tar = ArchiveBuilder::new(root, bytes_max);
     for entry in walk {
-        let entry =
-            entry.map_err(|error| CliError::from_error(&format!("read `{}`", root.display()), &error))?;
+        let entry = entry
+            .map_err(|error| CliError::from_error(&format!("failed to read `{}`", root.display()), &error))?;
         let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
         if below.as_os_str().is_empty() && top.as_os_str().is_empty() {
             continue;
@@ -150,15 +152,16 @@ impl ArchiveBuilder {
     }
 
     fn add(&mut self, path: &Path, name: &Path) -> Result<(), CliError> {
-        let failed =
-            |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
+        let failed = |error: std::io::Error| {
+            CliError::from_error(&format!("failed to read `{}`", path.display()), &error)
+        };
         let data = fs::symlink_metadata(path).map_err(failed)?;
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
-            return Err(CliError::new(format!("send `{}`", self.root.display()))
+            return Err(CliError::new(format!("cannot upload `{}`", self.root.display()))
                 .code(ErrorCode::TooLarge)
-                .why(format!("it holds more than {ENTRIES_MAX} files"))
-                .hint(format!("leave some out with {IGNORE_FILE}")));
+                .why(format!("it contains more than {ENTRIES_MAX} files"))
+                .hint(format!("exclude files with {IGNORE_FILE}")));
         }
         let mut header = Header::new_gnu();
         header.set_mtime(0);
@@ -201,7 +204,7 @@ impl ArchiveBuilder {
         let content = self
             .builder
             .into_inner()
-            .map_err(|error| CliError::from_error(&format!("pack `{root}`"), &error))?;
+            .map_err(|error| CliError::from_error(&format!("failed to archive `{root}`"), &error))?;
         if self.bytes > self.bytes_max || content.len() as u64 > self.bytes_max {
             let largest: Vec<String> = self
                 .largest
@@ -211,17 +214,17 @@ impl ArchiveBuilder {
                     format!("{} ({} KiB)", if shown.is_empty() { &root } else { &shown }, len / 1024)
                 })
                 .collect();
-            return Err(CliError::new(format!("send `{root}`"))
+            return Err(CliError::new(format!("cannot upload `{root}`"))
                 .code(ErrorCode::TooLarge)
                 .why(format!(
-                    "{} KiB are more than the {} KiB that the server takes; largest: {}",
+                    "its size of {} KiB exceeds the server's limit of {} KiB; largest files: {}",
                     self.bytes / 1024,
                     self.bytes_max / 1024,
                     largest.join(", ")
                 ))
                 .hint(format!(
-                    "leave files out with {IGNORE_FILE}, put large data on a volume, or have the server take more \
-                     (its setting `upload_max`)"
+                    "exclude files with {IGNORE_FILE}, put large data on a volume, or increase the server's \
+                     setting `upload_max`"
                 )));
         }
         Ok(content)
@@ -234,7 +237,7 @@ mod tests {
 
     use tempfile::TempDir;
 
-    use super::{local_path, tar_of};
+    use super::{archive_directory, local_path};
 
     const MIB: u64 = 1 << 20;
 
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn ignored_files_and_the_repository_itself_stay_here() {
+    fn archive_excludes_ignored_files_and_the_git_directory() {
         let dir = dir(&[
             (".gitignore", "*.bin\n"),
             (".dstackignore", "private/\n"),
@@ -265,7 +268,7 @@ mod tests {
             (".env", "x"),
             ("src/main.py", "x"),
         ]);
-        let found = names(&tar_of(dir.path(), Path::new("top"), MIB).unwrap());
+        let found = names(&archive_directory(dir.path(), Path::new("top"), MIB).unwrap());
         assert_eq!(
             found,
             ["top/", "top/.dstackignore", "top/.env", "top/.gitignore", "top/src", "top/src/main.py"]
@@ -273,27 +276,25 @@ mod tests {
     }
 
     #[test]
-    fn the_same_files_are_the_same_bytes() {
+    fn identical_files_produce_identical_archives() {
         let files = [("b", "2"), ("a", "1")];
         let (one, two) = (dir(&files), dir(&files));
-        let packed = |dir: &TempDir| tar_of(dir.path(), Path::new(""), MIB).unwrap();
+        let packed = |dir: &TempDir| archive_directory(dir.path(), Path::new(""), MIB).unwrap();
         assert_eq!(packed(&one), packed(&two));
     }
 
     #[test]
-    fn too_much_is_refused_and_the_largest_file_is_named() {
+    fn an_oversized_archive_is_refused_and_the_largest_file_is_named() {
         let dir = dir(&[("small", "x"), ("large", &"x".repeat(3 << 20))]);
-        let said = tar_of(dir.path(), Path::new(""), MIB).unwrap_err().text();
-        for part in
-            ["large (3072 KiB)", ".dstackignore", "the 1024 KiB that the server takes", "`upload_max`"]
-        {
+        let said = archive_directory(dir.path(), Path::new(""), MIB).unwrap_err().text();
+        for part in ["large (3072 KiB)", ".dstackignore", "the server's limit of 1024 KiB", "`upload_max`"] {
             assert!(said.contains(part), "{said}");
         }
-        tar_of(dir.path(), Path::new(""), 4 * MIB).unwrap();
+        archive_directory(dir.path(), Path::new(""), 4 * MIB).unwrap();
     }
 
     #[test]
-    fn paths_are_relative_to_the_file_that_names_them() {
+    fn relative_paths_resolve_against_the_configuration_directory() {
         assert_eq!(local_path(Path::new("/conf"), "a/b").unwrap(), Path::new("/conf/a/b"));
         assert_eq!(local_path(Path::new("/conf"), "/a").unwrap(), Path::new("/a"));
     }

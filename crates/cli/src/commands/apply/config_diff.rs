@@ -10,7 +10,7 @@ const CONTEXT_CHARS: usize = 12;
 const SECRET_NAMES: [&str; 7] = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH"];
 
 /// Returns a line for each field that differs. An absent field equals a null one.
-pub(super) fn lines(old: &Value, new: &Value) -> Vec<String> {
+pub(super) fn render_changes(old: &Value, new: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     compare("", old, new, &mut lines);
     lines
@@ -95,16 +95,16 @@ fn truncate_from(text: &str, from: usize) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::lines;
+    use super::render_changes;
 
     #[test]
-    fn each_field_that_differs_has_a_line_and_only_secrets_are_hidden() {
+    fn diff_shows_one_line_per_changed_field_and_hides_only_secrets() {
         let old = json!({"commands": ["a", "b"], "env": {"HF_TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null,
                    "registry_auth": {"username": "a", "password": "x"}});
         let new = json!({"commands": ["a", "c", "d"], "env": {"HF_TOKEN": "other", "B": "2"}, "priority": 3,
                          "registry_auth": {"username": "b", "password": "y"}});
         assert_eq!(
-            lines(&old, &new),
+            render_changes(&old, &new),
             [
                 r#"~ commands[1]: "b" → "c""#,
                 r#"+ commands[2]: "d""#,
@@ -116,16 +116,16 @@ mod tests {
                 r#"~ registry_auth.username: "a" → "b""#,
             ]
         );
-        assert!(lines(&old, &old).is_empty());
+        assert!(render_changes(&old, &old).is_empty());
     }
 
     #[test]
-    fn two_long_values_are_cut_where_they_differ() {
+    fn diff_shortens_long_values_around_the_difference() {
         let long = |end: &str| json!({ "commands": [format!("{}{end}", "python train.py --data /mnt/data ".repeat(4))] });
-        let lines = lines(&long("--lr 1"), &long("--lr 2"));
+        let lines = render_changes(&long("--lr 1"), &long("--lr 2"));
         assert_eq!(lines, [r#"~ commands[0]: …t/data --lr 1" → …t/data --lr 2""#]);
         let start = |first: &str| json!({ "a": format!("{first}{}", "x".repeat(100)) });
-        let line = super::lines(&start("1"), &start("2")).remove(0);
+        let line = super::render_changes(&start("1"), &start("2")).remove(0);
         assert!(line.starts_with("~ a: \"1xxx") && line.contains("x… → \"2xxx"), "{line}");
     }
 }

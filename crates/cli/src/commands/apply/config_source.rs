@@ -46,10 +46,12 @@ pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
     let file = path.display().to_string();
     let stdin = path.as_os_str() == "-";
     if stdin && !args.yes {
-        return Err(CliError::usage("the file comes from standard input, where the answer would come from")
-            .hint("pass `-y`"));
+        return Err(CliError::usage(
+            "cannot ask for confirmation: standard input contains the configuration",
+        )
+        .hint("pass `-y`"));
     }
-    let text = text(&path, stdin)?;
+    let text = read_text(&path, stdin)?;
     let configuration = parse(&file, &text)?;
     let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
     let dir = parent.unwrap_or(Path::new(".")).to_owned();
@@ -74,19 +76,20 @@ pub(crate) fn with_overrides(
 /// Reads and parses a file without applying the command line.
 pub(crate) fn parse_file(path: &Path) -> Result<Configuration, CliError> {
     let stdin = path.as_os_str() == "-";
-    parse(&path.display().to_string(), &text(path, stdin)?)
+    parse(&path.display().to_string(), &read_text(path, stdin)?)
 }
 
 fn default_file() -> Result<PathBuf, CliError> {
     DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.is_file()).ok_or_else(|| {
-        CliError::usage("no configuration was named")
-            .why(format!("there is none of {} here", DEFAULT_FILES.join(", ")))
-            .hint("`windlass apply -f FILE`")
+        CliError::usage("no configuration file given")
+            .why(format!("none of {} exists in the current directory", DEFAULT_FILES.join(", ")))
+            .hint("run `windlass apply -f FILE`")
     })
 }
 
-fn text(path: &Path, stdin: bool) -> Result<String, CliError> {
-    let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
+fn read_text(path: &Path, stdin: bool) -> Result<String, CliError> {
+    let failed =
+        |error: std::io::Error| CliError::from_error(&format!("failed to read `{}`", path.display()), &error);
     let mut text = String::new();
     if stdin {
         std::io::stdin().lock().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
@@ -118,8 +121,8 @@ fn parse(file: &str, text: &str) -> Result<Configuration, CliError> {
 
 fn rename(configuration: &mut Configuration, name: &str) -> Result<(), CliError> {
     if !is_resource_name(name) {
-        return Err(CliError::usage(format!("`{name}` cannot be a name"))
-            .hint("2 to 41 characters: lower case letters, digits and dashes, starting with a letter"));
+        return Err(CliError::usage(format!("invalid name `{name}`"))
+            .hint("use 2 to 41 lower-case letters, digits and dashes, starting with a letter"));
     }
     let name = Some(Name(name.to_owned()));
     match configuration {
@@ -136,10 +139,11 @@ fn rename(configuration: &mut Configuration, name: &str) -> Result<(), CliError>
 /// Each backend has a separate volume type; in JSON form all of them have a `name`.
 fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Result<(), CliError> {
     let mut document = serde_json::to_value(&*configuration)
-        .map_err(|error| CliError::from_error("rename the volume", &error))?;
+        .map_err(|error| CliError::from_error("failed to rename the volume", &error))?;
     document["name"] = json!(name);
-    *configuration = Configuration::from_json(&document)
-        .map_err(|problems| CliError::new("rename the volume").why(config::error::summary(&problems)))?;
+    *configuration = Configuration::from_json(&document).map_err(|problems| {
+        CliError::new("failed to rename the volume").why(config::error::summary(&problems))
+    })?;
     Ok(())
 }
 
@@ -150,11 +154,11 @@ fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), CliEr
         if args.env.is_empty() {
             return Ok(());
         }
-        return Err(CliError::usage(format!("a {kind} has no variables")).hint("leave out `-e`"));
+        return Err(CliError::usage(format!("a {kind} has no environment variables")).hint("remove `-e`"));
     };
     for (name, value) in &args.env {
         if !is_env_name(name) {
-            return Err(CliError::usage(format!("`{name}` cannot be the name of a variable")));
+            return Err(CliError::usage(format!("invalid environment variable name `{name}`")));
         }
         let value = value.clone().map_or(EnvValue::FromClient, EnvValue::Value);
         env.0.insert(name.clone(), value);
@@ -164,11 +168,11 @@ fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), CliEr
     if !unset.is_empty() {
         return Err(CliError::new(format!("variables without a value: {}", unset.join(", ")))
             .code(ErrorCode::UnsetVariable)
-            .why("the configuration takes them from your environment, where they are not set")
-            .hint(format!("`-e {}=VALUE`, or set them", unset[0])));
+            .why("the configuration reads them from your environment, where they are not set")
+            .hint(format!("pass `-e {}=VALUE`, or set them in your environment", unset[0])));
     }
     references::resolve_for_client(configuration, &args.args, |_| None)
-        .map_err(|error| CliError::from_error("complete the configuration", &error))
+        .map_err(|error| CliError::from_error("failed to resolve the configuration", &error))
 }
 
 fn env_mut(configuration: &mut Configuration) -> Option<&mut Env> {
@@ -188,7 +192,7 @@ fn profile(args: &Args) -> Result<Value, CliError> {
     let near = PROFILE_FILES.iter().map(PathBuf::from);
     let far = home.iter().flat_map(|home| PROFILE_FILES.iter().map(|file| home.join(file)));
     for path in near.chain(far).filter(|path| path.is_file()) {
-        let text = text(&path, false)?;
+        let text = read_text(&path, false)?;
         let file = path.display().to_string();
         let profiles = config::parse_profiles(&text).map_err(|problems| {
             output::print_message(output::printable(&config::render(&problems, &file, &text)).trim_end());
@@ -203,14 +207,14 @@ fn profile(args: &Args) -> Result<Value, CliError> {
                 output::print_message(&output::printable(&format!("warning: {file}: {}", warning.message)));
             }
             return serde_json::to_value(profile)
-                .map_err(|error| CliError::from_error("write the profile", &error));
+                .map_err(|error| CliError::from_error("failed to encode the profile", &error));
         }
     }
     match wanted {
-        Some(name) => Err(CliError::new(format!("find profile `{name}`"))
+        Some(name) => Err(CliError::new(format!("no profile named `{name}`"))
             .code(ErrorCode::UnknownName)
-            .why("no profiles.yml here or in your home has it")
-            .hint(format!("profiles are looked for in {}", PROFILE_FILES[0]))),
+            .why("it is not defined in the current directory or in your home directory")
+            .hint(format!("define it in {}", PROFILE_FILES[0]))),
         None => Ok(json!({ "name": "default", "default": false })),
     }
 }

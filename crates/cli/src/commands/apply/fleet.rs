@@ -35,25 +35,25 @@ pub(super) async fn apply(
         "configuration_path": source.file,
         "profile": source.profile,
     });
-    let spec =
-        Document::new(&spec).map_err(|error| CliError::from_error("write the configuration", &error))?;
+    let spec = Document::new(&spec)
+        .map_err(|error| CliError::from_error("failed to encode the configuration", &error))?;
     let planned = cx.call::<PlanFleet>(&fleets::PlanRequest { spec: spec.clone() }).await?;
     print_plan(&planned, &config);
     let question = match (&planned.current_resource, planned.action) {
         (None, _) => "Create the fleet?".to_owned(),
         (Some(fleet), Some(ApplyAction::Update)) => {
             if !args.force && is_unchanged(fleet, &planned)? {
-                output::print_message(&format!("Fleet `{}` exists already and nothing changed.", fleet.name));
+                output::print_message(&format!("Fleet `{}` already exists and is unchanged.", fleet.name));
                 return finish(cx, args, fleet.clone()).await;
             }
             format!("Update fleet `{}`?", fleet.name)
         }
         (Some(fleet), Some(ApplyAction::Create) | None) if fleet.status == "terminating" => {
-            format!("Fleet `{}` is being deleted. Make it anew once it is gone?", fleet.name)
+            format!("Fleet `{}` is being deleted. Create it again afterwards?", fleet.name)
         }
         (Some(fleet), Some(ApplyAction::Create) | None) => {
             print_forbidden_change(fleet, &planned);
-            format!("Delete fleet `{}` and make it anew?", fleet.name)
+            format!("Delete fleet `{}` and create it again?", fleet.name)
         }
     };
     if !confirm_apply(args, &question)? {
@@ -74,7 +74,7 @@ pub(super) async fn apply(
 }
 
 fn print_plan(planned: &FleetPlan, config: &Config) {
-    let name = config.name.as_ref().map_or("(a generated name)", |name| name.as_str());
+    let name = config.name.as_ref().map_or("(generated name)", |name| name.as_str());
     let kind = match &config.ssh_config {
         Some(ssh) => crate::output::format::count(ssh.hosts.len(), "SSH host"),
         None => "backends".to_owned(),
@@ -88,8 +88,9 @@ fn changes(
     fleet: &Fleet,
     planned: &FleetPlan,
 ) -> Result<Result<Vec<diff::FieldChange>, diff::ForbiddenChange>, CliError> {
-    let read =
-        |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
+    let read = |document: &Document| {
+        document.value().map_err(|error| CliError::from_error("failed to read the plan", &error))
+    };
     let stored = read(&fleet.spec)?;
     let wanted = read(planned.effective_spec.as_ref().unwrap_or(&planned.spec))?;
     Ok(diff::diff_fleet(&stored["configuration"], &wanted["configuration"]))
@@ -102,7 +103,7 @@ fn is_unchanged(fleet: &Fleet, planned: &FleetPlan) -> Result<bool, CliError> {
 fn print_forbidden_change(fleet: &Fleet, planned: &FleetPlan) {
     if let Ok(Err(forbidden)) = changes(fleet, planned) {
         output::print_message(&format!(
-            "Fleet `{}` exists, and `{}` cannot change while it does.",
+            "Fleet `{}` exists, and its `{}` cannot be changed in place.",
             fleet.name, forbidden.path
         ));
     }

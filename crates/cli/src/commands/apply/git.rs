@@ -14,7 +14,7 @@ use windlass_model::config::mounts::RepoSpec;
 
 use super::{
     Args,
-    archive::{bytes_max, local_path, tar_of},
+    archive::{archive_directory, fetch_upload_limit, local_path},
     config_source::ConfigSource,
     keys,
 };
@@ -45,22 +45,22 @@ pub(super) async fn find_code(
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
         (Some(path), _) => {
-            let bytes_max = bytes_max(cx).await?;
+            let bytes_max = fetch_upload_limit(cx).await?;
             from_local_path(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
         }
         (None, Some(url)) if !is_reachable(url) => {
-            Err(CliError::new(format!("clone the repository `{url}`"))
+            Err(CliError::new(format!("cannot clone the repository `{url}`"))
                 .code(error::ErrorCode::Repository)
-                .why("hosts clone over https, ssh and git only")
-                .hint("for files of this machine name the folder: `repos: [PATH]`"))
+                .why("instances clone only over https, ssh or git")
+                .hint("for a directory of this machine, use `repos: [PATH]`"))
         }
-        (None, Some(url)) => remote(args, url, &repo.0).map(Some),
+        (None, Some(url)) => from_remote_url(args, url, &repo.0).map(Some),
         (None, None) => Ok(None),
     }
 }
 
 /// A repository given by its URL: no local files are read.
-fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
+fn from_remote_url(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
     let data = json!({
         "repo_type": "remote",
         "repo_name": repo_name(url),
@@ -84,7 +84,7 @@ fn build_upload(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result
     let init = repos::InitRequest {
         repo_id: format!("{name}-{}", &sha256(url.as_bytes())[..8]),
         repo_info: Document::new(&info)
-            .map_err(|error| CliError::from_error("name the repository", &error))?,
+            .map_err(|error| CliError::from_error("failed to encode the repository information", &error))?,
         repo_creds: Some(creds),
     };
     Ok(CodeUpload { init, data, hash: sha256(&content), content })
@@ -108,10 +108,10 @@ fn repo_name(url: &str) -> String {
 
 fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliError> {
     let whole = path.canonicalize().map_err(|error| {
-        CliError::from_error(&format!("find the repository `{}`", path.display()), &error)
+        CliError::from_error(&format!("cannot find the repository `{}`", path.display()), &error)
     })?;
     let Some(git) = Git::at(&whole)? else {
-        return from_plain_directory(&whole, "it is no git repository", bytes_max);
+        return from_plain_directory(&whole, "it is not a git repository", bytes_max);
     };
     let Some(remote) = git.remote()? else {
         return from_plain_directory(&whole, "it has no remote to clone from", bytes_max);
@@ -120,12 +120,12 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
     if !is_reachable(&url) {
         return from_plain_directory(
             &whole,
-            &format!("hosts cannot clone from its remote `{url}`"),
+            &format!("instances cannot clone from its remote `{url}`"),
             bytes_max,
         );
     }
     let Some(base) = git.base(&remote)? else {
-        return from_plain_directory(&whole, "no commit of it is known to be at its remote", bytes_max);
+        return from_plain_directory(&whole, "it has no known commit in common with its remote", bytes_max);
     };
     let data = json!({
         "repo_type": "remote",
@@ -137,27 +137,27 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
     });
     let diff = git.diff(&base)?;
     if diff.len() as u64 > bytes_max {
-        return Err(CliError::new("send the changes of the repository")
+        return Err(CliError::new("cannot upload the changes of the repository")
             .code(error::ErrorCode::TooLarge)
             .why(format!(
-                "{} KiB are more than the {} KiB that the server takes",
+                "their size of {} KiB exceeds the server's limit of {} KiB",
                 diff.len() / 1024,
                 bytes_max / 1024
             ))
-            .hint("commit and push them, or leave large files out with .gitignore"));
+            .hint("commit and push them, or exclude large files with .gitignore"));
     }
     build_upload(args, &url, data, diff)
 }
 
 /// Archives a whole directory.
 fn from_plain_directory(path: &Path, why: &str, bytes_max: u64) -> Result<CodeUpload, CliError> {
-    output::print_message(&format!("Sending the files of {}: {why}.", path.display()));
-    let content = tar_of(path, Path::new(""), bytes_max)?;
+    output::print_message(&format!("Uploading the files of {}: {why}.", path.display()));
+    let content = archive_directory(path, Path::new(""), bytes_max)?;
     let info = json!({ "repo_type": "virtual" });
     let init = repos::InitRequest {
         repo_id: format!("local-{}", &sha256(path.as_os_str().as_encoded_bytes())[..8]),
         repo_info: Document::new(&info)
-            .map_err(|error| CliError::from_error("name the repository", &error))?,
+            .map_err(|error| CliError::from_error("failed to encode the repository information", &error))?,
         repo_creds: None,
     };
     Ok(CodeUpload { init, data: info, hash: sha256(&content), content })
@@ -186,7 +186,7 @@ impl Git {
     fn run(&self, command: &mut Command) -> Result<std::process::Output, CliError> {
         command.output().map_err(|error| {
             let problem =
-                CliError::from_error(&format!("look at the repository {}", self.root.display()), &error)
+                CliError::from_error(&format!("failed to run git in {}", self.root.display()), &error)
                     .code(error::ErrorCode::Repository);
             if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
         })
@@ -204,7 +204,7 @@ impl Git {
 
     fn text(&self, args: &[&str]) -> Result<String, CliError> {
         self.try_output(args)?.ok_or_else(|| {
-            CliError::new(format!("run `git {}`", args.join(" "))).code(error::ErrorCode::Repository)
+            CliError::new(format!("`git {}` failed", args.join(" "))).code(error::ErrorCode::Repository)
         })
     }
 
@@ -214,9 +214,9 @@ impl Git {
             return Ok(output.stdout);
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(CliError::new("find the changes of the repository")
+        Err(CliError::new("failed to determine the changes of the repository")
             .code(error::ErrorCode::Repository)
-            .why(format!("git says: {said}")))
+            .why(format!("git reported: {said}")))
     }
 
     /// Returns the remote of the current branch, else `origin`, else the only remote.
@@ -259,16 +259,15 @@ impl Git {
     /// Returns the diff from `base` to the working tree, including new files that are not ignored. Works on a temporary
     /// index and object directory, so the repository is not modified.
     fn diff(&self, base: &str) -> Result<Vec<u8>, CliError> {
-        let temp = tempfile::Builder::new()
-            .prefix("windlass-git-")
-            .tempdir()
-            .map_err(|error| CliError::from_error("make a directory for git", &error))?;
+        let temp = tempfile::Builder::new().prefix("windlass-git-").tempdir().map_err(|error| {
+            CliError::from_error("failed to create a temporary directory for git", &error)
+        })?;
         let index = temp.path().join("index");
         let objects = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "objects"])?;
         let own = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "index"])?;
         if Path::new(&own).exists() {
             copy_index(Path::new(&own), &index)
-                .map_err(|error| CliError::from_error("copy git's index", &error))?;
+                .map_err(|error| CliError::from_error("failed to copy the git index", &error))?;
         }
         let with = |args: &[&str]| {
             let mut command = self.command(args);
@@ -278,8 +277,9 @@ impl Git {
                 .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &objects);
             command
         };
-        std::fs::create_dir(temp.path().join("objects"))
-            .map_err(|error| CliError::from_error("make a directory for git", &error))?;
+        std::fs::create_dir(temp.path().join("objects")).map_err(|error| {
+            CliError::from_error("failed to create a temporary directory for git", &error)
+        })?;
         self.output_bytes(&mut with(&["add", "--all", "."]))?;
         self.output_bytes(&mut with(&[
             "diff",
@@ -308,13 +308,13 @@ mod tests {
     use super::{Git, copy_index, repo_name};
 
     #[test]
-    fn a_repository_is_called_by_the_last_part_of_its_address() {
+    fn repo_name_is_the_last_segment_of_its_url() {
         let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(repo_name);
         assert_eq!(names, ["app", "app", "app"]);
     }
 
     #[test]
-    fn hosts_clone_from_other_machines_and_encrypted() {
+    fn hosts_cannot_clone_from_local_paths_or_plain_http() {
         for url in
             ["https://host/app.git", "git@host:team/app", "ssh://git@host/app", "git://127.0.0.1:9418/a"]
         {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_remote_lacks_is_in_the_difference_and_the_index_is_left_alone() {
+    fn diff_contains_unpushed_changes_and_leaves_the_index_unchanged() {
         let scratch = tempfile::tempdir().unwrap();
         let scratch = scratch.path();
         clone(scratch);
@@ -386,7 +386,7 @@ mod tests {
     /// Git trusts its recorded state of files that are older than the index. A copy with a newer time would hide a
     /// change made in the same second as a commit, if the file size is unchanged.
     #[test]
-    fn the_copy_of_an_index_is_as_old_as_the_index() {
+    fn index_copy_keeps_the_modification_time() {
         let scratch = tempfile::tempdir().unwrap();
         let scratch = scratch.path();
         let (from, to) = (scratch.join("from"), scratch.join("to"));

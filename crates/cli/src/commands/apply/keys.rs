@@ -40,19 +40,21 @@ fn load_key(key: &mut Option<SshKey>, file: Option<&str>, dir: &Path) -> Result<
 }
 
 pub(super) fn read_key(path: &PathBuf) -> Result<SshKey, CliError> {
-    let what = format!("read the private key `{}`", path.display());
+    let what = format!("failed to read the private key `{}`", path.display());
     let size = std::fs::metadata(path)
-        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnfitKey))?
+        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnusableKey))?
         .len();
     if size > KEY_BYTES_MAX {
-        return Err(CliError::new(what).code(ErrorCode::UnfitKey).why("it is too large to be a key"));
+        return Err(CliError::new(what)
+            .code(ErrorCode::UnusableKey)
+            .why("the file is too large to be a key"));
     }
     let private = std::fs::read_to_string(path)
-        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnfitKey))?;
+        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnusableKey))?;
     let key = LoginKey::parse(&private).map_err(|error| {
-        CliError::from_error(&what, &error)
-            .code(ErrorCode::UnfitKey)
-            .hint("the key must be RSA, ECDSA or Ed25519 and have no passphrase; `ssh-keygen -p` removes one")
+        CliError::from_error(&what, &error).code(ErrorCode::UnusableKey).hint(
+            "use an RSA, ECDSA or Ed25519 key without a passphrase; `ssh-keygen -p` removes a passphrase",
+        )
     })?;
     Ok(SshKey { public: key.public_line(), private: Some(private) })
 }

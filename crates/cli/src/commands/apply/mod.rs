@@ -22,7 +22,7 @@ use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMappin
 
 pub(crate) use self::{
     config_source::{ConfigSource, DEFAULT_FILES, parse_file, with_overrides},
-    plan::{refusals, resources},
+    plan::{format_refusals, format_resources},
 };
 use super::resource_flags::Overrides;
 use crate::{
@@ -36,16 +36,16 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass apply -f train.yml                     plan, ask, run, follow the output
-  windlass apply -f train.yml -y -d               no question, do not wait
+  windlass apply -f train.yml                     show the plan, ask, submit, follow the output
+  windlass apply -f train.yml -y -d               do not ask, do not wait
   windlass apply -f train.yml -e SEED=7 -- --lr 3 variables, and arguments for ${{ run.args }}
   windlass apply -f train.yml --gpu H100:8 --spot --max-duration 6h
-  windlass apply -f app.yml -p 8080:80            its port 80 at port 8080 of this machine
-  windlass apply -f train.yml -y -o jsonl         progress and output as events, for programs
-  windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
+  windlass apply -f app.yml -p 8080:80            forward local port 8080 to port 80 of the job
+  windlass apply -f train.yml -y -o jsonl         print progress and output as JSON events
+  windlass apply -f fleet.yml -y                  create or update a fleet, volume or gateway
 
-The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
-202 the job returned 200 or more, 203 a limit such as `max_duration` ended it. 2 is misuse.";
+The exit code is that of the job if it is below 200. Otherwise: 200 another failure, 201 stopped, 202 the job exited
+with 200 or more, 203 a limit such as `max_duration` was reached. 2 is a usage error.";
 
 /// Default number of offers in a plan.
 const OFFERS_SHOWN: u16 = 3;
@@ -133,9 +133,11 @@ impl Args {
 
     /// Returns the ports to forward while the run is followed: those of the file, extended or replaced by those of the
     /// command line.
-    fn ports(&self, plan: &RunPlan) -> Result<Ports, CliError> {
+    fn merge_ports(&self, plan: &RunPlan) -> Result<Ports, CliError> {
         let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
-        let spec = first.map_err(|error| CliError::from_error("read the plan", &error))?.unwrap_or_default();
+        let spec = first
+            .map_err(|error| CliError::from_error("failed to read the plan", &error))?
+            .unwrap_or_default();
         Ok(Ports { host: self.host, ports: ports(&spec, &self.port), replica: 0, job: 0 })
     }
 }
@@ -153,9 +155,9 @@ pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<
 
 pub(crate) fn parse_variable(text: &str) -> Result<(String, Option<String>), String> {
     match text.split_once('=') {
-        Some(("", _)) => Err("want NAME or NAME=VALUE".to_owned()),
+        Some(("", _)) => Err("expected NAME or NAME=VALUE".to_owned()),
         Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),
-        None if text.is_empty() => Err("want NAME or NAME=VALUE".to_owned()),
+        None if text.is_empty() => Err("expected NAME or NAME=VALUE".to_owned()),
         None => Ok((text.to_owned(), None)),
     }
 }
@@ -169,7 +171,7 @@ fn apply(args: &Args) -> Result<Exit, CliError> {
     if let Some(stray) = &args.stray {
         let stray = stray.display();
         return Err(CliError::usage(format!("unexpected argument `{stray}`")).hint(format!(
-            "`windlass apply -f {stray}` names the file; arguments of the run stand after `--`"
+            "use `windlass apply -f {stray}` for a file; put arguments of the run after `--`"
         )));
     }
     check_can_confirm(args)?;
@@ -193,16 +195,18 @@ pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliErro
     check_can_confirm(args)?;
     let is_followed = source.configuration.run().is_some() && !args.detach;
     if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
-        return Err(CliError::usage("standard output belongs to the job while it is followed")
-            .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
+        return Err(CliError::usage(
+            "`-o` cannot be used while the run is followed: standard output shows the job's output",
+        )
+        .hint("add `-d`, or use `-o jsonl` for progress and output as events"));
     }
     context::with_context(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             run::apply(cx, args, source).await
         }
         Configuration::Fleet(config) => fleet::apply(cx, args, source, config).await,
-        Configuration::Volume(_) => volume_gateway::volume(cx, args, source).await,
-        Configuration::Gateway(_) => volume_gateway::gateway(cx, args, source).await,
+        Configuration::Volume(_) => volume_gateway::apply_volume(cx, args, source).await,
+        Configuration::Gateway(_) => volume_gateway::apply_gateway(cx, args, source).await,
     })
 }
 

@@ -25,12 +25,12 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     let kind = configuration["type"].as_str().unwrap_or("run");
     let nodes = configuration["nodes"].as_i64().filter(|nodes| *nodes > 1);
     let kind = nodes.map_or_else(|| kind.to_owned(), |nodes| format!("{kind}, {nodes} nodes"));
-    let name = spec["run_name"].as_str().unwrap_or("(a generated name)");
+    let name = spec["run_name"].as_str().unwrap_or("(generated name)");
     lines.push(("Run", format!("{name} ({kind})")));
-    let distinct = distinct(&plan.job_plans);
+    let distinct = distinct_requirements(&plan.job_plans);
     for (number, (wanted, _)) in distinct.iter().enumerate() {
         let label = if number == 0 { "Resources" } else { "" };
-        lines.push((label, resources(&wanted["resources"])));
+        lines.push((label, format_resources(&wanted["resources"])));
     }
     let places: BTreeSet<&str> =
         plan.job_plans.iter().flat_map(|job| &job.runs_in).map(String::as_str).collect();
@@ -61,14 +61,15 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
     let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     print_offers(&all, total);
-    misfits(plan, all.is_empty());
+    print_misfits(plan, all.is_empty());
     let mut told = BTreeSet::new();
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
         let why = why.value().unwrap_or_default();
         // Jobs with equal requirements get equal refusals: print them once.
-        let lines = refusals(&why, REFUSALS_MAX);
+        let lines = format_refusals(&why, REFUSALS_MAX);
         if !lines.is_empty() && told.insert(lines.clone()) {
-            let heading = if all.is_empty() { "Nothing fits now:" } else { "It would not start at once:" };
+            let heading =
+                if all.is_empty() { "Nothing fits now:" } else { "The run would not start immediately:" };
             output::print_message(heading);
             lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
             output::print_message("");
@@ -77,7 +78,7 @@ pub(crate) fn print_plan(plan: &RunPlan) {
 }
 
 /// Returns one job for each set of requirements: nodes with equal requirements get the same offers.
-fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
+fn distinct_requirements(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
     let mut all: Vec<(Value, &JobPlan)> = Vec::new();
     for job in plans {
         let wanted = job.job_spec.value().unwrap_or_default()["requirements"].clone();
@@ -97,7 +98,7 @@ fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     let spot = match said("spot_policy").as_str() {
         Some("spot") => Some("only"),
-        Some("on-demand") => Some("no, on demand only"),
+        Some("on-demand") => Some("no, on-demand only"),
         Some("auto") => Some("either"),
         Some(_) | None => None,
     };
@@ -109,19 +110,19 @@ fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
         ("Fleets", "fleets"),
     ];
     for (label, key) in lists {
-        let names: Vec<String> = said(key).as_array().into_iter().flatten().map(name).collect();
+        let names: Vec<String> = said(key).as_array().into_iter().flatten().map(fleet_name).collect();
         if !names.is_empty() {
             lines.push((label, names.join(", ")));
         }
     }
     if said("creation_policy") == "reuse" {
-        lines.push(("New instances", "no, only those that exist".to_owned()));
+        lines.push(("New instances", "no, existing instances only".to_owned()));
     }
     lines
 }
 
 /// `gpus`, or `lab/gpus` for a fleet of another project.
-fn name(value: &Value) -> String {
+fn fleet_name(value: &Value) -> String {
     let project = value["project"].as_str().map(|project| format!("{project}/")).unwrap_or_default();
     let name = value.as_str().or_else(|| value["name"].as_str()).unwrap_or("?");
     format!("{project}{name}")
@@ -141,18 +142,18 @@ fn format_max_cost(plan: &RunPlan) -> String {
     match sum {
         _ if hourly == 0.0 => format::price(0.0),
         Some(sum) => format!("{} (at most {} per hour)", format::price(sum), format::price(hourly)),
-        None => format!("none: {} per hour, and no `max_duration`", format::price(hourly)),
+        None => format!("none: {} per hour, and `max_duration` is not set", format::price(hourly)),
     }
 }
 
 /// Prints the offers that do not fit, with reasons. Prints nothing if no offer fits: the list of refusals covers that.
-fn misfits(plan: &RunPlan, nothing_fits: bool) {
+fn print_misfits(plan: &RunPlan, nothing_fits: bool) {
     let Some(job) = plan.job_plans.iter().find(|job| job.misfits.is_some()).filter(|_| !nothing_fits) else {
         return;
     };
     let why = job.misfits.as_ref().and_then(|misfits| misfits.value().ok()).unwrap_or_default();
-    output::print_message("What does not fit:");
-    refusals(&why, REFUSALS_MAX)
+    output::print_message("Does not fit:");
+    format_refusals(&why, REFUSALS_MAX)
         .iter()
         .for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
     output::print_message("");
@@ -160,7 +161,7 @@ fn misfits(plan: &RunPlan, nothing_fits: bool) {
 
 /// Renders why a job cannot be placed: one line for each location, the nearest match first, with all reasons and their
 /// fixes.
-pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
+pub(crate) fn format_refusals(why: &Value, most: usize) -> Vec<String> {
     let all = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut lines: Vec<String> = all.iter().take(most).map(format_refusal).collect();
     let rest = all.len().saturating_sub(most) as u64 + why["left_out"].as_u64().unwrap_or(0);
@@ -222,16 +223,16 @@ pub(crate) fn print_offers(all: &[Offer], total: i64) {
     table.lines_fitting(Style::stderr(), columns).iter().for_each(|line| output::print_message(line));
     let shown = i64::try_from(all.len()).unwrap_or(i64::MAX);
     if total > shown {
-        output::print_message(&format!("Shown {shown} of {total} offers."));
+        output::print_message(&format!("Showing {shown} of {total} offers."));
     }
     output::print_message("");
 }
 
 /// `cpu=2.. mem=8GB.. gpu=H100:80GB:8` for requested resources.
-pub(crate) fn resources(wanted: &Value) -> String {
+pub(crate) fn format_resources(wanted: &Value) -> String {
     let mut parts = Vec::new();
     let cpu = &wanted["cpu"];
-    if let Some(count) = format_range(&cpu["count"], count) {
+    if let Some(count) = format_range(&cpu["count"], format_count) {
         let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
         parts.push(format!("cpu={arch}{count}"));
     }
@@ -245,14 +246,14 @@ pub(crate) fn resources(wanted: &Value) -> String {
             gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut all = vec![names.join(",")];
         all.extend(format_range(&gpu["memory"], format::size));
-        all.extend(format_range(&gpu["count"], count));
+        all.extend(format_range(&gpu["count"], format_count));
         all.retain(|part| !part.is_empty());
         parts.push(format!("gpu={}", all.join(":")));
     }
     if parts.is_empty() { "any".to_owned() } else { parts.join(" ") }
 }
 
-fn count(number: f64) -> String {
+fn format_count(number: f64) -> String {
     number.to_string()
 }
 
@@ -269,10 +270,10 @@ fn format_range(value: &Value, shown: fn(f64) -> String) -> Option<String> {
 mod tests {
     use serde_json::json;
 
-    use super::{refusals, resources};
+    use super::{format_refusals, format_resources};
 
     #[test]
-    fn a_refusal_names_the_place_every_reason_and_its_cure() {
+    fn a_refusal_names_the_offer_every_shortfall_and_its_fix() {
         let short =
             |message, cure| json!({"kind": "cpus", "message": message, "cure": cure, "passes": false});
         let why = json!({"left_out": 3, "refusals": [
@@ -280,13 +281,13 @@ mod tests {
             {"place": "local local local in fleet local", "count": 1, "shortfalls": []},
         ]});
         let first = "gpu-0 and 3 more: needs 8 CPUs, has 2 (lower cpu); is full";
-        assert_eq!(refusals(&why, 8), [first, "local in fleet local", "and 3 other places"]);
-        assert_eq!(refusals(&why, 1), [first, "and 4 other places"]);
-        assert!(refusals(&json!({}), 8).is_empty());
+        assert_eq!(format_refusals(&why, 8), [first, "local in fleet local", "and 3 other places"]);
+        assert_eq!(format_refusals(&why, 1), [first, "and 4 other places"]);
+        assert!(format_refusals(&json!({}), 8).is_empty());
     }
 
     #[test]
-    fn nodes_that_want_the_same_are_offered_the_same_once() {
+    fn nodes_with_equal_requirements_share_one_offer_list() {
         let job = |cpus: i64| -> super::JobPlan {
             serde_json::from_value(
                 json!({"job_spec": {"requirements": {"resources": {"cpu": {"count": {"min": cpus}}}}},
@@ -294,31 +295,31 @@ mod tests {
             )
             .unwrap()
         };
-        assert_eq!(super::distinct(&[job(2), job(2), job(4)]).len(), 2);
+        assert_eq!(super::distinct_requirements(&[job(2), job(2), job(4)]).len(), 2);
     }
 
     #[test]
-    fn a_plan_says_where_the_run_may_go() {
+    fn plan_shows_placement_constraints() {
         let spec = json!({"configuration": {"spot_policy": "auto", "fleets": [{"project": "lab", "name": "gpus"}, "rack"],
             "creation_policy": "reuse", "regions": null}, "profile": {"regions": ["eu-west-1"], "spot_policy": "spot"}});
         let lines = [
             ("Spot", "either"),
             ("Regions", "eu-west-1"),
             ("Fleets", "lab/gpus, rack"),
-            ("New instances", "no, only those that exist"),
+            ("New instances", "no, existing instances only"),
         ];
         assert_eq!(super::placement_facts(&spec), lines.map(|(label, text)| (label, text.to_owned())));
         assert!(super::placement_facts(&json!({"configuration": {}, "profile": {}})).is_empty());
     }
 
     #[test]
-    fn wishes_are_one_line_and_what_was_not_wished_is_left_out() {
+    fn requested_resources_are_one_line_without_unset_fields() {
         let wanted = json!({"cpu": {"arch": null, "count": {"min": 2, "max": null}}, "memory": {"min": 16.0, "max": 16.0},
             "gpu": {"name": ["H100"], "memory": {"min": 80.0, "max": 80.0}, "count": {"min": 8, "max": 8}}, "disk": null});
-        assert_eq!(resources(&wanted), "cpu=2.. mem=16GB gpu=H100:80GB:8");
+        assert_eq!(format_resources(&wanted), "cpu=2.. mem=16GB gpu=H100:80GB:8");
         let small = json!({"memory": {"min": 0.097_656_25, "max": 1.5}});
-        assert_eq!(resources(&small), "mem=100MB..1.5GB");
+        assert_eq!(format_resources(&small), "mem=100MB..1.5GB");
         let none = json!({"cpu": {"count": {"min": 1}}, "gpu": {"count": {"min": 0, "max": null}}});
-        assert_eq!(resources(&none), "cpu=1..");
+        assert_eq!(format_resources(&none), "cpu=1..");
     }
 }

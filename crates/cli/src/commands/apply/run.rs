@@ -39,7 +39,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     if let Some(code) = &code {
         cx.call::<windlass_api::operations::InitRepo>(&code.init).await?;
     }
-    let spec = document(&spec(source, code.as_ref(), &archives))?;
+    let spec = to_document(&build_run_spec(source, code.as_ref(), &archives))?;
     let request = runs::PlanRequest {
         run_spec: spec.clone(),
         max_offers: Some(args.max_offers.into()),
@@ -49,7 +49,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
         for_offers_only: false,
     };
     let planned = cx.call::<PlanRun>(&request).await?;
-    let step = step(&planned, args.force)?;
+    let step = decide_action(&planned, args.force)?;
     let as_events = args.output.format == Format::Jsonl && !args.detach;
     if as_events {
         EventWriter::plan(&planned, step.as_str());
@@ -58,9 +58,10 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
         step.tell(&planned);
     }
     // Bind local ports first, so that a port in use is reported before anything is started.
-    let forwards = if args.detach { None } else { Some(PortForwards::bind(args.ports(&planned)?).await?) };
+    let forwards =
+        if args.detach { None } else { Some(PortForwards::bind(args.merge_ports(&planned)?).await?) };
     if let PlannedAction::Nothing(run) = &step {
-        output::print_message(&format!("`{}` runs already and nothing changed.", run_name(run)));
+        output::print_message(&format!("`{}` is already active and unchanged.", run_name(run)));
         return print_and_follow(cx, args, run, forwards, false).await;
     }
     if !confirm_apply(args, &step.question())? {
@@ -89,11 +90,15 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     print_and_follow(cx, args, &run, forwards, is_ours).await
 }
 
-fn document(value: &Value) -> Result<Document, CliError> {
-    Document::new(value).map_err(|error| CliError::from_error("write the configuration", &error))
+fn to_document(value: &Value) -> Result<Document, CliError> {
+    Document::new(value).map_err(|error| CliError::from_error("failed to encode the configuration", &error))
 }
 
-fn spec(source: &ConfigSource, code: Option<&git::CodeUpload>, archives: &[UploadedArchive]) -> Value {
+fn build_run_spec(
+    source: &ConfigSource,
+    code: Option<&git::CodeUpload>,
+    archives: &[UploadedArchive],
+) -> Value {
     json!({
         "run_name": source.configuration.name(),
         "repo_id": code.map_or("none", |code| code.init.repo_id.as_str()),
@@ -132,22 +137,22 @@ impl PlannedAction<'_> {
     fn tell(&self, plan: &RunPlan) {
         let (run, means) = match self {
             Self::Create | Self::Nothing(_) => return,
-            Self::Update(run, _) => (run, "it takes the changes as it runs".to_owned()),
+            Self::Update(run, _) => (run, "can be updated in place".to_owned()),
             Self::Replace(run, Some(path)) => {
-                (run, format!("`{path}` cannot change while it is: it has to stop first"))
+                (run, format!("must be stopped first, because `{path}` cannot be changed in place"))
             }
-            Self::Replace(run, None) => (run, "it has to stop first".to_owned()),
+            Self::Replace(run, None) => (run, "must be stopped first".to_owned()),
         };
-        output::print_message(&format!("`{}` is active, and {means}.", run_name(run)));
+        output::print_message(&format!("`{}` is active and {means}.", run_name(run)));
         let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
         let stored = run.run_spec.value().unwrap_or_default();
         let full = |spec: &Value| diff::with_defaults(&spec["configuration"]);
-        for line in config_diff::lines(&full(&stored), &full(&wanted)) {
+        for line in config_diff::render_changes(&full(&stored), &full(&wanted)) {
             output::print_message(&output::printable(&format!("  {line}")));
         }
         if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"]
         {
-            output::print_message("  ~ the code");
+            output::print_message("  ~ code");
         }
         output::print_message("");
     }
@@ -158,19 +163,20 @@ impl PlannedAction<'_> {
             Self::Update(run, paths) => {
                 format!("Update `{}` in place ({})?", run_name(run), paths.join(", "))
             }
-            Self::Replace(run, _) => format!("Stop `{}` and start it anew?", run_name(run)),
+            Self::Replace(run, _) => format!("Stop `{}` and start it again?", run_name(run)),
         }
     }
 }
 
 /// Chooses the action. The server decides whether an update is possible; client and server use the same pure rule to
 /// find the field that prevents it.
-fn step(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
+fn decide_action(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
     let Some(current) = plan.current_resource.as_ref().filter(|run| !is_finished(&run.status)) else {
         return Ok(PlannedAction::Create);
     };
-    let value =
-        |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
+    let value = |document: &Document| {
+        document.value().map_err(|error| CliError::from_error("failed to read the plan", &error))
+    };
     let stored = value(&current.run_spec)?;
     let wanted = value(plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec))?;
     let changes = diff::diff_run_spec(&stored, &wanted);
@@ -195,7 +201,8 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
     let request =
         runs::ApplyRequest { plan: runs::ApplyInput { run_spec: spec, current_resource: seen }, force };
     let mut key = [0_u8; 16];
-    getrandom::fill(&mut key).map_err(|error| CliError::from_error("draw a key", &error))?;
+    getrandom::fill(&mut key)
+        .map_err(|error| CliError::from_error("failed to generate an idempotency key", &error))?;
     let key = hex::encode(key);
     match cx.client.call_once::<ApplyRun>(&[&cx.project], &request, &key).await {
         Ok(run) => Ok(run),
@@ -231,13 +238,16 @@ async fn print_and_follow(
         return follow::follow(cx, run, how).await;
     }
     output::print_one(args.output.format, run, &name, |_| {
-        output::data(&name);
-        output::print_message(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
+        output::print_data(&name);
+        output::print_message(&format!(
+            "`{name}` is {}. Run `windlass logs -f {name}` to follow it.",
+            run.status
+        ));
         if let Some(next) = deployment_status::next_start(run, output::format::now()) {
-            output::print_message(&format!("It starts next at {next}."));
+            output::print_message(&format!("Next start: {next}."));
         }
         if let Some(address) = deployment_status::format_address(run, &cx.url) {
-            output::print_message(&output::printable(&format!("It answers at {address}")));
+            output::print_message(&output::printable(&format!("It is available at {address}")));
         }
     })?;
     Ok(Exit::Done)

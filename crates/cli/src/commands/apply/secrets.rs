@@ -17,7 +17,7 @@ use crate::{
 /// Fails if a referenced secret does not exist. Only project managers may list secrets; for other users the server
 /// reports a missing secret when a job starts.
 pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configuration) -> Result<(), CliError> {
-    let named = named(configuration);
+    let named = referenced_secrets(configuration);
     if named.is_empty() {
         return Ok(());
     }
@@ -30,12 +30,12 @@ pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configurat
         .code(ErrorCode::UnknownName);
     Err(match closest_name(first, stored.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
-        None => problem.hint(format!("`windlass secret set {first}` stores it")),
+        None => problem.hint(format!("run `windlass secret set {first}` to store it")),
     })
 }
 
 /// Secrets referenced in variables and credentials, where the server substitutes them.
-fn named(configuration: &Configuration) -> BTreeSet<String> {
+fn referenced_secrets(configuration: &Configuration) -> BTreeSet<String> {
     let Some(run) = configuration.run() else { return BTreeSet::new() };
     let variables = run.env.0.values().filter_map(|value| match value {
         EnvValue::Value(value) => Some(value),
@@ -57,10 +57,10 @@ mod tests {
     use windlass_model::config;
 
     #[test]
-    fn secrets_are_named_in_variables_and_credentials() {
+    fn secret_references_are_found_in_env_and_registry_credentials() {
         let text = "type: task\nimage: a\ncommands: [a]\nenv: {A: '${{ secrets.ONE }}', B: plain}\n\
                     registry_auth: {username: a, password: '${{ secrets.TWO }}'}\n";
-        let found = super::named(&config::parse(text).unwrap().configuration);
+        let found = super::referenced_secrets(&config::parse(text).unwrap().configuration);
         assert_eq!(found.into_iter().collect::<Vec<_>>(), ["ONE", "TWO"]);
     }
 }

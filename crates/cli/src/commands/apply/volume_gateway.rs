@@ -21,10 +21,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 fn to_document(source: &ConfigSource) -> Result<Document, CliError> {
     Document::new(&source.configuration)
-        .map_err(|error| CliError::from_error("write the configuration", &error))
+        .map_err(|error| CliError::from_error("failed to encode the configuration", &error))
 }
 
-pub(super) async fn volume(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
+pub(super) async fn apply_volume(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
     if let Some(name) = source.configuration.name() {
         match cx.try_call::<ReadVolume>(&volumes::NameRequest { name: name.to_owned() }).await {
             Ok(volume) => return check_existing_volume(args, source, &volume),
@@ -32,7 +32,7 @@ pub(super) async fn volume(cx: &Context, args: &Args, source: &ConfigSource) -> 
             Err(error) => return Err(cx.explain(&error).await),
         }
     }
-    let name = source.configuration.name().unwrap_or("(a generated name)");
+    let name = source.configuration.name().unwrap_or("(generated name)");
     if !confirm_apply(args, &format!("Create volume `{name}` in project `{}`?", cx.project))? {
         return Ok(Exit::RunFailed);
     }
@@ -55,7 +55,9 @@ fn check_existing_volume(
     source: &ConfigSource,
     volume: &volumes::Volume,
 ) -> Result<Exit, CliError> {
-    let read = |error: serde_json::Error| CliError::from_error("compare the volume", &error);
+    let read = |error: serde_json::Error| {
+        CliError::from_error("failed to compare the volume with the configuration", &error)
+    };
     let (before, wanted) =
         (volume.configuration.value().map_err(read)?, to_document(source)?.value().map_err(read)?);
     let changed: Vec<String> = wanted
@@ -66,33 +68,37 @@ fn check_existing_volume(
         .map(|(key, _)| format!("`{key}`"))
         .collect();
     if changed.is_empty() {
-        output::print_message(&format!("Volume `{}` exists already and nothing changed.", volume.name));
+        output::print_message(&format!("Volume `{}` already exists and is unchanged.", volume.name));
         return print_result(args, volume, &volume.name, volume.status == "failed");
     }
-    Err(CliError::new(format!("change volume `{}`", volume.name))
-        .code(ErrorCode::Unchangeable)
-        .why(format!("{} cannot change: it may hold data", changed.join(", ")))
+    Err(CliError::new(format!("cannot change volume `{}`", volume.name))
+        .code(ErrorCode::ImmutableField)
+        .why(format!("{} cannot be changed because the volume may hold data", changed.join(", ")))
         .hint(format!(
-            "choose another name, or `windlass volume delete {}` and lose what is on it",
+            "choose another name, or delete the volume and its data with `windlass volume delete {}`",
             volume.name
         )))
 }
 
-pub(super) async fn gateway(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
+pub(super) async fn apply_gateway(
+    cx: &Context,
+    args: &Args,
+    source: &ConfigSource,
+) -> Result<Exit, CliError> {
     let spec = gateways::GatewaySpec {
         configuration: to_document(source)?,
         configuration_path: Some(source.file.clone()),
     };
     let plan = cx.call::<PlanGateway>(&gateways::PlanRequest { spec: spec.clone() }).await?;
-    let name = source.configuration.name().unwrap_or("(a generated name)").to_owned();
+    let name = source.configuration.name().unwrap_or("(generated name)").to_owned();
     let verb = match (&plan.current_resource, plan.action) {
         (None, _) => "Create",
         (Some(_), ApplyAction::Update) => "Update",
         (Some(gateway), ApplyAction::Create) => {
-            return Err(CliError::new(format!("change gateway `{}`", gateway.name))
-                .code(ErrorCode::Unchangeable)
-                .why("what changed cannot change while it exists")
-                .hint(format!("`windlass gateway delete {}` first", gateway.name)));
+            return Err(CliError::new(format!("cannot change gateway `{}`", gateway.name))
+                .code(ErrorCode::ImmutableField)
+                .why("the changed fields cannot be updated in place")
+                .hint(format!("run `windlass gateway delete {}` first", gateway.name)));
         }
     };
     if !confirm_apply(args, &format!("{verb} gateway `{name}` in project `{}`?", cx.project))? {
@@ -134,6 +140,6 @@ fn print_result<T: serde::Serialize>(
     name: &str,
     failed: bool,
 ) -> Result<Exit, CliError> {
-    output::print_one(args.output.format, thing, name, |_| output::data(name))?;
+    output::print_one(args.output.format, thing, name, |_| output::print_data(name))?;
     Ok(if failed { Exit::RunFailed } else { Exit::Done })
 }

@@ -60,7 +60,8 @@ pub(super) struct ImageChecker {
 impl ImageChecker {
     pub(super) fn new() -> Result<Self, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| CliError::new("start a runtime").why(error.to_string()))?;
+        let runtime = runtime
+            .map_err(|error| CliError::new("failed to start the async runtime").why(error.to_string()))?;
         Ok(Self { client: Client::default(), runtime })
     }
 
@@ -96,10 +97,10 @@ fn report(name: ImageName, answer: Result<Image, RegistryError>, has_references:
         Err(RegistryError::NoPlatform(other)) => {
             ImageReport::Exists { name, platforms: other.has, bytes: None }
         }
-        Err(RegistryError::Denied { .. }) if has_references => {
-            ImageReport::Unknown { reason: "its registry needs a password that is a secret".to_owned() }
-        }
+        Err(RegistryError::Denied { .. }) if has_references => ImageReport::Unknown {
+            reason: "the password of its registry is a secret, which only the server can read".to_owned(),
+        },
         Err(error) if error.is_final() => ImageReport::Missing { reason: error.to_string() },
-        Err(error) => ImageReport::Unknown { reason: windlass_model::error_chain::chain(&error) },
+        Err(error) => ImageReport::Unknown { reason: windlass_model::error_chain::format_chain(&error) },
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
-use windlass_backend::processes_of;
+use windlass_backend::processes_from;
 use windlass_model::plan::execution_mode::ProcessSupport;
 
 /// Version of this program, which the other components should share.
@@ -145,76 +145,78 @@ pub(super) struct GpuStatus {
     pub(super) problems: Vec<String>,
 }
 
-pub(super) fn all(seen: &Findings) -> Vec<Check> {
+pub(super) fn evaluate_all(seen: &Findings) -> Vec<Check> {
     let mut checks = vec![
-        home(&seen.home),
-        server(&seen.server),
-        version(&seen.server),
-        port(&seen.port),
-        agent(&seen.agent),
-        engine(&seen.engine, &seen.hosts),
-        processes(&seen.agent, &seen.hosts),
+        check_home(&seen.home),
+        check_server(&seen.server),
+        check_version(&seen.server),
+        check_port(&seen.port),
+        check_agent(&seen.agent),
+        check_engine(&seen.engine, &seen.hosts),
+        check_processes(&seen.agent, &seen.hosts),
         check_gpu(seen),
     ];
     checks.push(match &seen.ssh {
         Some(version) => Check::passed("ssh", version),
         None => Check::note(
             "ssh",
-            "no program `ssh`",
+            "`ssh` is not installed",
             "`attach` and editors need it: `apt install openssh-client`",
         ),
     });
     checks.push(match &seen.git {
         Some(version) => Check::passed("git", version),
-        None => {
-            Check::note("git", "no program `git`", "`repos` in a configuration needs it: `apt install git`")
-        }
+        None => Check::note(
+            "git",
+            "`git` is not installed",
+            "`repos` in a configuration needs it: `apt install git`",
+        ),
     });
     checks
 }
 
-fn home(home: &HomeStatus) -> Check {
+fn check_home(home: &HomeStatus) -> Check {
     match home {
         HomeStatus::Unset => {
             Check::bad("home", "neither `WINDLASS_HOME` nor `HOME` is set", "`export WINDLASS_HOME=DIR`")
         }
         HomeStatus::Unusable { path, why } => {
-            Check::bad("home", format!("{path}: {why}"), "make it yours, or `export WINDLASS_HOME=DIR`")
+            Check::bad("home", format!("{path}: {why}"), "make it writable, or `export WINDLASS_HOME=DIR`")
         }
         HomeStatus::OpenToOthers { path, mode } => Check::note(
             "home",
-            format!("{path} is open to others (mode {mode:03o})"),
-            format!("tokens are in it: `chmod 700 {path}`"),
+            format!("{path} is accessible to other users (mode {mode:03o})"),
+            format!("it contains tokens: run `chmod 700 {path}`"),
         ),
         HomeStatus::Fine { path, free } if *free < DISK_FREE_MIN => Check::note(
             "home",
             format!("{path} has {} GB left", free / GIB),
-            "make room, or `export WINDLASS_HOME=DIR` on another disk",
+            "free some space, or `export WINDLASS_HOME=DIR` on another disk",
         ),
         HomeStatus::Fine { path, free } => Check::passed("home", format!("{path}, {} GB free", free / GIB)),
     }
 }
 
-fn server(server: &ServerStatus) -> Check {
+fn check_server(server: &ServerStatus) -> Check {
     match server {
         ServerStatus::None => {
-            Check::passed("server", "none is configured: the first command starts one on this machine")
+            Check::passed("server", "not configured: the first command starts a server on this machine")
         }
         ServerStatus::Unusable { why, hint } => Check::bad("server", why, hint),
         ServerStatus::Unreachable { url, why, here: true } => Check::bad(
             "server",
-            format!("{url} does not answer: {why}"),
-            "start it: `windlass server`, or choose another: `windlass login --url URL --token -`",
+            format!("{url} does not respond: {why}"),
+            "start it with `windlass server`, or log in to another server: `windlass login --url URL --token -`",
         ),
         ServerStatus::Unreachable { url, why, here: false } => Check::bad(
             "server",
-            format!("{url} does not answer: {why}"),
-            "see whether it runs and the way is open, or `windlass login --url URL --token -`",
+            format!("{url} does not respond: {why}"),
+            "check that it is running and reachable, or log in to another server: `windlass login --url URL --token -`",
         ),
         ServerStatus::Denied { url, why } => Check::bad(
             "server",
-            format!("{url} refuses: {why}"),
-            format!("`windlass login --url {url} --token -` with a token of that server"),
+            format!("{url} rejected the request: {why}"),
+            format!("run `windlass login --url {url} --token -` with a token of that server"),
         ),
         ServerStatus::Reachable { url, user, project: Ok(project), .. } => {
             Check::passed("server", format!("{url} as `{user}`, project `{project}`"))
@@ -222,24 +224,26 @@ fn server(server: &ServerStatus) -> Check {
         ServerStatus::Reachable { url, user, project: Err(why), .. } => Check::bad(
             "server",
             format!("{url} as `{user}`: {why}"),
-            "`windlass project` lists yours; `--project` or `WINDLASS_PROJECT` chooses one",
+            "run `windlass project` to list your projects; select one with `--project` or `WINDLASS_PROJECT`",
         ),
     }
 }
 
-fn version(server: &ServerStatus) -> Check {
+fn check_version(server: &ServerStatus) -> Check {
     match server {
         ServerStatus::Reachable { version: Some(theirs), .. } if theirs != OWN_VERSION => Check::note(
             "version",
-            format!("this program is {OWN_VERSION}, the server {theirs}"),
-            "use the same version of both",
+            format!("this program is {OWN_VERSION}, the server is {theirs}"),
+            "install the same version of both",
         ),
         ServerStatus::Reachable { version: None, .. } => Check::note(
             "version",
-            format!("this program is {OWN_VERSION}, and the server does not say its own"),
-            "it is older, or no windlass: upgrade it",
+            format!("this program is {OWN_VERSION}, the server does not report its version"),
+            "the server is older, or not windlass: upgrade it",
         ),
-        ServerStatus::Reachable { .. } => Check::passed("version", format!("{OWN_VERSION}, like the server")),
+        ServerStatus::Reachable { .. } => {
+            Check::passed("version", format!("{OWN_VERSION}, same as the server"))
+        }
         ServerStatus::None
         | ServerStatus::Unusable { .. }
         | ServerStatus::Unreachable { .. }
@@ -247,33 +251,36 @@ fn version(server: &ServerStatus) -> Check {
     }
 }
 
-fn port(port: &PortStatus) -> Check {
+fn check_port(port: &PortStatus) -> Check {
     match port {
         PortStatus::Free(port) => Check::passed("port", format!("{port} is free for `windlass server`")),
-        PortStatus::UsedByServer(port) => Check::passed("port", format!("{port} is that of the server")),
+        PortStatus::UsedByServer(port) => Check::passed("port", format!("{port} is used by the server")),
         PortStatus::InUse(port) => Check::note(
             "port",
-            format!("{port} is taken by another program"),
-            format!("a server in the foreground wants it: `windlass server --port {}`", port.wrapping_add(1)),
+            format!("{port} is used by another program"),
+            format!(
+                "to run a server in the foreground, use another port: `windlass server --port {}`",
+                port.wrapping_add(1)
+            ),
         ),
     }
 }
 
-fn agent(agent: &AgentStatus) -> Check {
+fn check_agent(agent: &AgentStatus) -> Check {
     match agent {
         AgentStatus::Missing { why } => Check::note(
             "agent",
             why,
-            "jobs on this machine and on SSH hosts need it: put `windlass-agent` beside `windlass`, or name it in \
+            "jobs on this machine and on SSH hosts need it: put `windlass-agent` next to `windlass`, or set its path in \
              `WINDLASS_AGENT`",
         ),
         AgentStatus::Broken { why } => {
-            Check::bad("agent", why, "install it again, of the same version as `windlass`")
+            Check::bad("agent", why, "install it again, in the same version as `windlass`")
         }
         AgentStatus::Fine { version, path, .. } if version != OWN_VERSION => Check::bad(
             "agent",
-            format!("{path} is {version}, this program {OWN_VERSION}"),
-            "install both of the same version",
+            format!("{path} is {version}, this program is {OWN_VERSION}"),
+            "install the same version of both",
         ),
         AgentStatus::Fine { path, host, .. } => {
             Check::passed("agent", format!("{path}: {} CPUs, {} GB", host.cpus, host.memory / GIB))
@@ -282,7 +289,7 @@ fn agent(agent: &AgentStatus) -> Check {
 }
 
 /// Checks the isolation of jobs without an image, on this machine and on the instances of the server.
-fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
+fn check_processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     const NAME: &str = "processes";
     let told = |host: &InstanceStatus| match host.processes.as_ref()? {
         processes @ (ProcessSupport::Own { .. } | ProcessSupport::NotConfined { .. }) => {
@@ -298,47 +305,47 @@ fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
         AgentStatus::Fine { host, .. } => host.processes.as_ref(),
         AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
-    let here = here.map(|here| processes_of(Some(here), ProcessMode::Confined));
+    let here = here.map(|here| processes_from(Some(here), ProcessMode::Confined));
     match (hosts.iter().find_map(told), here) {
         (Some((name, processes @ ProcessSupport::Own { .. })), _) => Check::note(
             NAME,
-            format!("on {name} plain processes are {processes}"),
-            "every job can do what the server can: `windlass server --local-processes confined`, unless all jobs are yours",
+            format!("plain processes on {name}: {processes}"),
+            "every job has all rights of the server; unless all jobs are yours, run `windlass server --local-processes confined`",
         ),
         (Some((name, processes)), _) => {
-            Check::note(NAME, format!("on {name} plain processes are {processes}"), CONFINE)
+            Check::note(NAME, format!("plain processes on {name}: {processes}"), CONFINE)
         }
         (None, Some(processes @ ProcessSupport::NotConfined { .. })) => {
-            Check::note(NAME, format!("here plain processes are {processes}"), CONFINE)
+            Check::note(NAME, format!("plain processes on this machine: {processes}"), CONFINE)
         }
-        (None, Some(processes)) => Check::passed(NAME, format!("plain processes are {processes}")),
-        (None, None) => Check::passed(NAME, "no agent tells of plain processes"),
+        (None, Some(processes)) => Check::passed(NAME, format!("plain processes: {processes}")),
+        (None, None) => Check::passed(NAME, "no agent reports how plain processes are isolated"),
     }
 }
 
-const CONFINE: &str = "run the agent as root, or allow it user namespaces; a server with one user may run them as itself: \
+const CONFINE: &str = "run the agent as root, or allow it to use user namespaces; a server with one user can run them with its own rights: \
      `windlass server --local-processes own`";
 
-fn engine(engine: &EngineStatus, hosts: &[InstanceStatus]) -> Check {
+fn check_engine(engine: &EngineStatus, hosts: &[InstanceStatus]) -> Check {
     let away = hosts.iter().find_map(|host| Some((&host.name, host.engine_away.as_ref()?)));
     if let Some((name, why)) = away {
         return Check::note(
             "docker",
-            format!("the container engine of {name} is away: {why}"),
-            "jobs with an image wait for it: start it again there",
+            format!("the container engine of {name} is not available: {why}"),
+            "jobs with an image wait for it: start it on that instance",
         );
     }
     match engine {
-        EngineStatus::Found(socket) => Check::passed("docker", format!("an engine answers at {socket}")),
+        EngineStatus::Found(socket) => Check::passed("docker", format!("an engine responds at {socket}")),
         EngineStatus::None { why } if why.contains("ermission denied") => Check::note(
             "docker",
             why,
-            "`sudo usermod -aG docker $USER`, then log in again; until then jobs run as plain processes, and those with an image not at all",
+            "run `sudo usermod -aG docker $USER`, then log in again; until then jobs run as plain processes, and jobs with an image cannot run",
         ),
         EngineStatus::None { why } => Check::note(
             "docker",
             why,
-            "`apt install docker.io`; until then jobs run here as plain processes, and those with an image not at all",
+            "run `apt install docker.io`; until then jobs on this machine run as plain processes, and jobs with an image cannot run",
         ),
     }
 }
@@ -351,12 +358,12 @@ fn check_gpu(seen: &Findings) -> Check {
         AgentStatus::Fine { .. } | AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
     if let Some(problem) = seen.gpus.problems.first() {
-        return Check::note("gpu", problem, "`nvidia-smi` should run without a complaint; a reboot may help");
+        return Check::note("gpu", problem, "check that `nvidia-smi` runs without errors; a reboot may help");
     }
     match told {
         None if seen.gpus.nvidia > 0 => Check::note(
             "gpu",
-            format!("{} of NVIDIA on the bus, and no driver tells of them", seen.gpus.nvidia),
+            format!("NVIDIA devices on the PCI bus: {}; no driver reports them", seen.gpus.nvidia),
             "install the driver, so that `nvidia-smi` runs",
         ),
         None => Check::passed("gpu", "none in this machine"),
@@ -417,7 +424,7 @@ mod tests {
 
     #[track_caller]
     fn check(seen: &Findings, name: &str, grade: Severity, part: &str) {
-        let all = all(seen);
+        let all = evaluate_all(seen);
         let found = all.iter().find(|check| check.name == name).unwrap();
         let text = format!("{} / {}", found.found, found.fix.clone().unwrap_or_default());
         assert_eq!((found.grade, text.contains(part)), (grade, true), "{text}");
@@ -431,12 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_well_gets_no_advice() {
-        assert!(all(&fine()).iter().all(|check| check.grade == Severity::Passed && check.fix.is_none()));
+    fn a_healthy_machine_gets_no_advice() {
+        assert!(
+            evaluate_all(&fine()).iter().all(|check| check.grade == Severity::Passed && check.fix.is_none())
+        );
     }
 
     #[test]
-    fn each_way_to_a_server_is_judged() {
+    fn server_check_covers_connection_token_project_and_version() {
         let with = |server| Findings { server, ..fine() };
         let url = || "http://h:3000".to_owned();
         let up = |project, version: Option<&str>| {
@@ -468,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_jobs_need_of_this_machine_is_judged() {
+    fn local_requirements_are_checked_and_each_problem_has_a_fix() {
         let with = |agent| Findings { agent, ..fine() };
         check(
             &with(AgentStatus::Missing { why: "not there".into() }),
@@ -498,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn how_jobs_without_an_image_are_kept_apart_is_judged() {
+    fn process_isolation_and_engine_problems_are_reported() {
         let with = |name: &str, processes, engine_away: Option<&str>| {
             let host =
                 InstanceStatus { name: name.into(), processes, engine_away: engine_away.map(str::to_owned) };
@@ -510,7 +519,7 @@ mod tests {
         let not = ProcessSupport::NotConfined { why: "no user namespaces".into() };
         check(&with("rack-1", Some(not), None), "processes", Severity::Note, "no user namespaces");
         let away = with("rack-1", None, Some("connection refused"));
-        check(&away, "docker", Severity::Note, "engine of rack-1 is away: connection refused");
+        check(&away, "docker", Severity::Note, "engine of rack-1 is not available: connection refused");
         let told = |confined_by, problem: Option<&str>| {
             let problem = problem.map(str::to_owned);
             let told = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
@@ -520,12 +529,12 @@ mod tests {
                 ..fine()
             }
         };
-        check(&told(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "user of its own");
+        check(&told(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "own user");
         check(&told(None, Some("no user namespaces")), "processes", Severity::Note, "--local-processes own");
     }
 
     #[test]
-    fn gpus_are_judged_by_bus_driver_and_toolkit() {
+    fn gpu_check_covers_pci_bus_driver_and_container_toolkit() {
         let with = |gpus| Findings { gpus, ..fine() };
         check(
             &with(GpuStatus { nvidia: 2, ..GpuStatus::default() }),

@@ -20,10 +20,10 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass doctor            every check, and a fix for each that is not well
-  windlass doctor -o json    the same, for a report
+  windlass doctor            run all checks and suggest fixes
+  windlass doctor -o json    print the results as JSON
 
-The exit code is 1 when something keeps windlass from working, else 0.";
+The exit code is 1 if a problem prevents windlass from working, else 0.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let seen = context::block_on(async { Ok(probe::probe_all(&args.at).await) })?;
-    let checks = evaluate::all(&seen);
+    let checks = evaluate::evaluate_all(&seen);
     let name = |check: &Check| check.name.to_owned();
     ListView { project: None, kind: "checks", name, none: "" }
         .print(&checks, args.output.format, |_| table(&checks))?;
@@ -69,8 +69,8 @@ fn print_fixes(checks: &[Check]) {
     }
     let bad = checks.iter().filter(|check| check.grade == Severity::Bad).count();
     if bad > 0 {
-        output::print_message(&format!("\n{} in the way.", format::count(bad, "problem")));
+        output::print_message(&format!("\nFound {}.", format::count(bad, "problem")));
     } else if fixes.is_empty() {
-        output::print_message("\nAll is well.");
+        output::print_message("\nNo problems found.");
     }
 }

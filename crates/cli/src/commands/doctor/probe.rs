@@ -19,7 +19,7 @@ use windlass_backend::{
     engine_probe::{self, EngineSearch},
 };
 use windlass_dial::DialError;
-use windlass_model::error_chain::chain;
+use windlass_model::error_chain::format_chain;
 
 use super::{
     super::instance,
@@ -40,10 +40,10 @@ const TOOLKIT_PROGRAMS: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
 
 pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
     let home_path = home::Home::path();
-    let (server, hosts) = server(at).await;
-    let (agent, mut gpus) = agent(home_path.as_deref()).await;
+    let (server, hosts) = probe_server(at).await;
+    let (agent, mut gpus) = probe_agent(home_path.as_deref()).await;
     gpus.nvidia = count_pci_gpus(Path::new(PCI_DEVICES_DIR));
-    gpus.toolkit = TOOLKIT_PROGRAMS.iter().any(|name| in_path(name).is_some());
+    gpus.toolkit = TOOLKIT_PROGRAMS.iter().any(|name| find_in_path(name).is_some());
     let engine =
         match EngineSearch::here(std::env::var_os("WINDLASS_SERVER_DOCKER_SOCKET").map(PathBuf::from))
             .look()
@@ -54,7 +54,7 @@ pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
         };
     Findings {
         home: probe_home(home_path),
-        port: port(SERVER_PORT, &server),
+        port: probe_port(SERVER_PORT, &server),
         server,
         hosts,
         agent,
@@ -70,7 +70,7 @@ fn probe_home(path: Option<PathBuf>) -> HomeStatus {
     let shown = path.display().to_string();
     // The first command creates a missing directory, so the nearest existing ancestor must be writable.
     let Some(there) = path.ancestors().find(|dir| dir.is_dir()) else {
-        return HomeStatus::Unusable { path: shown, why: "no directory above it exists".to_owned() };
+        return HomeStatus::Unusable { path: shown, why: "no parent directory exists".to_owned() };
     };
     if let Err(error) = rustix::fs::access(there, rustix::fs::Access::WRITE_OK) {
         return HomeStatus::Unusable { path: shown, why: error.to_string() };
@@ -84,7 +84,7 @@ fn probe_home(path: Option<PathBuf>) -> HomeStatus {
 }
 
 /// Returns the state of the server, and its instances of the project.
-async fn server(at: &ServerArgs) -> (ServerStatus, Vec<InstanceStatus>) {
+async fn probe_server(at: &ServerArgs) -> (ServerStatus, Vec<InstanceStatus>) {
     let unusable = |problem: CliError| {
         let (why, hint) = problem.parts();
         (ServerStatus::Unusable { why, hint }, Vec::new())
@@ -113,7 +113,7 @@ async fn server(at: &ServerArgs) -> (ServerStatus, Vec<InstanceStatus>) {
     let hosts = hosts.iter().map(|found| InstanceStatus {
         name: found.name.clone(),
         processes: instance::processes(found),
-        engine_away: instance::engine_away(found),
+        engine_away: instance::engine_error(found),
     });
     (server, hosts.collect())
 }
@@ -125,11 +125,11 @@ async fn probe_server_api(cx: &Context, url: String, project: String) -> ServerS
         Err(CallError::Dial(DialError::Connect { source, .. })) => {
             return ServerStatus::Unreachable { url, why: source.to_string(), here };
         }
-        Err(error) => return ServerStatus::Unreachable { url, why: chain(&error), here },
+        Err(error) => return ServerStatus::Unreachable { url, why: format_chain(&error), here },
     };
     let user = match cx.try_call::<ReadMyUser>(&EmptyRequest {}).await {
         Ok(user) => user.username,
-        Err(error) => return ServerStatus::Denied { url, why: chain(&error) },
+        Err(error) => return ServerStatus::Denied { url, why: format_chain(&error) },
     };
     let project = match cx.call::<ReadProject>(&EmptyRequest {}).await {
         Ok(_) => Ok(project),
@@ -138,7 +138,7 @@ async fn probe_server_api(cx: &Context, url: String, project: String) -> ServerS
     ServerStatus::Reachable { url, version, user, project }
 }
 
-fn port(port: u16, server: &ServerStatus) -> PortStatus {
+fn probe_port(port: u16, server: &ServerStatus) -> PortStatus {
     let ours = match server {
         ServerStatus::Reachable { url, .. } => url.ends_with(&format!(":{port}")),
         ServerStatus::None
@@ -165,21 +165,21 @@ struct AgentHostReport {
     problems: Vec<String>,
 }
 
-async fn agent(home: Option<&Path>) -> (AgentStatus, GpuStatus) {
+async fn probe_agent(home: Option<&Path>) -> (AgentStatus, GpuStatus) {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
     let program = match AgentProgram::find(named.as_deref()) {
         Ok(program) => program,
-        Err(error) => return (AgentStatus::Missing { why: chain(&error) }, GpuStatus::default()),
+        Err(error) => return (AgentStatus::Missing { why: format_chain(&error) }, GpuStatus::default()),
     };
     let broken = |why: String| (AgentStatus::Broken { why }, GpuStatus::default());
     let version = match program.version().await {
         Ok(version) => version,
-        Err(error) => return broken(chain(&error)),
+        Err(error) => return broken(format_chain(&error)),
     };
     let disk = home.into_iter().flat_map(Path::ancestors).find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let report = match program.output(&["host".as_ref(), "--data".as_ref(), disk.as_os_str()]).await {
         Ok(text) => serde_json::from_str::<AgentHostReport>(&text),
-        Err(error) => return broken(chain(&error)),
+        Err(error) => return broken(format_chain(&error)),
     };
     match report {
         Ok(AgentHostReport { host, driver_version, problems }) => {
@@ -187,7 +187,7 @@ async fn agent(home: Option<&Path>) -> (AgentStatus, GpuStatus) {
             let gpus = GpuStatus { driver: driver_version, problems, ..GpuStatus::default() };
             (AgentStatus::Fine { path, version, host: Box::new(host) }, gpus)
         }
-        Err(error) => broken(format!("understand what the agent says: {error}")),
+        Err(error) => broken(format!("failed to parse the output of the agent: {error}")),
     }
 }
 
@@ -202,14 +202,14 @@ fn count_pci_gpus(bus: &Path) -> usize {
     devices.flatten().filter(|device| gpu(device.path())).count()
 }
 
-fn in_path(program: &str) -> Option<PathBuf> {
+fn find_in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
 /// First line of a program's version output, from stdout or stderr.
 fn program_version(program: &str, flag: &str) -> Option<String> {
-    let done = Command::new(in_path(program)?).arg(flag).stdin(Stdio::null()).output().ok()?;
+    let done = Command::new(find_in_path(program)?).arg(flag).stdin(Stdio::null()).output().ok()?;
     let text = if done.stdout.is_empty() { done.stderr } else { done.stdout };
     let text = String::from_utf8_lossy(&text).into_owned();
     Some(text.lines().next().unwrap_or(program).trim().to_owned())

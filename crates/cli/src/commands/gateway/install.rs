@@ -19,10 +19,10 @@ use crate::{context::Context, error::CliError, exit::Exit, output};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  windlass gateway install entry                       on this machine
+  windlass gateway install entry                       install it on this machine
   windlass gateway install entry root@edge --server http://windlass:3000
   windlass gateway install entry root@one root@two --server http://windlass:3000 -- --tls-listen 0.0.0.0:443
-  windlass gateway install entry root@three --token-file entry.token    beside others, which keep their token";
+  windlass gateway install entry root@three --token-file entry.token    keep the token of other hosts";
 
 /// Time limit for the new process to connect to the server, which usually takes seconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -100,8 +100,8 @@ impl TargetHost<'_> {
         let script = if matches!(self, Self::Local) { script.to_owned() } else { quote(script) };
         command.arg("-c").arg(script).stdin(input.unwrap_or_else(Stdio::null));
         let failed = |error| {
-            CliError::from_error(&format!("reach {}", self.address()), &error)
-                .hint("is `ssh` installed here?")
+            CliError::from_error(&format!("failed to connect to {}", self.address()), &error)
+                .hint("check that `ssh` is installed on this machine")
         };
         let said = command.output().map_err(failed)?;
         if said.status.success() {
@@ -109,14 +109,14 @@ impl TargetHost<'_> {
         }
         let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
         let why = if why.is_empty() { said.status.to_string() } else { why };
-        Err(CliError::new(format!("put a process on {}", self.address()))
+        Err(CliError::new(format!("failed to run a script on {}", self.address()))
             .why(why)
-            .hint("root must be able to log in there without a question: try `ssh HOST true`"))
+            .hint("check that root can log in without a prompt: `ssh HOST true`"))
     }
 
     /// Writes a file that only root can read.
     fn write(&self, path: &str, bytes: &[u8]) -> Result<(), CliError> {
-        let failed = |error: std::io::Error| CliError::from_error("hand a file over", &error);
+        let failed = |error: std::io::Error| CliError::from_error("failed to transfer a file", &error);
         let (read, mut write) = std::io::pipe().map_err(failed)?;
         // Smaller than the buffer of a pipe.
         write.write_all(bytes).map_err(failed)?;
@@ -126,9 +126,9 @@ impl TargetHost<'_> {
 
     /// Uploads this program unless the host has it already.
     fn upload_program(&self, home: &str) -> Result<(), CliError> {
-        let own =
-            std::env::current_exe().map_err(|error| CliError::from_error("find this program", &error))?;
-        let failed = |error| CliError::from_error(&format!("read {}", own.display()), &error);
+        let own = std::env::current_exe()
+            .map_err(|error| CliError::from_error("failed to find the path of this program", &error))?;
+        let failed = |error| CliError::from_error(&format!("failed to read {}", own.display()), &error);
         let there = quote(&format!("{home}/windlass"));
         let made = format!("umask 077; mkdir -p {}; sha256sum < {there} || true", quote(home));
         let has = self.run_script(&made, None)?;
@@ -153,12 +153,12 @@ fn digest(path: &Path) -> std::io::Result<String> {
     Ok(hex::encode(hash.finalize()))
 }
 
-fn unit(name: &str) -> String {
+fn unit_name(name: &str) -> String {
     format!("windlass-gateway-{name}")
 }
 
 /// Renders the script that the host runs now and at every boot.
-fn program(home: &str, name: &str, server: &str, address: &str, more: &[String]) -> String {
+fn render_launch_script(home: &str, name: &str, server: &str, address: &str, more: &[String]) -> String {
     let state = format!("{home}/state");
     let token = format!("{home}/token");
     let program = format!("{home}/windlass");
@@ -170,7 +170,7 @@ fn program(home: &str, name: &str, server: &str, address: &str, more: &[String])
 
 /// Renders a script that starts a new process next to the old one, which then exits, and waits until it listens.
 fn render_start_script(home: &str, name: &str) -> String {
-    let (unit, home) = (unit(name), quote(home));
+    let (unit, home) = (unit_name(name), quote(home));
     format!(
         r#"set -eu
 cd {home}
@@ -213,7 +213,7 @@ done
 }
 
 fn render_stop_script(home: &str, name: &str) -> String {
-    let (unit, home) = (unit(name), quote(home));
+    let (unit, home) = (unit_name(name), quote(home));
     format!(
         r#"if [ -d /run/systemd/system ]; then
   for one in $(systemctl list-units --plain --no-legend '{unit}@*' | cut -d' ' -f1); do
@@ -236,7 +236,7 @@ fn check_name(name: &str) -> Result<(), CliError> {
     if !name.is_empty() && name.bytes().all(is_plain) {
         return Ok(());
     }
-    Err(CliError::usage("a gateway has a name such as `entry`"))
+    Err(CliError::usage("invalid gateway name: expected letters, digits, `-` and `_`, such as `entry`"))
 }
 
 pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError> {
@@ -247,8 +247,8 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
     let server = args.server.as_deref().unwrap_or(&cx.url);
     let is_near = ["//127.", "//localhost", "//[::1]"].iter().any(|word| server.contains(word));
     if is_near && hosts.iter().any(|host| !matches!(host, TargetHost::Local)) {
-        return Err(CliError::usage(format!("other hosts do not find the server at {server}"))
-            .hint("`--server URL` says where they find it"));
+        return Err(CliError::usage(format!("other hosts cannot reach the server at {server}"))
+            .hint("pass `--server URL` with an address that they can reach"));
     }
     let token = match &args.token_file {
         Some(file) => serve::read_token(file)?,
@@ -257,7 +257,7 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
     let home = format!("{INSTALL_DIR}{name}");
     for host in &hosts {
         let address = host.address();
-        output::print_message(&format!("{address}: bringing the program"));
+        output::print_message(&format!("{address}: uploading the program"));
         host.upload_program(&home)?;
         host.write(&format!("{home}/token"), token.as_bytes())?;
         let mut more = args.more.clone();
@@ -267,13 +267,13 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
             // Arguments of the user come later and take precedence.
             more.splice(0..0, ["--server-cert".to_owned(), file]);
         }
-        let program = program(&home, name, server, address, &more);
+        let program = render_launch_script(&home, name, server, address, &more);
         host.write(&format!("{home}/run"), program.as_bytes())?;
         host.run_script(&render_start_script(&home, name), None)?;
-        output::print_message(&format!("{address}: it listens"));
+        output::print_message(&format!("{address}: listening"));
     }
     wait_until_connected(cx, name, &hosts).await?;
-    output::print_message(&format!("`{name}` takes requests on {}.", hosts.len()));
+    output::print_message(&format!("`{name}` is ready; number of hosts: {}.", hosts.len()));
     Ok(Exit::Done)
 }
 
@@ -288,8 +288,12 @@ async fn wait_until_connected(cx: &Context, name: &str, hosts: &[TargetHost<'_>]
         let Some(missing) = hosts.iter().find(|host| !is_there(host)) else { return Ok(()) };
         if since.elapsed() > CONNECT_TIMEOUT {
             let address = missing.address();
-            return Err(CliError::new(format!("the server has not heard of the process on {address}"))
-                .hint(format!("its words are in {INSTALL_DIR}{name}/log there: can it reach the server?")));
+            return Err(CliError::new(format!(
+                "the gateway process on {address} did not connect to the server in time"
+            ))
+            .hint(format!(
+                "check {INSTALL_DIR}{name}/log on that host; it may be unable to reach the server"
+            )));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -300,7 +304,7 @@ pub(super) fn uninstall(hosts: &HostArgs) -> Result<Exit, CliError> {
     check_name(name)?;
     for host in hosts.targets() {
         host.run_script(&render_stop_script(&format!("{INSTALL_DIR}{name}"), name), None)?;
-        output::print_message(&format!("{}: nothing of `{name}` is left", host.address()));
+        output::print_message(&format!("{}: removed `{name}`", host.address()));
     }
     Ok(Exit::Done)
 }

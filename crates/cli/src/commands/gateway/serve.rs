@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use windlass_gateway::node::{AcmeSettings, Node, ServerClient, Settings, TlsSettings};
 
 use crate::{
-    commands::server::{LogFormat, LogLevel, block_on_workers, log},
+    commands::server::{LogFormat, LogLevel, block_on_workers, init_logging},
     error::CliError,
     exit::Exit,
     output,
@@ -22,8 +22,10 @@ Examples:
   windlass gateway serve entry --server http://127.0.0.1:3000 --token-file entry.token
   windlass gateway serve entry --server https://windlass:3443 --server-cert cert.pem --token-file entry.token
   windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443 --tls-cert my.pem --tls-key my.key
-  windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443    certificates as the gateway says
-  kill -HUP PID    reads the certificate anew";
+  windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443
+
+Without `--tls-cert`, HTTPS uses the certificate setting of the gateway's configuration. SIGHUP reloads certificate
+files.";
 
 /// Let's Encrypt.
 const DEFAULT_ACME_DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
@@ -80,16 +82,18 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    log(LogLevel::Info, LogFormat::Auto);
+    init_logging(LogLevel::Info, LogFormat::Auto);
     if args.name.is_empty() || args.name.contains(['/', '.']) {
-        return Err(CliError::usage("a gateway has a name such as `entry`"));
+        return Err(CliError::usage(
+            "invalid gateway name: expected a name such as `entry`, without `/` and `.`",
+        ));
     }
     let token = read_token(&args.token_file)?;
     let server = ServerClient::new(&args.server, &token, args.server_cert.as_deref())
-        .map_err(|error| CliError::from_error("find the server", &error))?;
+        .map_err(|error| CliError::from_error("cannot connect to the server", &error))?;
     let tls = args.tls_listen.map(|listen| TlsSettings {
         listen,
-        given: args.tls_cert.clone().zip(args.tls_key.clone()),
+        certificate_files: args.tls_cert.clone().zip(args.tls_key.clone()),
         acme: AcmeSettings {
             directory: args.acme_directory.clone(),
             contact: args.acme_contact.clone(),
@@ -103,7 +107,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         tls,
         metrics: args.metrics_listen,
         address: args.address.clone(),
-        trust: Duration::from_secs(args.trust_tokens),
+        token_cache_ttl: Duration::from_secs(args.trust_tokens),
     };
     block_on_workers(serve(settings))?;
     Ok(Exit::Done)
@@ -111,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 pub(super) fn read_token(path: &Path) -> Result<String, CliError> {
     std::fs::read_to_string(path)
-        .map_err(|error| CliError::from_error(&format!("read {}", path.display()), &error))
+        .map_err(|error| CliError::from_error(&format!("failed to read {}", path.display()), &error))
         .map(|text| text.trim().to_owned())
 }
 
@@ -125,7 +129,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let node = Node::start(settings, uuid::Builder::from_random_bytes(bits).into_uuid())?;
     let (plain, encrypted) = node.addresses();
     if let Some(address) = encrypted {
-        output::print_message(&format!("HTTPS is at {address}"));
+        output::print_message(&format!("HTTPS is available at {address}"));
     }
     if let Some(address) = plain {
         output::print_message(&format!("the gateway is ready at {address} (stop it with Ctrl-C)"));

@@ -97,15 +97,13 @@ pub(super) fn guess(folder: &FolderContents, kind: Option<ConfigKind>, name: Opt
         gpu: false,
         found: Vec::new(),
     };
-    let looks = [guess_python, node, rust, go, guess_script];
+    let looks = [guess_python, guess_node, guess_rust, guess_go, guess_script];
     if !looks.iter().any(|look| look(folder, &mut guess)) {
-        guess.found.push("nothing that says how it is run".to_owned());
-        guess.commands.push("echo \"replace this with what should run\"".to_owned());
+        guess.found.push("no known way to run it".to_owned());
+        guess.commands.push("echo \"replace this with your command\"".to_owned());
     }
     if folder.has("Dockerfile") {
-        guess
-            .found
-            .push("a `Dockerfile`: push its image to a registry and name it in `image` to use it".into());
+        guess.found.push("a `Dockerfile`: to use it, push its image to a registry and set `image`".into());
     }
     if let Some(kind) = kind {
         guess.kind = kind;
@@ -158,24 +156,24 @@ fn guess_python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
         .map(str::to_owned),
     );
     let listed: String = lists.iter().map(|file| folder.text(file)).collect::<Vec<_>>().join("\n");
-    if let Some(library) = GPU_LIBRARIES.into_iter().find(|library| names(&listed, library)) {
+    if let Some(library) = GPU_LIBRARIES.into_iter().find(|library| lists_library(&listed, library)) {
         guess.gpu = true;
-        guess.found.push(format!("`{library}`, which wants a GPU"));
+        guess.found.push(format!("`{library}`, which usually needs a GPU"));
     }
-    let web = WEB_LIBRARIES.into_iter().find(|(library, ..)| names(&listed, library));
+    let web = WEB_LIBRARIES.into_iter().find(|(library, ..)| lists_library(&listed, library));
     let run = |command: String| if uv { format!("uv run {command}") } else { command };
     match (web, start) {
         (Some((library, command, port)), Some(start)) => {
             guess.kind = ConfigKind::Service;
             guess.port = Some(port);
-            guess.found.push(format!("`{library}`, which answers requests"));
+            guess.found.push(format!("`{library}`, a web framework"));
             let module = start.trim_end_matches(".py").replace('/', ".");
             guess.commands.push(run(command.replace("MODULE", &module).replace("FILE", &start)));
         }
         (_, Some(start)) => guess.commands.push(run(format!("python {start}"))),
         (_, None) if notebook.is_some() => {
             guess.kind = ConfigKind::DevEnvironment;
-            guess.found.push("notebooks, which want an editor".to_owned());
+            guess.found.push("notebooks, which need an editor".to_owned());
         }
         (_, None) => guess.commands.push(run("python -c 'print(\"replace this\")'".to_owned())),
     }
@@ -199,7 +197,7 @@ fn python_version(folder: &FolderContents) -> &'static str {
 }
 
 /// Returns whether a list of requirements contains a library as a whole word.
-fn names(list: &str, library: &str) -> bool {
+fn lists_library(list: &str, library: &str) -> bool {
     let list = list.to_lowercase();
     let part = |letter: char| letter.is_alphanumeric() || letter == '-' || letter == '_';
     list.match_indices(library).any(|(at, _)| {
@@ -209,7 +207,7 @@ fn names(list: &str, library: &str) -> bool {
     })
 }
 
-fn node(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
+fn guess_node(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     if !folder.has("package.json") {
         return false;
     }
@@ -229,7 +227,7 @@ fn node(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     true
 }
 
-fn rust(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
+fn guess_rust(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let found = folder.has("Cargo.toml");
     if found {
         guess.place = "image: rust:1".to_owned();
@@ -239,7 +237,7 @@ fn rust(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     found
 }
 
-fn go(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
+fn guess_go(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let found = folder.has("go.mod");
     if found {
         guess.place = "image: golang:1".to_owned();
@@ -271,7 +269,9 @@ impl GuessedConfig {
         if !self.place.is_empty() {
             let _ = writeln!(text, "{}", self.place);
         }
-        text.push_str("# This folder: a git clone is cloned by the host and gets your changes on top.\n");
+        text.push_str(
+            "# This directory. If it is a git clone, instances clone its remote and apply your changes.\n",
+        );
         text.push_str("repos:\n  - .\n");
         if self.kind == ConfigKind::DevEnvironment {
             text.push_str("ide: vscode\n");
@@ -291,7 +291,7 @@ impl GuessedConfig {
         text.push_str(if self.gpu {
             "  # One GPU of any kind; `gpu: H100:80GB:8` and `gpu: 24GB..` are more precise.\n  gpu: 1\n"
         } else {
-            "  # `gpu: 1`, `memory: 16GB..` and `disk: 100GB..` ask for more.\n  cpu: 1..\n  memory: 0..\n  disk: null\n"
+            "  # `gpu: 1`, `memory: 16GB..` and `disk: 100GB..` request more.\n  cpu: 1..\n  memory: 0..\n  disk: null\n"
         });
         text
     }
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn each_language_is_known_by_its_files() {
+    fn project_language_is_detected_from_its_files() {
         let requirements = ("requirements.txt", "numpy\n");
         check(
             &[requirements, ("train.py", "")],
@@ -355,15 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn libraries_say_whether_a_gpu_or_a_port_is_wanted() {
+    fn required_libraries_determine_gpu_and_port() {
         check(&[("requirements.txt", "torch==2.4\n"), ("train.py", "")], "task", &["gpu: 1"]);
         let service = [("requirements.txt", "fastapi\nuvicorn\n"), ("app.py", "")];
         check(&service, "service", &["uvicorn app:app", "port: 8000"]);
-        assert!(!names("torchmetrics-lite\n", "torch") && names("Torch>=2", "torch"));
+        assert!(!lists_library("torchmetrics-lite\n", "torch") && lists_library("Torch>=2", "torch"));
     }
 
     #[test]
-    fn a_name_can_be_made_of_any_folder() {
+    fn any_folder_name_yields_a_valid_resource_name() {
         let made = ["train", "My Project!", "2024-runs", "___", "ünï"].map(resource_name);
         assert_eq!(made, ["train", "my-project", "run-2024-runs", "run", "run-n"]);
         assert!(made.iter().all(|name| config::name::is_resource_name(name)), "{made:?}");

@@ -33,10 +33,10 @@ const READ_FILES: [&str; 5] =
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass init                          look at this folder and write `windlass.yml`
-  windlass init --type service code/     a service of what is in `code`
-  windlass init --stdout                 only show it
-  windlass apply                         run what was written";
+  windlass init                          inspect this directory and write `windlass.yml`
+  windlass init --type service code/     write a service for the content of `code`
+  windlass init --stdout                 only print the configuration
+  windlass apply                         run the configuration";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -62,14 +62,15 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(name) = args.name.as_deref().filter(|name| !is_resource_name(name)) {
-        return Err(CliError::usage(format!("`{name}` cannot be a name"))
-            .hint("small letters, digits and dashes, at most 41, starting with a letter: `-n my-task`"));
+        return Err(CliError::usage(format!("invalid name `{name}`")).hint(
+            "use 2 to 41 lower-case letters, digits and dashes, starting with a letter: `-n my-task`",
+        ));
     }
-    let folder = look(&args.dir)?;
+    let folder = read_folder(&args.dir)?;
     let guess = guess::guess(&folder, args.kind, args.name.as_deref());
     let text = guess.write(SCHEMA_FILE);
     if args.stdout {
-        output::data(text.trim_end());
+        output::print_data(text.trim_end());
         return Ok(Exit::Done);
     }
     let file = write(args, &text)?;
@@ -77,12 +78,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-fn look(dir: &Path) -> Result<FolderContents, CliError> {
+fn read_folder(dir: &Path) -> Result<FolderContents, CliError> {
     let failed =
-        |error: std::io::Error| CliError::from_error(&format!("look at `{}`", dir.display()), &error);
+        |error: std::io::Error| CliError::from_error(&format!("failed to read `{}`", dir.display()), &error);
     let whole = std::fs::canonicalize(dir).map_err(failed)?;
     if !whole.is_dir() {
-        return Err(CliError::usage(format!("`{}` is no folder", dir.display())).hint("`windlass init DIR`"));
+        return Err(CliError::usage(format!("`{}` is not a directory", dir.display()))
+            .hint("run `windlass init DIR`"));
     }
     let name = whole.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut folder = FolderContents { name, ..FolderContents::default() };
@@ -108,10 +110,10 @@ fn write(args: &Args, text: &str) -> Result<PathBuf, CliError> {
     let there = DEFAULT_FILES.iter().map(|name| args.dir.join(name)).find(|path| path.exists());
     let file = match there {
         Some(there) if !args.force => {
-            return Err(CliError::new(format!("write a configuration into `{}`", args.dir.display()))
+            return Err(CliError::new(format!("cannot write a configuration to `{}`", args.dir.display()))
                 .code(ErrorCode::Usage)
-                .why(format!("`{}` is there already", there.display()))
-                .hint("`windlass init --force` replaces it; `windlass init --stdout` only shows another"));
+                .why(format!("`{}` already exists", there.display()))
+                .hint("use `--force` to replace it, or `--stdout` to only print a configuration"));
         }
         Some(there) => there,
         None => args.dir.join(DEFAULT_FILES[0]),
@@ -121,7 +123,7 @@ fn write(args: &Args, text: &str) -> Result<PathBuf, CliError> {
         let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         parent
             .and_then(|()| std::fs::write(path, text))
-            .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))
+            .map_err(|error| CliError::from_error(&format!("failed to write `{}`", path.display()), &error))
     };
     put(&schema, SCHEMA)?;
     put(&file, text)?;
@@ -135,7 +137,7 @@ fn print_summary(args: &Args, file: &Path, guess: &GuessedConfig) -> Result<(), 
         output::print_message(&output::printable(&format!("Found {found}.")));
     }
     output::print_message(&format!(
-        "Wrote {shown}: a {} `{}`. Look it over, then run it with `windlass apply -f {shown}`.",
+        "Wrote {shown}: a {} `{}`. Review it, then run `windlass apply -f {shown}`.",
         guess.kind.as_str(),
         guess.name
     ));
@@ -145,5 +147,5 @@ fn print_summary(args: &Args, file: &Path, guess: &GuessedConfig) -> Result<(), 
         "name": guess.name,
         "found": guess.found,
     });
-    output::print_one(args.output.format, &document, &shown, |_| output::data(&shown))
+    output::print_one(args.output.format, &document, &shown, |_| output::print_data(&shown))
 }

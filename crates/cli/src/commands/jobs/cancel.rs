@@ -16,9 +16,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass jobs cancel 12 13              ask, then end both
-  windlass jobs cancel -y -n train        all of yours that are called so
-  windlass jobs cancel -y --all           all of yours
+  windlass jobs cancel 12 13              cancel two jobs, after a confirmation
+  windlass jobs cancel -y -n train        cancel your jobs named `train`
+  windlass jobs cancel -y --all           cancel all your jobs
   windlass jobs cancel -y --graceful --graceful-timeout 600 12";
 
 #[derive(Debug, clap::Args)]
@@ -50,8 +50,10 @@ pub(crate) struct Args {
 pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<Exit, CliError> {
     let chosen = [!args.jobs.is_empty(), args.name.is_some(), args.all, args.all_users];
     if chosen.iter().filter(|chosen| **chosen).count() != 1 {
-        return Err(CliError::usage("say which jobs: numbers, `--name`, `--all` or `--all-users`")
-            .hint("`windlass jobs queue` lists them"));
+        return Err(CliError::usage(
+            "expected exactly one of: job numbers, `--name`, `--all`, `--all-users`",
+        )
+        .hint("run `windlass jobs queue` to list jobs"));
     }
     // All numbers are checked first, so that a typo cancels nothing.
     for job in &args.jobs {
@@ -60,8 +62,8 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         }
     }
     let what = match (&args.name, args.jobs.as_slice()) {
-        (Some(name), _) => format!("your jobs called `{name}`"),
-        (None, []) if args.all_users => "the jobs of everybody".to_owned(),
+        (Some(name), _) => format!("your jobs named `{name}`"),
+        (None, []) if args.all_users => "the jobs of all users".to_owned(),
         (None, []) => "all your jobs".to_owned(),
         (None, [one]) => format!("job {one}"),
         (None, many) => {
@@ -92,7 +94,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
     let done: CancelResponse = cx.call::<CancelManagedJobs>(&request).await?;
     let numbers: Vec<String> = done.job_ids.iter().map(ToString::to_string).collect();
     match numbers.as_slice() {
-        [] => output::print_message("There was nothing to cancel: they have ended."),
+        [] => output::print_message("Nothing to cancel: no matching job is active."),
         [one] => output::print_message(&format!("Job {one} is being cancelled.")),
         many if many.len() <= 10 => {
             output::print_message(&format!("Jobs {} are being cancelled.", many.join(", ")))
@@ -101,7 +103,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
     }
     match format {
         Format::Json | Format::Jsonl => output::print_one(format, &done, "", |_| ())?,
-        Format::Name => numbers.iter().for_each(|number| output::data(number)),
+        Format::Name => numbers.iter().for_each(|number| output::print_data(number)),
         Format::Table | Format::Wide => {}
     }
     Ok(Exit::Done)

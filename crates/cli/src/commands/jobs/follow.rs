@@ -253,15 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_said_once_and_only_when_it_lasts() {
+    fn a_wait_reason_is_printed_once_and_only_if_it_persists() {
         let (mut reasons, selection, now) = (WaitReasons::default(), LogSelection::default(), Instant::now());
-        let starting = job("STARTING", "attempt 1 waits for nodes", None);
+        let starting = job("STARTING", "attempt 1 is waiting for nodes", None);
         assert!(reasons.take_due(&starting, &selection, now).is_empty(), "it may pass at once");
         let later = now + REASON_DELAY;
-        assert_eq!(reasons.take_due(&starting, &selection, later), ["STARTING: attempt 1 waits for nodes"]);
+        assert_eq!(
+            reasons.take_due(&starting, &selection, later),
+            ["STARTING: attempt 1 is waiting for nodes"]
+        );
         assert!(reasons.take_due(&starting, &selection, later).is_empty());
-        let waits = job("PENDING", "no place; the next try is at …", Some("2026-11-20T09:01:00Z"));
-        assert_eq!(reasons.take_due(&waits, &selection, later), ["PENDING: no place; the next try is at …"]);
+        let waits = job("PENDING", "no place; next attempt at …", Some("2026-11-20T09:01:00Z"));
+        assert_eq!(reasons.take_due(&waits, &selection, later), ["PENDING: no place; next attempt at …"]);
         assert!(reasons.take_due(&waits, &selection, later + REASON_DELAY).is_empty());
         assert!(
             reasons.take_due(&job("FAILED", "exit code 3", None), &selection, later).is_empty(),

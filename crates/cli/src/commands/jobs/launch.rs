@@ -29,14 +29,14 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass jobs launch train.yaml                      ask, launch, and follow its output to the end
-  windlass jobs launch -y -d train.yaml                return when the server has it
+  windlass jobs launch train.yaml                      launch after a confirmation, and follow the output
+  windlass jobs launch -y -d train.yaml                return when the server has accepted the job
   windlass jobs launch -y -n try --env LR=0.1 --secret TOKEN train.yaml
   windlass jobs launch -y -d --num-jobs 100 sweep.yaml
   windlass jobs launch -y --gpus H100:8 --use-spot --deadline 48h train.yaml
-  windlass jobs launch -y hostname                     a command, without a file
-  windlass jobs launch -y 'python -c \"print(1)\"'      one argument is a line of shell
-  windlass jobs launch -y -- python train.py --lr 1    several are a program and its arguments";
+  windlass jobs launch -y hostname                     run a command without a task file
+  windlass jobs launch -y 'python -c \"print(1)\"'      a single argument is a shell command line
+  windlass jobs launch -y -- python train.py --lr 1    several arguments are a program and its arguments";
 
 /// Maximum size of a task file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -84,10 +84,10 @@ struct LaunchFile {
 }
 
 pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, CliError> {
-    let envs = envs(args)?;
+    let envs = resolve_envs(args)?;
     let secrets = resolve_values(&args.secret, "secret")?;
     let mut sources = Vec::new();
-    match command(&args.files) {
+    match parse_command(&args.files) {
         Some(line) => sources.push(parse_task_file(
             command_file(&line)?,
             "the command",
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
         for source in &sources {
             print_plan(source, args);
             // Report problems, and settings without an effect, before anything is sent.
-            let checked = cx.call::<CheckManagedJobs>(&request(source, args, &envs, &secrets)).await?;
+            let checked = cx.call::<CheckManagedJobs>(&build_request(source, args, &envs, &secrets)).await?;
             for warning in &checked.warnings {
                 output::print_message(&output::printable(&format!("warning: {warning}")));
             }
@@ -127,14 +127,14 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
         print_launched(&all, format)?;
         let [only] = all.jobs.as_slice() else { return Ok(Exit::Done) };
         if args.detach {
-            output::print_message(&format!("`windlass jobs logs {}` follows it.", only.job_id));
+            output::print_message(&format!("Run `windlass jobs logs {}` to follow it.", only.job_id));
             return Ok(Exit::Done);
         }
         let Some(job) = find(cx, only.job_id).await? else { return Ok(super::NOT_FOUND) };
         let job = JobFollower::new(cx, &job, LogSelection::default()).run(job).await?;
         let reason = job.reason.as_ref().map(|why| format!(": {}", output::printable(why)));
         let reason = reason.unwrap_or_default();
-        output::print_message(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));
+        output::print_message(&format!("Job {} ended with status {}{reason}.", job.job_id, job.status));
         Ok(exit_for(&job))
     })
 }
@@ -142,14 +142,14 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
 fn print_launched(all: &LaunchResponse, format: Format) -> Result<(), CliError> {
     match format {
         Format::Json | Format::Jsonl => output::print_one(format, all, "", |_| ())?,
-        Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
+        Format::Name => all.jobs.iter().for_each(|job| output::print_data(&job.job_id.to_string())),
         Format::Table | Format::Wide => match all.jobs.as_slice() {
             [one] => output::print_message(&output::printable(&format!(
-                "Job {} ({}) is launched.",
+                "Launched job {} ({}).",
                 one.job_id, one.name
             ))),
             [first, .., last] => {
-                output::print_message(&format!("Jobs {} to {} are launched.", first.job_id, last.job_id));
+                output::print_message(&format!("Launched jobs {} to {}.", first.job_id, last.job_id));
             }
             [] => {}
         },
@@ -176,12 +176,12 @@ async fn launch(
             files.push(TaskFile { task, archive_id, path });
         }
     }
-    let request = LaunchRequest { files, ..request(source, args, envs, secrets) };
+    let request = LaunchRequest { files, ..build_request(source, args, envs, secrets) };
     cx.call::<LaunchManagedJobs>(&request).await
 }
 
 /// Builds the request without the files, which are uploaded first.
-fn request(
+fn build_request(
     source: &LaunchFile,
     args: &Args,
     envs: &BTreeMap<String, String>,
@@ -201,7 +201,7 @@ fn request(
 
 fn print_plan(source: &LaunchFile, args: &Args) {
     let plan = &source.plan;
-    let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(a generated name)", String::as_str);
+    let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(generated name)", String::as_str);
     let tasks = if plan.tasks.len() > 1 { format::count(plan.tasks.len(), "task") } else { String::new() };
     let copies = args.num_jobs.filter(|copies| *copies > 1).map(|copies| format!("{copies} copies"));
     let more: Vec<String> =
@@ -210,17 +210,18 @@ fn print_plan(source: &LaunchFile, args: &Args) {
     output::print_message(&output::printable(&format!("Job  {name}{more}")));
 }
 
-fn envs(args: &Args) -> Result<BTreeMap<String, String>, CliError> {
+fn resolve_envs(args: &Args) -> Result<BTreeMap<String, String>, CliError> {
     let mut all = BTreeMap::new();
     if let Some(path) = &args.env_file {
-        let failed =
-            |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
+        let failed = |error: std::io::Error| {
+            CliError::from_error(&format!("failed to read `{}`", path.display()), &error)
+        };
         let text = std::fs::read_to_string(path).map_err(failed)?;
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let line = line.strip_prefix("export ").unwrap_or(line);
             let (name, value) = line.split_once('=').ok_or_else(|| {
-                CliError::usage(format!("`{line}` in `{}` is not a variable", path.display()))
-                    .hint("`NAME=VALUE`")
+                CliError::usage(format!("invalid line `{line}` in `{}`", path.display()))
+                    .hint("write variables as `NAME=VALUE`")
             })?;
             let value = value.trim();
             let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
@@ -242,8 +243,8 @@ fn resolve_values(
         let value = value.clone().or_else(|| std::env::var(name).ok()).ok_or_else(|| {
             CliError::new(format!("`--{flag} {name}` has no value"))
                 .code(ErrorCode::UnsetVariable)
-                .why("it is not set in your environment")
-                .hint(format!("`--{flag} {name}=VALUE`, or set it"))
+                .why("the variable is not set in your environment")
+                .hint(format!("pass `--{flag} {name}=VALUE`, or set the variable"))
         })?;
         all.insert(name.clone(), value);
     }
@@ -251,7 +252,7 @@ fn resolve_values(
 }
 
 /// Joins the arguments to a command if none of them exists as a file or looks like the name of a task file.
-fn command(words: &[String]) -> Option<String> {
+fn parse_command(words: &[String]) -> Option<String> {
     let is_file = |word: &String| {
         let path = Path::new(word);
         let kind = path.extension().and_then(|kind| kind.to_str());
@@ -266,8 +267,8 @@ fn command(words: &[String]) -> Option<String> {
 
 /// Renders a task file that runs a command.
 fn command_file(line: &str) -> Result<String, CliError> {
-    let quoted =
-        serde_json::to_string(line).map_err(|error| CliError::from_error("read the command", &error))?;
+    let quoted = serde_json::to_string(line)
+        .map_err(|error| CliError::from_error("failed to encode the command", &error))?;
     Ok(format!("run: {quoted}\n"))
 }
 
@@ -278,7 +279,7 @@ fn read_task_file(
 ) -> Result<LaunchFile, CliError> {
     let path = Path::new(file);
     let dir = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    parse_task_file(text(path)?, file, dir, envs, secrets)
+    parse_task_file(read_text(path)?, file, dir, envs, secrets)
 }
 
 /// `shown` is the name of the text in messages.
@@ -301,11 +302,12 @@ fn parse_task_file(
     Ok(LaunchFile { plan: job.plan, dir: dir.to_owned(), text })
 }
 
-fn text(path: &Path) -> Result<String, CliError> {
+fn read_text(path: &Path) -> Result<String, CliError> {
     let failed = |error: std::io::Error| {
-        let problem = CliError::from_error(&format!("read `{}`", path.display()), &error);
+        let problem = CliError::from_error(&format!("failed to read `{}`", path.display()), &error);
         if error.kind() == std::io::ErrorKind::NotFound {
-            return problem.hint("a command is given without a file name among its words");
+            return problem
+                .hint("to run a command, pass no argument that is a file or ends in `.yaml` or `.yml`");
         }
         problem
     };
@@ -317,11 +319,12 @@ fn text(path: &Path) -> Result<String, CliError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{command, command_file};
+    use super::{command_file, parse_command};
 
     #[test]
-    fn words_that_are_no_files_are_a_command_quoted_or_not() {
-        let line = |words: &[&str]| command(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    fn arguments_that_are_not_files_form_a_shell_command() {
+        let line =
+            |words: &[&str]| parse_command(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
         assert_eq!(line(&["hostname"]).as_deref(), Some("hostname"));
         assert_eq!(line(&["echo hi && true"]).as_deref(), Some("echo hi && true"));
         assert_eq!(line(&["python", "-c", "print(1)"]).as_deref(), Some("python -c 'print(1)'"));

@@ -21,11 +21,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass jobs logs 12                  follow job 12 over all its recoveries
-  windlass jobs logs 12 eval             one task of several, by its name or number
-  windlass jobs logs -n train            the newest that is called so
+  windlass jobs logs 12                  follow job 12 across all its recoveries
+  windlass jobs logs 12 eval             one of several tasks, by name or number
+  windlass jobs logs -n train            your newest job named `train`
   windlass jobs logs --no-follow --attempt 1 12
-  windlass jobs logs --controller 12     what became of it, and why";
+  windlass jobs logs --controller 12     the events of the job, with reasons";
 
 /// Page size of events.
 const EVENTS_MAX: i64 = 100;
@@ -63,7 +63,8 @@ pub(super) async fn print(cx: &Context, args: &Args, at: &ServerArgs) -> Result<
     let attempt = match args.attempt.as_deref() {
         None | Some("all") => None,
         Some(word) => Some(word.parse::<usize>().ok().filter(|number| *number > 0).ok_or_else(|| {
-            CliError::usage(format!("`{word}` is not an attempt")).hint("a number from 1 on, or `all`")
+            CliError::usage(format!("invalid `--attempt` value `{word}`"))
+                .hint("use a number of at least 1, or `all`")
         })?),
     };
     let Some(job) = find_job(cx, args).await? else { return Ok(NOT_FOUND) };
@@ -134,14 +135,12 @@ async fn find_job(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, CliEr
     let request = ListRequest { name: args.name.clone(), limit: Some(1), ..ListRequest::default() };
     let newest = cx.call::<ListManagedJobs>(&request).await?.pop();
     if newest.is_none() {
-        let problem = CliError::new("find a job of yours")
+        let problem = CliError::new("no job found")
             .code(ErrorCode::UnknownName)
-            .why(
-                args.name
-                    .as_ref()
-                    .map_or("you have none".to_owned(), |name| format!("none is called `{name}`")),
-            )
-            .hint("`windlass jobs queue -a -u` lists them all");
+            .why(args.name.as_ref().map_or("you have no managed jobs".to_owned(), |name| {
+                format!("you have no job named `{name}`")
+            }))
+            .hint("run `windlass jobs queue -a -u` to list the jobs of all users");
         output::print_message(&problem.text());
     }
     Ok(newest)
@@ -152,9 +151,9 @@ fn find_task<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, CliError> 
     let by_name = |task: &&Task| task.name == word;
     job.tasks.iter().find(by_name).or_else(|| job.tasks.iter().find(by_number)).ok_or_else(|| {
         let names: Vec<&str> = job.tasks.iter().map(|task| task.name.as_str()).collect();
-        CliError::new(format!("find task `{word}` of job {}", job.job_id))
+        CliError::new(format!("no task `{word}` in job {}", job.job_id))
             .code(ErrorCode::UnknownName)
-            .hint(format!("it has {}", names.join(", ")))
+            .hint(format!("its tasks are: {}", names.join(", ")))
     })
 }
 
@@ -170,7 +169,7 @@ async fn print_controller_log(cx: &Context, job: &ManagedJob) -> Result<Exit, Cl
         let page = cx.call::<ListEvents>(&request).await?;
         for event in &page {
             let at = format::timestamp(event.recorded_at);
-            output::data(&output::printable(&format!("{at}  {}", event.message)));
+            output::print_data(&output::printable(&format!("{at}  {}", event.message)));
         }
         let Some(last) = page.last().filter(|_| i64::try_from(page.len()) == Ok(EVENTS_MAX)) else {
             return Ok(Exit::Done);

@@ -24,16 +24,16 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass jobs launch train.yaml     launch a task file, and follow its output
+  windlass jobs launch train.yaml     launch a task file and follow its output
   windlass jobs launch -d -y train.yaml --env LR=0.1 --num-jobs 8
-  windlass jobs queue                 what waits, runs and recovers
-  windlass jobs logs 12               what job 12 wrote, over all its attempts
-  windlass why 12                     why job 12 waits, recovers or failed
-  windlass jobs cancel -y 12 13       end two of them
+  windlass jobs queue                 list jobs that wait, run or recover
+  windlass jobs logs 12               print the output of all attempts of job 12
+  windlass why 12                     show why job 12 is waiting, recovering or failed
+  windlass jobs cancel -y 12 13       cancel two jobs
 
-A managed job is launched again, elsewhere if need be, when its machines are lost. Task files are those of SkyPilot, or
-tasks as `windlass apply` takes them. Exit codes of `launch` and `logs`: 0 succeeded, 100 failed, 101 not finished, 102
-not found, 103 cancelled.";
+A managed job is launched again, elsewhere if necessary, when its instances are lost. Task files have the format of
+SkyPilot, or that of tasks for `windlass apply`. Exit codes of `launch` and `logs`: 0 succeeded, 100 failed, 101 not
+finished, 102 not found, 103 cancelled.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -86,10 +86,10 @@ async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, CliError>
     match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
         Ok(job) => Ok(Some(job)),
         Err(error) if error.is_not_found() => {
-            let problem = CliError::new(format!("find job {job_id}"))
+            let problem = CliError::new(format!("job {job_id} not found"))
                 .code(ErrorCode::UnknownName)
-                .why(format!("project `{}` has none of that number", cx.project))
-                .hint("`windlass jobs queue -a` lists them");
+                .why(format!("project `{}` has no job with this number", cx.project))
+                .hint("run `windlass jobs queue -a` to list jobs");
             output::print_message(&problem.text());
             Ok(None)
         }

@@ -12,7 +12,7 @@ use windlass_model::{
 
 use crate::{
     cli::{Format, WatchArgs},
-    commands::logs::since,
+    commands::logs::parse_since,
     context::Context,
     error::CliError,
     exit::Exit,
@@ -24,9 +24,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass jobs queue                          yours that have not ended, and the newest that have
-  windlass jobs queue -s RUNNING,RECOVERING    of these statuses
-  windlass jobs queue --since 2h -a -o json    all of the last two hours, for a program
+  windlass jobs queue                          your active jobs, and the newest finished ones
+  windlass jobs queue -s RUNNING,RECOVERING    only jobs with these statuses
+  windlass jobs queue --since 2h -a -o json    all jobs of the last two hours, as JSON
   windlass jobs queue -v                       with schedule states and reasons";
 
 /// Default number of jobs.
@@ -69,26 +69,26 @@ impl Args {
     /// Rejects contradictory flags before the server is contacted.
     pub(super) fn check(&self, format: Format) -> Result<(), CliError> {
         if self.verbose && format != Format::Table {
-            return Err(CliError::usage("`-v` shows a table").hint("leave out `-o`"));
+            return Err(CliError::usage("`-v` requires the output format `table`").hint("omit `-o`"));
         }
         for word in &self.status {
-            if status(word).is_none() {
+            if parse_status(word).is_none() {
                 let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
-                return Err(CliError::usage(format!("there is no status `{word}`"))
-                    .hint(format!("one of {}", known.join(", "))));
+                return Err(CliError::usage(format!("invalid `--status` value `{word}`"))
+                    .hint(format!("use one of {}", known.join(", "))));
             }
         }
         Ok(())
     }
 }
 
-fn status(word: &str) -> Option<Status> {
+fn parse_status(word: &str) -> Option<Status> {
     word.to_ascii_uppercase().parse().ok()
 }
 
 pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Exit, CliError> {
     let name = |job: &ManagedJob| job.job_id.to_string();
-    let none = "No jobs. `windlass jobs launch FILE` launches one.";
+    let none = "No jobs. Run `windlass jobs launch FILE` to launch one.";
     let list = ListView { project: Some(&cx.project), kind: "jobs", name, none };
     let format = if args.verbose && format == Format::Table { Format::Wide } else { format };
     list.show(format, args.watch.watch, async || fetch(cx, args).await, table).await
@@ -96,12 +96,12 @@ pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Ex
 
 async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, CliError> {
     let wanted = if args.all { ALL_MAX } else { args.limit.unwrap_or(DEFAULT_LIMIT) };
-    let statuses = args.status.iter().filter_map(|word| status(word));
+    let statuses = args.status.iter().filter_map(|word| parse_status(word));
     let mut request = ListRequest {
         statuses: statuses.map(|status| status.as_str().to_owned()).collect(),
         skip_finished: args.skip_finished,
         all_users: args.all_users,
-        since: args.since.as_deref().map(since).transpose()?,
+        since: args.since.as_deref().map(parse_since).transpose()?,
         limit: Some(PAGE.min(wanted)),
         ..ListRequest::default()
     };
@@ -136,7 +136,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         "STATUS",
     ];
     // The column is omitted if no task waits.
-    let waits = !wide && jobs.iter().flat_map(|job| &job.tasks).any(|task| brief(task).is_some());
+    let waits = !wide && jobs.iter().flat_map(|job| &job.tasks).any(|task| short_reason(task).is_some());
     if wide {
         head.extend(["SCHEDULE", "PENDING", "PRIORITY", "USER", "PLACE", "REASON"]);
     } else if waits {
@@ -147,13 +147,13 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         let only = if let [only] = job.tasks.as_slice() { Some(only) } else { None };
         let mut row = job_row(job, wide, now);
         if waits {
-            row.push(only.and_then(brief).unwrap_or_default().into());
+            row.push(only.and_then(short_reason).unwrap_or_default().into());
         }
         table.row(row);
         for task in job.tasks.iter().filter(|_| only.is_none()) {
             let mut row = task_row(task, wide, now);
             if waits {
-                row.push(brief(task).unwrap_or_default().into());
+                row.push(short_reason(task).unwrap_or_default().into());
             }
             table.row(row);
         }
@@ -162,7 +162,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
 }
 
 /// Returns why an active task waits, shortened to the column width; `-v` and `windlass why` show the full text.
-fn brief(task: &Task) -> Option<String> {
+fn short_reason(task: &Task) -> Option<String> {
     let reason = task.reason.as_deref().filter(|_| !super::is_final(&task.status))?;
     if reason.chars().count() <= REASON_CHARS_MAX {
         return Some(reason.to_owned());

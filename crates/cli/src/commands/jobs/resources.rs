@@ -3,7 +3,7 @@
 use windlass_api::managed_jobs::Overrides;
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Over what the file says, for every task of it")]
+#[command(next_help_heading = "Overrides for every task of the file")]
 pub(crate) struct JobResourceArgs {
     /// GPUs of each node, such as `H100:8`
     #[arg(long, value_name = "NAME[:N]")]

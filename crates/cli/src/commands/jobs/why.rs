@@ -9,7 +9,7 @@ use windlass_model::time::Timestamp;
 use super::is_final;
 use crate::{
     cli::Format,
-    commands::why::{cures, print_refusals},
+    commands::why::{format_fixes, print_refusals},
     context::Context,
     error::CliError,
     exit::Exit,
@@ -21,7 +21,7 @@ pub(crate) async fn explain_job(cx: &Context, name: &str, format: Format) -> Res
     let Some(job) = find(cx, name).await? else {
         return Err(cx.unknown_run(name).await);
     };
-    output::print_one(format, &job, &job.job_id.to_string(), |_| tell(&job))?;
+    output::print_one(format, &job, &job.job_id.to_string(), |_| print_job(&job))?;
     Ok(Exit::Done)
 }
 
@@ -52,10 +52,10 @@ async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, CliError> 
     }
 }
 
-fn tell(job: &ManagedJob) {
+fn print_job(job: &ManagedJob) {
     let now = format::now();
     let launched = format::ago(job.created_at, now);
-    line(&format!(
+    print_line(&format!(
         "{}: managed job {}, {}, {} (launched {launched})",
         job.name, job.job_id, job.status, job.schedule_state
     ));
@@ -63,7 +63,7 @@ fn tell(job: &ManagedJob) {
         [only] => print_task(only, "  ", now),
         many => {
             for task in many {
-                line(&format!("  task {} ({}): {}", task.task_id, task.name, task.status));
+                print_line(&format!("  task {} ({}): {}", task.task_id, task.name, task.status));
                 print_task(task, "    ", now);
             }
         }
@@ -72,35 +72,35 @@ fn tell(job: &ManagedJob) {
 
 fn print_task(task: &Task, indent: &str, now: Timestamp) {
     if let Some(reason) = &task.reason {
-        line(&format!("{indent}why:  {reason}"));
+        print_line(&format!("{indent}why:  {reason}"));
     }
     if task.attempt > 0 {
         let run = task.runs.last().map(|run| format!(" (run {run})")).unwrap_or_default();
-        line(&format!("{indent}attempt: {}{run}", task.attempt));
+        print_line(&format!("{indent}attempt: {}{run}", task.attempt));
     }
     if let Some(failure) = task.last_failure.as_ref().filter(|_| !is_final(&task.status)) {
-        line(&format!("{indent}last failure: {failure}"));
+        print_line(&format!("{indent}last failure: {failure}"));
     }
     if let Some(next) = task.next_retry_at {
-        line(&format!(
-            "{indent}next try: {} (in {})",
+        print_line(&format!(
+            "{indent}next retry: {} (in {})",
             format::timestamp(next),
             format::span(next.since(now))
         ));
     }
     if let Some(place) = &task.placement {
-        line(&format!("{indent}place: {place}"));
+        print_line(&format!("{indent}placement: {place}"));
     }
     let Some(why) = task.why.as_ref().and_then(|why| why.value().ok()) else { return };
-    line(&format!("{indent}wants: {}", task.resources));
-    print_refusals("no place for it", &why);
-    let cures = cures(&why);
+    print_line(&format!("{indent}requires: {}", task.resources));
+    print_refusals("does not fit", &why);
+    let cures = format_fixes(&why);
     if !cures.is_empty() {
-        line("  to make it fit:");
-        cures.iter().for_each(|cure| line(&format!("    {cure}")));
+        print_line("  to make it fit:");
+        cures.iter().for_each(|cure| print_line(&format!("    {cure}")));
     }
 }
 
-fn line(text: &str) {
-    output::data(&output::printable(text));
+fn print_line(text: &str) {
+    output::print_data(&output::printable(text));
 }

@@ -18,20 +18,22 @@ Examples:
   windlass server backup /backups/windlass-monday.db
   windlass server backup --data-dir /var/lib/windlass-server /backups/windlass.db
 
-The server may run meanwhile. The file is checked before it gets its name, and never replaces another. Secrets in it
-are sealed: keep the key file (`keys/master` in the data directory) too, and elsewhere. Logs of jobs are not in it.";
+The server may be running. The copy is verified before it gets its final name, and never replaces an existing file.
+Secrets are encrypted: also keep a copy of the key file (`keys/master` in the data directory), elsewhere. Job logs are
+not included.";
 
 pub(super) const RESTORE: &str = "\
 Examples:
   windlass server stop && windlass server restore /backups/windlass-monday.db
   windlass server restore --data-dir /var/lib/windlass-server /backups/windlass.db
 
-No server may use the database. The one that is replaced stays beside it, under another name.";
+No server may be using the database. The replaced database is kept next to it, under another name.";
 
 pub(super) fn back_up(settings: &Settings, file: &Path, format: Format) -> Result<(), CliError> {
     let database =
         require_sqlite(settings, "back up", |url| format!("pg_dump --format=custom --file=FILE '{url}'"))?;
-    let copied = backup::backup(&database, file).map_err(|error| problem("back up the database", &error))?;
+    let copied = backup::backup(&database, file)
+        .map_err(|error| backup_error("failed to back up the database", &error))?;
     print_copied(format, file, &copied, |copied| {
         format!("Wrote {} ({} runs, {}).", file.display(), copied.runs, format_size(copied.bytes))
     })
@@ -40,17 +42,19 @@ pub(super) fn back_up(settings: &Settings, file: &Path, format: Format) -> Resul
 pub(super) fn restore(settings: &Settings, file: &Path, format: Format) -> Result<(), CliError> {
     let database =
         require_sqlite(settings, "restore", |url| format!("pg_restore --clean --dbname='{url}' FILE"))?;
-    let copied = backup::restore(&database, file).map_err(|error| problem("restore the database", &error))?;
+    let copied = backup::restore(&database, file)
+        .map_err(|error| backup_error("failed to restore the database", &error))?;
     if !settings.key_file.exists() {
         output::print_message(&format!(
-            "Note: the key file {} is not there. Without it the server cannot open the secrets in this copy.",
+            "Note: the key file {} does not exist. Without it the server cannot decrypt the secrets in this copy.",
             settings.key_file.display()
         ));
     }
     print_copied(format, &database, &copied, |copied| {
         let aside = copied.aside.as_ref();
-        let aside = aside.map_or(String::new(), |path| format!(" The one before it is {}.", path.display()));
-        format!("{} is the database now ({} runs).{aside}", file.display(), copied.runs)
+        let aside =
+            aside.map_or(String::new(), |path| format!(" The previous database is {}.", path.display()));
+        format!("Restored the database from {} ({} runs).{aside}", file.display(), copied.runs)
     })
 }
 
@@ -62,9 +66,11 @@ fn require_sqlite(
 ) -> Result<PathBuf, CliError> {
     match &settings.database_url {
         DatabaseUrl::Sqlite(path) => Ok(path.clone()),
-        DatabaseUrl::Postgres(url) => Err(CliError::new(format!("{what} a Postgres database"))
-            .why("this command is for SQLite; Postgres has its own, which work while servers run")
-            .hint(format!("`{}`", tool(&without_password(url))))),
+        DatabaseUrl::Postgres(url) => Err(CliError::new(format!("cannot {what} a Postgres database"))
+            .why(
+                "this command supports only SQLite; Postgres has its own tools, which work while servers run",
+            )
+            .hint(format!("run `{}`", tool(&without_password(url))))),
     }
 }
 
@@ -87,18 +93,20 @@ fn print_copied(
     sentence: impl Fn(&BackupSummary) -> String,
 ) -> Result<(), CliError> {
     let document = json!({"path": path, "bytes": copied.bytes, "runs": copied.runs, "aside": copied.aside});
-    output::print_one(format, &document, &path.display().to_string(), |_| output::data(&sentence(copied)))
+    output::print_one(format, &document, &path.display().to_string(), |_| {
+        output::print_data(&sentence(copied))
+    })
 }
 
-fn problem(what: &str, error: &BackupError) -> CliError {
+fn backup_error(what: &str, error: &BackupError) -> CliError {
     let problem = CliError::from_error(what, error);
     match error {
-        BackupError::Exists { .. } => problem.hint("name another file; no backup is ever overwritten"),
+        BackupError::Exists { .. } => problem.hint("choose another file name; backups are never overwritten"),
         BackupError::Db(windlass_server::db::DbError::InUse { .. }) => {
-            problem.hint("stop the server first: `windlass server stop`")
+            problem.hint("run `windlass server stop` first")
         }
         BackupError::Damaged { .. } | BackupError::Foreign { .. } => {
-            problem.hint("nothing was changed; try another copy")
+            problem.hint("nothing was changed; use another backup")
         }
         BackupError::Absent { .. } | BackupError::File { .. } | BackupError::Db(_) => problem,
     }
@@ -113,7 +121,7 @@ mod tests {
     use super::without_password;
 
     #[test]
-    fn the_hint_never_shows_a_password() {
+    fn backup_hint_omits_the_database_password() {
         let plain = "postgres://windlass@db:5432/windlass";
         assert_eq!(without_password("postgres://windlass:p@ss@db:5432/windlass?password=x"), plain);
         assert_eq!(without_password(plain), plain);

@@ -15,18 +15,18 @@ use crate::output::{style::Colour, table::truncate};
 const FRAME_LINES: u16 = 4;
 const HELP: &[&str] = &[
     "1 2 3 4, Tab     runs, queue, instances, events",
-    ":runs …          the same by name, or the beginning of it",
-    "/                filter by any column; Esc takes it back",
-    "j k, arrows      down and up; g G the ends; Space, PgUp, PgDn pages",
-    "Enter            open: the logs of a run, else a description",
-    "l                logs of the run; they go on as it writes",
-    "d                describe: how it is, why it waits, what it lacks",
-    "s                stop the run, after a question; x without a chance to end in good order",
-    "q, Esc           back; q in a list, :q or Ctrl-C leaves",
+    ":runs …          select a view by its name or a prefix of it",
+    "/                filter by any column; Esc clears the filter",
+    "j k, arrows      down and up; g, G first and last; Space, PgUp, PgDn by page",
+    "Enter            open the logs of a run, else a description",
+    "l                follow the logs of the run",
+    "d                describe: status, why it waits, what does not fit",
+    "s                stop the run, after a confirmation; x aborts it without a grace period",
+    "q, Esc           back; q in a list, :q or Ctrl-C quits",
 ];
 
 /// Number of lines of a list or text that fit on the screen.
-pub(super) fn page(height: u16) -> usize {
+pub(super) fn page_size(height: u16) -> usize {
     usize::from(height.saturating_sub(FRAME_LINES)).max(1)
 }
 
@@ -54,14 +54,14 @@ impl Palette {
     }
 }
 
-pub(super) fn screen(frame: &mut Frame<'_>, state: &TopState, paint: Palette) {
+pub(super) fn draw_screen(frame: &mut Frame<'_>, state: &TopState, paint: Palette) {
     let parts = [Constraint::Length(1), Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)];
     let [place, tabs, body, last] = Layout::vertical(parts).areas(frame.area());
     frame.render_widget(Paragraph::new(draw_heading(state)), place);
     frame.render_widget(Paragraph::new(draw_tabs(state)), tabs);
     match &state.pane {
         Pane::List => draw_list(frame, body, state, paint),
-        Pane::Logs(text) | Pane::Detail(text) => self::text(frame, body, text),
+        Pane::Logs(text) | Pane::Detail(text) => self::draw_text(frame, body, text),
         Pane::Help => {
             let lines: Vec<Line<'_>> = HELP.iter().map(|line| Line::raw(*line)).collect();
             frame.render_widget(Paragraph::new(lines), body);
@@ -109,7 +109,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
         let said = if state.count(state.view) == 0 {
             "nothing here"
         } else {
-            "nothing fits the filter; Esc ends it"
+            "nothing matches the filter; press Esc to clear it"
         };
         frame.render_widget(Paragraph::new(vec![Line::raw(""), Line::raw(format!("  {said}"))]), area);
         return;
@@ -145,7 +145,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
 }
 
 /// Draws text; long lines are truncated.
-fn text(frame: &mut Frame<'_>, area: Rect, text: &ScrollText) {
+fn draw_text(frame: &mut Frame<'_>, area: Rect, text: &ScrollText) {
     let height = usize::from(area.height);
     let end = text.lines.len().saturating_sub(height);
     let top = text.top.unwrap_or(end).min(end);
@@ -160,7 +160,7 @@ fn draw_prompt(state: &TopState, paint: Palette) -> Line<'static> {
         Prompt::Filter { .. } => return Line::raw(format!("/{}_", state.filter)),
         Prompt::Stop { run, abort: false } => return Line::from(bold(format!("Stop `{run}`? [y/n]"))),
         Prompt::Stop { run, abort: true } => {
-            return Line::from(bold(format!("Abort `{run}`, without a chance to end in good order? [y/n]")));
+            return Line::from(bold(format!("Abort `{run}` without a grace period? [y/n]")));
         }
         Prompt::None => {}
     }
@@ -182,7 +182,7 @@ fn draw_prompt(state: &TopState, paint: Palette) -> Line<'static> {
 mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
-    use super::{Palette, page, screen};
+    use super::{Palette, draw_screen, page_size};
     use crate::commands::top::state::{Key, Row, TopState, View};
 
     fn row(name: &str, status: &str) -> Row {
@@ -193,8 +193,8 @@ mod tests {
 
     fn drawn(state: &mut TopState, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(76, height)).unwrap();
-        state.page = page(height);
-        terminal.draw(|frame| screen(frame, state, Palette { colours: true })).unwrap();
+        state.page = page_size(height);
+        terminal.draw(|frame| draw_screen(frame, state, Palette { colours: true })).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |y: u16| -> String { (0..76).map(|x| buffer[(x, y)].symbol()).collect() };
         (0..height).map(|y| line(y).trim_end().to_owned()).collect()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_a_table_between_where_it_is_and_what_to_press() {
+    fn runs_view_has_a_header_a_table_and_a_key_legend() {
         assert_eq!(
             drawn(&mut state(), 7),
             [
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_about_a_run_is_cut_and_leaves_the_other_columns_alone() {
+    fn a_long_run_message_is_truncated_without_moving_other_columns() {
         let mut state = state();
         let mut waits = row("waits", "pending");
         waits.cells[8] = "no place for it now: every machine is full, and more".to_owned();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_a_question_and_a_message_are_in_sight() {
+    fn filter_prompt_and_messages_are_visible() {
         let mut state = state();
         for letter in "/hel".chars() {
             state.press(Key::Char(letter));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_shown_from_its_end_and_cannot_drive_the_terminal() {
+    fn log_pane_shows_the_tail_and_strips_control_characters() {
         let mut state = state();
         state.press(Key::Enter);
         for number in 0..9 {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_of_any_size_is_drawn() {
+    fn top_draws_at_any_terminal_height() {
         for height in 1..8 {
             let mut state = state();
             drawn(&mut state, height);

@@ -69,7 +69,7 @@ impl<'a> LogFollower<'a> {
                     Ok(LogUpdate::Text(self.plain.take(&bytes)))
                 }
                 Ok(Some(LogStreamEvent::End { .. })) => {
-                    Ok(LogUpdate::Ended(format!("that is all `{}` wrote", self.run)))
+                    Ok(LogUpdate::Ended(format!("end of the output of `{}`", self.run)))
                 }
                 Ok(None) => Ok(self.disconnected(request)),
                 Err(error) if error.is_unconfirmed() => Ok(self.disconnected(request)),
@@ -135,7 +135,7 @@ mod tests {
     use super::{PlainText, TerminalFilter};
 
     #[test]
-    fn words_are_left_of_what_a_terminal_is_told() {
+    fn terminal_sequences_are_stripped_across_chunks() {
         let mut plain = PlainText(TerminalFilter::new());
         assert_eq!(plain.take(b"\x1b[31mred\x1b[0m \x1b[2Ja\r\n"), "red a\r\n");
         // Sequences and characters split between chunks are joined.

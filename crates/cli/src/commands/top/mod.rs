@@ -32,7 +32,7 @@ use self::{
     state::{Effect, Key, Row, TopState, View},
 };
 use super::{
-    event::{EventFeed, newest, project_request},
+    event::{EventFeed, fetch_newest, project_request},
     instance,
 };
 use crate::{
@@ -57,10 +57,10 @@ const KEYS_MAX: usize = 64;
 const EXAMPLES: &str = "\
 Examples:
   windlass top                      runs, queue, instances and events; `?` lists the keys
-  windlass top --project research   of another project
+  windlass top --project research   the same for another project
 
-Keys: Enter opens, `l` logs, `d` describes and says why, `s` stops after a question, `/` filters, `:` goes to a view by
-its name, `q` goes back.";
+Keys: Enter opens, `l` shows logs, `d` describes and shows why, `s` stops after a confirmation, `/` filters, `:` selects
+a view by name, `q` goes back.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -71,13 +71,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        return Err(CliError::usage("`top` needs a terminal")
-            .hint("`windlass ps -o json` and `windlass event -o jsonl` are for scripts"));
+        return Err(CliError::usage("`windlass top` requires a terminal")
+            .hint("use `windlass ps -o json` or `windlass event -o jsonl` in scripts"));
     }
     context::with_context(&args.at, async |cx| {
         // Report problems with the server or the project before the screen changes.
         let asked = project_request(cx).await?;
-        let events = newest(cx, &asked, ACTIVE_MAX).await?;
+        let events = fetch_newest(cx, &asked, ACTIVE_MAX).await?;
         let feed = EventFeed::after(asked, &events);
         let mut screen = Screen::open()?;
         Top::new(cx, events).watch(feed, &mut screen.0).await
@@ -89,7 +89,9 @@ struct Screen(DefaultTerminal);
 
 impl Screen {
     fn open() -> Result<Self, CliError> {
-        ratatui::try_init().map(Self).map_err(|error| CliError::from_error("take over the terminal", &error))
+        ratatui::try_init()
+            .map(Self)
+            .map_err(|error| CliError::from_error("failed to initialise the terminal", &error))
     }
 }
 
@@ -131,7 +133,7 @@ async fn poll_server(cx: &Context, mut feed: EventFeed, wait: Duration, lists: b
     let fresh = async {
         let events = feed.look(cx).await?;
         let lists = if lists || !events.is_empty() {
-            Some((runs(cx).await?, instance::list(cx, true, None).await?))
+            Some((fetch_runs(cx).await?, instance::list(cx, true, None).await?))
         } else {
             None
         };
@@ -142,7 +144,7 @@ async fn poll_server(cx: &Context, mut feed: EventFeed, wait: Duration, lists: b
 }
 
 /// Returns the active runs, then the newest finished ones.
-async fn runs(cx: &Context) -> Result<Vec<Run>, CliError> {
+async fn fetch_runs(cx: &Context) -> Result<Vec<Run>, CliError> {
     let request = |only_active, limit| ListRequest {
         project_name: Some(cx.project.clone()),
         only_active,
@@ -177,13 +179,14 @@ impl<'a> Top<'a> {
     fn new(cx: &'a Context, events: Vec<Event>) -> Self {
         let state = TopState::new(format!("{} at {}", cx.project, cx.url));
         let mut top = Self { cx, state, events: events.into(), doing: None, log: None };
-        top.state.update(View::Events, rows::events(top.events.iter()));
+        top.state.update(View::Events, rows::event_rows(top.events.iter()));
         top
     }
 
     async fn watch(mut self, feed: EventFeed, terminal: &mut DefaultTerminal) -> Result<Exit, CliError> {
-        let mut keys = keys();
-        let failed = |error: &dyn std::error::Error| CliError::from_error("watch for signals", error);
+        let mut keys = spawn_key_reader();
+        let failed =
+            |error: &dyn std::error::Error| CliError::from_error("failed to listen for signals", error);
         let mut told = signal(SignalKind::terminate()).map_err(|error| failed(&error))?;
         let mut left = signal(SignalKind::hangup()).map_err(|error| failed(&error))?;
         let cx = self.cx;
@@ -224,10 +227,10 @@ impl<'a> Top<'a> {
         let paint = Palette { colours: Style::stdout().is_enabled() };
         let state = &mut self.state;
         let drawn = terminal.draw(|frame| {
-            state.page = draw::page(frame.area().height);
-            draw::screen(frame, state, paint);
+            state.page = draw::page_size(frame.area().height);
+            draw::draw_screen(frame, state, paint);
         });
-        drawn.map(drop).map_err(|error| CliError::from_error("draw on the terminal", &error))
+        drawn.map(drop).map_err(|error| CliError::from_error("failed to draw on the terminal", &error))
     }
 
     /// Returns whether to quit.
@@ -286,7 +289,7 @@ impl<'a> Top<'a> {
     fn on_action_result(&mut self, done: ActionResult) {
         match done {
             ActionResult::Described { title, lines } => self.state.describe(title, lines),
-            ActionResult::Stopped { run } => self.state.message = format!("`{run}` was told to stop"),
+            ActionResult::Stopped { run } => self.state.message = format!("`{run}` is stopping"),
             ActionResult::Failed(problem) => self.state.message = one_line(&problem),
         }
     }
@@ -322,7 +325,7 @@ impl<'a> Top<'a> {
             while self.events.len() > EVENTS_MAX {
                 self.events.pop_front();
             }
-            self.state.update(View::Events, rows::events(self.events.iter()));
+            self.state.update(View::Events, rows::event_rows(self.events.iter()));
         }
         let Some((runs, instances)) = fresh.lists else { return (feed, false) };
         let now = format::now();
@@ -346,7 +349,7 @@ async fn stop_run(cx: &Context, run: String, abort: bool) -> ActionResult {
 
 /// Reads keys on a separate thread, so that the wait blocks no other work. `None` is a resize. The thread ends with the
 /// program: it is blocked in a read that cannot be interrupted.
-fn keys() -> mpsc::Receiver<Option<Key>> {
+fn spawn_key_reader() -> mpsc::Receiver<Option<Key>> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     thread::spawn(move || {
         while let Ok(read) = input::read() {

@@ -6,7 +6,7 @@ use windlass_model::time::Timestamp;
 use super::state::Row;
 use crate::{
     commands::{
-        apply::{refusals, resources},
+        apply::{format_refusals, format_resources},
         event, instance, instance_status, is_finished,
     },
     context::run_name,
@@ -21,14 +21,14 @@ fn new_row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -
 }
 
 /// Returns the status and its message. A run with one job has the status of its job.
-fn status(run: &Run) -> (&str, &str) {
+fn format_status(run: &Run) -> (&str, &str) {
     let latest = match run.jobs.as_slice() {
         [job] => job.job_submissions.last(),
         _ => None,
     };
     match latest.filter(|one| !one.status_message.is_empty() && !run.status_message.contains("retry")) {
-        Some(latest) => format::status(&latest.status, &latest.status_message),
-        None => format::status(&run.status, &run.status_message),
+        Some(latest) => format::split_status(&latest.status, &latest.status_message),
+        None => format::split_status(&run.status, &run.status_message),
     }
 }
 
@@ -39,7 +39,7 @@ pub(super) fn run_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
         let mut given =
             run.jobs.iter().filter_map(|job| job.job_submissions.last()?.job_provisioning_data.as_ref());
         let given = given.next_back().and_then(|given| given.value().ok()).unwrap_or_default();
-        let (word, sentence) = status(run);
+        let (word, sentence) = format_status(run);
         let cells = vec![
             name.clone(),
             word.to_owned(),
@@ -67,14 +67,14 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let one = |run: &&Run| {
         let name = run_name(run);
         let wants = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
-        let (word, sentence) = status(run);
+        let (word, sentence) = format_status(run);
         let cells = vec![
             name.clone(),
             word.to_owned(),
             priority(run).to_string(),
             format::span(now.since(run.submitted_at)),
             run.user.clone(),
-            resources(&wants["requirements"]["resources"]),
+            format_resources(&wants["requirements"]["resources"]),
             sentence.to_owned(),
         ];
         new_row(name.clone(), Some(name), word, cells)
@@ -90,7 +90,7 @@ pub(super) fn instance_rows(instances: &[Instance]) -> Vec<Row> {
             status.clone(),
             one.fleet_name.clone().unwrap_or_default(),
             instance::format_backend(one).to_owned(),
-            instance::resources(one),
+            instance::format_resources(one),
             one.price.map(format::price).unwrap_or_default(),
             one.job_name.clone().unwrap_or_default(),
         ];
@@ -99,12 +99,12 @@ pub(super) fn instance_rows(instances: &[Instance]) -> Vec<Row> {
     instances.iter().map(one).collect()
 }
 
-pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
+pub(super) fn event_rows<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
     let one = |one: &Event| {
         let run = one.targets.iter().find(|target| target.r#type == "run").map(|target| target.name.clone());
         let cells = vec![
             event::format_time(one),
-            event::about(one),
+            event::format_targets(one),
             event::actor_name(one).to_owned(),
             one.message.replace('\n', " "),
         ];
@@ -118,13 +118,14 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
     let name = run_name(run);
     let mut lines = vec![
-        format!("status     {}", status(run).0),
+        format!("status     {}", format_status(run).0),
         format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
         format!("user       {}", run.user),
         format!("submitted  {} ({})", run.submitted_at, format::ago(run.submitted_at, now)),
     ];
-    lines
-        .extend(Some(status(run).1).filter(|said| !said.is_empty()).map(|said| format!("message    {said}")));
+    lines.extend(
+        Some(format_status(run).1).filter(|said| !said.is_empty()).map(|said| format!("message    {said}")),
+    );
     lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
     lines.extend((run.cost > 0.0).then(|| format!("cost       {}", format::price(run.cost))));
     lines.extend(run.next_triggered_at.map(|next| format!("next start {next}")));
@@ -141,7 +142,7 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
             latest.status_message,
             latest.submission_num
         ));
-        lines.push(format!("  wants    {}", resources(&spec["requirements"]["resources"])));
+        lines.push(format!("  requires {}", format_resources(&spec["requirements"]["resources"])));
         if let Some(given) = latest.job_provisioning_data.as_ref().and_then(|given| given.value().ok()) {
             let host = given["hostname"].as_str().unwrap_or_default();
             lines.push(format!(
@@ -150,8 +151,8 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
             ));
         }
         if let Some(why) = latest.why.as_ref().and_then(|why| why.value().ok()) {
-            lines.push("  no place:".to_owned());
-            lines.extend(refusals(&why, usize::MAX).into_iter().map(|line| format!("    {line}")));
+            lines.push("  does not fit:".to_owned());
+            lines.extend(format_refusals(&why, usize::MAX).into_iter().map(|line| format!("    {line}")));
         }
     }
     if let Some(hint) = hint(run, &name).filter(|_| !is_finished(&run.status) || run.status == "failed") {

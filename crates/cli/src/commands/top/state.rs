@@ -398,7 +398,7 @@ impl TopState {
             self.message = "nothing was stopped".to_owned();
             return None;
         }
-        self.message = format!("asked `{run}` to stop");
+        self.message = format!("sending the stop request for `{run}`");
         Some(Effect::Stop { run, abort })
     }
 
@@ -462,7 +462,9 @@ impl TopState {
             word => match View::from_prefix(word) {
                 Some(view) => self.switch_view(view),
                 None => {
-                    self.message = format!("no view `{word}`: runs, queue, instances, events, help, quit");
+                    self.message = format!(
+                        "unknown command `{word}`: expected runs, queue, instances, events, help or quit"
+                    );
                     None
                 }
             },

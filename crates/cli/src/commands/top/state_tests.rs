@@ -50,7 +50,7 @@ fn the_selection_stays_with_its_row_when_the_list_changes() {
 }
 
 #[test]
-fn a_list_of_another_view_does_not_move_this_one() {
+fn updating_another_view_keeps_the_selection() {
     let mut state = state();
     press(&mut state, "G");
     state.update(View::Queue, Vec::new());
@@ -58,7 +58,7 @@ fn a_list_of_another_view_does_not_move_this_one() {
 }
 
 #[test]
-fn a_filter_is_in_force_while_it_is_typed_and_escape_takes_it_back() {
+fn filter_applies_while_typed_and_escape_restores_the_previous_one() {
     let mut state = state();
     press(&mut state, "/RUN");
     assert_eq!(state.shown().len(), 2);
@@ -74,7 +74,7 @@ fn a_filter_is_in_force_while_it_is_typed_and_escape_takes_it_back() {
 }
 
 #[test]
-fn commands_go_to_views_by_any_beginning_of_their_name() {
+fn view_commands_accept_any_prefix_of_the_view_name() {
     let mut state = state();
     for (typed, view) in [(":inst\n", View::Instances), (":e\n", View::Events), (":runs\n", View::Runs)] {
         assert_eq!(press(&mut state, typed), None);
@@ -85,14 +85,14 @@ fn commands_go_to_views_by_any_beginning_of_their_name() {
     press(&mut state, "4");
     assert_eq!(state.view, View::Events);
     press(&mut state, ":nonsense\n");
-    assert!(state.message.contains("no view `nonsense`"));
+    assert!(state.message.contains("unknown command `nonsense`"));
     press(&mut state, ":r\u{8}\u{8}");
     assert_eq!(state.prompt, Prompt::None, "an empty command goes away");
     assert_eq!(press(&mut state, ":q\n"), Some(Effect::Quit));
 }
 
 #[test]
-fn enter_opens_what_is_selected() {
+fn enter_opens_the_logs_of_the_selected_run() {
     let mut state = state();
     assert_eq!(press(&mut state, "j\n"), Some(Effect::Follow { run: "two".to_owned() }));
     assert!(matches!(state.pane, Pane::Logs(_)));
@@ -111,7 +111,7 @@ fn enter_opens_what_is_selected() {
 }
 
 #[test]
-fn nothing_stops_without_a_yes() {
+fn stopping_a_run_requires_confirmation() {
     let mut state = state();
     assert_eq!(press(&mut state, "s"), None);
     assert_eq!(state.prompt, Prompt::Stop { run: "one".to_owned(), abort: false });
@@ -123,7 +123,7 @@ fn nothing_stops_without_a_yes() {
 }
 
 #[test]
-fn output_is_put_together_from_pieces_and_followed_until_one_scrolls() {
+fn log_pane_joins_chunks_and_follows_until_the_user_scrolls() {
     let mut state = state();
     state.page = 3;
     press(&mut state, "\n");
@@ -152,7 +152,7 @@ fn output_is_put_together_from_pieces_and_followed_until_one_scrolls() {
 }
 
 #[test]
-fn new_events_keep_the_end_in_sight_unless_one_looks_back() {
+fn event_view_follows_new_events_until_the_user_scrolls_up() {
     let mut state = state();
     press(&mut state, "4");
     state.update(View::Events, vec![row("e1", ""), row("e2", "")]);

@@ -26,18 +26,18 @@ pub struct NodeEnd {
     /// Phase it was in; `None` if the node cannot report it.
     pub phase: Option<Phase>,
     /// The node was preempted, or its preemption was announced, around that time.
-    pub preempted: bool,
+    pub is_preempted: bool,
     /// Location; `None` if it never had an instance.
-    pub at: Option<NodeLocation>,
+    pub location: Option<NodeLocation>,
     /// Message about its end.
-    pub said: Option<String>,
+    pub message: Option<String>,
 }
 
 /// Instances of an attempt that are gone, and one of those that remain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttemptInstances {
-    pub gone: Vec<NodeLocation>,
-    pub left: Option<NodeLocation>,
+    pub lost: Vec<NodeLocation>,
+    pub remaining: Option<NodeLocation>,
 }
 
 /// Meaning of the end of an attempt.
@@ -95,7 +95,7 @@ enum NodeOutcome {
     Lost,
 }
 
-fn find(end: &NodeEnd) -> NodeOutcome {
+fn classify_node(end: &NodeEnd) -> NodeOutcome {
     if matches!(end.detail, Some(TerminationDetail::NoFleets | TerminationDetail::NeverFits)) {
         return NodeOutcome::NeverFits;
     }
@@ -106,7 +106,7 @@ fn find(end: &NodeEnd) -> NodeOutcome {
         Reason::InterruptedByNoCapacity | Reason::InstanceUnreachable | Reason::InstanceAccessRevoked => {
             NodeOutcome::Lost
         }
-        Reason::ContainerExitedWithError if lost || end.preempted => NodeOutcome::Lost,
+        Reason::ContainerExitedWithError if lost || end.is_preempted => NodeOutcome::Lost,
         Reason::ContainerExitedWithError
             if end.exit_code == Some(SIBLING_KILLED_CODE) && end.detail.is_none() =>
         {
@@ -125,10 +125,10 @@ fn find(end: &NodeEnd) -> NodeOutcome {
         | Reason::GatewayError
         | Reason::PortsBindingFailed
         | Reason::CreatingContainerError => NodeOutcome::NotStarted,
-        Reason::ExecutorError if lost || end.preempted => NodeOutcome::Lost,
+        Reason::ExecutorError if lost || end.is_preempted => NodeOutcome::Lost,
         Reason::ExecutorError => NodeOutcome::NotStarted,
         Reason::TerminatedByUser | Reason::AbortedByUser => NodeOutcome::Stopped,
-        Reason::TerminatedByServer | Reason::ScaledDown if end.preempted || lost => NodeOutcome::Lost,
+        Reason::TerminatedByServer | Reason::ScaledDown if end.is_preempted || lost => NodeOutcome::Lost,
         Reason::TerminatedByServer | Reason::ScaledDown => NodeOutcome::Collateral,
     }
 }
@@ -137,15 +137,15 @@ fn find(end: &NodeEnd) -> NodeOutcome {
 pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
     let Some((index, finding)) = ends
         .iter()
-        .map(find)
+        .map(classify_node)
         .enumerate()
         .max_by_key(|(index, finding)| (*finding, std::cmp::Reverse(*index)))
     else {
-        let message = "nothing is known about its nodes".to_owned();
+        let message = "the state of its nodes is unknown".to_owned();
         return AttemptOutcome::NodesLost { machines: AttemptInstances::default(), message };
     };
     let node = &ends[index];
-    let message = said(index, node);
+    let message = node_message(index, node);
     match finding {
         NodeOutcome::Done => AttemptOutcome::Success,
         // All nodes were killed and none reports why: they did not end by themselves.
@@ -153,7 +153,7 @@ pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
             user_failure(ends, message)
         }
         NodeOutcome::Collateral | NodeOutcome::Lost => {
-            AttemptOutcome::NodesLost { machines: machines(ends), message }
+            AttemptOutcome::NodesLost { machines: attempt_instances(ends), message }
         }
         NodeOutcome::NotStarted => AttemptOutcome::NotStarted { message },
         NodeOutcome::NoCapacity => AttemptOutcome::NoCapacity { message },
@@ -163,28 +163,28 @@ pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
     }
 }
 
-fn machines(ends: &[NodeEnd]) -> AttemptInstances {
-    let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| find(end) == NodeOutcome::Lost);
-    let gone = gone.into_iter().filter_map(|end| end.at.clone()).collect();
-    AttemptInstances { gone, left: left.into_iter().find_map(|end| end.at.clone()) }
+fn attempt_instances(ends: &[NodeEnd]) -> AttemptInstances {
+    let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| classify_node(end) == NodeOutcome::Lost);
+    let gone = gone.into_iter().filter_map(|end| end.location.clone()).collect();
+    AttemptInstances { lost: gone, remaining: left.into_iter().find_map(|end| end.location.clone()) }
 }
 
 fn user_failure(ends: &[NodeEnd], message: String) -> AttemptOutcome {
-    let failed: Vec<&NodeEnd> = ends.iter().filter(|end| find(end) == NodeOutcome::Failed).collect();
+    let failed: Vec<&NodeEnd> = ends.iter().filter(|end| classify_node(end) == NodeOutcome::Failed).collect();
     let codes: Vec<i32> = failed.iter().filter_map(|end| end.exit_code).collect();
     let setup = failed.iter().any(|end| end.phase == Some(Phase::Setup));
     let restartable = failed.iter().all(|end| end.reason == Reason::ContainerExitedWithError);
     AttemptOutcome::UserFailure { setup, codes, restartable, message }
 }
 
-fn said(index: usize, node: &NodeEnd) -> String {
-    let first_line = node.said.as_deref().and_then(|said| said.lines().next());
+fn node_message(index: usize, node: &NodeEnd) -> String {
+    let first_line = node.message.as_deref().and_then(|said| said.lines().next());
     let known = first_line.map(str::trim).filter(|said| !said.is_empty());
     // For a node without capacity, the shortfalls are all the information there is.
     if let (Some(said), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
         return match node.detail {
-            Some(TerminationDetail::NeverFits) => format!("nothing could ever take it: {said}"),
-            Some(TerminationDetail::NoFleets) => format!("no fleet can take it: {said}"),
+            Some(TerminationDetail::NeverFits) => format!("no instance can ever run it: {said}"),
+            Some(TerminationDetail::NoFleets) => format!("no fleet can run it: {said}"),
             Some(
                 TerminationDetail::OomKilled
                 | TerminationDetail::NoDisk
@@ -194,7 +194,7 @@ fn said(index: usize, node: &NodeEnd) -> String {
                 | TerminationDetail::SetupFailed
                 | TerminationDetail::RegionFull,
             )
-            | None => format!("no place for it: {said}"),
+            | None => format!("no capacity: {said}"),
         };
     }
     let mut text = format!("node {index}: {}", node.reason);
@@ -204,8 +204,8 @@ fn said(index: usize, node: &NodeEnd) -> String {
     if let Some(code) = node.exit_code {
         text.push_str(&format!(", exit code {code}"));
     }
-    if node.preempted {
-        text.push_str(", its node was taken away");
+    if node.is_preempted {
+        text.push_str(", its node was preempted");
     }
     // The last output of a program is in its log.
     if let Some(said) = known.filter(|_| node.reason != Reason::ContainerExitedWithError) {

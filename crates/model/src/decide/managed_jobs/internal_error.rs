@@ -36,7 +36,7 @@ pub fn apply_internal_error(
     next.emergencies = if stale { 1 } else { record.emergencies.saturating_add(1) };
     next.emergency_at = Some(now);
     if next.emergencies > INTERNAL_ERRORS_MAX {
-        let message = format!("{INTERNAL_ERRORS_MAX} internal errors in a row; the last: {what}");
+        let message = format!("{INTERNAL_ERRORS_MAX} internal errors in a row; the last one: {what}");
         let moved = fail_controller(&mut next, &message, now);
         return (next, moved);
     }

@@ -39,11 +39,11 @@ pub struct SlotRequest {
     pub task: u32,
     pub priority: i32,
     /// Its job already holds an alive slot.
-    pub alive: bool,
+    pub has_alive_slot: bool,
 }
 
 /// Returns the tasks that may launch now, in order. Never exceeds a limit, whatever was in use before.
-pub fn grant(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Vec<SlotRequest> {
+pub fn grant_slots(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Vec<SlotRequest> {
     let mut order: Vec<&SlotRequest> = queue.iter().collect();
     order.sort_by_key(|waiting| (std::cmp::Reverse(waiting.priority), waiting.job, waiting.task));
     let mut launching = limits.max_launching.saturating_sub(in_use.launching);
@@ -54,7 +54,7 @@ pub fn grant(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Ve
         if launching == 0 {
             break;
         }
-        let holds = waiting.alive || woken.contains(&waiting.job);
+        let holds = waiting.has_alive_slot || woken.contains(&waiting.job);
         if !holds {
             if alive == 0 {
                 continue;
@@ -101,7 +101,7 @@ pub(super) fn with_jitter(base: f64, share: f64, dice: f64) -> Span {
 
 /// Returns the displayed state of a job whose tasks are in these states. The flag of a lane: it was never claimed, and
 /// it is its turn. `claimed`: a task of the job was launched, so the job holds an alive slot until it is done.
-pub fn shown(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
+pub fn job_schedule(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
     let any = |state: Schedule| lanes.iter().any(|(lane, _)| *lane == state);
     if lanes.iter().all(|(lane, _)| *lane == Schedule::Done) {
         return Schedule::Done;

@@ -7,7 +7,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 use super::{
     AttemptAction, AttemptObservation, StopAttempt, TaskDecision, TaskPermission, TaskTransition, TaskView,
     classify_end::{AttemptInstances, AttemptOutcome, classify_end},
-    earlier, internal_error,
+    earliest, internal_error,
 };
 use crate::{
     deadline_policy::{self, DeadlineTerms, Market},
@@ -35,27 +35,28 @@ enum RestartCause {
 pub(super) struct TaskPass<'a> {
     plan: &'a TaskPlan,
     view: &'a TaskView,
-    dice: f64,
+    jitter: f64,
     now: Timestamp,
     record: TaskRecord,
-    moves: Vec<TaskTransition>,
-    act: Option<AttemptAction>,
+    transitions: Vec<TaskTransition>,
+    action: Option<AttemptAction>,
     due: Option<Timestamp>,
 }
 
 impl<'a> TaskPass<'a> {
-    pub(super) fn new(plan: &'a TaskPlan, view: &'a TaskView, dice: f64, now: Timestamp) -> Self {
+    pub(super) fn new(plan: &'a TaskPlan, view: &'a TaskView, jitter: f64, now: Timestamp) -> Self {
         let record = view.record.clone();
-        Self { plan, view, dice, now, record, moves: Vec::new(), act: None, due: None }
+        Self { plan, view, jitter, now, record, transitions: Vec::new(), action: None, due: None }
     }
 
     pub(super) fn finish(self, index: usize) -> (TaskRecord, Option<TaskDecision>, Option<Timestamp>) {
-        let changed = self.record != self.view.record || self.act.is_some() || !self.moves.is_empty();
+        let changed =
+            self.record != self.view.record || self.action.is_some() || !self.transitions.is_empty();
         let decision = u32::try_from(index).ok().filter(|_| changed).map(|task| TaskDecision {
             task,
             record: self.record.clone(),
-            moves: self.moves,
-            act: self.act,
+            transitions: self.transitions,
+            action: self.action,
         });
         (self.record, decision, self.due)
     }
@@ -74,7 +75,7 @@ impl<'a> TaskPass<'a> {
         match self.record.status {
             Status::Pending => self.plan_pending(&turn),
             Status::Starting | Status::Recovering => self.plan_launching(),
-            Status::Running => self.running(),
+            Status::Running => self.plan_running(),
             Status::Cancelling => self.finish_cancel(graceful),
             Status::Succeeded
             | Status::Cancelled
@@ -88,19 +89,19 @@ impl<'a> TaskPass<'a> {
 
     /// Fails the task with an internal error if its state is invalid.
     fn check_invariants(&mut self) {
-        if let AttemptObservation::Impossible { what } = &self.view.seen {
-            self.fail(&format!("its run reports a state that does not exist: {what}"));
+        if let AttemptObservation::Impossible { what } = &self.view.observation {
+            self.fail(&format!("its run reports an invalid state: {what}"));
         } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
-            self.fail("the job was done, and this task was not");
+            self.fail("the job is done, but this task is not");
         }
     }
 
     fn fail(&mut self, why: &str) {
-        self.moves.extend(internal_error::fail_controller(&mut self.record, why, self.now));
+        self.transitions.extend(internal_error::fail_controller(&mut self.record, why, self.now));
     }
 
     fn recheck_at(&mut self, at: Timestamp) {
-        self.due = earlier(self.due, Some(at));
+        self.due = earliest(self.due, Some(at));
     }
 
     /// Applies an event and records it. An event that the state machine rejects is not written.
@@ -120,7 +121,7 @@ impl<'a> TaskPass<'a> {
         if matches!(event, Event::BackedOff | Event::Lost | Event::Interrupted) {
             self.record.last_failure = Some(message.clone());
         }
-        self.moves.push(TaskTransition { from, to: self.record.status, event, source, message });
+        self.transitions.push(TaskTransition { from, to: self.record.status, event, source, message });
         true
     }
 
@@ -152,7 +153,7 @@ impl<'a> TaskPass<'a> {
 
     /// Returns whether the run of the newest attempt is gone for good.
     fn is_attempt_gone(&self) -> bool {
-        match self.view.seen {
+        match self.view.observation {
             AttemptObservation::Nothing | AttemptObservation::Over { .. } => true,
             AttemptObservation::Queued { .. }
             | AttemptObservation::Provisioning
@@ -162,10 +163,11 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    fn stop(&mut self, graceful: Option<Span>) {
+    fn stop_attempt(&mut self, graceful: Option<Span>) {
         // A repeated request is harmless, and covers one that was lost.
         if self.record.attempt > 0 {
-            self.act = Some(AttemptAction::Stop(StopAttempt { attempt: self.record.attempt, graceful }));
+            self.action =
+                Some(AttemptAction::Stop(StopAttempt { attempt: self.record.attempt, grace: graceful }));
         }
     }
 
@@ -198,15 +200,15 @@ impl<'a> TaskPass<'a> {
         if self.record.standing == AttemptPhase::Resolved {
             return self.end(Event::Released, why);
         }
-        if self.view.seen == AttemptObservation::Unclear {
+        if self.view.observation == AttemptObservation::Unclear {
             return;
         }
         if !self.is_attempt_gone() {
-            return self.stop(graceful);
+            return self.stop_attempt(graceful);
         }
         let counts = self.record.standing == AttemptPhase::Launched;
         self.record.standing = AttemptPhase::Resolved;
-        let verdict = match &self.view.seen {
+        let verdict = match &self.view.observation {
             AttemptObservation::Over { ends, .. } if counts => Some(classify_end(ends)),
             AttemptObservation::Over { .. }
             | AttemptObservation::Nothing
@@ -219,7 +221,7 @@ impl<'a> TaskPass<'a> {
         };
         match verdict {
             Some(AttemptOutcome::Success) => {
-                self.end(Event::Succeeded, "it ended before the cancel took hold")
+                self.end(Event::Succeeded, "it succeeded before the cancellation took effect")
             }
             Some(AttemptOutcome::UserFailure { restartable: true, codes, .. })
                 if self.find_restart(&codes).is_some() =>
@@ -228,7 +230,7 @@ impl<'a> TaskPass<'a> {
             }
             Some(AttemptOutcome::UserFailure { setup, message, .. }) => {
                 let event = if setup { Event::SetupFailed } else { Event::Failed };
-                self.end(event, format!("{message}, before the cancel took hold"));
+                self.end(event, format!("{message}, before the cancellation took effect"));
             }
             Some(AttemptOutcome::NeverFits { .. })
                 if self.has_location_constraints() || self.has_other_candidate() =>
@@ -261,11 +263,11 @@ impl<'a> TaskPass<'a> {
             self.record.standing = AttemptPhase::Resolved;
             return self.release_slots();
         }
-        self.stop(None);
+        self.stop_attempt(None);
         let stuck = self.view.releasing_since.filter(|since| self.now.since(*since) >= RELEASE_TIMEOUT);
         if stuck.is_some() {
             let placement = self.record.placement.as_ref().map(|placement| placement.place.clone());
-            let place = placement.unwrap_or_else(|| "an unknown place".to_owned());
+            let place = placement.unwrap_or_else(|| "an unknown location".to_owned());
             self.fail(&format!("the nodes of attempt {} at {place} may have leaked", self.record.attempt));
         }
     }
@@ -279,7 +281,7 @@ impl<'a> TaskPass<'a> {
             }
             Schedule::AliveBackoff => {
                 let over = self.record.next_retry_at.is_none_or(|at| at <= self.now);
-                if over || self.view.new_capacity {
+                if over || self.view.has_new_capacity {
                     self.record.schedule(ScheduleEvent::BackoffOver);
                     self.record.next_retry_at = None;
                 } else if let Some(at) = self.record.next_retry_at {
@@ -295,8 +297,8 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    fn running(&mut self) {
-        match &self.view.seen {
+    fn plan_running(&mut self) {
+        match &self.view.observation {
             AttemptObservation::Running { placement } => {
                 if placement.is_some() && *placement != self.record.placement {
                     self.record.placement.clone_from(placement);
@@ -307,19 +309,23 @@ impl<'a> TaskPass<'a> {
                 if placement.is_some() {
                     self.record.placement.clone_from(placement);
                 }
-                self.over(classify_end(ends));
+                self.attempt_ended(classify_end(ends));
             }
             AttemptObservation::Nothing => {
                 self.record.standing = AttemptPhase::Resolved;
                 if self.plan.recovery.strategy == RecoveryStrategy::None {
-                    return self.end(Event::Failed, "nodes lost: its run is gone");
+                    return self.end(Event::Failed, "nodes lost: its run no longer exists");
                 }
-                self.transition(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
+                self.transition(
+                    Event::Interrupted,
+                    Some(RecoverySource::Restart),
+                    "its run no longer exists",
+                );
                 self.record.schedule(ScheduleEvent::WantsLaunch);
             }
             AttemptObservation::Ending if is_planted(Bug::RecoverBeforeRelease) => {
                 let machines = AttemptInstances::default();
-                self.over(AttemptOutcome::NodesLost { machines, message: "it ends".to_owned() });
+                self.attempt_ended(AttemptOutcome::NodesLost { machines, message: "it ends".to_owned() });
             }
             AttemptObservation::Queued { .. }
             | AttemptObservation::Provisioning
@@ -330,10 +336,10 @@ impl<'a> TaskPass<'a> {
     }
 
     /// Handles the end of the attempt of a RUNNING task.
-    fn over(&mut self, verdict: AttemptOutcome) {
+    fn attempt_ended(&mut self, verdict: AttemptOutcome) {
         self.record.standing = AttemptPhase::Resolved;
         match verdict {
-            AttemptOutcome::Success => self.end(Event::Succeeded, "the program ended well"),
+            AttemptOutcome::Success => self.end(Event::Succeeded, "the program exited successfully"),
             AttemptOutcome::UserFailure { setup, codes, restartable, message } => {
                 match restartable.then(|| self.count_restart(&codes)).flatten() {
                     Some(why) => {
@@ -345,17 +351,17 @@ impl<'a> TaskPass<'a> {
                 }
             }
             AttemptOutcome::Stopped { message } => self.run_stopped(&message),
-            AttemptOutcome::NodesLost { machines, message } => self.lost(machines, &message),
+            AttemptOutcome::NodesLost { machines, message } => self.nodes_lost(machines, &message),
             AttemptOutcome::NoCapacity { message }
             | AttemptOutcome::NotStarted { message }
-            | AttemptOutcome::NeverFits { message } => self.lost(AttemptInstances::default(), &message),
+            | AttemptOutcome::NeverFits { message } => self.nodes_lost(AttemptInstances::default(), &message),
         }
     }
 
     /// Returns why the failure is retried, and counts the restart if it must be counted; `None`: it is not retried.
     fn count_restart(&mut self, codes: &[i32]) -> Option<String> {
         Some(match self.find_restart(codes)? {
-            RestartCause::ListedCode(code) => format!("exit code {code} is always tried again"),
+            RestartCause::ListedCode(code) => format!("exit code {code} is in `recover_on_exit_codes`"),
             RestartCause::Counted => {
                 self.record.restarts_on_errors += 1;
                 let (count, of) = (self.record.restarts_on_errors, self.plan.recovery.max_restarts_on_errors);
@@ -374,7 +380,7 @@ impl<'a> TaskPass<'a> {
         listed.or(is_left.then_some(RestartCause::Counted))
     }
 
-    fn lost(&mut self, machines: AttemptInstances, message: &str) {
+    fn nodes_lost(&mut self, machines: AttemptInstances, message: &str) {
         if self.plan.recovery.strategy == RecoveryStrategy::None {
             return self.end(Event::Failed, format!("nodes lost: {message}"));
         }
@@ -387,7 +393,7 @@ impl<'a> TaskPass<'a> {
     /// about the instances. The remaining nodes of several are prepared and available at once: an instance next to them
     /// is requested before any other location.
     fn avoid_locations(&mut self, machines: AttemptInstances, known: Option<NodeLocation>) -> String {
-        let AttemptInstances { gone, left } = machines;
+        let AttemptInstances { lost: gone, remaining: left } = machines;
         let (gone, left) = if gone.is_empty() { (known.into_iter().collect(), None) } else { (gone, left) };
         let Some(first) = gone.first().cloned() else { return String::new() };
         match self.plan.recovery.strategy {
@@ -401,13 +407,13 @@ impl<'a> TaskPass<'a> {
                 }
                 match beside {
                     Some(left) => self.prefer_near(left),
-                    None => format!("; stays away from {}", first.place),
+                    None => format!("; avoiding {}", first.place),
                 }
             }
             RecoveryStrategy::Failover => match left {
                 Some(left) => self.prefer_near(left),
                 None => {
-                    let said = format!("; tries {} again first", first.place);
+                    let said = format!("; trying {} again first", first.place);
                     self.record.sought = Some(first);
                     said
                 }
@@ -417,7 +423,7 @@ impl<'a> TaskPass<'a> {
     }
 
     fn prefer_near(&mut self, left: NodeLocation) -> String {
-        let said = format!("; seeks a machine beside those that are left in {}", left.place);
+        let said = format!("; requesting a replacement in {}, next to the remaining nodes", left.place);
         self.record.sought = Some(left);
         said
     }
@@ -449,8 +455,8 @@ impl<'a> TaskPass<'a> {
         let standing = deadline_policy::DeadlineProgress {
             elapsed: seconds(self.now.since(began)),
             done: seconds(done),
-            holding: if running { self.record.market } else { None },
-            spot: self.view.spot_capacity,
+            current_market: if running { self.record.market } else { None },
+            has_spot_capacity: self.view.has_spot_capacity,
         };
         Some(deadline_policy::choose_market(terms, standing))
     }
@@ -462,7 +468,7 @@ impl<'a> TaskPass<'a> {
             return;
         }
         self.record.standing = AttemptPhase::Superseded;
-        self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
+        self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.message());
         self.record.schedule(ScheduleEvent::WantsLaunch);
         self.reset_candidates();
         self.recheck_at(self.now);

@@ -22,13 +22,13 @@ pub struct RolloutPolicy {
     /// Maximum number of replicas below the target during a deployment.
     pub unavailable: u32,
     /// Time that a new running replica has to become ready.
-    pub ready_within: Span,
-    pub rolls_back: bool,
+    pub ready_timeout: Span,
+    pub should_roll_back: bool,
 }
 
 impl Default for RolloutPolicy {
     fn default() -> Self {
-        Self { surge: 1, unavailable: 0, ready_within: Span::mins(10), rolls_back: true }
+        Self { surge: 1, unavailable: 0, ready_timeout: Span::mins(10), should_roll_back: true }
     }
 }
 
@@ -44,7 +44,7 @@ pub struct TrialReplica {
     /// True if it is submitted again after that.
     pub is_retried: bool,
     /// Condition that it waits for, or how it ended.
-    pub said: Option<String>,
+    pub message: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,9 +107,9 @@ pub enum RolloutDecision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutEvaluation {
     pub rollout: Rollout,
-    pub verdict: RolloutDecision,
+    pub decision: RolloutDecision,
     /// A reason for programs and a message for people.
-    pub told: Option<(&'static str, String)>,
+    pub event: Option<(&'static str, String)>,
     /// Time at which the verdict may change without an event.
     pub due_at: Option<Timestamp>,
 }
@@ -125,7 +125,7 @@ pub fn evaluate(
     now: Timestamp,
 ) -> RolloutEvaluation {
     let before = before.filter(|before| before.num == num);
-    let count = count(groups, memory);
+    let count = count_replicas(groups, memory);
     let was = before.map(|before| before.state);
     let now_is = |state, said| Rollout {
         num,
@@ -138,38 +138,40 @@ pub fn evaluate(
     };
     if count.is_complete() || was == Some(RolloutState::Complete) {
         let is_news = was != Some(RolloutState::Complete) && num > 0;
-        let told = format!(
-            "deployment {num} is complete: {} of {} replicas take requests",
-            count.ready, count.wanted
-        );
+        let told =
+            format!("deployment {num} is complete: {} of {} replicas are ready", count.ready, count.wanted);
         return RolloutEvaluation {
             rollout: now_is(RolloutState::Complete, None),
-            verdict: RolloutDecision::Complete,
-            told: is_news.then_some(("deployed", told)),
+            decision: RolloutDecision::Complete,
+            event: is_news.then_some(("deployed", told)),
             due_at: None,
         };
     }
-    let trouble = trials.iter().find_map(|trial| trouble(trial, pace, now)).filter(|_| can_go_back);
-    let due_at = trials.iter().filter_map(|trial| deadline(trial, pace)).min().filter(|_| can_go_back);
-    let goes_on =
-        |rollout, told| RolloutEvaluation { rollout, verdict: RolloutDecision::Continue, told, due_at };
+    let trouble = trials.iter().find_map(|trial| failure_message(trial, pace, now)).filter(|_| can_go_back);
+    let due_at = trials.iter().filter_map(|trial| ready_deadline(trial, pace)).min().filter(|_| can_go_back);
+    let goes_on = |rollout, told| RolloutEvaluation {
+        rollout,
+        decision: RolloutDecision::Continue,
+        event: told,
+        due_at,
+    };
     match (trouble, was) {
         // A failed deployment stays failed, unless it completes after all.
         (_, Some(RolloutState::Failed)) => {
             let said = before.and_then(|before| before.said.clone());
             RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, said), None) }
         }
-        (Some(why), _) if pace.rolls_back => {
-            let told = format!("deployment {num} failed: {why}; back to the configuration before it");
+        (Some(why), _) if pace.should_roll_back => {
+            let told = format!("deployment {num} failed: {why}; rolling back to the previous configuration");
             let undid = Some(Rollback { num, why });
             // The rollback is a deployment with the next number.
             let rollout = Rollout { num: num + 1, undid, ..now_is(RolloutState::Rolling, None) };
             let told = Some(("rolled_back", told));
-            RolloutEvaluation { rollout, verdict: RolloutDecision::RollBack, told, due_at: None }
+            RolloutEvaluation { rollout, decision: RolloutDecision::RollBack, event: told, due_at: None }
         }
         (Some(why), _) => {
             let told =
-                format!("deployment {num} failed: {why}; former replicas stay, and it is not rolled back");
+                format!("deployment {num} failed: {why}; not rolled back, the previous replicas are kept");
             let told = Some(("deployment_failed", told));
             RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, Some(why)), told) }
         }
@@ -177,7 +179,7 @@ pub fn evaluate(
         (None, _) => {
             let told = (before.is_none() && count.old > 0).then(|| {
                 let words = format!(
-                    "deployment {num} begins: {} to replace, with at most {} more and {} fewer than {} at a time",
+                    "deployment {num} started: {} to replace, with at most {} more and {} fewer than {} at a time",
                     format_replicas(count.old),
                     pace.surge,
                     pace.unavailable,
@@ -204,46 +206,46 @@ impl ReplicaCounts {
     }
 }
 
-fn count(groups: &[ReplicaGroupView], memory: &BTreeMap<String, ScalingState>) -> ReplicaCounts {
+fn count_replicas(groups: &[ReplicaGroupView], memory: &BTreeMap<String, ScalingState>) -> ReplicaCounts {
     let mut count = ReplicaCounts { ready: 0, wanted: 0, old: 0, is_full: true };
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     for group in groups {
         let desired = memory.get(&group.name).map_or(group.min, |memory| memory.desired);
         let ready =
-            group.replicas.iter().filter(|one| one.current && one.stage == ReplicaStage::Ready).count();
+            group.replicas.iter().filter(|one| one.is_current && one.stage == ReplicaStage::Ready).count();
         count.ready += number(ready).min(desired);
         count.wanted += desired;
-        count.old += number(group.replicas.iter().filter(|one| !one.current).count());
+        count.old += number(group.replicas.iter().filter(|one| !one.is_current).count());
         count.is_full &= number(ready) >= desired;
     }
     count
 }
 
 /// Returns why a replica on trial ends the deployment.
-fn trouble(trial: &TrialReplica, pace: &RolloutPolicy, now: Timestamp) -> Option<String> {
-    let said = trial.said.as_deref().unwrap_or("it takes no requests");
+fn failure_message(trial: &TrialReplica, pace: &RolloutPolicy, now: Timestamp) -> Option<String> {
+    let said = trial.message.as_deref().unwrap_or("it receives no requests");
     if trial.failures >= FAILURES_MAX || trial.failures > 0 && !trial.is_retried {
         let times = if trial.failures > 1 { format!(" {} times", trial.failures) } else { String::new() };
         return Some(format!("replica {} ended{times}: {said}", trial.num));
     }
-    let late = deadline(trial, pace).is_some_and(|at| at <= now);
+    let late = ready_deadline(trial, pace).is_some_and(|at| at <= now);
     late.then(|| {
-        format!("replica {} is not ready after {} s: {said}", trial.num, pace.ready_within.as_secs())
+        format!("replica {} is not ready after {} s: {said}", trial.num, pace.ready_timeout.as_secs())
     })
 }
 
-fn deadline(trial: &TrialReplica, pace: &RolloutPolicy) -> Option<Timestamp> {
-    trial.since.filter(|_| trial.stage != ReplicaStage::Ready).map(|since| since + pace.ready_within)
+fn ready_deadline(trial: &TrialReplica, pace: &RolloutPolicy) -> Option<Timestamp> {
+    trial.since.filter(|_| trial.stage != ReplicaStage::Ready).map(|since| since + pace.ready_timeout)
 }
 
 fn waiting_message(trials: &[TrialReplica]) -> Option<String> {
     let open = trials.iter().filter(|trial| trial.stage != ReplicaStage::Ready);
-    open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.said, trial.stage) {
+    open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.message, trial.stage) {
         (Some(said), _) => format!("replica {}: {said}", trial.num),
-        (None, ReplicaStage::Waits) => format!("replica {} waits for a machine", trial.num),
-        (None, ReplicaStage::Starting) => format!("replica {} starts", trial.num),
+        (None, ReplicaStage::Waits) => format!("replica {} is waiting for an instance", trial.num),
+        (None, ReplicaStage::Starting) => format!("replica {} is starting", trial.num),
         (None, ReplicaStage::Runs | ReplicaStage::NoLongerReady | ReplicaStage::Ready) => {
-            format!("replica {} takes no requests yet", trial.num)
+            format!("replica {} is not ready yet", trial.num)
         }
     })
 }

@@ -17,10 +17,10 @@ pub struct ScalingPolicy {
     /// Target value of the metric per replica.
     pub target: f64,
     pub window: Span,
-    pub up_after: Span,
-    pub down_after: Span,
+    pub scale_up_delay: Span,
+    pub scale_down_delay: Span,
     /// Maximum number of concurrent requests per replica, if limited.
-    pub at_once: Option<u32>,
+    pub max_concurrency: Option<u32>,
 }
 
 /// Traffic within a window, over all proxies.
@@ -36,8 +36,8 @@ pub struct Traffic {
 
 /// A measurement for display, and the replicas that it requires.
 struct TrafficMeasurement {
-    words: String,
-    wish: u32,
+    description: String,
+    replicas: u32,
 }
 
 fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
@@ -47,14 +47,14 @@ fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
         Metric::Rps => {
             let rate = traffic.requests as f64 / (window / 1e6);
             (
-                format!("{rate:.2} requests per second over {secs} s (target {target} each)"),
+                format!("{rate:.2} requests per second over {secs} s (target {target} per replica)"),
                 (rate / target).ceil(),
             )
         }
         Metric::Concurrency => {
             let at_once = traffic.in_flight_us as f64 / window;
             (
-                format!("{at_once:.2} requests at once over {secs} s (target {target} each)"),
+                format!("{at_once:.2} concurrent requests over {secs} s (target {target} per replica)"),
                 (at_once / target).ceil(),
             )
         }
@@ -62,16 +62,16 @@ fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
             let waiting = traffic.waiting_us as f64 / window;
             let served = traffic.in_flight_us.saturating_sub(traffic.waiting_us) as f64 / window;
             // An empty queue does not show how many replicas keep it empty.
-            let busy = scaling.at_once.map_or(0.0, |max| (served / f64::from(max.max(1))).ceil());
+            let busy = scaling.max_concurrency.map_or(0.0, |max| (served / f64::from(max.max(1))).ceil());
             (
                 format!(
-                    "{waiting:.2} requests waiting (target {target} each) and {served:.2} at replicas over {secs} s"
+                    "{waiting:.2} requests waiting (target {target} per replica) and {served:.2} in progress over {secs} s"
                 ),
                 (waiting / target).ceil().max(busy),
             )
         }
     };
-    TrafficMeasurement { words, wish: to_replica_count(replicas) }
+    TrafficMeasurement { description: words, replicas: to_replica_count(replicas) }
 }
 
 /// Returns the desired number of replicas.
@@ -84,28 +84,28 @@ pub(super) fn scale(
     let current = before.desired.clamp(group.min, group.max);
     let stays = |said: Option<String>| ScalingState { desired: current, scaled_at: before.scaled_at, said };
     let Some(scaling) = group.scaling else { return stays(None) };
-    if group.replicas.iter().any(|replica| !replica.current) {
-        return stays(Some("scaling pauses while a deployment lasts".to_owned()));
+    if group.replicas.iter().any(|replica| !replica.is_current) {
+        return stays(Some("scaling is paused during a deployment".to_owned()));
     }
     let Some(traffic) = group.traffic else {
-        return stays(Some("nobody says what came: the number stays".to_owned()));
+        return stays(Some("no request metrics received; keeping the current number of replicas".to_owned()));
     };
-    let TrafficMeasurement { words, wish } = measure(&scaling, &traffic);
+    let TrafficMeasurement { description: words, replicas: wish } = measure(&scaling, &traffic);
     // A request waits for the first replica, however low the measured value is.
     let wakes = current == 0 && traffic.requests > 0;
     let wish = wish.max(u32::from(wakes)).clamp(group.min, group.max);
     let delay = match wish.cmp(&current) {
         Ordering::Equal => return stays(Some(words)),
         Ordering::Greater if current == 0 => Span::ZERO,
-        Ordering::Greater => scaling.up_after,
-        Ordering::Less => scaling.down_after,
+        Ordering::Greater => scaling.scale_up_delay,
+        Ordering::Less => scaling.scale_down_delay,
     };
     let ripe = before.scaled_at + delay;
     if now < ripe {
         let left = ripe.since(now).as_secs() + 1;
-        return stays(Some(format!("{words} ask for {wish}, in {left} s at the earliest")));
+        return stays(Some(format!("{words}; scaling to {wish} in {left} s at the earliest")));
     }
-    why.push(format!("group {}: {current} to {wish} replicas, because of {words}", group.name));
+    why.push(format!("group {}: scaling from {current} to {wish} replicas: {words}", group.name));
     ScalingState { desired: wish, scaled_at: now, said: Some(words) }
 }
 

@@ -13,8 +13,8 @@ fn group(text: &str, range: (u32, u32)) -> ReplicaGroupView {
         max: range.1,
         scaling: None,
         replicas: vec![],
-        free: vec![],
-        leaving: vec![],
+        free_nums: vec![],
+        leaving_nums: vec![],
         traffic: None,
     };
     for word in text.split_whitespace() {
@@ -27,20 +27,20 @@ fn group(text: &str, range: (u32, u32)) -> ReplicaGroupView {
             "lapsed" => ReplicaStage::NoLongerReady,
             "ready" => ReplicaStage::Ready,
             "leaves" => {
-                group.leaving.push(num);
+                group.leaving_nums.push(num);
                 continue;
             }
             _ => {
-                group.free.push(num);
+                group.free_nums.push(num);
                 continue;
             }
         };
-        group.replicas.push(GroupReplica { num, current: !word.ends_with('!'), stage });
+        group.replicas.push(GroupReplica { num, is_current: !word.ends_with('!'), stage });
     }
     group
 }
 
-fn told(wanted: &ReplicaPlan) -> String {
+fn render_plan(wanted: &ReplicaPlan) -> String {
     let start: Vec<_> = wanted.start.iter().map(|start| start.replica.to_string()).collect();
     let surplus: Vec<_> = wanted.surplus.iter().map(u32::to_string).collect();
     format!("want {}; away {}", start.join(","), surplus.join(","))
@@ -58,11 +58,11 @@ fn check(text: &str, desired: u32, expect: &str) {
 #[track_caller]
 fn check_pace(text: &str, desired: u32, pace: &RolloutPolicy, expect: &str) {
     let wanted = decide(&[group(text, (0, 9))], &memory(desired), pace, NOW, NOW);
-    assert_eq!(told(&wanted), expect, "{text}");
+    assert_eq!(render_plan(&wanted), expect, "{text}");
 }
 
 #[test]
-fn replicas_are_added_and_taken_away_to_the_wanted_number() {
+fn replicas_are_added_and_removed_to_reach_the_desired_count() {
     check("", 2, "want 0,1; away ");
     check("0:ready", 3, "want 0,1,2; away ");
     check("0:ready 1:-", 2, "want 0,1; away ");
@@ -79,7 +79,7 @@ fn replicas_are_added_and_taken_away_to_the_wanted_number() {
 }
 
 #[test]
-fn old_replicas_leave_only_as_newer_ones_are_ready() {
+fn ready_old_replicas_are_removed_only_as_new_ones_become_ready() {
     check("0:ready! 1:ready!", 2, "want 0,1,2; away ");
     check("0:ready! 1:ready! 2:starts", 2, "want 0,1,2; away ");
     check("0:ready! 1:ready! 2:ready", 2, "want 0,2; away 1");
@@ -94,7 +94,7 @@ fn old_replicas_leave_only_as_newer_ones_are_ready() {
 }
 
 #[test]
-fn surge_and_unavailability_say_how_many_there_are_meanwhile() {
+fn surge_and_unavailable_limit_the_replica_count_during_a_rollout() {
     let fast = RolloutPolicy { surge: 2, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &fast, "want 0,1,2,3; away ");
     // Without surge, one must be removed first, and its capacity is waited for.
@@ -112,9 +112,9 @@ const SCALING: ScalingPolicy = ScalingPolicy {
     metric: Metric::Rps,
     target: 2.0,
     window: Span::secs(60),
-    up_after: Span::secs(300),
-    down_after: Span::secs(600),
-    at_once: None,
+    scale_up_delay: Span::secs(300),
+    scale_down_delay: Span::secs(600),
+    max_concurrency: None,
 };
 
 /// Arguments: desired before, seconds since, traffic in a minute, desired after.
@@ -131,9 +131,9 @@ fn check_by(
     let memory = ScalingState { desired: before, scaled_at, said: None };
     let memory = BTreeMap::from([("0".to_owned(), memory)]);
     let wanted = decide(&[group], &memory, &RolloutPolicy::default(), NOW, NOW);
-    assert_eq!(wanted.memory["0"].desired, after, "{before} {waited} {traffic:?}");
-    assert_eq!(wanted.why.is_empty(), before == after);
-    assert_eq!(wanted.memory["0"].scaled_at, if before == after { scaled_at } else { NOW });
+    assert_eq!(wanted.scaling["0"].desired, after, "{before} {waited} {traffic:?}");
+    assert_eq!(wanted.reasons.is_empty(), before == after);
+    assert_eq!(wanted.scaling["0"].scaled_at, if before == after { scaled_at } else { NOW });
     wanted
 }
 
@@ -144,7 +144,7 @@ fn check_scaling(before: u32, waited: i64, requests: Option<u64>, after: u32) {
 }
 
 #[test]
-fn the_rate_decides_how_many_and_the_delays_when() {
+fn request_rate_sets_the_replica_count_and_delays_set_when_it_changes() {
     // From zero at once: one request is enough.
     check_scaling(0, 0, Some(1), 1);
     check_scaling(0, 0, Some(60 * 5), 3);
@@ -167,7 +167,7 @@ fn average(in_flight: u64, waiting: u64) -> Option<Traffic> {
 }
 
 #[test]
-fn concurrency_counts_requests_that_are_on_their_way_at_once() {
+fn concurrency_scaling_follows_the_number_of_requests_in_flight() {
     let by = ScalingPolicy { metric: Metric::Concurrency, ..SCALING };
     check_by(by, 1, 300, average(5, 0), 3);
     check_by(by, 1, 299, average(5, 0), 1);
@@ -179,8 +179,8 @@ fn concurrency_counts_requests_that_are_on_their_way_at_once() {
 }
 
 #[test]
-fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
-    let by = ScalingPolicy { metric: Metric::QueueDepth, at_once: Some(4), ..SCALING };
+fn queue_depth_scaling_counts_queued_requests_and_keeps_busy_replicas() {
+    let by = ScalingPolicy { metric: Metric::QueueDepth, max_concurrency: Some(4), ..SCALING };
     check_by(by, 1, 300, average(10, 6), 3);
     // None wait, because three replicas are busy: two would be too few.
     check_by(by, 3, 600, average(10, 0), 3);
@@ -190,41 +190,48 @@ fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
 }
 
 #[test]
-fn scaling_says_what_it_measures_and_when_it_will_act() {
-    let said = |wanted: &ReplicaPlan| wanted.memory["0"].said.clone().unwrap();
+fn scaling_message_states_the_measurement_and_the_earliest_change() {
+    let said = |wanted: &ReplicaPlan| wanted.scaling["0"].said.clone().unwrap();
     let by = ScalingPolicy { metric: Metric::Concurrency, ..SCALING };
     let late = said(&check_by(by, 1, 290, average(5, 0), 1));
-    assert_eq!(late, "5.00 requests at once over 60 s (target 2 each) ask for 3, in 11 s at the earliest");
+    assert_eq!(
+        late,
+        "5.00 concurrent requests over 60 s (target 2 per replica); scaling to 3 in 11 s at the earliest"
+    );
     let moved = check_by(by, 1, 300, average(5, 0), 3);
     assert_eq!(
-        moved.why,
-        ["group 0: 1 to 3 replicas, because of 5.00 requests at once over 60 s (target 2 each)"]
+        moved.reasons,
+        ["group 0: scaling from 1 to 3 replicas: 5.00 concurrent requests over 60 s (target 2 per replica)"]
     );
-    assert_eq!(said(&check_by(by, 1, 300, None, 1)), "nobody says what came: the number stays");
+    assert_eq!(
+        said(&check_by(by, 1, 300, None, 1)),
+        "no request metrics received; keeping the current number of replicas"
+    );
 }
 
 #[test]
-fn a_deployment_pauses_scaling_and_numbers_are_unique_over_groups() {
-    let scaling = ScalingPolicy { target: 1.0, up_after: Span::ZERO, down_after: Span::ZERO, ..SCALING };
+fn a_deployment_pauses_scaling_and_replica_numbers_are_unique_across_groups() {
+    let scaling =
+        ScalingPolicy { target: 1.0, scale_up_delay: Span::ZERO, scale_down_delay: Span::ZERO, ..SCALING };
     let traffic = Some(Traffic { requests: 6_000, ..Traffic::default() });
     let first = ReplicaGroupView { scaling: Some(scaling), traffic, ..group("0:ready!", (1, 4)) };
     let second = ReplicaGroupView { name: "1".to_owned(), ..group("1:ready", (2, 2)) };
     let wanted = decide(&[first, second], &BTreeMap::new(), &RolloutPolicy::default(), NOW, NOW);
-    assert_eq!(told(&wanted), "want 0,1,2,3; away ");
+    assert_eq!(render_plan(&wanted), "want 0,1,2,3; away ");
     let groups: Vec<_> = wanted.groups.values().map(String::as_str).collect();
     assert_eq!(groups, ["0", "1", "0", "1"]);
-    assert_eq!(wanted.memory["0"].desired, 1);
+    assert_eq!(wanted.scaling["0"].desired, 1);
 }
 
 #[test]
-fn a_changed_range_bounds_what_was_wanted() {
+fn a_changed_replica_range_clamps_the_stored_desired_count() {
     let wanted = decide(&[group("0:ready", (3, 3))], &memory(1), &RolloutPolicy::default(), NOW, NOW);
-    assert_eq!(told(&wanted), "want 0,1,2; away ");
+    assert_eq!(render_plan(&wanted), "want 0,1,2; away ");
 }
 
 /// Evaluates replicas of one group as above, and those on trial: number, seconds since it runs, times it ended by
 /// itself.
-fn judged(
+fn render_evaluation(
     text: &str,
     desired: u32,
     trials: &[(u32, i64, u32)],
@@ -240,40 +247,40 @@ fn judged(
             since: Some(NOW - Span::secs(*runs)),
             failures: *failures,
             is_retried: *failures > 1,
-            said: Some("it answers 500".to_owned()),
+            message: Some("it answers 500".to_owned()),
         })
         .collect();
     evaluate(2, (&[group], &memory(desired)), &trials, pace, true, before, NOW)
 }
 
 #[test]
-fn a_deployment_begins_goes_on_and_is_complete() {
+fn a_deployment_rolls_until_all_replicas_are_ready_and_then_stays_complete() {
     let pace = RolloutPolicy::default();
-    let first = judged("0:ready! 1:ready! 2:runs", 2, &[(2, 30, 0)], &pace, None);
-    assert_eq!((first.verdict, first.rollout.state), (RolloutDecision::Continue, RolloutState::Rolling));
+    let first = render_evaluation("0:ready! 1:ready! 2:runs", 2, &[(2, 30, 0)], &pace, None);
+    assert_eq!((first.decision, first.rollout.state), (RolloutDecision::Continue, RolloutState::Rolling));
     let words =
-        "deployment 2 begins: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
-    assert_eq!(first.told, Some(("deployment", words.to_owned())));
+        "deployment 2 started: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
+    assert_eq!(first.event, Some(("deployment", words.to_owned())));
     assert_eq!(first.rollout.said.as_deref(), Some("replica 2: it answers 500"));
     assert_eq!(first.due_at, Some(NOW + Span::secs(570)));
-    let next = judged("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
-    assert_eq!((next.told, next.rollout.ready, next.rollout.old), (None, 1, 1));
-    let last = judged("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
-    assert_eq!((last.verdict, last.rollout.state), (RolloutDecision::Complete, RolloutState::Complete));
-    assert_eq!(last.told.as_ref().map(|told| told.0), Some("deployed"));
+    let next = render_evaluation("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
+    assert_eq!((next.event, next.rollout.ready, next.rollout.old), (None, 1, 1));
+    let last = render_evaluation("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
+    assert_eq!((last.decision, last.rollout.state), (RolloutDecision::Complete, RolloutState::Complete));
+    assert_eq!(last.event.as_ref().map(|told| told.0), Some("deployed"));
     // A deployment that was complete stays complete, whatever happens to its replicas.
-    let ill = judged("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
-    assert_eq!((ill.verdict, ill.told), (RolloutDecision::Complete, None));
+    let ill = render_evaluation("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
+    assert_eq!((ill.decision, ill.event), (RolloutDecision::Complete, None));
     // It was not tried, so it is not complete.
-    assert_eq!(judged("", 0, &[], &pace, None).rollout.state, RolloutState::Asleep);
+    assert_eq!(render_evaluation("", 0, &[], &pace, None).rollout.state, RolloutState::Asleep);
 }
 
 #[test]
-fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
+fn replicas_that_end_or_miss_the_ready_deadline_roll_a_deployment_back() {
     let pace = RolloutPolicy::default();
     let rolls_back = |trial| {
-        let judged = judged("0:ready! 1:runs", 1, &[trial], &pace, None);
-        (judged.verdict == RolloutDecision::RollBack).then(|| judged.rollout.undid.unwrap().why)
+        let judged = render_evaluation("0:ready! 1:runs", 1, &[trial], &pace, None);
+        (judged.decision == RolloutDecision::RollBack).then(|| judged.rollout.undid.unwrap().why)
     };
     assert_eq!(rolls_back((1, 599, 0)), None);
     let late = "replica 1 is not ready after 600 s: it answers 500";
@@ -284,12 +291,12 @@ fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
 }
 
 #[test]
-fn a_way_back_is_another_deployment_and_is_told_until_the_next_one() {
+fn a_rollback_is_a_new_deployment_that_records_the_one_it_undid() {
     let pace = RolloutPolicy::default();
-    let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
-    let (word, told) = failed.told.unwrap();
+    let failed = render_evaluation("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
+    let (word, told) = failed.event.unwrap();
     assert_eq!(word, "rolled_back");
-    assert!(told.ends_with("; back to the configuration before it"), "{told}");
+    assert!(told.ends_with("; rolling back to the previous configuration"), "{told}");
     assert_eq!((failed.rollout.num, failed.rollout.state), (3, RolloutState::Rolling));
     let back =
         evaluate(3, (&[group("0:ready", (0, 9))], &memory(1)), &[], &pace, false, Some(&failed.rollout), NOW);
@@ -300,13 +307,13 @@ fn a_way_back_is_another_deployment_and_is_told_until_the_next_one() {
 }
 
 #[test]
-fn who_does_not_roll_back_is_told_once_that_it_failed() {
-    let pace = RolloutPolicy { rolls_back: false, ..RolloutPolicy::default() };
-    let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
-    assert_eq!((failed.verdict, failed.rollout.state), (RolloutDecision::Continue, RolloutState::Failed));
-    assert_eq!(failed.told.map(|told| told.0), Some("deployment_failed"));
-    let still = judged("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
-    assert_eq!((still.told, still.rollout.said), (None, failed.rollout.said));
+fn a_failed_deployment_without_rollback_is_reported_once() {
+    let pace = RolloutPolicy { should_roll_back: false, ..RolloutPolicy::default() };
+    let failed = render_evaluation("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
+    assert_eq!((failed.decision, failed.rollout.state), (RolloutDecision::Continue, RolloutState::Failed));
+    assert_eq!(failed.event.map(|told| told.0), Some("deployment_failed"));
+    let still = render_evaluation("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
+    assert_eq!((still.event, still.rollout.said), (None, failed.rollout.said));
     // There is no previous configuration: the first one is waited for without limit.
     let group = group("1:runs", (0, 9));
     let trial = TrialReplica {
@@ -315,14 +322,14 @@ fn who_does_not_roll_back_is_told_once_that_it_failed() {
         since: Some(Timestamp(0)),
         failures: 9,
         is_retried: false,
-        said: None,
+        message: None,
     };
     let first = evaluate(0, (&[group], &memory(1)), &[trial], &RolloutPolicy::default(), false, None, NOW);
-    assert_eq!((first.verdict, first.told), (RolloutDecision::Continue, None));
+    assert_eq!((first.decision, first.event), (RolloutDecision::Continue, None));
 }
 
 #[test]
-fn one_that_had_a_bad_moment_stays_until_somebody_else_answers() {
+fn an_old_replica_that_lost_readiness_stays_until_a_new_one_is_ready() {
     check("0:lapsed! 1:starts", 1, "want 0,1; away ");
     check("0:lapsed!", 1, "want 0,1; away ");
     check("0:lapsed! 1:ready", 1, "want 1; away 0");

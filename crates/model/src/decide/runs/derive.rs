@@ -11,7 +11,7 @@ use crate::{
 /// Summary of all jobs. It depends neither on the run's status nor on the order of the jobs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DerivedRun<'a> {
-    pub verdict: DerivedStatus,
+    pub status: DerivedStatus,
     /// Replicas to retry as a whole, by number.
     pub retries: Vec<&'a ReplicaView>,
 }
@@ -49,10 +49,10 @@ enum ReplicaContribution {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct JobTally {
-    runs: bool,
-    provisions: bool,
-    waits: bool,
-    done: bool,
+    is_running: bool,
+    is_provisioning: bool,
+    is_waiting: bool,
+    is_done: bool,
 }
 
 pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
@@ -67,7 +67,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     for replica in replicas {
         match replica_contribution(run, replica, now) {
             ReplicaContribution::Ignored => {}
-            ReplicaContribution::Failed { reason, said } => match replica.weight {
+            ReplicaContribution::Failed { reason, said } => match replica.role {
                 ReplicaRole::Full | ReplicaRole::Gone => failures.push((reason, said)),
                 ReplicaRole::Trial => on_trial.push((reason, said)),
             },
@@ -80,32 +80,32 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     }
 
     // Replicas of the previous deployment still answer; without them only the failure is left.
-    if !sum.is_alive() && !run.rolls_back {
+    if !sum.is_alive() && !run.is_rolling_back {
         failures.append(&mut on_trial);
     }
     let verdict = if let Some(ending) = worst_failure(failures) {
         DerivedStatus::End(ending)
-    } else if run.gateway_failed {
+    } else if run.has_gateway_failed {
         let said = "no running replica of the gateway accepted the service";
         DerivedStatus::End(run::Ending::new(run::TerminationReason::GatewayError, said))
     } else if run.stop_criteria == StopCriteria::MasterDone && master_is_done(run) {
         DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))
-    } else if sum.runs {
+    } else if sum.is_running {
         DerivedStatus::Runs
-    } else if sum.provisions {
+    } else if sum.is_provisioning {
         DerivedStatus::Provisions
-    } else if sum.waits {
+    } else if sum.is_waiting {
         DerivedStatus::Waits
     } else if let Some(said) = to_retry {
         DerivedStatus::Idle(said)
-    } else if run.rolls_back {
-        DerivedStatus::Idle("its deployment is rolled back".to_owned())
-    } else if sum.done {
+    } else if run.is_rolling_back {
+        DerivedStatus::Idle("its deployment is being rolled back".to_owned())
+    } else if sum.is_done {
         DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "all jobs are done"))
     } else {
-        DerivedStatus::Idle("no replica is wanted".to_owned())
+        DerivedStatus::Idle("no replicas are needed".to_owned())
     };
-    DerivedRun { verdict, retries }
+    DerivedRun { status: verdict, retries }
 }
 
 /// Returns the most informative failure: a failure has precedence over a limit.
@@ -125,8 +125,8 @@ fn master_is_done(run: &RunView) -> bool {
 fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) -> ReplicaContribution {
     let mut jobs: Vec<_> = replica.jobs.iter().collect();
     jobs.sort_by_key(|job| job.num);
-    let is_gone = replica.weight == ReplicaRole::Gone && jobs.iter().any(|job| job.state.ending().is_some());
-    if is_gone || jobs.iter().any(|job| ended_by(job) == Some(job::TerminationReason::ScaledDown)) {
+    let is_gone = replica.role == ReplicaRole::Gone && jobs.iter().any(|job| job.state.ending().is_some());
+    if is_gone || jobs.iter().any(|job| end_reason(job) == Some(job::TerminationReason::ScaledDown)) {
         return ReplicaContribution::Ignored;
     }
 
@@ -140,7 +140,7 @@ fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) ->
             continue;
         };
         if is_done(job) {
-            tally.done = true;
+            tally.is_done = true;
             continue;
         }
         let said = describe(replica, job, ending);
@@ -149,7 +149,7 @@ fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) ->
             continue;
         }
         if ending.detail() == Some(job::TerminationDetail::RegionFull) {
-            to_retry.get_or_insert(format!("{said}; another region is tried"));
+            to_retry.get_or_insert(format!("{said}; trying another region"));
             continue;
         }
         match retry::decide(run.retry.as_ref(), failure_history(run, job, ending), now) {
@@ -179,7 +179,7 @@ fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) ->
 fn failure_history(run: &RunView, job: &JobView, ending: &job::Ending) -> FailureHistory {
     FailureHistory {
         reason: ending.reason(),
-        tries: job.tries,
+        attempts: job.attempts,
         run_began: run.started_at(),
         failing_since: job.failing_since,
     }
@@ -191,37 +191,37 @@ fn describe(replica: &ReplicaView, job: &JobView, ending: &job::Ending) -> Strin
         text.push_str(&format!(" ({detail})"));
     }
     if let Some(code) = ending.exit_status() {
-        text.push_str(&format!(", exit {code}"));
+        text.push_str(&format!(", exit code {code}"));
     }
     text
 }
 
-fn ended_by(job: &JobView) -> Option<job::TerminationReason> {
+fn end_reason(job: &JobView) -> Option<job::TerminationReason> {
     job.state.ending().map(job::Ending::reason)
 }
 
 fn is_done(job: &JobView) -> bool {
-    ended_by(job) == Some(job::TerminationReason::DoneByRunner)
+    end_reason(job) == Some(job::TerminationReason::DoneByRunner)
 }
 
 impl JobTally {
     fn count(&mut self, state: &SubmissionState) {
         match state {
-            SubmissionState::Submitted => self.waits = true,
-            SubmissionState::Provisioning | SubmissionState::Pulling => self.provisions = true,
-            SubmissionState::Running => self.runs = true,
+            SubmissionState::Submitted => self.is_waiting = true,
+            SubmissionState::Provisioning | SubmissionState::Pulling => self.is_provisioning = true,
+            SubmissionState::Running => self.is_running = true,
             SubmissionState::Terminating(_) | SubmissionState::Final(_) => {}
         }
     }
 
     const fn is_alive(&self) -> bool {
-        self.runs || self.provisions || self.waits
+        self.is_running || self.is_provisioning || self.is_waiting
     }
 
     fn add(&mut self, other: Self) {
-        self.runs |= other.runs;
-        self.provisions |= other.provisions;
-        self.waits |= other.waits;
-        self.done |= other.done;
+        self.is_running |= other.is_running;
+        self.is_provisioning |= other.is_provisioning;
+        self.is_waiting |= other.is_waiting;
+        self.is_done |= other.is_done;
     }
 }

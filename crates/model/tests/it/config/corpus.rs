@@ -67,7 +67,7 @@ fn survives_a_round_trip(configuration: &Configuration) -> bool {
 }
 
 #[test]
-fn real_configurations_get_the_verdict_they_got_elsewhere() {
+fn corpus_configurations_get_the_same_verdict_as_in_dstack() {
     let corpus = root().join("../shared/corpus/dstack");
     let Some(index) = read(&corpus.join("index.json")) else {
         println!("the corpus is absent ({}): nothing to compare with", corpus.display());

@@ -19,7 +19,7 @@ fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<LimitConflict>> {
 }
 
 #[test]
-fn the_narrower_of_both_is_asked_for() {
+fn combined_limits_are_the_narrower_of_fleet_and_run() {
     let fleet = "backends: [aws, gcp]\nregions: [EU-West-1, us]\nspot_policy: auto\nmax_price: 5\nidle_duration: off\n\
                  tags: {a: fleet, b: fleet}\nresources: {cpu: 4..16, memory: 8GB.., gpu: 'A100,H100:1..8', disk: null}";
     let run = "backends: [gcp, azure]\nregions: [eu-west-1]\nspot_policy: spot\nmax_price: 7\nidle_duration: 1h\n\
@@ -39,7 +39,7 @@ fn the_narrower_of_both_is_asked_for() {
 }
 
 #[test]
-fn everything_they_do_not_agree_on_is_named() {
+fn every_conflict_between_fleet_and_run_limits_is_listed() {
     let fleet = "backends: [aws]\nregions: [a]\navailability_zones: [z]\ninstance_types: [t]\nreservation: r\nspot_policy: spot\n\
                  resources: {cpu: 'x86:2', memory: 8GB, gpu: 'nvidia:H100:24GB:1', disk: 10GB}";
     let run = "backends: [gcp]\nregions: [b]\navailability_zones: [y]\ninstance_types: [u]\nreservation: s\nspot_policy: on-demand\n\
@@ -67,7 +67,7 @@ fn everything_they_do_not_agree_on_is_named() {
 }
 
 #[test]
-fn what_one_side_leaves_open_the_other_decides() {
+fn a_limit_set_by_only_the_fleet_or_the_run_applies() {
     let (provisioning, resources) =
         meet("", "resources: {cpu: 3}\nidle_duration: 5m\nspot_policy: auto").unwrap();
     assert_eq!(provisioning, json!({"idle_duration": 300, "spot_policy": "auto"}));

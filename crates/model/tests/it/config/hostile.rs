@@ -14,7 +14,7 @@ fn refused(text: &str, code: Code) {
 }
 
 #[test]
-fn an_alias_bomb_is_counted_before_it_explodes() {
+fn an_alias_bomb_is_refused_before_it_is_expanded() {
     let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..40 {
         let previous = level - 1;
@@ -27,14 +27,14 @@ fn an_alias_bomb_is_counted_before_it_explodes() {
 }
 
 #[test]
-fn a_flat_list_of_aliases_is_counted_too() {
+fn a_flat_list_of_aliases_counts_toward_the_size_limit() {
     let text = |times: usize| format!("a: &a [{}]\nb: [{}]", "x, ".repeat(1000), "*a, ".repeat(times));
     assert!(yaml::read(&text(50)).is_ok());
     refused(&text(200), Code::TooLarge);
 }
 
 #[test]
-fn merge_keys_count_as_aliases_do() {
+fn merge_keys_count_toward_the_size_limit() {
     let mut text = "m0: &m0 {a: 1, b: 2}\n".to_owned();
     for level in 1..30 {
         let previous = level - 1;
@@ -52,7 +52,7 @@ fn an_alias_cannot_contain_itself() {
 }
 
 #[test]
-fn depth_is_bounded_however_it_is_written() {
+fn nesting_depth_is_limited_in_every_yaml_notation() {
     for deep in ["[", "{a: ", "- "] {
         refused(&format!("a:\n  {}", deep.repeat(100_000)), Code::TooLarge);
     }
@@ -82,7 +82,7 @@ fn bytes_and_values_are_bounded() {
 }
 
 #[test]
-fn what_is_not_one_plain_document_is_refused() {
+fn input_other_than_one_plain_yaml_document_is_refused() {
     refused("type: task\n---\ntype: task", Code::UnsupportedYaml);
     refused("type: !!str task", Code::UnsupportedYaml);
     refused("!x {type: task}", Code::UnsupportedYaml);
@@ -107,7 +107,7 @@ fn a_byte_order_mark_changes_nothing() {
 }
 
 #[test]
-fn numbers_that_are_none_do_not_get_in() {
+fn nan_infinity_and_non_numbers_are_refused_as_numbers() {
     let with = |value: &str| format!("type: task\ncommands: [x]\nmax_price: {value}");
     for value in [".nan", ".inf", "-.inf", "1e999", "0x", "no"] {
         assert!(config::parse(&with(value)).is_err(), "{value}");
@@ -119,7 +119,7 @@ fn numbers_that_are_none_do_not_get_in() {
 /// A coarse time limit, far above what is needed; the counts above are the real proof.
 #[test]
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a test may look at the clock")]
-fn the_worst_of_them_are_refused_quickly() {
+fn hostile_documents_are_parsed_within_the_time_limit() {
     let mut scalars = String::new();
     for n in 0..200_000 {
         scalars.push_str(&format!("a{n}:\n"));

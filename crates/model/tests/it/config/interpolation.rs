@@ -1,7 +1,7 @@
 //! `${{ … }}`: replaced once, only where it is allowed.
 
 use windlass_model::config::interpolate::{
-    DollarEscape, Reference, Substitution, pieces, references, substitute,
+    DollarEscape, Reference, Substitution, references, split_pieces, substitute,
 };
 
 use super::{accept, refuse};
@@ -38,9 +38,9 @@ fn references_are_replaced_in_one_pass() {
 }
 
 #[test]
-fn bad_references_say_where_they_are() {
+fn invalid_references_report_their_position() {
     let cases = [
-        ("ab ${{ run.args", "3+3: `${{` is never closed with `}}`"),
+        ("ab ${{ run.args", "3+3: `${{` has no closing `}}`"),
         ("${{ }}", "0+6: `` is not of the form `namespace.name`"),
         ("x ${{ a.b.c }}", "2+12: `a.b.c` is not of the form `namespace.name`"),
         ("${{ a b }}", "0+10: `a b` is not of the form `namespace.name`"),
@@ -55,15 +55,15 @@ fn bad_references_say_where_they_are() {
 }
 
 #[test]
-fn references_are_found() {
+fn references_lists_every_reference_in_order() {
     let found = references("a ${{ env.A }} $$ ${{ groups[1].replicas[0].IP_ADDRESS }}").unwrap();
     let found: Vec<String> = found.iter().map(ToString::to_string).collect();
     assert_eq!(found, ["env.A", "groups[1].replicas[0].IP_ADDRESS"]);
-    assert_eq!(pieces("").unwrap(), []);
+    assert_eq!(split_pieces("").unwrap(), []);
 }
 
 #[test]
-fn each_namespace_has_its_place() {
+fn each_reference_namespace_is_allowed_only_in_its_fields() {
     let with = |more: &str| format!("type: service\nport: 1\nimage: a\n{more}");
     accept(&with("commands: ['x ${{ run.args }} ${{ secrets.A }}']"));
     accept(&with(
@@ -81,7 +81,7 @@ fn each_namespace_has_its_place() {
 }
 
 #[test]
-fn addresses_stay_within_their_group() {
+fn address_references_must_name_an_existing_group_member() {
     let task = |address: &str| {
         format!(
             "type: task\ngroups: [{{nodes: 2, commands: [x]}}, {{commands: ['ping ${{{{ {address} }}}}']}}]"

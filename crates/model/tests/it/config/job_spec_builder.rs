@@ -79,7 +79,7 @@ fn every_node_is_a_job_with_its_own_volume() {
 }
 
 #[test]
-fn groups_of_nodes_keep_their_numbers() {
+fn node_group_jobs_are_numbered_consecutively_and_keep_their_group_settings() {
     let jobs = specs(
         "type: task\nimage: a\ngroups: [{name: head, commands: [h], ports: [1]}, {nodes: 2, commands: ['w ${{ groups[0].nodes[0].IP_ADDRESS }}'], resources: {cpu: 8}}]",
     );
@@ -101,7 +101,7 @@ fn groups_of_nodes_keep_their_numbers() {
 }
 
 #[test]
-fn a_shell_runs_the_commands() {
+fn commands_are_joined_and_run_by_the_configured_shell_or_entrypoint() {
     let argv = |text: &str| specs(text)[0].commands.clone();
     assert_eq!(argv("type: task\ncommands: [a, b]"), ["/bin/bash", "-i", "-c", "a && b"]);
     assert_eq!(argv("type: task\nimage: i\ncommands: [a &, b]"), ["/bin/sh", "-i", "-c", "{ a & } && b"]);
@@ -119,7 +119,7 @@ fn a_shell_runs_the_commands() {
 }
 
 #[test]
-fn an_image_says_what_the_run_does_not() {
+fn image_metadata_fills_in_what_the_configuration_omits() {
     let image = ImageMetadata {
         user: Some("1000:1000".to_owned()),
         entrypoint: vec!["/entry".to_owned()],
@@ -143,7 +143,7 @@ fn an_image_says_what_the_run_does_not() {
 }
 
 #[test]
-fn fields_that_choose_the_image() {
+fn image_docker_and_nvcc_fields_select_the_image() {
     let job = |text: &str| specs(text).remove(0);
     let plain = job("type: task\ncommands: [x]\nresources: {cpu: arm, gpu: 1}");
     assert_eq!((plain.image_name.as_str(), plain.default_image), ("", None));
@@ -157,7 +157,7 @@ fn fields_that_choose_the_image() {
 }
 
 #[test]
-fn the_default_image_is_that_of_the_profile_else_that_of_the_server() {
+fn default_image_comes_from_the_profile_or_else_from_the_server() {
     let images = DefaultImages { base: Some("server:1".to_owned()), ..DefaultImages::default() };
     let inherited = InheritedSpec { images, ..InheritedSpec::default() };
     let default_image = |text: &str| {
@@ -191,7 +191,7 @@ fn vendors_are_inferred_from_names() {
 }
 
 #[test]
-fn a_service_starts_with_its_fewest_replicas() {
+fn a_service_starts_with_its_minimum_number_of_replicas() {
     let text = "type: service\nport: 80:8000\ncommands: [x]\nreplicas: 2..4\nscaling: {metric: rps, target: 1}\nmodel: m";
     let jobs = specs(text);
     let names: Vec<&str> = jobs.iter().map(|job| job.job_name.as_str()).collect();
@@ -208,7 +208,7 @@ fn a_service_starts_with_its_fewest_replicas() {
 }
 
 #[test]
-fn groups_of_replicas_go_before_the_service() {
+fn replica_group_settings_override_those_of_the_service() {
     let jobs = specs(
         "type: service\nport: 1\nspot_policy: spot\ngroups: [{name: router, count: 1, docker: true, commands: [r]}, {replicas: 2, image: i, privileged: true, commands: [w]}]",
     );
@@ -221,7 +221,7 @@ fn groups_of_replicas_go_before_the_service() {
 }
 
 #[test]
-fn probes_and_retries_have_nothing_left_open() {
+fn probe_and_retry_defaults_are_filled_in() {
     let job = &specs(
         "type: service\nport: 1\nimage: i\ncommands: [x]\nmodel: m\nprobes: [{type: http}]\nretry: true\nstop_duration: off\nspot_policy: auto",
     )[0];
@@ -258,7 +258,7 @@ fn a_variable_without_a_value_stops_the_run() {
 }
 
 #[test]
-fn a_dev_environment_stays() {
+fn a_dev_environment_keeps_running_after_its_init_commands() {
     let job = &specs(
         "type: dev-environment\nide: vscode\nsetup: [s]\ninit: [i]\nports: [8080]\nrepos: ['..:/repo']",
     )[0];
@@ -273,7 +273,7 @@ fn a_fleet_has_no_jobs() {
 }
 
 #[test]
-fn a_plan_shows_the_defaults_and_nothing_else_changes() {
+fn effective_spec_adds_defaults_and_changes_nothing_else() {
     let sent = json!({"run_name": "train-1", "repo_id": null, "unheard_of": [1], "configuration": {
         "type": "task", "image": "debian:12", "commands": ["x"], "priority": null,
         "resources": {"gpu": {"name": ["H100"], "count": {"min": 1, "max": 1}}, "cpu": {"count": {"min": 4}}}}});
@@ -296,7 +296,7 @@ fn a_plan_shows_the_defaults_and_nothing_else_changes() {
 }
 
 #[test]
-fn a_client_puts_in_what_only_it_knows() {
+fn the_client_resolves_arguments_and_environment_references() {
     let mut service = accept(
         "type: service\nport: 1\nimage: i\nenv: [TOKEN, A=1]\ncommands: ['x ${{ run.args }} $$HOME ${{ secrets.S }}']\n\
          registry_auth: {username: '${{ env.A }}', password: '${{ secrets.P }}'}\n\
@@ -333,7 +333,7 @@ fn a_client_puts_in_what_only_it_knows() {
 }
 
 #[test]
-fn secrets_are_put_in_once_and_missing_ones_are_named() {
+fn secrets_are_inserted_once_and_missing_ones_are_named() {
     let text = "type: task\nimage: i\ncommands: ['echo ${{ secrets.A }}']\nenv: {X: 'a-${{ secrets.A }}', Y: plain $$ text}\n\
                 registry_auth: {username: u, password: '${{ secrets.B }}'}";
     let mut spec = specs(text).remove(0);

@@ -13,7 +13,7 @@ use windlass_model::config::{
 
 proptest! {
     #[test]
-    fn a_range_survives_printing(min in 0u32..1000, more in 0u32..1000, shape in 0..4) {
+    fn a_range_parses_to_its_bounds_and_a_reversed_one_is_refused(min in 0u32..1000, more in 0u32..1000, shape in 0..4) {
         let max = min + more;
         let (text, low, high) = match shape {
             0 => (format!("{min}"), Some(min), Some(min)),
@@ -28,7 +28,7 @@ proptest! {
     }
 
     #[test]
-    fn a_duration_is_its_number_of_units(n in 0i64..1_000_000, unit in 0usize..5) {
+    fn a_duration_is_its_number_times_its_unit(n in 0i64..1_000_000, unit in 0usize..5) {
         let (word, secs) = [("s", 1), ("m", 60), ("h", 3600), ("d", 86400), ("w", 604_800)][unit];
         prop_assert_eq!(parse_duration(&format!("{n}{word}")).unwrap(), n * secs);
         prop_assert_eq!(parse_duration(&n.to_string()).unwrap(), n);
@@ -42,7 +42,7 @@ proptest! {
     }
 
     #[test]
-    fn a_port_mapping_survives_printing(local in proptest::option::of(1u16..), container in 1u16..) {
+    fn a_port_mapping_parses_to_its_ports(local in proptest::option::of(1u16..), container in 1u16..) {
         let text = format!("{}:{container}", local.map_or("*".to_owned(), |port| port.to_string()));
         let mapping = PortMapping::parse(&text).unwrap();
         prop_assert_eq!((mapping.local_port, mapping.container_port), (local, container));
@@ -56,13 +56,13 @@ proptest! {
     }
 
     #[test]
-    fn what_is_put_in_is_never_read_again(secret in ".{0,40}") {
+    fn a_substituted_value_is_never_interpolated_again(secret in ".{0,40}") {
         let out = interpolate::substitute("a ${{ secrets.X }} b", DollarEscape::Unescape, |_| Ok(Substitution::Value(secret.clone())));
         prop_assert_eq!(out.unwrap(), format!("a {secret} b"));
     }
 
     #[test]
-    fn keeping_everything_changes_nothing(text in "[a$\\{\\} .x]{0,40}") {
+    fn keeping_every_reference_leaves_the_text_unchanged(text in "[a$\\{\\} .x]{0,40}") {
         if let Ok(out) = interpolate::substitute(&text, DollarEscape::Keep, |_| Ok(Substitution::Keep)) {
             prop_assert_eq!(out, text);
         }
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn small_readers_never_panic(text in ".{0,40}") {
+    fn value_parsers_never_panic(text in ".{0,40}") {
         let _ = parse_range::<u32>(&text);
         let _ = parse_range::<f64>(&text);
         let _ = parse_duration(&text);
@@ -86,7 +86,7 @@ proptest! {
         let _ = UnixUser::parse(&text);
         let _ = yaml_scalars::resolve_scalar(&text);
         let _ = shell::split(&text);
-        let _ = interpolate::pieces(&text);
+        let _ = interpolate::split_pieces(&text);
         let _ = config::profile::parse_cron(&text);
     }
 }
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn every_value_is_counted(depth in 1usize..5, width in 1usize..6) {
+    fn small_nested_lists_are_accepted(depth in 1usize..5, width in 1usize..6) {
         let mut text = "x".to_owned();
         for _ in 0..depth {
             text = format!("[{}]", vec![text; width].join(", "));

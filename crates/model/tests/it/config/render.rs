@@ -9,7 +9,7 @@ fn rendered(text: &str, expected: &str) {
 }
 
 #[test]
-fn an_unknown_field_is_underlined_and_corrected() {
+fn an_unknown_field_is_underlined_with_a_suggestion() {
     rendered(
         "type: task\ncommands: [x]\nresources:\n  gpu:\n    cuont: 2\n",
         "\
@@ -24,11 +24,11 @@ error[C011]: unknown field `cuont`
 }
 
 #[test]
-fn a_wrong_word_is_underlined_and_corrected() {
+fn an_invalid_value_is_underlined_with_a_suggestion() {
     rendered(
         "type: task\ncommands: [x]\nspot_policy: ondemand\n",
         "\
-error[C014]: `ondemand` is not a value of `spot_policy`
+error[C014]: `ondemand` is not a valid value for `spot_policy`
  --> job.yml:3:14
   |
 3 | spot_policy: ondemand
@@ -43,13 +43,13 @@ fn wide_characters_and_tabs_keep_the_caret_in_place() {
     rendered(
         "type: task\ncommands: [x]\ntags: {\"日本\": x,\t\"é\": y}\n",
         "\
-error[C014]: invalid tag `日本`: a tag's key is 1 to 60 letters, digits, `_` and `-`
+error[C014]: invalid tag `日本`: a tag key consists of 1 to 60 letters, digits, `_` and `-`
  --> job.yml:3:8
   |
 3 | tags: {\"日本\": x,    \"é\": y}
   |        ^^^^^^
 
-error[C014]: invalid tag `é`: a tag's key is 1 to 60 letters, digits, `_` and `-`
+error[C014]: invalid tag `é`: a tag key consists of 1 to 60 letters, digits, `_` and `-`
  --> job.yml:3:17
   |
 3 | tags: {\"日本\": x,    \"é\": y}
@@ -63,7 +63,7 @@ fn a_reference_is_underlined_inside_its_value() {
     rendered(
         "type: task\ncommands:\n  - python train.py ${{ run.arg }} --fast\n",
         "\
-error[C018]: `run.arg` means nothing here; known are `run.args`, `secrets.NAME`
+error[C018]: `run.arg` is not available here; available names: `run.args`, `secrets.NAME`
  --> job.yml:3:21
   |
 3 |   - python train.py ${{ run.arg }} --fast
@@ -73,7 +73,7 @@ error[C018]: `run.arg` means nothing here; known are `run.args`, `secrets.NAME`
     rendered(
         "type: task\ncommands: ['a ${{ run.arg }}']\n",
         "\
-error[C018]: `run.arg` means nothing here; known are `run.args`, `secrets.NAME`
+error[C018]: `run.arg` is not available here; available names: `run.args`, `secrets.NAME`
  --> job.yml:2:15
   |
 2 | commands: ['a ${{ run.arg }}']
@@ -83,22 +83,22 @@ error[C018]: `run.arg` means nothing here; known are `run.args`, `secrets.NAME`
 }
 
 #[test]
-fn duplicate_keys_name_both_places() {
+fn a_duplicate_key_error_names_both_positions() {
     rendered(
         "type: task\nname: one\nimage: a\nname: two\n",
         "\
-error[C003]: key `name` is given twice
+error[C003]: duplicate key `name`
  --> job.yml:4:1
   |
 4 | name: two
   | ^^^^
-  = hint: first given at line 2, column 1
+  = hint: first used at line 2, column 1
 ",
     );
 }
 
 #[test]
-fn syntax_errors_have_a_place() {
+fn syntax_errors_report_their_line() {
     let problems = config::parse("type: task\ncommands: [x\n").unwrap_err();
     assert_eq!(problems[0].code, Code::Syntax);
     assert!(problems[0].span.start.line >= 2, "{problems:?}");
@@ -107,7 +107,7 @@ fn syntax_errors_have_a_place() {
 }
 
 #[test]
-fn a_mapping_that_lacks_something_is_shown_by_its_first_line() {
+fn a_missing_field_is_reported_at_the_first_line_of_its_mapping() {
     rendered(
         "# a service\ntype: service\nimage: a\n",
         "\
@@ -125,12 +125,12 @@ fn a_bare_boolean_where_text_is_meant_gets_a_hint() {
     rendered(
         "type: task\ncommands:\n  - yes\n",
         "\
-error[C013]: `commands` must be text, not a boolean (true)
+error[C013]: `commands` must be a string, not a boolean (true)
  --> job.yml:3:5
   |
 3 |   - yes
   |     ^^^
-  = hint: quote it to keep it text: \"yes\"
+  = hint: quote the value to make it a string: \"yes\"
 ",
     );
 }
@@ -148,7 +148,7 @@ fn a_very_long_line_is_cut_around_the_culprit() {
 }
 
 #[test]
-fn programs_get_json() {
+fn problems_serialize_to_json_with_code_and_position() {
     let problems = config::parse("type: task\ncommands: [x]\nnode: 2\n").unwrap_err();
     let json = serde_json::to_value(&problems).unwrap();
     let expected = serde_json::json!([{

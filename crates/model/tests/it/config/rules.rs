@@ -11,7 +11,7 @@ fn refused(text: &str, expected: &[&str]) {
 }
 
 #[test]
-fn type_comes_first() {
+fn a_missing_or_unknown_type_is_the_only_problem_reported() {
     refused("commands: [x]", &["C010 type"]);
     refused("", &["C010 type"]);
     refused("# only a comment", &["C010 type"]);
@@ -25,7 +25,7 @@ fn type_comes_first() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn all_configuration_problems_are_reported_at_once() {
     let text = "type: task\ncommand: [x]\nresources:\n  gpu: \"H100:\"\n  memry: 8GB\nports: [0, 1]\nnodes: 0\npriority: 101";
     let expected = [
         "C011 command",
@@ -91,7 +91,7 @@ fn run_properties_have_bounds() {
 }
 
 #[test]
-fn groups_of_a_task_take_over_from_the_task() {
+fn a_task_with_groups_may_not_set_the_group_fields_itself() {
     let group = "groups: [{commands: [x]}, {nodes: 2, commands: [y]}]";
     accept(&format!("type: task\n{group}"));
     refused(
@@ -110,7 +110,7 @@ fn groups_of_a_task_take_over_from_the_task() {
 }
 
 #[test]
-fn a_dev_environment_knows_its_ide() {
+fn a_dev_environment_accepts_only_known_ides_and_valid_versions() {
     accept("type: dev-environment");
     accept(
         "type: dev-environment\nide: windsurf\nversion: 1.2@abc\nsetup: [x]\ninactivity_duration: off\ndstack: true",
@@ -123,7 +123,7 @@ fn a_dev_environment_knows_its_ide() {
 }
 
 #[test]
-fn a_service_scales_when_its_replicas_may_vary() {
+fn scaling_is_required_exactly_when_the_replica_count_is_a_range() {
     let with = |more: &str| format!("type: service\nport: 80\nimage: a\n{more}");
     refused("type: service\nimage: a", &["C012 port"]);
     refused(&with("replicas: 1..4"), &["C012 scaling"]);
@@ -143,7 +143,7 @@ fn a_service_scales_when_its_replicas_may_vary() {
 }
 
 #[test]
-fn a_deployment_needs_room_to_move_and_time() {
+fn a_deployment_requires_surge_or_unavailable_and_a_positive_ready_within() {
     let with = |more: &str| format!("type: service\nport: 80\nimage: a\ndeployment: {more}");
     accept(&with("{surge: 2}"));
     accept(&with("{surge: 0, unavailable: 1, ready_within: 5m, rollback: false}"));
@@ -153,7 +153,7 @@ fn a_deployment_needs_room_to_move_and_time() {
 }
 
 #[test]
-fn origins_are_named_before_they_may_send_credentials() {
+fn cors_credentials_require_listed_origins() {
     let with = |more: &str| format!("type: service\nport: 80\nimage: a\n{more}");
     accept(&with("balance: least-outstanding\ncors: {}"));
     accept(&with("cors: {origins: [\"https://a.example\"], credentials: true, max_age: 1h}"));
@@ -193,7 +193,7 @@ fn rate_limits_and_probes_have_bounds() {
 }
 
 #[test]
-fn groups_of_a_service_share_nothing_by_halves() {
+fn a_setting_is_given_on_the_service_or_on_its_groups_but_not_both() {
     let with = |more: &str| format!("type: service\nport: 80\n{more}");
     accept(&with(
         "groups: [{replicas: 1, commands: [x]}, {count: 1..2, scaling: {metric: rps, target: 1}, image: a}]",
@@ -218,7 +218,7 @@ fn groups_of_a_service_share_nothing_by_halves() {
 }
 
 #[test]
-fn the_old_form_of_groups_is_the_new_one() {
+fn the_old_syntax_for_replica_groups_equals_the_new_one() {
     let old =
         accept("type: service\nport: 80\nreplicas: [{count: 1, commands: [x], router: {type: sglang}}]");
     let new = accept("type: service\nport: 80\ngroups: [{replicas: 1, commands: [x], router: {type: smg}}]");
@@ -228,7 +228,7 @@ fn the_old_form_of_groups_is_the_new_one() {
 }
 
 #[test]
-fn a_fleet_is_rented_or_owned() {
+fn a_fleet_has_either_nodes_or_ssh_hosts() {
     refused("type: fleet", &["C012 nodes"]);
     let ssh = "ssh_config: {user: u, identity_file: k, hosts: [a]}";
     accept(&format!("type: fleet\n{ssh}\nenv: [A=1]\nblocks: auto\nplacement: cluster"));
@@ -261,7 +261,7 @@ fn a_fleet_is_rented_or_owned() {
 }
 
 #[test]
-fn a_gateway_matches_its_certificate() {
+fn gateway_backend_must_support_its_load_balancer_and_certificate() {
     let with = |more: &str| format!("type: gateway\nregion: r\n{more}");
     refused("type: gateway", &["C012 backend", "C012 region"]);
     accept(&with(
@@ -340,7 +340,7 @@ fleets: [gpus, other/pool]
 }
 
 #[test]
-fn absent_is_null_on_the_wire_but_for_three_keys() {
+fn absent_fields_serialize_as_null_except_nodes_and_groups() {
     let json = serde_json::to_value(accept("type: task\ncommands: [x]")).unwrap();
     let map = json.as_object().unwrap();
     assert!(map["name"].is_null() && map["retry"].is_null() && map["max_duration"].is_null());
@@ -350,7 +350,7 @@ fn absent_is_null_on_the_wire_but_for_three_keys() {
 }
 
 #[test]
-fn a_client_may_know_more_than_we_do() {
+fn unknown_json_fields_from_clients_are_ignored() {
     let json = json!({"type": "task", "commands": ["x"], "hologram": true, "ports": null, "resources": {"gpu": null, "qpu": 1}});
     let Configuration::Task(task) = Configuration::from_json(&json).unwrap() else { panic!("a task") };
     assert!(task.ports.is_empty() && task.run.resources.gpu.is_none() && task.run.resources.disk.is_some());
@@ -367,9 +367,9 @@ fn a_configuration_wins_over_its_profile() {
         "profiles:\n- {name: cheap, default: true, spot_policy: spot, max_price: 1, max_duration: 1h, idle_duration: off}\n- {name: big, regions: [a]}",
     )
     .unwrap();
-    let chosen = profiles.choose(None).unwrap().unwrap();
+    let chosen = profiles.select(None).unwrap().unwrap();
     assert_eq!(chosen.name, "cheap");
-    assert_eq!(profiles.choose(Some("bgi")).unwrap_err(), "no profile `bgi`; did you mean `big`?");
+    assert_eq!(profiles.select(Some("bgi")).unwrap_err(), "no profile `bgi`; did you mean `big`?");
     let mut task = accept("type: task\ncommands: [x]\nspot_policy: auto\nmax_duration: off");
     task.merge_profile(&chosen.properties);
     let merged = task.profile().unwrap();
@@ -382,7 +382,7 @@ fn a_configuration_wins_over_its_profile() {
 }
 
 #[test]
-fn profiles_are_told_apart() {
+fn profiles_require_unique_names_and_at_most_one_default() {
     let problems = |text: &str| -> Vec<String> {
         config::parse_profiles(text)
             .unwrap_err()
@@ -401,12 +401,12 @@ fn profiles_are_told_apart() {
 }
 
 #[test]
-fn a_count_in_front_of_a_gpu_and_a_number_out_of_range_say_what_was_meant() {
+fn a_gpu_count_prefix_gets_a_suggestion_and_a_cron_error_names_the_valid_range() {
     let gpu = windlass_model::config::resources::parse_gpu("8xH100").unwrap_err();
     assert!(gpu.ends_with("did you mean `H100:8`?"), "{gpu}");
     let other = windlass_model::config::resources::parse_gpu("8many").unwrap_err();
     assert!(!other.contains("did you mean"), "{other}");
     let cron = |text: &str| windlass_model::config::profile::parse_cron(text).unwrap_err();
-    assert_eq!(cron("99 * * * *"), "`99 * * * *`: minute 99 is out of range 0 to 59");
-    assert_eq!(cron("0 8-30 * * *"), "`0 8-30 * * *`: hour 30 is out of range 0 to 23");
+    assert_eq!(cron("99 * * * *"), "`99 * * * *`: minute 99 is not between 0 and 59");
+    assert_eq!(cron("0 8-30 * * *"), "`0 8-30 * * *`: hour 30 is not between 0 and 23");
 }

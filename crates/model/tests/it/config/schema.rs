@@ -120,7 +120,7 @@ fn the_schema_accepts_what_the_reader_accepts() {
 }
 
 #[test]
-fn the_schema_refuses_what_has_no_meaning() {
+fn the_schema_refuses_invalid_configurations() {
     let schema = config::schema();
     for text in [
         "type: task\ncomands: [x]",
@@ -138,7 +138,7 @@ fn the_schema_refuses_what_has_no_meaning() {
 }
 
 #[test]
-fn every_example_is_right() {
+fn every_example_configuration_parses() {
     let files = yaml_files(&root().join("examples"));
     assert!(files.len() >= 8);
     for path in files {

@@ -60,7 +60,7 @@ fn a_range_is_exact_open_or_closed() {
 }
 
 #[test]
-fn memory_is_gibibytes() {
+fn memory_sizes_are_read_as_gibibytes() {
     table::<MemorySize>(
         &[
             ("16", json!(16.0)),
@@ -83,7 +83,7 @@ fn memory_is_gibibytes() {
 }
 
 #[test]
-fn a_duration_is_seconds() {
+fn durations_are_read_as_seconds() {
     table::<Seconds>(
         &[
             ("90", json!(90)),
@@ -144,7 +144,7 @@ fn a_cpu_has_an_architecture_and_a_count() {
 }
 
 #[test]
-fn a_gpu_is_told_in_any_order() {
+fn gpu_spec_parts_may_come_in_any_order() {
     table::<GpuSpec>(
         &[
             ("24GB", json!({"memory": {"min": 24.0, "max": 24.0}, "count": {"min": 1}})),
@@ -199,7 +199,7 @@ fn a_gpu_is_told_in_any_order() {
 }
 
 #[test]
-fn a_port_is_mapped_or_left_to_chance() {
+fn a_port_has_a_fixed_or_a_free_local_port() {
     table::<PortMapping>(
         &[
             ("8080", json!({"local_port": 8080, "container_port": 8080})),
@@ -279,7 +279,7 @@ fn a_mount_is_a_volume_or_a_directory() {
 }
 
 #[test]
-fn a_repository_is_a_path_or_an_address() {
+fn a_repo_is_a_local_path_or_a_url() {
     let path = |local: &str, dir: &str| json!({"local_path": local, "path": dir, "if_exists": "error"});
     let url = |url: &str, dir: &str| json!({"url": url, "path": dir, "if_exists": "error"});
     table::<Repo>(
@@ -301,7 +301,7 @@ fn a_repository_is_a_path_or_an_address() {
 }
 
 #[test]
-fn names_keep_to_their_alphabet() {
+fn names_tags_and_users_allow_only_their_character_set() {
     let longest = format!("a{}", "b".repeat(40));
     table::<Name>(
         &[("ab", json!("ab")), ("a-1", json!("a-1")), (&longest, json!(longest.clone()))],
@@ -327,7 +327,7 @@ fn names_keep_to_their_alphabet() {
 }
 
 #[test]
-fn python_three_point_one_is_three_point_ten() {
+fn python_version_3_1_is_read_as_3_10() {
     table::<PythonVersion>(
         &[
             ("3.12", json!("3.12")),
@@ -341,7 +341,7 @@ fn python_three_point_one_is_three_point_ten() {
 }
 
 #[test]
-fn small_choices() {
+fn short_form_settings_are_normalised_and_invalid_ones_refused() {
     table::<RetrySetting>(
         &[
             ("true", json!(true)),

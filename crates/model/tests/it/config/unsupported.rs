@@ -31,7 +31,7 @@ const SERVICE: &str = "type: service\nport: 80\n";
 const GATEWAY: &str = "type: gateway\nname: entry\nbackend: remote\nregion: here\n";
 
 #[test]
-fn what_cannot_be_had_is_refused_with_its_line_and_a_way_out() {
+fn unsupported_fields_are_refused_with_their_line_and_a_hint() {
     for (text, part) in [
         (format!("{TASK}dstack: true\n"), "3: dstack: `dstack: true` is not supported"),
         (
@@ -58,7 +58,7 @@ fn what_cannot_be_had_is_refused_with_its_line_and_a_way_out() {
 }
 
 #[test]
-fn something_of_another_project_is_never_taken_for_something_of_this_one() {
+fn fleets_and_gateways_of_another_project_are_refused() {
     for (text, part) in [
         (format!("{TASK}fleets: [other/gpus]\n"), "fleets[0]: `other/gpus` is a fleet of another project"),
         (
@@ -79,7 +79,7 @@ fn something_of_another_project_is_never_taken_for_something_of_this_one() {
 }
 
 #[test]
-fn what_has_no_effect_gives_one_warning() {
+fn a_field_without_effect_gives_one_warning() {
     let options = "backend_options: [{type: vastai, min_score: 5}]\n";
     for (text, part) in [
         (format!("{TASK}{options}"), "3: backend_options: `backend_options` has no effect"),
@@ -92,11 +92,11 @@ fn what_has_no_effect_gives_one_warning() {
         (
             "type: fleet\nssh_config: {user: u, identity_file: f, hosts: [h]}\nresources: {cpu: 2}\n"
                 .to_owned(),
-            "3: resources: `resources` has no effect beside `ssh_config`",
+            "3: resources: `resources` has no effect with `ssh_config`",
         ),
         (
             "type: task\ngroups: [{commands: [x]}]\nresources: {cpu: 2}\n".to_owned(),
-            "3: resources: `resources` has no effect beside `groups`",
+            "3: resources: `resources` has no effect with `groups`",
         ),
         ("type: fleet\nnodes: 1\nretry: true\n".to_owned(), "3: retry: `retry` of a fleet has no effect"),
         (
@@ -124,7 +124,7 @@ fn what_has_no_effect_gives_one_warning() {
 }
 
 #[test]
-fn what_other_clients_send_without_being_asked_is_no_wish() {
+fn defaults_sent_by_other_clients_give_no_warning_or_refusal() {
     let sent = serde_json::json!({
         "type": "task", "commands": ["x"], "dstack": false, "home_dir": "/root", "backend_options": null, "fleets": null,
     });
@@ -133,7 +133,7 @@ fn what_other_clients_send_without_being_asked_is_no_wish() {
 }
 
 #[test]
-fn a_profile_counts_as_the_run_itself() {
+fn a_profile_is_reviewed_like_the_run_configuration() {
     let profiles = parse_profiles("profiles:\n- name: a\n  fleets: [other/gpus]\n").unwrap();
     let parsed = parse(TASK).unwrap();
     let properties = Some(&profiles.profiles[0].properties);

@@ -76,7 +76,7 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
 }
 
 #[test]
-fn real_task_files_get_the_verdict_they_got_elsewhere() {
+fn corpus_task_files_get_the_same_verdict_as_in_skypilot() {
     let corpus = corpus();
     let Some(index) = read(&corpus.join("index.json")) else {
         println!("the corpus is absent ({}): nothing to compare with", corpus.display());
@@ -95,7 +95,7 @@ fn real_task_files_get_the_verdict_they_got_elsewhere() {
 
 /// Checks files of this test with their verdicts, in the form of the corpus' index.
 #[test]
-fn our_own_task_files_get_their_verdicts() {
+fn task_file_cases_get_their_expected_verdicts() {
     let cases = [
         (
             r#"{"verdict":"accept","kind":"single","tasks":1,"max_nodes":2,"runnable_locally":true}"#,

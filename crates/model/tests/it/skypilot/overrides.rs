@@ -18,7 +18,7 @@ fn word(text: &str) -> Option<String> {
 }
 
 #[test]
-fn what_is_given_goes_over_every_task_and_the_rest_stays() {
+fn overrides_apply_to_every_task_and_keep_other_fields() {
     let text = "name: a\nresources: {cpus: 2, memory: 4, infra: aws, use_spot: true}\nrun: a\n---\n\
                 name: b\nnum_nodes: 4\nresources: {any_of: [{infra: gcp}, {infra: aws}]}\nrun: b\n";
     let overrides = Overrides {
@@ -56,7 +56,7 @@ fn what_is_given_goes_over_every_task_and_the_rest_stays() {
 }
 
 #[test]
-fn a_deadline_keeps_the_work_that_the_file_names_unless_it_names_its_own() {
+fn a_deadline_override_keeps_the_work_of_the_file_unless_it_gives_its_own() {
     let deadline = |text: &str, said: &str| {
         let overrides = Overrides { deadline: word(said), ..Overrides::default() };
         with(text, &overrides).map(|plan| plan.tasks[0].deadline.unwrap())
@@ -73,7 +73,7 @@ fn a_deadline_keeps_the_work_that_the_file_names_unless_it_names_its_own() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_nothing_is_changed() {
+fn an_invalid_override_is_reported_and_changes_nothing() {
     let refused = |overrides: Overrides| {
         let mut plan = accept("run: a\n").plan;
         let before = plan.clone();

@@ -8,7 +8,7 @@ use windlass_model::{
 use super::{accept, accept_with, given, refuse, secret};
 
 #[test]
-fn an_unknown_key_is_told_with_its_line_and_what_was_meant() {
+fn an_unknown_task_file_key_is_reported_with_its_line_and_a_suggestion() {
     let problems = skypilot::parse_task_file("name: x\nnum_node: 2\nrun: a\n", &CommandLineValues::default())
         .unwrap_err();
     assert_eq!(problems[0].span.start.line, 2);
@@ -18,7 +18,7 @@ fn an_unknown_key_is_told_with_its_line_and_what_was_meant() {
 }
 
 #[test]
-fn accelerators_are_a_word_a_map_a_set_or_a_list() {
+fn accelerators_are_a_string_a_map_a_set_or_a_list() {
     let names = |text: &str| -> Vec<String> {
         let parsed = accept(&format!("run: a\nresources:\n  accelerators: {text}\n"));
         let all = parsed.plan.tasks[0].candidates.iter();
@@ -35,7 +35,7 @@ fn accelerators_are_a_word_a_map_a_set_or_a_list() {
 }
 
 #[test]
-fn alternatives_inherit_what_stands_beside_them() {
+fn resource_alternatives_inherit_the_surrounding_fields() {
     let parsed = accept(
         "run: a\nresources:\n  cpus: 4+\n  memory: 2x\n  accelerators: A100:8\n  ordered:\n    - infra: aws/us-east-1\n      cpus: 2\n    - {infra: gcp, accelerators: {T4: 4, L4: 1}}\n",
     );
@@ -57,11 +57,11 @@ fn alternatives_inherit_what_stands_beside_them() {
         .collect();
     assert_eq!(seen, ["aws/us-east-1 2 4GB A100:8", "gcp 4+ 8GB T4:4", "gcp 4+ 8GB L4:1"]);
     let both = refuse("run: a\nresources:\n  any_of: [{cpus: 1}]\n  ordered: [{cpus: 2}]\n");
-    assert_eq!(both, ["4: `any_of` and `ordered` exclude each other"]);
+    assert_eq!(both, ["4: `any_of` and `ordered` are mutually exclusive"]);
 }
 
 #[test]
-fn alternatives_have_an_order_only_where_the_file_gives_one() {
+fn alternatives_are_ordered_by_price_unless_the_file_orders_them() {
     let by_price =
         |resources: &str| accept(&format!("run: a\nresources: {resources}\n")).plan.tasks[0].cheapest_first;
     assert!(by_price("{any_of: [{cpus: 1}, {cpus: 2}]}"));
@@ -71,7 +71,7 @@ fn alternatives_have_an_order_only_where_the_file_gives_one() {
 }
 
 #[test]
-fn a_relative_mount_is_in_the_directory_that_the_task_begins_in() {
+fn a_relative_file_mount_is_resolved_in_the_working_directory() {
     let path = |mount: &str| {
         let parsed = accept(&format!("run: a\nworkdir: code\nfile_mounts:\n  {mount}: data.txt\n"));
         let TaskBody::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
@@ -95,11 +95,11 @@ fn a_relative_mount_is_in_the_directory_that_the_task_begins_in() {
 fn a_label_that_cannot_be_a_tag_is_warned_about() {
     let parsed = accept("run: a\nresources: {labels: {team/x: y, kept: yes-it-is}}\n");
     let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.message.as_str()).collect();
-    assert_eq!(warned, ["label `team/x: y` is left out: a tag has letters, digits, `_` and `-`"]);
+    assert_eq!(warned, ["label `team/x: y` is ignored: a tag allows only letters, digits, `_` and `-`"]);
 }
 
 #[test]
-fn recovery_is_a_name_or_a_map_and_the_same_everywhere() {
+fn job_recovery_is_a_name_or_a_map_and_equal_in_every_alternative() {
     let of = |text: &str| {
         accept(&format!("run: a\nresources:\n  job_recovery: {text}\n")).plan.tasks[0].recovery.clone()
     };
@@ -124,7 +124,7 @@ fn recovery_is_a_name_or_a_map_and_the_same_everywhere() {
 }
 
 #[test]
-fn priority_has_bounds_and_the_highest_of_the_tasks_counts() {
+fn job_priority_is_bounded_and_is_the_highest_of_its_tasks() {
     let job = accept("resources: {priority: 5}\nrun: a\n---\nresources: {priority: -7}\nrun: b\n");
     assert_eq!(job.plan.priority, 5);
     assert_eq!(accept("run: a\n").plan.priority, 0);
@@ -135,7 +135,7 @@ fn priority_has_bounds_and_the_highest_of_the_tasks_counts() {
 }
 
 #[test]
-fn variables_are_replaced_where_the_client_reads_and_nowhere_else() {
+fn variables_are_substituted_in_paths_but_not_in_scripts() {
     let text = "envs:\n  DIR: data\n  N: 3\n  ON: true\nworkdir: ./$DIR\nfile_mounts:\n  /in/${DIR}: ./$DIR/x\nrun: echo $DIR\nsetup: echo ${DIR}\n";
     let parsed = accept_with(text, &given(&[("DIR", "other"), ("EXTRA", "1")]));
     let TaskBody::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
@@ -169,7 +169,7 @@ fn a_secret_without_a_value_parses_and_cannot_be_launched() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_at_launch_with_the_way_out() {
+fn unsupported_task_fields_are_refused_at_launch_with_a_hint() {
     let cases = [
         ("service: {readiness_probe: /}\nrun: a\n", "service", "windlass apply"),
         ("pool: {workers: 2}\nrun: a\n", "pool", "windlass apply"),
@@ -189,7 +189,7 @@ fn what_cannot_be_had_is_refused_at_launch_with_the_way_out() {
 }
 
 #[test]
-fn what_has_no_effect_gives_one_warning_each() {
+fn each_task_field_without_effect_gives_one_warning() {
     let text = "run: a\napi_server_access: true\nconfig: {aws: {x: 1}, gcp: {}}\nresources:\n  disk_size: 100\n  cloud: aws\n  any_of:\n    - instance_type: x\n    - instance_type: y\n";
     let warnings: Vec<_> =
         accept(text).warnings.into_iter().map(|w| format!("{} {}", w.span.start.line, w.path)).collect();
@@ -206,7 +206,7 @@ fn what_has_no_effect_gives_one_warning_each() {
 }
 
 #[test]
-fn a_group_knows_its_primaries_and_delays() {
+fn a_job_group_parses_its_primary_tasks_and_termination_delays() {
     let text = "name: g\nexecution: parallel\nprimary_tasks: [b]\ntermination_delay: {default: 10s, c: 1m}\nlater: 1\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n---\nname: c\nrun: c\n";
     let parsed = accept(text);
     let Shape::Group(group) = &parsed.plan.shape else { panic!("not a group") };
@@ -216,12 +216,12 @@ fn a_group_knows_its_primaries_and_delays() {
     let all = accept("name: g\nexecution: parallel\nprimary_tasks: []\n---\nname: a\nrun: a\n");
     let Shape::Group(group) = &all.plan.shape else { panic!("not a group") };
     assert_eq!(group.primary, [0]);
-    assert_eq!(refuse("name: g\nexecution: parallel\n"), ["1: a job group has at least one task"]);
+    assert_eq!(refuse("name: g\nexecution: parallel\n"), ["1: a job group requires at least one task"]);
     assert_eq!(refuse("name: g g\nexecution: parallel\n---\nname: a\nrun: a\n").len(), 1);
 }
 
 #[test]
-fn m7_the_tasks_of_a_pipeline_come_one_after_the_other() {
+fn m7_each_task_of_a_pipeline_depends_on_the_previous_one() {
     let parsed = accept("name: p\n---\nrun: a\n---\nname: mid\nrun: b\n---\nrun: c\n");
     let after: Vec<_> = parsed.plan.tasks.iter().map(|task| task.after.clone()).collect();
     assert_eq!((parsed.kind, after), (TaskFileKind::Pipeline, vec![vec![], vec![0], vec![1]]));
@@ -230,24 +230,21 @@ fn m7_the_tasks_of_a_pipeline_come_one_after_the_other() {
 }
 
 #[test]
-fn m7_a_graph_is_read_and_a_circle_is_refused_by_name() {
+fn m7_depends_on_forms_a_graph_and_a_cycle_is_refused_by_name() {
     let diamond = "name: a\nrun: a\n---\nname: b\ndepends_on: [a]\nrun: b\n---\nname: c\ndepends_on: a\nrun: c\n---\nname: d\ndepends_on: [b, c]\nrun: d\n";
     let after: Vec<_> = accept(diamond).plan.tasks.iter().map(|task| task.after.clone()).collect();
     assert_eq!(after, [vec![], vec![0], vec![0], vec![1, 2]]);
     let circle = "name: a\ndepends_on: c\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\n---\nname: c\ndepends_on: b\nrun: c\n";
-    assert_eq!(refuse(circle), ["2: `depends_on` goes round in a circle: a after c after b after a"]);
+    assert_eq!(refuse(circle), ["2: `depends_on` contains a cycle: a after c after b after a"]);
     assert_eq!(
         refuse("name: a\ndepends_on: aa\nrun: a\n"),
-        ["2: `depends_on` names `aa`, and no task is called so"]
+        ["2: `depends_on` names `aa`, but no task has this name"]
     );
-    assert_eq!(
-        refuse("name: a\ndepends_on: a\nrun: a\n"),
-        ["2: `depends_on` goes round in a circle: a after a"]
-    );
+    assert_eq!(refuse("name: a\ndepends_on: a\nrun: a\n"), ["2: `depends_on` contains a cycle: a after a"]);
 }
 
 #[test]
-fn a_task_as_apply_takes_it_can_be_part_of_a_job() {
+fn a_task_configuration_can_be_part_of_a_managed_job() {
     let text = "type: task\nname: prepare\ncommands: [make]\nnodes: 2\nenv: [TOKEN]\n---\nname: train\ndepends_on: prepare\nrun: train\n";
     assert_eq!(refuse(text), ["5: variable `TOKEN` has no value"]);
     let parsed = accept_with(text, &given(&[("TOKEN", "x")]));
@@ -258,7 +255,7 @@ fn a_task_as_apply_takes_it_can_be_part_of_a_job() {
 }
 
 #[test]
-fn a_deadline_needs_to_know_the_work() {
+fn a_deadline_requires_work_or_max_duration() {
     let deadline = accept("run: a\ndeadline: {within: 48h, work: 30h, changeover: 10m}\n").plan.tasks[0]
         .deadline
         .unwrap();
@@ -271,7 +268,7 @@ fn a_deadline_needs_to_know_the_work() {
 }
 
 #[test]
-fn nothing_in_a_file_makes_the_reader_panic() {
+fn malformed_task_files_never_panic_the_parser() {
     for text in [
         "",
         "---",
@@ -290,11 +287,11 @@ fn nothing_in_a_file_makes_the_reader_panic() {
     ] {
         let _ = skypilot::parse_task_file(text, &CommandLineValues::default());
     }
-    assert_eq!(refuse(""), ["0: the file is empty; a task has at least `run`"]);
+    assert_eq!(refuse(""), ["0: the file is empty; a task requires `run`"]);
 }
 
 #[test]
-fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
+fn secret_values_are_per_task_and_given_values_reach_task_configurations() {
     let text =
         "name: p\n---\nname: a\nsecrets: {K: valueA}\nrun: x\n---\nname: b\nsecrets: {K: valueB}\nrun: x\n";
     let two =
@@ -315,7 +312,7 @@ fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
 }
 
 #[test]
-fn a_task_file_is_told_from_a_configuration_by_its_fields() {
+fn a_task_file_is_distinguished_from_a_configuration_by_its_fields() {
     for text in [
         "run: a\n",
         "name: x\n",

@@ -29,7 +29,8 @@ fn spec(
     candidate: u32,
     site: &ServerContext,
 ) -> (AttemptRunSpec, windlass_model::config::task::Task) {
-    let spec = AttemptRunSpec::of(&accept(text).plan, task, candidate, None, &identity(), site).unwrap();
+    let spec =
+        AttemptRunSpec::for_attempt(&accept(text).plan, task, candidate, None, &identity(), site).unwrap();
     let Configuration::Task(task) = &spec.configuration else { panic!("not a task") };
     let task = (**task).clone();
     (spec, task)
@@ -40,7 +41,7 @@ fn program(text: &str, site: &ServerContext) -> String {
 }
 
 #[test]
-fn the_id_of_a_task_is_made_of_things_that_never_change() {
+fn a_task_id_is_built_from_immutable_properties() {
     let plan = accept("name: p\n---\nname: a\nrun: a\n---\nrun: b\n").plan;
     assert_eq!(task_id(&plan, 0, &identity()), "sky-managed-2026-11-15-16-00-01-000042_p_a_17-0");
     assert_eq!(task_id(&plan, 1, &identity()), "sky-managed-2026-11-15-16-00-01-000042_p_p-1_17-1");
@@ -49,7 +50,7 @@ fn the_id_of_a_task_is_made_of_things_that_never_change() {
 }
 
 #[test]
-fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
+fn setup_and_run_use_separate_shells_with_the_gate_between_them() {
     let text = "setup: |\n  echo it's ready\nrun: python train.py\nnum_nodes: 2\n";
     let program = program(text, &ServerContext::default());
     let setup = program.find("echo it'\"'\"'s ready").unwrap();
@@ -60,12 +61,13 @@ fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
     assert!(!program.contains("set -e"));
     assert_eq!(program.matches("(exec 2>&3 3>&-").count(), 2, "the shell's own words go nowhere");
     assert!(program.contains("SKYPILOT_SETUP_NODE_RANK") && program.contains("SKYPILOT_NODE_IPS"));
-    let alone = self::program("run: a\n", &ServerContext { private_home: true, ..ServerContext::default() });
+    let alone =
+        self::program("run: a\n", &ServerContext { has_private_home: true, ..ServerContext::default() });
     assert!(!alone.contains("WINDLASS_GATE_FILE") && alone.contains("export HOME="), "{alone}");
 }
 
 #[test]
-fn a_run_carries_what_the_task_asks_for() {
+fn a_run_configuration_carries_the_resources_and_files_of_its_task() {
     let text = "name: x\nresources:\n  cpus: 4\n  memory: 16+\n  use_spot: true\n  ports: [8080, 9000-9001]\n  image_id: docker:python:3.12\n  infra: aws/us-east-1\n  ordered:\n    - accelerators: A100-80GB:8\n    - accelerators: [T4]\n      use_spot: false\nenvs: {A: b}\nsecrets: {S: t}\nworkdir: ./code\nvolumes: {/ckpt: disk}\nrun: a\n";
     let site = ServerContext { backends: vec!["aws".to_owned()], ..ServerContext::default() };
     let (first, task) = spec(text, 0, 0, &site);
@@ -92,14 +94,15 @@ fn a_run_carries_what_the_task_asks_for() {
     assert!(!env.contains_key("S"), "a secret is not part of the configuration");
     assert_eq!(task.run.files[0].path, "sky_workdir");
     assert_eq!(task.run.volumes[0].path(), "/ckpt");
-    let named = ServerContext { no_spot: true, fleets: vec!["aws".to_owned()], ..ServerContext::default() };
+    let named =
+        ServerContext { has_no_spot: true, fleets: vec!["aws".to_owned()], ..ServerContext::default() };
     let (_, task) = spec(text, 0, 1, &named);
     assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::OnDemand));
     assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "aws");
 }
 
 #[test]
-fn labels_and_the_longest_duration_are_those_of_the_run() {
+fn labels_and_max_duration_are_passed_to_the_run() {
     let text = "resources: {labels: {team: a}}\nmax_duration: 2h\nrun: a\n";
     let (_, task) = spec(text, 0, 0, &ServerContext::default());
     assert_eq!(task.profile.provisioning.tags.unwrap().0["team"], "a");
@@ -107,7 +110,7 @@ fn labels_and_the_longest_duration_are_those_of_the_run() {
 }
 
 #[test]
-fn the_jobs_of_a_run_can_be_derived() {
+fn job_specs_can_be_built_from_a_task_run() {
     let text = "num_nodes: 2\nsetup: true\nrun: a\n";
     let text = text.replace("setup: true", "setup: make");
     let (spec, _) = spec(&text, 0, 0, &ServerContext::default());
@@ -125,7 +128,7 @@ fn the_jobs_of_a_run_can_be_derived() {
 }
 
 #[test]
-fn a_group_tells_its_name_and_a_foreign_task_gets_the_variables_too() {
+fn group_name_and_task_id_variables_are_set_for_every_kind_of_task() {
     let group = "name: g\nexecution: parallel\n---\nname: a\nrun: a\n";
     assert_eq!(
         spec(group, 0, 0, &ServerContext::default()).1.run.env.values()["SKYPILOT_JOBGROUP_NAME"],

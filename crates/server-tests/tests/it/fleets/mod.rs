@@ -12,23 +12,23 @@ use self::test_env::{FakeCloud, FleetTestEnv, instance_id, offer};
 use crate::http::{ServerFixture, on_both};
 
 on_both! {
-    a_fleet_reaches_its_minimum_and_shows_what_it_has
-    a_job_makes_its_instance_and_runs_there
-    offers_are_tried_in_their_order
-    when_every_offer_is_refused_the_job_ends_and_says_why
-    a_lost_write_makes_no_second_machine_not_even_at_another_backend
-    two_replicas_that_place_at_once_keep_to_the_maximum
-    nodes_of_a_replica_are_made_together_in_one_place
-    an_idle_instance_goes_above_the_minimum_only
-    a_lost_instance_is_replaced_after_a_while
-    a_deleted_fleet_leaves_nothing
+    a_fleet_creates_its_minimum_and_shows_its_instances
+    a_job_creates_its_instance_and_runs_on_it
+    offers_are_tried_in_price_order
+    a_job_fails_with_the_reasons_if_every_offer_is_refused
+    a_lost_write_creates_no_second_instance_at_any_backend
+    concurrent_placement_by_two_replicas_respects_the_fleet_maximum
+    nodes_of_a_replica_are_created_at_one_backend
+    idle_instances_are_terminated_down_to_the_fleet_minimum
+    a_lost_instance_is_replaced_after_a_delay
+    deleting_a_fleet_deletes_all_its_instances
     a_preempted_instance_interrupts_its_job
-    four_tasks_share_one_machine
-    a_job_that_is_stopped_while_its_machine_is_made_leaves_no_machine
-    reuse_makes_nothing_and_says_so
-    a_fleet_that_asks_for_something_else_replaces_what_is_idle
-    an_instance_ends_when_asked_and_only_then
-    nothing_is_made_at_a_backend_that_the_project_was_not_granted
+    four_tasks_share_one_instance_by_blocks
+    stopping_a_job_during_provisioning_leaves_no_instance
+    creation_policy_reuse_creates_no_instance_and_is_named_in_the_message
+    a_changed_fleet_spec_replaces_idle_instances
+    deleting_one_instance_keeps_the_others
+    no_instance_is_created_at_a_backend_not_granted_to_the_project
 }
 
 const SMALL_TYPE: &str = "small";
@@ -40,7 +40,7 @@ async fn start_with_one_cloud(ground: &ServerFixture) -> (FleetTestEnv, std::syn
     (stage, clouds.remove(0))
 }
 
-async fn a_fleet_reaches_its_minimum_and_shows_what_it_has(ground: &ServerFixture) {
+async fn a_fleet_creates_its_minimum_and_shows_its_instances(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 2, "max": 3}, "tags": {"team": "a"}})).await;
     let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
@@ -57,7 +57,7 @@ async fn a_fleet_reaches_its_minimum_and_shows_what_it_has(ground: &ServerFixtur
     stage.stop().await;
 }
 
-async fn a_job_makes_its_instance_and_runs_there(ground: &ServerFixture) {
+async fn a_job_creates_its_instance_and_runs_on_it(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({})).await;
@@ -73,7 +73,7 @@ async fn a_job_makes_its_instance_and_runs_there(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn offers_are_tried_in_their_order(ground: &ServerFixture) {
+async fn offers_are_tried_in_price_order(ground: &ServerFixture) {
     let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", "cheap", 4, 1.0), offer("aws", "dear", 4, 3.0)];
         vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, vec![offer("gcp", "middle", 4, 2.0)])]
@@ -96,7 +96,7 @@ async fn offers_are_tried_in_their_order(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &ServerFixture) {
+async fn a_job_fails_with_the_reasons_if_every_offer_is_refused(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().none_of.extend([SMALL_TYPE.to_owned(), "spot".to_owned()]);
     // Both kinds: the run does not set `spot_policy`, so the fleet's value counts.
@@ -115,7 +115,7 @@ async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &ServerFi
     stage.stop().await;
 }
 
-async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground: &ServerFixture) {
+async fn a_lost_write_creates_no_second_instance_at_any_backend(ground: &ServerFixture) {
     let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         vec![
             FakeCloud::new("aws", db, vec![offer("aws", "cheap", 4, 1.0)]),
@@ -134,7 +134,7 @@ async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground
     stage.stop().await;
 }
 
-async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &ServerFixture) {
+async fn concurrent_placement_by_two_replicas_respects_the_fleet_maximum(ground: &ServerFixture) {
     let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
     let (stage, clouds) = FleetTestEnv::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 2}})).await;
@@ -148,7 +148,7 @@ async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &ServerFixt
     stage.stop().await;
 }
 
-async fn nodes_of_a_replica_are_made_together_in_one_place(ground: &ServerFixture) {
+async fn nodes_of_a_replica_are_created_at_one_backend(ground: &ServerFixture) {
     let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
         let gcp = vec![offer("gcp", SMALL_TYPE, 4, 2.0)];
@@ -165,7 +165,7 @@ async fn nodes_of_a_replica_are_made_together_in_one_place(ground: &ServerFixtur
     stage.stop().await;
 }
 
-async fn an_idle_instance_goes_above_the_minimum_only(ground: &ServerFixture) {
+async fn idle_instances_are_terminated_down_to_the_fleet_minimum(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}, "idle_duration": "1s"})).await;
     stage.wait_for_instances("pool", &["idle"]).await;
@@ -187,7 +187,7 @@ async fn an_idle_instance_goes_above_the_minimum_only(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn a_lost_instance_is_replaced_after_a_while(ground: &ServerFixture) {
+async fn a_lost_instance_is_replaced_after_a_delay(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
     let first = instance_id(&stage.wait_for_instances("pool", &["idle"]).await[0]);
@@ -226,7 +226,7 @@ async fn preempt(stage: &FleetTestEnv, cloud: &FakeCloud, id: windlass_model::id
     stage.poke("instances").await;
 }
 
-async fn a_deleted_fleet_leaves_nothing(ground: &ServerFixture) {
+async fn deleting_a_fleet_deletes_all_its_instances(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 2, "max": 2}})).await;
     let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
@@ -256,7 +256,7 @@ async fn a_preempted_instance_interrupts_its_job(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn four_tasks_share_one_machine(ground: &ServerFixture) {
+async fn four_tasks_share_one_instance_by_blocks(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}, "blocks": 4})).await;
     stage.wait_for_instances("pool", &["idle"]).await;
@@ -281,7 +281,7 @@ async fn four_tasks_share_one_machine(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn a_job_that_is_stopped_while_its_machine_is_made_leaves_no_machine(ground: &ServerFixture) {
+async fn stopping_a_job_during_provisioning_leaves_no_instance(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().hold = true;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
@@ -298,7 +298,7 @@ async fn a_job_that_is_stopped_while_its_machine_is_made_leaves_no_machine(groun
     stage.stop().await;
 }
 
-async fn reuse_makes_nothing_and_says_so(ground: &ServerFixture) {
+async fn creation_policy_reuse_creates_no_instance_and_is_named_in_the_message(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({"creation_policy": "reuse"})).await;
@@ -309,7 +309,7 @@ async fn reuse_makes_nothing_and_says_so(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn a_fleet_that_asks_for_something_else_replaces_what_is_idle(ground: &ServerFixture) {
+async fn a_changed_fleet_spec_replaces_idle_instances(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
     let first = stage.wait_for_instances("pool", &["idle"]).await;
@@ -332,7 +332,7 @@ async fn a_fleet_that_asks_for_something_else_replaces_what_is_idle(ground: &Ser
     stage.stop().await;
 }
 
-async fn an_instance_ends_when_asked_and_only_then(ground: &ServerFixture) {
+async fn deleting_one_instance_keeps_the_others(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "target": 2, "max": 2}})).await;
     stage.wait_for_instances("pool", &["idle", "idle"]).await;
@@ -345,7 +345,7 @@ async fn an_instance_ends_when_asked_and_only_then(ground: &ServerFixture) {
 }
 
 /// Also for a fleet that names no backend at all.
-async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &ServerFixture) {
+async fn no_instance_is_created_at_a_backend_not_granted_to_the_project(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;

@@ -30,7 +30,7 @@ use crate::{
 };
 
 on_both! {
-    m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host
+    m8_a_failed_query_during_host_setup_does_not_terminate_the_host
 }
 
 /// Maximum time for passes in progress when the engine stops.
@@ -117,7 +117,7 @@ impl PipelineRegistry for InstancesOnlyRegistry<'_> {
     fn add_batch<P: BatchPipeline>(&mut self, _pipeline: P) {}
 }
 
-fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
+fn start_engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
     let app = &server.app;
     let db = app.db().with_fault_hook(Arc::new(FailingQueryFault(Arc::clone(&backend.query_fails))));
     let hands = PipelineContext {
@@ -144,14 +144,14 @@ fn private_key() -> String {
     key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
 }
 
-async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(ground: &ServerFixture) {
+async fn m8_a_failed_query_during_host_setup_does_not_terminate_the_host(ground: &ServerFixture) {
     let server = ground.start().await;
     let backend = Arc::new(SshBackend { created: AtomicUsize::new(0), query_fails: Arc::default() });
     let spec = json!({"profile": {"name": "default"}, "configuration": {"type": "fleet", "name": "hosts",
         "ssh_config": {"user": "ubuntu", "hosts": ["10.4.0.7"],
             "ssh_key": {"public": "ssh-ed25519 AAAA", "private": private_key()}}}});
     server.admin("/api/project/main/fleets/apply", json!({"plan": {"spec": spec}, "force": true})).await;
-    let engine = engine(&server, &backend);
+    let engine = start_engine(&server, &backend);
     let asked = std::time::Instant::now();
     loop {
         let fleet = server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;

@@ -36,7 +36,7 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
         region: "here".into(),
         zones: Vec::new(),
         instance_type: name.into(),
-        price: Price::dollars(dollars),
+        price: Price::from_dollars(dollars),
         availability: Availability::Available,
         reservation: None,
         host: HostSpec {

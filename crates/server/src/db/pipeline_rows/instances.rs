@@ -83,7 +83,7 @@ pub async fn fleet_summary(db: &Db, fleet: FleetId) -> Result<Option<FleetSummar
 }
 
 /// Records which offer is requested, before the request; the row stays locked.
-pub async fn tries(
+pub async fn set_offer_attempts(
     db: &Db,
     held: LeaseKey,
     tries: &impl serde::Serialize,

@@ -148,7 +148,10 @@ pub async fn cancel_grace(db: &Db, job: ManagedJobId) -> Result<Option<Span>, Db
 }
 
 /// Plan of a managed job, and all its nodes that have an instance.
-pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<ManagedNode>)>, DbError> {
+pub async fn managed_group(
+    db: &Db,
+    job: ManagedJobId,
+) -> Result<Option<(String, Vec<ManagedNode>)>, DbError> {
     let Some(row) = db.query_opt(GROUP_PLAN.as_str(), params![job]).await? else { return Ok(None) };
     let rows = db.query(GROUP.as_str(), params![job]).await?;
     let members = rows.iter().map(|row| {

@@ -203,7 +203,7 @@ pub async fn apply(
 }
 
 /// Slots in use.
-pub async fn in_use(db: &Db) -> Result<SlotUsage, DbError> {
+pub async fn slots_in_use(db: &Db) -> Result<SlotUsage, DbError> {
     let row = db.query_opt(IN_USE.as_str(), vec![]).await?;
     let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
@@ -212,9 +212,12 @@ pub async fn in_use(db: &Db) -> Result<SlotUsage, DbError> {
 
 /// Tasks that wait for a slot, and the slots in use. Returns as many tasks as could be granted at all, and the first of
 /// those that need only a launch slot.
-pub async fn line(db: &Db, limits: SlotLimits) -> Result<(Vec<(SlotRequest, Uuid)>, SlotUsage), DbError> {
+pub async fn slot_queue(
+    db: &Db,
+    limits: SlotLimits,
+) -> Result<(Vec<(SlotRequest, Uuid)>, SlotUsage), DbError> {
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-    let in_use = in_use(db).await?;
+    let in_use = slots_in_use(db).await?;
     let free = limits.max_launching.saturating_sub(in_use.launching);
     if free == 0 {
         return Ok((Vec::new(), in_use));
@@ -226,7 +229,7 @@ pub async fn line(db: &Db, limits: SlotLimits) -> Result<(Vec<(SlotRequest, Uuid
                 job: u64::try_from(row.int(0)?).unwrap_or_default(),
                 task: number(row.int(1)?),
                 priority: i32::try_from(row.int(2)?).unwrap_or_default(),
-                alive: row.bool(3)?,
+                has_alive_slot: row.bool(3)?,
             };
             let known =
                 |(other, _): &(SlotRequest, Uuid)| (other.job, other.task) == (waiting.job, waiting.task);

@@ -10,7 +10,7 @@ use crate::db::{
 type BindError = Box<dyn std::error::Error + Sync + Send>;
 
 #[derive(Debug, thiserror::Error)]
-#[error("{have} does not go into a parameter of type {want}")]
+#[error("cannot bind {have} to a parameter of type {want}")]
 struct Mismatch {
     have: &'static str,
     want: String,
@@ -96,9 +96,9 @@ impl Array {
 
     fn kind(&self) -> &'static str {
         match self {
-            Self::Bool(_) => "a flag",
+            Self::Bool(_) => "a boolean",
             Self::Int(_) => "an integer",
-            Self::Real(_) => "a real",
+            Self::Real(_) => "a real number",
             Self::Text(_) => "text",
             Self::Bytes(_) => "bytes",
         }
@@ -116,11 +116,11 @@ impl Array {
 }
 
 pub(super) fn read_row(row: &tokio_postgres::Row) -> Result<Row, DbError> {
-    (0..row.len()).map(|column| value_of(row, column)).collect::<Result<_, _>>().map(Row)
+    (0..row.len()).map(|column| read_value(row, column)).collect::<Result<_, _>>().map(Row)
 }
 
-fn value_of(row: &tokio_postgres::Row, column: usize) -> Result<Val, DbError> {
-    let wrong = |_| DbError::Shape { column, want: "a value of its type", have: "something else" };
+fn read_value(row: &tokio_postgres::Row, column: usize) -> Result<Val, DbError> {
+    let wrong = |_| DbError::Shape { column, want: "a value of the column's type", have: "another value" };
     let ty = row.columns()[column].type_();
     let value = match *ty {
         Type::BOOL => row.try_get::<_, Option<bool>>(column).map_err(wrong)?.map(Val::Bool),
@@ -134,7 +134,7 @@ fn value_of(row: &tokio_postgres::Row, column: usize) -> Result<Val, DbError> {
         Type::BYTEA => row.try_get::<_, Option<Vec<u8>>>(column).map_err(wrong)?.map(Val::Bytes),
         _ => {
             let want = "BOOLEAN, BIGINT, DOUBLE PRECISION, TEXT or BYTEA";
-            return Err(DbError::Shape { column, want, have: "another type: cast it" });
+            return Err(DbError::Shape { column, want, have: "another type; add a cast" });
         }
     };
     Ok(value.unwrap_or(Val::Null))

@@ -107,25 +107,25 @@ mod tests {
     }
 
     #[test]
-    fn l5_a_clock_that_was_set_is_noticed_until_it_was_set_right() {
+    fn l5_a_clock_jump_is_detected_until_it_is_corrected() {
         let ahead = [(0, 0, 0), (5, 5, 5), (6, 6, 606), (6, 7, 607), (8, 8, 8)];
         assert_eq!(observed_jump(&ahead), [None, None, Some(600), Some(600), None]);
         assert_eq!(observed_jump(&[(0, 0, 1000), (5, 5, 405)]), [None, Some(-600)]);
     }
 
     #[test]
-    fn a_clock_that_is_right_is_believed_however_slow_looks_are() {
+    fn an_accurate_clock_is_trusted_even_with_slow_readings() {
         assert_eq!(observed_jump(&[(0, 0, 0), (600, 600, 600), (601, 641, 630), (610, 642, 611)]), [None; 4]);
         assert_eq!(observed_jump(&[(10, 10, 10), (0, 11, 4), (12, 12, 12)]), [None; 3]);
     }
 
     #[test]
-    fn machines_that_were_off_believe_the_clock() {
+    fn a_jump_beyond_the_limit_is_treated_as_downtime() {
         assert_eq!(observed_jump(&[(0, 0, 0), (1, 1, 7200), (2, 2, 7201)]), [None; 3]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn l5_after_a_jump_no_lock_has_run_out_until_its_holder_could_renew_it() {
+    async fn l5_after_a_jump_no_lock_expires_before_its_holder_could_renew_it() {
         let watch = ClockWatch::default();
         assert!(watch.is_trusted());
         watch.distrust(Duration::from_secs(30));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn l5_queues_are_searched_after_a_jump_and_now_and_then() {
+    async fn l5_queues_are_polled_closely_after_a_jump_and_periodically() {
         let watch = ClockWatch::default();
         assert!(watch.is_close_poll_due("runs") && watch.is_close_poll_due("jobs"), "the first look of each");
         assert!(!watch.is_close_poll_due("runs"));

@@ -7,7 +7,7 @@ use tokio_postgres::{Error, error::SqlState};
 use crate::db::error::DbError;
 
 /// Error of a statement that was not a COMMIT.
-pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
+pub(super) fn classify(what: &'static str, sql: &str, error: Error) -> DbError {
     let Some(refusal) = error.as_db_error() else {
         return if is_lost(&error) {
             DbError::Unavailable { what, source: Arc::new(error) }

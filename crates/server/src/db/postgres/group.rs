@@ -20,7 +20,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 use super::{
     bind::{Array, Bind, read_row},
     clock::{ClockWatch, READ_CLOCK},
-    fault::{fault, is_lost, is_race},
+    fault::{classify, is_lost, is_race},
     session::{Session, check_count},
 };
 use crate::db::{
@@ -53,9 +53,9 @@ pub(super) enum Failure {
 
 type GroupResult<T> = Result<T, Failure>;
 
-fn refuse(sql: &str, error: tokio_postgres::Error) -> Failure {
+fn classify_failure(sql: &str, error: tokio_postgres::Error) -> Failure {
     let (race, lost) = (is_race(&error), is_lost(&error));
-    let error = fault("write", sql, error);
+    let error = classify("write", sql, error);
     match (race, lost) {
         (true, _) => Failure::Race(error),
         (_, true) => Failure::ConnectionLost(error),
@@ -76,7 +76,9 @@ pub(super) async fn commit(
     match session.cancel_if_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
             Ok(()) => Ok(written),
-            Err(error) if error.as_db_error().is_some() && !is_lost(&error) => Err(refuse("COMMIT", error)),
+            Err(error) if error.as_db_error().is_some() && !is_lost(&error) => {
+                Err(classify_failure("COMMIT", error))
+            }
             Err(error) => Err(Failure::Unknown(DbError::Unknown { source: Arc::new(error) })),
         },
         Err(failure) => {
@@ -117,7 +119,7 @@ impl Group<'_> {
 
     /// Opens the transaction and reads its time, in one round trip.
     async fn begin(&self) -> GroupResult<i64> {
-        let failed = |error| refuse(READ_CLOCK, error);
+        let failed = |error| classify_failure(READ_CLOCK, error);
         let now = self.session.prepare(READ_CLOCK).await.map_err(failed)?;
         let asked = Instant::now();
         let begin = begin_sql(self.races);
@@ -222,12 +224,12 @@ impl Group<'_> {
         udt.and_then(|udt| Some((Array::new(udt)?, udt))).ok_or(Failure::Refused(DbError::Shape {
             column: 0,
             want: "a column of a portable type",
-            have: "an unknown one",
+            have: "an unknown type",
         }))
     }
 
     async fn bulk(&self, sql: &str, arrays: &[Array]) -> GroupResult<(Vec<tokio_postgres::Row>, u64)> {
-        let failed = |error| refuse(sql, error);
+        let failed = |error| classify_failure(sql, error);
         let statement = self.session.prepare(sql).await.map_err(failed)?;
         let params: Vec<&(dyn ToSql + Sync)> = arrays.iter().map(Array::param).collect();
         self.session.run(&statement, &params).await.map_err(failed)
@@ -246,7 +248,7 @@ impl Group<'_> {
         let mut rows: Vec<Vec<Vec<Row>>> = vec![Vec::new(); parts.len()];
         for (step, outcome) in steps.iter().zip(outcomes) {
             // The first failure is the cause: after it the transaction rejects everything.
-            let (found, touched) = outcome.map_err(|error| refuse(&step.sql, error))?;
+            let (found, touched) = outcome.map_err(|error| classify_failure(&step.sql, error))?;
             if step.expect == Expect::One && touched != 1 {
                 return Err(Failure::Stale(step.at));
             }
@@ -268,7 +270,7 @@ impl Group<'_> {
             Change::Exec { sql, params, expect } => (sql.to_string(), params.clone(), *expect, false),
             Change::Query { sql, params } => (sql.to_string(), params.clone(), Expect::Any, true),
         };
-        let statement = self.session.prepare(&sql).await.map_err(|error| refuse(&sql, error))?;
+        let statement = self.session.prepare(&sql).await.map_err(|error| classify_failure(&sql, error))?;
         check_count(&sql, &statement, params.len()).map_err(Failure::Refused)?;
         let params = params.into_iter().map(|value| value.at(now)).collect();
         Ok(GroupStep { unit, at, sql, statement, params, expect, is_query })

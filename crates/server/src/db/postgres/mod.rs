@@ -130,7 +130,7 @@ impl Pool {
         let Some(jump) = self.watch.jump(asked, Instant::now(), told.now) else { return Ok(true) };
         tracing::warn!(seconds = jump / 1_000_000, "database clock jumped");
         self.watch.distrust(ttl);
-        self.lease("set the clock right", clock::CORRECT_JUMP, &[jump.into(), told.version.into()]).await?;
+        self.lease("correct the clock", clock::CORRECT_JUMP, &[jump.into(), told.version.into()]).await?;
         self.renew_sessions().await;
         Ok(false)
     }
@@ -139,7 +139,7 @@ impl Pool {
     pub(super) async fn now(&self) -> Result<i64, DbError> {
         let asked = Instant::now();
         let rows = self.read(clock::READ_CLOCK, &[]).await?;
-        let row = rows.first().ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?;
+        let row = rows.first().ok_or(DbError::Shape { column: 0, want: "a time", have: "nothing" })?;
         let now = row.int(0)?;
         Ok(now - self.watch.jump(asked, Instant::now(), now).unwrap_or(0))
     }
@@ -167,7 +167,7 @@ impl Pool {
 
     pub(super) async fn prepare(&self, sql: &str) -> Result<usize, DbError> {
         let session = self.reader().session("prepare").await?;
-        let statement = session.prepare(sql).await.map_err(|error| fault::fault("prepare", sql, error))?;
+        let statement = session.prepare(sql).await.map_err(|error| fault::classify("prepare", sql, error))?;
         Ok(statement.params().len())
     }
 
@@ -210,7 +210,7 @@ fn configure(url: &str) -> Result<PostgresTarget, DbError> {
 async fn migrate(link: &SharedSession) -> Result<(), DbError> {
     let session = link.session("migrate").await?;
     let script = async |sql: &str| {
-        session.client.batch_execute(sql).await.map_err(|error| fault::fault("migrate", sql, error))
+        session.client.batch_execute(sql).await.map_err(|error| fault::classify("migrate", sql, error))
     };
     script("BEGIN").await?;
     let inside = async {

@@ -57,7 +57,7 @@ pub(super) async fn analyze_loop(link: SharedSession, mut stop: broadcast::Recei
 }
 
 async fn analyze_grown(link: &SharedSession) -> Result<(), DbError> {
-    for row in link.query("look how large tables are", GROWN_TABLES, &[]).await? {
+    for row in link.query("read the sizes of tables", GROWN_TABLES, &[]).await? {
         let table = row.text(0)?;
         let sql = format!("ANALYZE \"{}\"", table.replace('"', "\"\""));
         let session = link.session("analyse a table").await?;
@@ -65,7 +65,7 @@ async fn analyze_grown(link: &SharedSession) -> Result<(), DbError> {
             .client
             .batch_execute(&sql)
             .await
-            .map_err(|error| super::fault::fault("analyse", &sql, error))?;
+            .map_err(|error| super::fault::classify("analyse", &sql, error))?;
         tracing::debug!(table, "analysed grown table");
     }
     Ok(())
@@ -76,7 +76,7 @@ mod tests {
     use super::lists_as_arrays;
 
     #[test]
-    fn lists_become_arrays_wherever_they_stand() {
+    fn list_subqueries_become_arrays_at_any_position() {
         let sql = "SELECT 1 FROM t WHERE a IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND b = $2 \
                    AND c IN (SELECT value FROM json_each(CAST($13 AS TEXT))) ORDER BY a";
         let want = "SELECT 1 FROM t WHERE a = ANY (ARRAY(SELECT value FROM json_each(CAST($1 AS TEXT)))) AND b = $2 \
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_stays_as_it_is() {
+    fn sql_without_list_subqueries_is_unchanged() {
         for sql in [
             "SELECT 1",
             "SELECT 1 WHERE a IN (SELECT id FROM t)",

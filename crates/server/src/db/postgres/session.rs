@@ -18,7 +18,7 @@ use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 use super::{
     bind::{Bind, read_row},
     clock::SESSION_OFFSET,
-    fault::{fault, is_lost},
+    fault::{classify, is_lost},
     query_plans,
     tls::{self, MakeTls, PostgresTarget},
 };
@@ -128,7 +128,7 @@ impl Session {
         sql: &str,
         params: &[Val],
     ) -> Result<Vec<Row>, DbError> {
-        let failed = |error| fault(what, sql, error);
+        let failed = |error| classify(what, sql, error);
         let statement = self.prepare(sql).await.map_err(failed)?;
         check_count(sql, &statement, params.len())?;
         let binds: Vec<Bind<'_>> = params.iter().map(Bind).collect();
@@ -139,7 +139,7 @@ impl Session {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the statement has {want} parameters, {have} were given")]
+#[error("the statement has {want} parameters, but {have} were given")]
 struct ParamCountError {
     want: usize,
     have: usize,

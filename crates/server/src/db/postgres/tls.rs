@@ -48,39 +48,37 @@ const NO_TLS_MESSAGE: &str = "server does not support TLS";
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TlsError {
     #[error(
-        "invalid sslmode `{word}`: expected `disable`, `prefer`, `require`, `verify-ca` or `verify-full`; hint: \
-         `allow` is `prefer` here"
+        "invalid `sslmode` value `{word}`: expected `disable`, `prefer`, `require`, `verify-ca` or \
+         `verify-full`; hint: use `prefer` instead of `allow`"
     )]
     Mode { word: String },
-    #[error(
-        "sslrootcert=system accepts any name that a public authority vouches for; use sslmode=verify-full"
-    )]
+    #[error("`sslrootcert=system` requires `sslmode=verify-full`, which checks the host name")]
     WeakSystem,
-    #[error("sslcert and sslkey go together")]
+    #[error("`sslcert` and `sslkey` must be set together")]
     Pair,
-    #[error("invalid percent-encoding in the database url: `{text}`")]
+    #[error("invalid percent-encoding in the database URL: `{text}`")]
     Encoding { text: String },
-    #[error("read `{}`", path.display())]
+    #[error("failed to read `{}`", path.display())]
     Pem {
         path: PathBuf,
         #[source]
         source: pem::Error,
     },
-    #[error("there is no certificate in `{}`", path.display())]
+    #[error("`{}` contains no certificate", path.display())]
     Empty { path: PathBuf },
-    #[error("read `{}`", path.display())]
+    #[error("failed to read `{}`", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("others may read the private key `{}`; hint: `chmod 600 {}`", path.display(), path.display())]
+    #[error("the private key `{}` is readable by other users; hint: run `chmod 600 {}`", path.display(), path.display())]
     KeyPermissions { path: PathBuf },
-    #[error("find certificates to trust; hint: name them with sslrootcert=FILE")]
+    #[error("no trusted certificates found; hint: set `sslrootcert=FILE`")]
     System(#[source] windlass_dial::TlsRootsError),
-    #[error("set up TLS to the database")]
+    #[error("failed to set up TLS for the database")]
     Setup(#[from] rustls::Error),
-    #[error("set up the check of the database's certificate")]
+    #[error("failed to set up the verification of the database's certificate")]
     Verifier(#[from] rustls::client::VerifierBuilderError),
 }
 
@@ -203,9 +201,9 @@ pub(super) struct PostgresTarget {
 impl PostgresTarget {
     /// Reads a URL and, where it sets nothing, the environment.
     pub(super) fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, DbError> {
-        let wrong = |error: TlsError| DbError::open("the database url", error);
+        let wrong = |error: TlsError| DbError::open("the database URL", error);
         let (url, asked) = TlsOptions::read(url, env).map_err(wrong)?;
-        let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
+        let mut config: Config = url.parse().map_err(|error| DbError::open("the database URL", error))?;
         let given = asked.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
         let mode = match given {
             // No TLS over a local socket, as everywhere with Postgres.
@@ -226,7 +224,7 @@ impl PostgresTarget {
         let mut cause: Option<&dyn std::error::Error> = Some(&**source);
         while let Some(said) = cause {
             if said.to_string().contains(NO_TLS_MESSAGE) {
-                let why = if self.is_default { "the default for other machines" } else { "asked for" };
+                let why = if self.is_default { "the default for remote hosts" } else { "set" };
                 let mode = self.mode.as_str();
                 return DbError::Plain { mode, why, source: Arc::clone(source) };
             }
@@ -428,7 +426,7 @@ pub(super) struct Handshake {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("trust the database at `{host}` (sslmode={})", mode.as_str())]
+#[error("TLS handshake with the database at `{host}` failed (sslmode={})", mode.as_str())]
 pub(super) struct HandshakeError {
     host: String,
     mode: Mode,
@@ -568,11 +566,11 @@ mod tests {
 
     fn problem(url: &str) -> String {
         let error = PostgresTarget::read(url, &silent).err().expect(url);
-        windlass_model::error_chain::chain(&error)
+        windlass_model::error_chain::format_chain(&error)
     }
 
     #[test]
-    fn a_database_elsewhere_must_prove_its_name_unless_told_otherwise() {
+    fn a_remote_database_is_fully_verified_unless_configured_otherwise() {
         for (url, expected) in [
             ("postgres://w@localhost/w", "prefer"),
             ("postgres://w@127.0.0.1:5433/w", "prefer"),
@@ -599,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn the_url_wins_over_the_environment() {
+    fn url_parameters_override_the_environment() {
         let env = |name: &str| (name == "PGSSLMODE").then(|| "require".to_owned());
         let read = |url| PostgresTarget::read(url, &env).unwrap().mode;
         assert_eq!(read("postgres://w@db.example/w"), Mode::Require);
@@ -611,12 +609,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_with_its_name() {
+    fn unsupported_tls_options_are_refused_by_name() {
         for (query, part) in [
             ("sslmode=allow", "`allow`"),
             ("sslmode=sometimes", "`sometimes`"),
             ("sslmode=require&sslrootcert=system", "verify-full"),
-            ("sslmode=require&sslcert=/c", "go together"),
+            ("sslmode=require&sslcert=/c", "set together"),
             ("sslmode=verify-full&sslrootcert=/nowhere", "/nowhere"),
             ("sslmode=require&sslrootcert=%zz", "%zz"),
             ("sslmode=require&sslcrl=/x", "sslcrl"),
@@ -635,7 +633,7 @@ mod tests {
         }
 
         #[test]
-        fn fuzz_of_certificates_of_the_database(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn fuzz_of_database_certificates(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = fingerprint(&bytes);
         }
     }

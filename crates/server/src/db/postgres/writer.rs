@@ -112,9 +112,7 @@ async fn commit(place: &GroupWriter, group: PendingUnits) {
                 stack.extend([second, part]);
             }
             Err(Failure::Refused(error) | Failure::Race(error)) => fail_all(part, &error),
-            Err(Failure::ClockJump { .. }) => {
-                fail_all(part, &DbError::closed("write by a clock that stands"))
-            }
+            Err(Failure::ClockJump { .. }) => fail_all(part, &DbError::closed("write with a stable clock")),
             Err(Failure::Stale(at)) => {
                 for (_, answer) in part {
                     let _ = answer.send(Ok(WriteOutcome::Stale { at: Some(at) }));
@@ -150,7 +148,7 @@ async fn commit_with_retry(
                 watch.distrust(LEASE_TTL);
                 let params = [by.into(), version.into()];
                 session
-                    .query("set the clock right", CORRECT_JUMP, &params)
+                    .query("correct the clock", CORRECT_JUMP, &params)
                     .await
                     .map_err(Failure::ConnectionLost)?;
                 link.renew().await;

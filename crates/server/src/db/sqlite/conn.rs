@@ -225,7 +225,7 @@ impl Conn {
             match rows.next() {
                 Ok(Some(row)) => {
                     let values: Result<Vec<Val>, _> =
-                        (0..width).map(|column| row.get_ref(column).map(value_of)).collect();
+                        (0..width).map(|column| row.get_ref(column).map(read_value)).collect();
                     found.push(Row(values.map_err(|error| self.fault(sql, error))?));
                 }
                 Ok(None) => return Ok(found),
@@ -343,7 +343,7 @@ impl ToSql for Bind<'_> {
     }
 }
 
-fn value_of(value: ValueRef<'_>) -> Val {
+fn read_value(value: ValueRef<'_>) -> Val {
     match value {
         ValueRef::Null => Val::Null,
         ValueRef::Integer(number) => Val::Int(number),
@@ -369,7 +369,7 @@ fn fault(what: &'static str, sql: &str, error: rusqlite::Error, unique: &HashMap
         _ => return DbError::Statement { sql: sql.to_owned(), source: Arc::new(error) },
     };
     match code {
-        ErrorCode::ConstraintViolation => constraint(extended, &text, unique),
+        ErrorCode::ConstraintViolation => constraint_name(extended, &text, unique),
         ErrorCode::DiskFull => DbError::Full { source: Arc::new(error) },
         ErrorCode::ReadOnly => DbError::ReadOnly { source: Arc::new(error) },
         ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => DbError::Corrupt { source: Arc::new(error) },
@@ -383,7 +383,7 @@ fn fault(what: &'static str, sql: &str, error: rusqlite::Error, unique: &HashMap
 }
 
 /// SQLite reports `UNIQUE constraint failed: runs.project_id, runs.name`; callers need the index's name.
-fn constraint(extended: i32, text: &str, unique: &HashMap<String, String>) -> DbError {
+fn constraint_name(extended: i32, text: &str, unique: &HashMap<String, String>) -> DbError {
     use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
     let columns = text.split_once(": ").map_or(text, |(_, columns)| columns);
     if [SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE].contains(&extended) {

@@ -42,7 +42,7 @@ impl Readers {
             thread::Builder::new()
                 .name(format!("sqlite-read-{number}"))
                 .spawn(move || serve(&conn, &queue))
-                .map_err(|error| DbError::open("a reader thread", error))?;
+                .map_err(|error| DbError::open("the database: cannot start a reader thread", error))?;
         }
         Ok(Self { questions })
     }

@@ -45,7 +45,7 @@ impl SqliteWriter {
                     let _ = closed.send(());
                 }
             })
-            .map_err(|error| DbError::open("the writer thread", error))?;
+            .map_err(|error| DbError::open("the database: cannot start the writer thread", error))?;
         Ok(Self { orders })
     }
 

@@ -43,7 +43,7 @@ impl DirBucket {
 }
 
 impl Bucket for DirBucket {
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
+    fn link_new_file<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
         self.work(name, move |_, path| put_new(&path, &bytes))
     }
 

@@ -52,7 +52,7 @@ pub struct ObjectPage {
 /// Operations that a log store needs from an object store.
 pub trait Bucket: Send + Sync + 'static {
     /// Writes a new object. Returns false, and writes nothing, if the name exists.
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool>;
+    fn link_new_file<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool>;
 
     /// Reads the first `limit` bytes of an object, or all of them; `None` if the object does not exist.
     fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> BucketFuture<'a, Option<Vec<u8>>>;
@@ -89,7 +89,7 @@ pub trait Bucket: Send + Sync + 'static {
 
 /// Time for which small appends are buffered: the more objects exist, the longer, which limits the number of objects
 /// per log.
-fn delay(objects: usize) -> Duration {
+fn flush_delay(objects: usize) -> Duration {
     match objects {
         0..600 => Duration::from_secs(1),
         600..3000 => Duration::from_secs(5),
@@ -114,11 +114,13 @@ impl ObjectLogStore {
             shelves.retain(|_, shelf| shelf.has_pending() || Arc::strong_count(shelf) > 1);
         }
         let shelf = shelves.entry(*log);
-        Arc::clone(shelf.or_insert_with(|| Arc::new(ObjectLog::new(Arc::clone(&self.bucket), prefix(log)))))
+        Arc::clone(
+            shelf.or_insert_with(|| Arc::new(ObjectLog::new(Arc::clone(&self.bucket), log_prefix(log)))),
+        )
     }
 }
 
-fn prefix(log: &Log) -> String {
+fn log_prefix(log: &Log) -> String {
     format!("{}/{}/{}/{}/", log.project, log.run, log.submission, log.stream.name())
 }
 
@@ -128,15 +130,21 @@ impl std::fmt::Debug for ObjectLogStore {
     }
 }
 
-fn failed(what: &'static str, submission: SubmissionId) -> impl Fn(io::Error) -> LogError {
+fn log_error(what: &'static str, submission: SubmissionId) -> impl Fn(io::Error) -> LogError {
     move |source| LogError::Io { what, submission, source }
 }
 
 impl LogStore for ObjectLogStore {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
+    fn append_to_files<'a>(
+        &'a self,
+        log: &'a Log,
+        offset: u64,
+        at: i64,
+        bytes: &'a [u8],
+    ) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let shelf = self.shelf(log);
-            let failed = failed("append to", log.submission);
+            let failed = log_error("append to", log.submission);
             if offset > shelf.end().await.map_err(&failed)? {
                 // Another replica may have written since.
                 shelf.refreshed_end().await.map_err(&failed)?;
@@ -147,9 +155,9 @@ impl LogStore for ObjectLogStore {
     }
 
     fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
-        Box::pin(
-            async move { self.shelf(log).refreshed_end().await.map_err(failed("measure", log.submission)) },
-        )
+        Box::pin(async move {
+            self.shelf(log).refreshed_end().await.map_err(log_error("measure", log.submission))
+        })
     }
 
     fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
@@ -159,20 +167,20 @@ impl LogStore for ObjectLogStore {
                 // Another replica removed the log: the present content counts.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     shelf.reset();
-                    shelf.read(range).await.map_err(failed("read", log.submission))
+                    shelf.read(range).await.map_err(log_error("read", log.submission))
                 }
-                other => other.map_err(failed("read", log.submission)),
+                other => other.map_err(log_error("read", log.submission)),
             }
         })
     }
 
     fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()> {
-        Box::pin(async move { self.shelf(log).write().await.map_err(failed("sync", log.submission)) })
+        Box::pin(async move { self.shelf(log).write().await.map_err(log_error("sync", log.submission)) })
     }
 
     fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
         Box::pin(async move {
-            let failed = failed("remove", SubmissionId(run.0));
+            let failed = log_error("remove", SubmissionId(run.0));
             self.shelves.lock().retain(|log, _| log.run != run);
             self.bucket.delete_all(&format!("{project}/{run}/")).await.map_err(failed)
         })

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::{Bucket, HEADER_BYTES, LogChunk, LogRange, OBJECT_BYTES_MAX, delay};
+use super::{Bucket, HEADER_BYTES, LogChunk, LogRange, OBJECT_BYTES_MAX, flush_delay};
 
 /// Maximum number of lists for an object that must exist before a write fails.
 const LIST_ATTEMPTS_MAX: u32 = 16;
@@ -117,7 +117,7 @@ impl ObjectLog {
             let is_full = known.bytes >= OBJECT_BYTES_MAX;
             let starts = !is_full && !known.waiting.is_empty() && !known.is_timed;
             known.is_timed |= starts;
-            (known.end(), is_full, starts.then(|| delay(known.objects.len())))
+            (known.end(), is_full, starts.then(|| flush_delay(known.objects.len())))
         };
         if is_full {
             // A writer that is faster than the bucket waits here.
@@ -148,7 +148,7 @@ impl ObjectLog {
         let mut late = 0;
         while let Some((offset, object)) = self.next_object() {
             let len = (object.len() - HEADER_BYTES) as u64;
-            if self.bucket.put_new(&self.name(offset), object).await? {
+            if self.bucket.link_new_file(&self.name(offset), object).await? {
                 let mut known = self.known.lock();
                 if known.written() == offset {
                     Arc::make_mut(&mut known.objects).push(Object { offset, len });
@@ -163,7 +163,7 @@ impl ObjectLog {
                 // Another writer is creating the object: a store may reject this write before it lists the other.
                 late += 1;
                 if late > LIST_ATTEMPTS_MAX {
-                    let what = format!("an object of {} is there and is not listed", self.prefix);
+                    let what = format!("an object of {} exists but is not listed", self.prefix);
                     return Err(io::Error::other(what));
                 }
                 sleep(LIST_RETRY_DELAY).await;
@@ -202,7 +202,7 @@ impl ObjectLog {
                 };
                 let end = known.written();
                 if offset > end {
-                    let what = format!("an object of {} is missing at {end}", self.prefix);
+                    let what = format!("an object of {} is missing at offset {end}", self.prefix);
                     return Err(io::Error::new(ErrorKind::InvalidData, what));
                 }
                 if offset == end {
@@ -262,7 +262,7 @@ impl LogSnapshot<'_> {
         let Some(object) = self.objects.get(at) else { return Ok(self.waiting[at - self.objects.len()].at) };
         let head = self.get(object.offset, Some(HEADER_BYTES)).await?;
         let time = head.get(..8).and_then(|time| time.try_into().ok()).map(i64::from_be_bytes);
-        time.ok_or_else(|| damaged(object.offset))
+        time.ok_or_else(|| damaged_object_error(object.offset))
     }
 
     async fn piece(&self, at: usize) -> io::Result<LogChunk> {
@@ -274,7 +274,7 @@ impl LogSnapshot<'_> {
 
     async fn get(&self, offset: u64, limit: Option<usize>) -> io::Result<Vec<u8>> {
         let got = self.shelf.bucket.get(&self.shelf.name(offset), limit).await?;
-        got.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "an object of the log is gone"))
+        got.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "an object of the log is missing"))
     }
 
     /// Index of the first piece after this time. Times never decrease.
@@ -332,7 +332,7 @@ impl LogSnapshot<'_> {
     }
 }
 
-fn sum(offset: u64, at: i64, bytes: &[u8]) -> u32 {
+fn checksum(offset: u64, at: i64, bytes: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     sum.update(&offset.to_be_bytes());
     sum.update(&at.to_be_bytes());
@@ -343,7 +343,7 @@ fn sum(offset: u64, at: i64, bytes: &[u8]) -> u32 {
 fn encode_object(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
     let mut object = Vec::with_capacity(HEADER_BYTES + bytes.len());
     object.extend_from_slice(&at.to_be_bytes());
-    object.extend_from_slice(&sum(offset, at, bytes).to_be_bytes());
+    object.extend_from_slice(&checksum(offset, at, bytes).to_be_bytes());
     object.extend_from_slice(bytes);
     object
 }
@@ -352,11 +352,11 @@ fn decode_object(offset: u64, object: &[u8]) -> io::Result<LogChunk> {
     let head = object.split_at_checked(HEADER_BYTES).and_then(|(head, bytes)| {
         let at = i64::from_be_bytes(head.get(..8)?.try_into().ok()?);
         let said = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
-        (said == sum(offset, at, bytes)).then(|| LogChunk { offset, at, bytes: bytes.to_vec() })
+        (said == checksum(offset, at, bytes)).then(|| LogChunk { offset, at, bytes: bytes.to_vec() })
     });
-    head.ok_or_else(|| damaged(offset))
+    head.ok_or_else(|| damaged_object_error(offset))
 }
 
-fn damaged(offset: u64) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("the piece at {offset} is damaged"))
+fn damaged_object_error(offset: u64) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the chunk at offset {offset} is damaged"))
 }

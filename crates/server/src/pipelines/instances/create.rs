@@ -10,7 +10,7 @@ use windlass_backend::{
 use windlass_engine::Lease;
 use windlass_model::{
     decide::instances::InstanceObservation,
-    error_chain::chain,
+    error_chain::format_chain,
     plan::{blocks, offers::Offer},
 };
 use windlass_tunnel::{HostKey, HostKeyEntry};
@@ -40,17 +40,17 @@ impl InstancesPipeline {
         let failed = |what, said: String| BackendError::Unavailable { what, said };
         let enrolment = enrolment::enrolment(db, keys, id)
             .await
-            .map_err(|error| failed("make the agent's credential", chain(&error)))?;
+            .map_err(|error| failed("failed to create the agent's credential", format_chain(&error)))?;
         let want = if row.is_ssh() {
             let site = ssh_target::load_target(db, keys, id)
                 .await
-                .map_err(|error| failed("read the host's SSH settings", chain(&error)))?;
+                .map_err(|error| failed("failed to read the host's SSH settings", format_chain(&error)))?;
             InstanceSource::Host(Box::new(site))
         } else {
             let offer = offer.cloned().or_else(|| OfferAttempts::of(&row.instance)?.current().cloned());
             let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
-            let said = || "nothing says what it is".to_owned();
-            InstanceSource::Offer(Box::new(offer.ok_or_else(|| failed("read its offer", said()))?))
+            let said = || "the instance has none".to_owned();
+            InstanceSource::Offer(Box::new(offer.ok_or_else(|| failed("failed to read its offer", said()))?))
         };
         Ok(InstanceRequest {
             instance: id,
@@ -69,7 +69,7 @@ impl InstancesPipeline {
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
         else {
-            let said = "no backend offers what is asked for".to_owned();
+            let said = "no backend has a matching offer".to_owned();
             return Ok(InstanceReport::from_observation(InstanceObservation::NoOffers { said }));
         };
         let mut refusals = Vec::new();
@@ -82,7 +82,8 @@ impl InstancesPipeline {
             };
             if tries.offers[tries.at].backend != offer.backend {
                 let asked = OfferAttempts { at, ..tries.clone() };
-                if !rows::tries(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done() {
+                if !rows::set_offer_attempts(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done()
+                {
                     return Ok(InstanceReport::from_observation(InstanceObservation::NotAsked));
                 }
             }
@@ -201,7 +202,7 @@ impl InstancesPipeline {
         loop {
             tokio::select! {
                 made = &mut making => return made.unwrap_or_else(|_| Err(BackendError::Unavailable {
-                    what: "make the machine",
+                    what: "failed to create the instance",
                     said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
                 })),
                 () = sleep_until(look_at) => {
@@ -226,13 +227,13 @@ impl InstancesPipeline {
         };
         let found = timeout(CALL_TIMEOUT, backend.find(&order, machine)).await;
         let said = format!("no answer within {} s", CALL_TIMEOUT.as_secs());
-        Some(found.unwrap_or(Err(BackendError::Unavailable { what: "look for the machine", said })))
+        Some(found.unwrap_or(Err(BackendError::Unavailable { what: "failed to find the instance", said })))
     }
 
     pub(super) async fn delete_machine(&self, row: &Row) -> InstanceObservation {
         let Some(backend) = row.backend(&self.0.backends) else {
             return match (&row.machine, row.instance.started_at) {
-                (None, None) => InstanceObservation::Gone { said: "it was never made".to_owned() },
+                (None, None) => InstanceObservation::Gone { said: "it was never created".to_owned() },
                 _ => {
                     let name = row.instance.backend.as_deref().unwrap_or_default();
                     InstanceObservation::NotDeleted { said: format!("the server has no backend `{name}`") }
@@ -246,7 +247,7 @@ impl InstancesPipeline {
         match deleted {
             Ok(Ok(DeleteProgress::Gone)) => InstanceObservation::Gone { said: "deleted".to_owned() },
             Ok(Ok(DeleteProgress::InProgress)) => {
-                InstanceObservation::NotDeleted { said: "the backend is at it".to_owned() }
+                InstanceObservation::NotDeleted { said: "the backend is still deleting it".to_owned() }
             }
             Ok(Err(error)) => InstanceObservation::NotDeleted { said: error.to_string() },
             Err(_) => InstanceObservation::NotDeleted {
@@ -259,7 +260,7 @@ impl InstancesPipeline {
 /// Converts a failure to pin the keys of a host. Only errors about the keys themselves are properties of the host: a
 /// database error ends the pass, and the next one installs the agent again.
 fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
-    let said = chain(&error);
+    let said = format_chain(&error);
     Ok(match error {
         SshTargetError::Db(error) => return Err(error.into()),
         SshTargetError::Keys(error) => return Err(error.into()),

@@ -29,26 +29,26 @@ pub(super) fn view(
     brain::RunningJobView {
         status: job.status,
         provisioning_since: since,
-        provisioning_max: brain::provisioning_max(backend, kind),
+        provisioning_max: brain::provisioning_timeout(backend, kind),
         pulling_since: job.pulling_at,
         running_since: job.running_at,
         disconnected_at: job.disconnected_at,
         instance_was_ready: instance.as_ref().is_some_and(is_ready),
         has_shim: true,
-        spot: instance.as_ref().is_some_and(|i| i.spot),
-        several: nodes > 1,
+        is_spot: instance.as_ref().is_some_and(|i| i.spot),
+        has_siblings: nodes > 1,
         is_master: job.job_num == 0,
         gate: brain::Gate::from_stored(job.gate.as_deref()),
         startup_order: facts.startup_order,
         siblings: brain::Siblings {
             all_have_ips: all_here && addresses_known && siblings.iter().all(has_address),
-            master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
-            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
+            is_master_running: siblings.iter().any(|s| s.job_num == 0 && s.ran),
+            are_workers_running: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
             all_at_gate: all_here && siblings.iter().all(|s| s.at_gate),
         },
         max_duration: facts.max_duration.map(Span::secs),
         inactivity_duration: inactivity_duration(shape).map(Span::secs),
-        lost_after: brain::UNREACHABLE_GRACE,
+        unreachable_timeout: brain::UNREACHABLE_GRACE,
     }
 }
 
@@ -131,7 +131,7 @@ pub(super) fn shim_state(answer: &Result<TaskInfo, AgentError>) -> brain::ShimSt
         TaskStatus::Creating => brain::TaskState::Creating,
         TaskStatus::Running => brain::TaskState::Running { ports_known: info.ports.is_some() },
         TaskStatus::Terminated => brain::TaskState::Terminated(brain::ReportedEnd {
-            how: brain::EndKind::Failed,
+            kind: brain::EndKind::Failed,
             reason: info.termination_reason.clone(),
             message: info.termination_message.clone(),
             detail: info.detail.clone(),
@@ -151,14 +151,14 @@ pub(super) fn runner_state(answer: Result<JobProgress, AgentError>) -> brain::Ru
         _ => None,
     };
     brain::RunnerState::Pulled(brain::RunnerReport {
-        ended: how.map(|how| brain::ReportedEnd {
-            how,
+        end: how.map(|how| brain::ReportedEnd {
+            kind: how,
             reason: state.termination_reason,
             message: state.termination_message,
             detail: state.detail,
             exit_status: state.exit_status,
         }),
-        no_connections: pulled.no_connections_secs.map(Span::secs),
-        at_gate,
+        disconnected_for: pulled.no_connections_secs.map(Span::secs),
+        is_at_gate: at_gate,
     })
 }

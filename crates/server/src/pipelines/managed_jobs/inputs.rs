@@ -27,7 +27,7 @@ pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObserv
         }
         run::Status::Provisioning => AttemptObservation::Provisioning,
         run::Status::Running if jobs.iter().all(|(job, _)| job.running_at.is_some()) => {
-            AttemptObservation::Running { placement: placement(jobs) }
+            AttemptObservation::Running { placement: first_placement(jobs) }
         }
         run::Status::Running => AttemptObservation::Provisioning,
         run::Status::Terminating => AttemptObservation::Ending,
@@ -38,10 +38,10 @@ pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObserv
 /// A finished run with only finished nodes. Any other combination is reported as impossible.
 fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> AttemptObservation {
     if let Some((job, _)) = jobs.iter().find(|(job, _)| !job.status.is_final()) {
-        let what = format!("it is over, and its node {} is {}", job.job_num, job.status);
+        let what = format!("the run has ended, but its node {} is {}", job.job_num, job.status);
         return AttemptObservation::Impossible { what };
     }
-    AttemptObservation::Over { ends: jobs.iter().map(node_end).collect(), placement: placement(jobs) }
+    AttemptObservation::Over { ends: jobs.iter().map(node_end).collect(), placement: first_placement(jobs) }
 }
 
 /// Time since which the nodes are being released; `None` if they are released or were not requested to end.
@@ -59,14 +59,14 @@ fn node_end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
         detail,
         exit_code: ending.exit_status(),
         phase: job.running_at.map(|_| phase),
-        preempted: instance.as_ref().is_some_and(|instance| was_going(instance, job)),
-        at: instance.as_ref().map(instance_placement),
-        said: ending.said().map(str::to_owned),
+        is_preempted: instance.as_ref().is_some_and(|instance| was_preempted(instance, job)),
+        location: instance.as_ref().map(instance_placement),
+        message: ending.said().map(str::to_owned),
     }
 }
 
 /// Returns whether the instance was lost, or its end was announced, before or around the end of the job.
-fn was_going(instance: &Instance, job: &Job) -> bool {
+fn was_preempted(instance: &Instance, job: &Job) -> bool {
     let Some(ended) = job.terminating_at.or(job.finished_at) else { return false };
     let around = |at: Option<Timestamp>| at.is_some_and(|at| at <= ended + LOSS_TOLERANCE);
     (instance.unreachable && around(instance.unreachable_since))
@@ -75,7 +75,7 @@ fn was_going(instance: &Instance, job: &Job) -> bool {
 }
 
 /// Location of the first node with an instance.
-fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<NodeLocation> {
+fn first_placement(jobs: &[(Job, Option<Instance>)]) -> Option<NodeLocation> {
     jobs.iter().find_map(|(_, instance)| instance.as_ref()).map(instance_placement)
 }
 

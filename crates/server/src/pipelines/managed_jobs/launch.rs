@@ -6,7 +6,7 @@ use windlass_model::{
     decide::managed_jobs::SubmitAttempt,
     event::{self, Actor},
     money::Price,
-    plan::offers::{Offer, fit},
+    plan::offers::{Offer, smallest_fit},
     skypilot::JobIdentity,
 };
 
@@ -39,7 +39,7 @@ pub(super) fn run_unit(
     asked: &SubmitAttempt,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
-    let maker = maker(row);
+    let maker = spec_builder(row);
     let attempt = Attempt {
         task: u32::try_from(index).unwrap_or_default(),
         number: asked.attempt,
@@ -77,16 +77,16 @@ pub(super) fn run_unit(
 pub(super) fn has_spot_capacity(row: &Row, index: usize, offers: &[Offer]) -> bool {
     let task = u32::try_from(index).unwrap_or_default();
     let attempt = Attempt { task, number: 1, candidate: 0, market: Some(Market::Spot) };
-    let Ok(spec) = maker(row).spec(&attempt) else { return false };
+    let Ok(spec) = spec_builder(row).spec(&attempt) else { return false };
     let Ok(jobs) = spec.jobs() else { return false };
     let there = offers.iter().filter(|offer| offer.host.spot && offer.availability.is_worth_trying());
     jobs.first().is_some_and(|job| {
         let needs = spec.shape.needs_of(job);
-        there.clone().any(|offer| fit(offer, &needs).is_ok())
+        there.clone().any(|offer| smallest_fit(offer, &needs).is_ok())
     })
 }
 
-fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
+fn spec_builder(row: &Row) -> AttemptSpecBuilder<'_> {
     let job = &row.loaded.job;
     AttemptSpecBuilder {
         id: job.id.0,
@@ -110,7 +110,7 @@ fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
 pub(super) fn candidate_prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
     let task = u32::try_from(index).unwrap_or_default();
     let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());
-    let maker = maker(row);
+    let maker = spec_builder(row);
     let price = |candidate: u32| {
         let spec = maker.spec(&Attempt { task, number: 1, candidate, market: None }).ok()?;
         let jobs = spec.jobs().ok()?;

@@ -16,7 +16,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{latest, number, state};
+use super::{job_state, latest_submissions, to_u32};
 use crate::{
     db::{jobs::Job, runs::Run},
     job_spec_view,
@@ -45,18 +45,18 @@ impl ServiceNeeds {
         let mut wanted = replicas::decide(&groups, &tracking.groups, &pace, run.submitted_at, now);
         wanted.surplus.extend(orphaned_replicas(jobs, &groups));
         let is_judged = is_rollout_complete(run, before) || is_ending(run);
-        let former = if is_judged { None } else { former(run) };
-        let trials = trials(run, jobs, shape);
+        let former = if is_judged { None } else { previous_spec(run) };
+        let trials = rollout_trials(run, jobs, shape);
         let judged = replicas::evaluate(
             run.deployment_num,
-            (&groups, &wanted.memory),
+            (&groups, &wanted.scaling),
             &trials,
             &pace,
             former.is_some(),
             before,
             now,
         );
-        if judged.verdict == RolloutDecision::RollBack {
+        if judged.decision == RolloutDecision::RollBack {
             // A configuration that is rolled back starts and stops no replicas.
             wanted.start.clear();
             wanted.surplus.clear();
@@ -66,18 +66,18 @@ impl ServiceNeeds {
 
     /// The specification to which the service is rolled back.
     pub(super) fn rollback_spec(&self) -> Option<&str> {
-        self.former.as_deref().filter(|_| self.judged.verdict == RolloutDecision::RollBack)
+        self.former.as_deref().filter(|_| self.judged.decision == RolloutDecision::RollBack)
     }
 
     /// Returns whether the specification is to be stored as one to roll back to.
     pub(super) fn settles(&self, run: &Run) -> bool {
-        self.judged.verdict == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
+        self.judged.decision == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
     }
 
     /// Events of this pass, each as a fixed word for programs and a sentence for people.
     pub(super) fn told(&self) -> impl Iterator<Item = (&str, &str)> {
-        let scaled = self.wanted.why.iter().map(|why| ("scaled", why.as_str()));
-        scaled.chain(self.judged.told.iter().map(|(word, text)| (*word, text.as_str())))
+        let scaled = self.wanted.reasons.iter().map(|why| ("scaled", why.as_str()));
+        scaled.chain(self.judged.event.iter().map(|(word, text)| (*word, text.as_str())))
     }
 
     /// Effect of the end of a replica on the run.
@@ -105,7 +105,7 @@ fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
 
 /// The specification for a rollback: replicas from the last complete deployment, everything else as it is now. `None`
 /// if that makes no difference.
-fn former(run: &Run) -> Option<String> {
+fn previous_spec(run: &Run) -> Option<String> {
     let settled = run.settled_spec.as_deref()?;
     let (current, before): (Value, Value) =
         (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(settled).ok()?);
@@ -132,34 +132,35 @@ pub(super) fn build_group(
         max,
         scaling,
         replicas: Vec::new(),
-        free: Vec::new(),
-        leaving: Vec::new(),
+        free_nums: Vec::new(),
+        leaving_nums: Vec::new(),
         traffic: None,
     };
-    let mine =
-        latest(jobs).into_values().filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
+    let mine = latest_submissions(jobs)
+        .into_values()
+        .filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
     for job in mine {
-        let (num, current) = (number(job.replica_num), is_current(run, job, shape));
+        let (num, current) = (to_u32(job.replica_num), is_current(run, job, shape));
         // A failed replica of a former configuration is not retried.
         let is_gone = |ending: &Ending| !current || ending.reason() == TerminationReason::ScaledDown;
-        match state(job) {
-            SubmissionState::Terminating(ending) if is_gone(&ending) => found.leaving.push(num),
-            SubmissionState::Final(ending) if is_gone(&ending) => found.free.push(num),
+        match job_state(job) {
+            SubmissionState::Terminating(ending) if is_gone(&ending) => found.leaving_nums.push(num),
+            SubmissionState::Final(ending) if is_gone(&ending) => found.free_nums.push(num),
             SubmissionState::Submitted
             | SubmissionState::Provisioning
             | SubmissionState::Pulling
             | SubmissionState::Running
             | SubmissionState::Terminating(_)
             | SubmissionState::Final(_) => {
-                found.replicas.push(GroupReplica { num, current, stage: stage(job) })
+                found.replicas.push(GroupReplica { num, is_current: current, stage: replica_stage(job) })
             }
         }
     }
     found
 }
 
-fn stage(job: &Job) -> ReplicaStage {
-    match state(job) {
+fn replica_stage(job: &Job) -> ReplicaStage {
+    match job_state(job) {
         SubmissionState::Submitted => ReplicaStage::Waits,
         SubmissionState::Provisioning | SubmissionState::Pulling => ReplicaStage::Starting,
         SubmissionState::Running if job.replica_registered => ReplicaStage::Ready,
@@ -176,13 +177,13 @@ fn was_ready(job: &Job) -> bool {
 }
 
 /// Replicas that the newest deployment created and still needs.
-fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
+fn rollout_trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
     let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
     let mut trials = Vec::new();
     // A replica that was requested to end is not waited for.
-    for job in latest(jobs).into_values().filter(of_now).filter(|job| job.end_asked.is_none()) {
+    for job in latest_submissions(jobs).into_values().filter(of_now).filter(|job| job.end_asked.is_none()) {
         let mine = jobs.iter().filter(of_now).filter(|other| other.replica_num == job.replica_num);
-        let ends: Vec<Ending> = mine.filter_map(own_end).collect();
+        let ends: Vec<Ending> = mine.filter_map(unrequested_end).collect();
         let is_retried = |ending: &Ending| {
             let event = ending.reason().retry_event();
             shape.retry().is_some_and(|policy| event.is_some_and(|event| policy.covers(event)))
@@ -192,19 +193,19 @@ fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
             !is_retried(ending) || ending.reason().retry_event() == Some(retry::Event::Error)
         };
         trials.push(TrialReplica {
-            num: number(job.replica_num),
-            stage: stage(job),
+            num: to_u32(job.replica_num),
+            stage: replica_stage(job),
             since: job.terminating_at.or(job.running_at),
             failures: u32::try_from(ends.iter().filter(is_fault).count()).unwrap_or(u32::MAX),
             is_retried: ends.iter().all(is_retried),
-            said: said(job, ends.last()),
+            message: trial_message(job, ends.last()),
         });
     }
     trials
 }
 
 /// The ending of a submission, if it was not requested.
-fn own_end(job: &Job) -> Option<Ending> {
+fn unrequested_end(job: &Job) -> Option<Ending> {
     let ending = job.ending().filter(|_| job.end_asked.is_none())?;
     match ending.reason() {
         TerminationReason::ScaledDown
@@ -232,7 +233,7 @@ fn own_end(job: &Job) -> Option<Ending> {
 }
 
 /// The reason why a replica waits, or its last ending.
-fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
+fn trial_message(job: &Job, ended: Option<&Ending>) -> Option<String> {
     if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
         return job_spec_view::readiness_wait(job);
     }
@@ -249,7 +250,7 @@ fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
 fn is_current(run: &Run, job: &Job, shape: &ParsedRunSpec) -> bool {
     job.deployment_num == run.deployment_num
         || shape
-            .job(job.replica_group.as_deref(), number(job.replica_num), number(job.job_num))
+            .job(job.replica_group.as_deref(), to_u32(job.replica_num), to_u32(job.job_num))
             .is_ok_and(|(_, document)| document == job.job_spec)
 }
 
@@ -259,6 +260,6 @@ fn orphaned_replicas(jobs: &[Job], groups: &[ReplicaGroupView]) -> Vec<u32> {
         let group = job.replica_group.as_deref().unwrap_or("0");
         groups.iter().any(|known| known.name == group)
     };
-    let live = latest(jobs).into_values().filter(|job| !job.finished);
-    live.filter(|job| !has_place(job)).map(|job| number(job.replica_num)).collect()
+    let live = latest_submissions(jobs).into_values().filter(|job| !job.finished);
+    live.filter(|job| !has_place(job)).map(|job| to_u32(job.replica_num)).collect()
 }

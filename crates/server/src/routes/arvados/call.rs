@@ -68,7 +68,7 @@ impl Sender {
         {
             app.paces().check_login(peer)?;
         }
-        let asker = auth::asker(app, &self.token, &self.named).await;
+        let asker = auth::authenticate(app, &self.token, &self.named).await;
         if let (Err(Error::Unauthenticated), Some(peer)) = (&asker, self.peer) {
             app.paces().tried(peer)?;
         }
@@ -129,14 +129,14 @@ impl ApiCall {
             params.extend(pairs(&String::from_utf8_lossy(&raw)));
         } else if has_content_type(&head.headers, "application/json") && !raw.is_empty() {
             if crate::http::has_nul(&raw) {
-                return Err(Error::invalid("text must not hold NUL"));
+                return Err(Error::invalid("text must not contain NUL"));
             }
             let parsed: Value = serde_json::from_slice(&raw)
-                .map_err(|error| Error::invalid(format!("understand the body: {error}")))?;
+                .map_err(|error| Error::invalid(format!("invalid request body: {error}")))?;
             json = parsed.as_object().cloned().unwrap_or_default();
         }
         if params.values().any(|value| crate::http::has_nul(value.as_bytes())) {
-            return Err(Error::invalid("text must not hold NUL"));
+            return Err(Error::invalid("text must not contain NUL"));
         }
         let over = head.headers.get("x-http-method-override").and_then(|value| value.to_str().ok());
         let over = over.map(str::to_owned).or_else(|| params.get("_method").cloned());
@@ -168,11 +168,11 @@ impl ApiCall {
             return Ok(Some(Value::String(text.to_owned())));
         }
         let parsed = serde_json::from_str(text);
-        parsed.map(Some).map_err(|error| Error::invalid(format!("understand `{name}`: {error}")))
+        parsed.map(Some).map_err(|error| Error::invalid(format!("invalid `{name}`: {error}")))
     }
 
     pub(super) fn number(&self, name: &str) -> Result<Option<i64>> {
-        let wrong = || Error::invalid(format!("`{name}` must be a whole number"));
+        let wrong = || Error::invalid(format!("`{name}` must be an integer"));
         match self.value(name)? {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Number(number)) => number.as_i64().map(Some).ok_or_else(wrong),
@@ -189,7 +189,7 @@ impl ApiCall {
             }
             Some(list) => serde_json::from_value(list)
                 .map(Some)
-                .map_err(|_| Error::invalid(format!("`{name}` must be a list of words"))),
+                .map_err(|_| Error::invalid(format!("`{name}` must be a list of strings"))),
         }
     }
 
@@ -202,7 +202,7 @@ impl ApiCall {
         match sent {
             Some(Value::Object(record)) => Ok(record),
             Some(Value::String(text)) => serde_json::from_str(&text)
-                .map_err(|error| Error::invalid(format!("understand `{name}`: {error}"))),
+                .map_err(|error| Error::invalid(format!("invalid `{name}`: {error}"))),
             None => Ok(Map::new()),
             Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) => {
                 Err(Error::invalid(format!("`{name}` must be an object")))
@@ -227,7 +227,7 @@ impl ApiCall {
 
 /// Parses `[[attribute, operator, operand], …]`.
 pub(super) fn filters(value: Option<&Value>) -> Result<Vec<Condition>> {
-    let wrong = |what: &Value| Error::invalid(format!("not a filter: {what}"));
+    let wrong = |what: &Value| Error::invalid(format!("invalid filter: {what}"));
     let list = match value {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(list)) => list,
@@ -236,7 +236,7 @@ pub(super) fn filters(value: Option<&Value>) -> Result<Vec<Condition>> {
         }
     };
     if list.len() > FILTERS_MAX {
-        return Err(Error::invalid(format!("more than {FILTERS_MAX} filters")));
+        return Err(Error::invalid(format!("too many filters: the maximum is {FILTERS_MAX}")));
     }
     let parsed = list.iter().map(|filter| {
         let parts = filter.as_array().filter(|parts| parts.len() == 3).ok_or_else(|| wrong(filter))?;
@@ -267,14 +267,14 @@ mod tests {
     use super::{filters, order, pairs};
 
     #[test]
-    fn forms_are_decoded_whatever_they_hold() {
+    fn form_parameters_are_decoded_and_malformed_escapes_are_kept() {
         let read = pairs("filters=%5B%5B%22a%22%5D%5D&x=1+2%2B3&empty&odd=%zz%4");
         let want = [("filters", r#"[["a"]]"#), ("x", "1 2+3"), ("empty", ""), ("odd", "%zz%4")];
         assert_eq!(read, want.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 
     #[test]
-    fn what_is_no_filter_is_refused() {
+    fn invalid_filters_are_refused() {
         assert_eq!(filters(Some(&json!([["state", "IN", ["Queued"]]]))).unwrap()[0].op, "in");
         for odd in [json!("state"), json!([["state", "="]]), json!([[1, "=", 2]]), json!({})] {
             assert!(filters(Some(&odd)).is_err(), "{odd}");
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_read_in_both_forms() {
+    fn order_accepts_comma_separated_and_list_forms() {
         let want = vec![("id".to_owned(), true), ("uuid".to_owned(), false)];
         assert_eq!(order(vec!["id desc, uuid".into()]), want);
         assert_eq!(order(vec!["logs.id DESC".into(), "uuid asc".into()]), want);

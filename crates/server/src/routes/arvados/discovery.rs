@@ -125,7 +125,7 @@ fn document(root: &str, socket: &str) -> Value {
 }
 
 /// Returns the document, without authentication. It names the server as the client does.
-pub(super) async fn answer(request: Request) -> Response {
+pub(super) async fn respond(request: Request) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.unwrap_or("localhost").to_owned();
     let secure = request.extensions().get::<EncryptedConnection>().is_some();

@@ -36,9 +36,9 @@ use crate::{
 
 pub(crate) fn router() -> Router<App> {
     Router::new()
-        .route("/discovery/v1/apis/arvados/v1/rest", get(discovery::answer))
-        .route("/arvados/v1/{*rest}", any(answer))
-        .route("/websocket", get(socket::answer))
+        .route("/discovery/v1/apis/arvados/v1/rest", get(discovery::respond))
+        .route("/arvados/v1/{*rest}", any(handle_call))
+        .route("/websocket", get(socket::respond))
 }
 
 /// Response of a call.
@@ -47,7 +47,7 @@ enum CallResponse {
     Bytes(Vec<u8>),
 }
 
-async fn answer(State(app): State<App>, request: Request) -> Response {
+async fn handle_call(State(app): State<App>, request: Request) -> Response {
     let id = call::request_id(&request).unwrap_or_else(|| app.next_request_id());
     let mut response = match respond(&app, request).await {
         Ok(CallResponse::Json(value)) => body(StatusCode::OK, &value),
@@ -82,7 +82,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         Error::Inner(crate::error::Error::Db(cause)) if cause.is_passing() => {
             tracing::warn!(request = %id, %error, "failed to answer request to container queue");
-            (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be reached now".to_owned())
+            (StatusCode::SERVICE_UNAVAILABLE, "the database is unavailable".to_owned())
         }
         Error::Inner(inner @ crate::error::Error::TooLarge { .. }) => {
             (StatusCode::PAYLOAD_TOO_LARGE, inner.to_string())
@@ -215,7 +215,7 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
             json!({ "secret_mounts": execution::secret_mounts(app, asker, uuid).await? })
         }
         ("POST", [uuid, "update_priority"]) => {
-            records::container_record(&requests::weigh(app, asker, uuid).await?)?
+            records::container_record(&requests::recompute_priority(app, asker, uuid).await?)?
         }
         ("POST", [uuid, "output"]) => {
             let at = call.number("offset")?.unwrap_or(0);
@@ -282,9 +282,9 @@ async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Re
             let properties = log.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
             let (object, event) = (text("object_uuid"), text("event_type"));
             if object.is_empty() || event.is_empty() {
-                return Err(Error::invalid("object_uuid and event_type must be given"));
+                return Err(Error::invalid("`object_uuid` and `event_type` are required"));
             }
-            let uuid = execution::say(app, asker, &object, &event, &properties).await?;
+            let uuid = execution::record_message(app, asker, &object, &event, &properties).await?;
             records::find_visible(app, &asker.sight(), ListKind::Logs, &uuid).await
         }
         _ => Err(not_found(call)),
@@ -347,13 +347,15 @@ fn token_request(asked: &Map<String, Value>) -> Result<auth::TokenRequest> {
     let scopes = match asked.get("scopes") {
         None | Some(Value::Null) => vec!["all".to_owned()],
         Some(given) => serde_json::from_value(given.clone())
-            .map_err(|_| Error::invalid("scopes must be a list of words"))?,
+            .map_err(|_| Error::invalid("`scopes` must be a list of strings"))?,
     };
     let expires_at = match asked.get("expires_at") {
         None | Some(Value::Null) => None,
         Some(given) => {
             let time = given.as_str().and_then(|text| Timestamp::parse(text).ok());
-            Some(time.ok_or_else(|| Error::invalid("expires_at must be a time like `2030-01-31T12:00:00Z`"))?)
+            Some(time.ok_or_else(|| {
+                Error::invalid("`expires_at` must be a time such as `2030-01-31T12:00:00Z`")
+            })?)
         }
     };
     Ok(auth::TokenRequest { scopes, expires_at })
@@ -373,7 +375,7 @@ async fn users(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> R
         }
         ("GET", []) => {
             let all = if asker.is_admin {
-                users::by_ids(app.db(), &users::ids(app.db()).await?).await?
+                users::by_ids(app.db(), &users::all_ids(app.db()).await?).await?
             } else {
                 own
             };

@@ -48,7 +48,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 const SUBSCRIPTIONS_MAX: usize = 100;
 const PAGE_ROWS: i64 = 200;
 
-pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Response {
+pub(super) async fn respond(State(app): State<App>, mut request: Request) -> Response {
     let id = app.next_request_id();
     let pairs = call::pairs(request.uri().query().unwrap_or_default());
     let token = pairs.into_iter().find(|(name, _)| name == "api_token").map(|(_, token)| token);
@@ -65,7 +65,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     };
     let key = request.headers().get(header::SEC_WEBSOCKET_KEY).map(|key| derive_accept_key(key.as_bytes()));
     let Some(key) = key.and_then(|key| HeaderValue::from_str(&key).ok()) else {
-        return super::refusal(&Error::invalid("ask for a WebSocket"), &id);
+        return super::refusal(&Error::invalid("expected a WebSocket handshake"), &id);
     };
     let place = match ConnectionSlot::take(&asker) {
         Ok(place) => place,
@@ -76,7 +76,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
         let _place = place;
         let Ok(stream) = upgrade.await else { return };
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
-        let lost = lost(&app, &asker, &token);
+        let lost = until_rights_lost(&app, &asker, &token);
         let mut listener = EventSocket {
             app: app.clone(),
             asker: asker.clone(),
@@ -122,15 +122,14 @@ impl ConnectionSlot {
             | QueueCaller::Executor { .. } => (asker.user_uuid.clone(), &CONNECTION_SLOTS),
         };
         let permit = places.try_acquire().map_err(|_| Error::Busy)?;
-        let refused =
-            || Error::TooMany(format!("you have {PER_OWNER_MAX} connections already, and may have no more"));
+        let refused = || Error::TooMany(format!("too many connections: the maximum is {PER_OWNER_MAX}"));
         let opened = OPEN_PER_OWNER.open(whose, PER_OWNER_MAX).ok_or_else(refused)?;
         Ok(Self { _opened: opened, _permit: permit })
     }
 }
 
 /// Returns when the token has changed: it was revoked, its user was deleted, or the user's role changed.
-async fn lost(app: &App, asker: &Requester, token: &str) {
+async fn until_rights_lost(app: &App, asker: &Requester, token: &str) {
     let rights = StreamRights::register(
         app,
         RightsBasis {
@@ -142,7 +141,7 @@ async fn lost(app: &App, asker: &Requester, token: &str) {
     );
     loop {
         rights.changed().await;
-        match auth::asker(app, token, "").await {
+        match auth::authenticate(app, token, "").await {
             Ok(now) if now.is_admin == asker.is_admin && now.who == asker.who => {}
             // A database that does not answer revokes no rights.
             Err(Error::Inner(_)) => rights.again(),
@@ -220,7 +219,8 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
     }
 
     async fn handle_request(&mut self, text: &str) -> Result<()> {
-        let said: Value = serde_json::from_str(text).map_err(|_| Error::invalid("not JSON"))?;
+        let said: Value =
+            serde_json::from_str(text).map_err(|_| Error::invalid("the message is not valid JSON"))?;
         let filters = said.get("filters").cloned().unwrap_or_else(|| json!([]));
         match said.get("method").and_then(Value::as_str) {
             Some("subscribe") => {
@@ -230,7 +230,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
                 let conditions = call::filters(Some(&filters))?;
                 // Run once, so that invalid filters are rejected here.
                 rows(&self.app, &self.asker, &conditions, i64::MAX - 1, 0).await?;
-                let now = newest(&self.app).await?;
+                let now = newest_row(&self.app).await?;
                 let after = said.get("last_log_id").and_then(Value::as_i64).unwrap_or(now);
                 // A client that reconnects continues at its position; rows that it already has are not sent again.
                 let at = self.at.unwrap_or(now).min(after);
@@ -241,7 +241,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
             Some("unsubscribe") => {
                 let before = self.wanted.len();
                 self.wanted.retain(|wanted| wanted.filters != filters);
-                if self.wanted.len() < before { Ok(()) } else { Err(Error::invalid("no such subscription")) }
+                if self.wanted.len() < before { Ok(()) } else { Err(Error::invalid("unknown subscription")) }
             }
             _ => Err(Error::invalid("unknown method")),
         }
@@ -254,7 +254,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
         }
         loop {
             let at = self.at.unwrap_or(0);
-            let newest = newest(&self.app).await?;
+            let newest = newest_row(&self.app).await?;
             if newest <= at {
                 return Ok(());
             }
@@ -287,7 +287,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
 }
 
 /// Id of the last row.
-async fn newest(app: &App) -> Result<i64> {
+async fn newest_row(app: &App) -> Result<i64> {
     let asked = ListQuery { order: vec![("id".into(), true)], limit: 1, ..ListQuery::default() };
     let (items, _) = records::list(app, &QueueVisibility::All, ListKind::Logs, &asked).await?;
     Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))

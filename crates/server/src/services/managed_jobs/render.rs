@@ -76,7 +76,7 @@ impl JobContext {
     async fn of(app: &App, jobs: &[StoredJob], detailed: bool) -> Result<Self> {
         let mut context = Self::default();
         if jobs.iter().any(StoredJob::waits_for_slot) {
-            context.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
+            context.slots = Some((app.settings().job_limits, passes::slots_in_use(app.db()).await?));
         }
         let telling = jobs.iter().map(|job| (job.named.job.id, job.explaining_runs(detailed)));
         let (mut ids, mut names): (Vec<ManagedJobId>, Vec<String>) = (Vec::new(), Vec::new());
@@ -144,7 +144,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         name: job.name,
         project_name,
         user: user_name,
-        shape: shape(&plan.shape).to_owned(),
+        shape: shape_name(&plan.shape).to_owned(),
         priority: job.priority,
         rank: job.rank,
         num_jobs: job.copies,
@@ -162,7 +162,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
     })
 }
 
-fn shape(of: &Shape) -> &'static str {
+fn shape_name(of: &Shape) -> &'static str {
     match of {
         Shape::Single => "single",
         Shape::Pipeline => "pipeline",
@@ -205,7 +205,7 @@ fn task(
         status: record.status.as_str().to_owned(),
         schedule_state: record.schedule.as_str().to_owned(),
         pending_kind: record.pending.map(|kind| kind.as_str().to_owned()),
-        reason: reason::reason(record, &circumstances(stored, context, number, record)),
+        reason: reason::task_reason(record, &circumstances(stored, context, number, record)),
         last_failure: record.last_failure.clone(),
         why,
         submitted_at: record.submitted_at,

@@ -11,7 +11,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{Error, LETTERS, Requester, Result, SECRET_LETTERS, hash, name, secret};
+use super::{Error, LETTERS, Requester, Result, SECRET_LETTERS, generate_secret, hash_secret, object_uuid};
 use crate::{
     app::App,
     auth,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Finds the owner of this token: `SECRET`, `v2/UUID/SECRET` or `v2/UUID/SECRET/CONTAINER`.
-pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
+pub async fn authenticate(app: &App, text: &str, request: &str) -> Result<Requester> {
     let mut parts = text.split('/');
     let (uuid, secret, bound) = match (parts.next(), parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some("v2"), Some(uuid), Some(secret), bound, None) => (Some(uuid), secret, bound),
@@ -33,10 +33,10 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
     };
     let found = match uuid {
         Some(uuid) => queue_tokens::by_uuid(app.db(), uuid).await?,
-        None => queue_tokens::by_hash(app.db(), &hash(secret)).await?,
+        None => queue_tokens::by_hash(app.db(), &hash_secret(secret)).await?,
     };
     if let Some(token) = found {
-        if !bool::from(token.hash.as_bytes().ct_eq(hash(secret).as_bytes())) {
+        if !bool::from(token.hash.as_bytes().ct_eq(hash_secret(secret).as_bytes())) {
             return Err(Error::Unauthenticated);
         }
         if bound.is_some() && bound != token.container_uuid.as_deref() {
@@ -44,12 +44,12 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
         }
         return from_token(app, token, secret, request).await;
     }
-    let own = name("gj3su", hash(secret).as_bytes());
+    let own = object_uuid("gj3su", hash_secret(secret).as_bytes());
     // A token that is named must match, and a user's token has only one name.
     if bound.is_some() || uuid.is_some_and(|uuid| uuid != own) {
         return Err(Error::Unauthenticated);
     }
-    let caller = match auth::caller(app, Some(&format!("Bearer {secret}"))).await {
+    let caller = match auth::authenticate(app, Some(&format!("Bearer {secret}"))).await {
         // Scopes permit operations of the API, and the queue has none of them.
         Ok(caller) if caller.scope != TokenScope::All => return Err(Error::Unauthenticated),
         Ok(caller) => caller,
@@ -62,8 +62,8 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
         user_uuid: user_uuid(caller.user.id),
         is_admin: caller.user.admin,
         token_uuid: own,
-        may_submit: may_submit(app, &caller.user),
-        made_with: Some(hash(secret)),
+        may_submit: can_submit(app, &caller.user),
+        made_with: Some(hash_secret(secret)),
         expires_at: None,
         secret: secret.to_owned(),
         request: request.to_owned(),
@@ -82,14 +82,14 @@ async fn from_token(app: &App, token: QueueToken, secret: &str, request: &str) -
         ("user", _) => QueueCaller::User,
         _ => return Err(Error::Unauthenticated),
     };
-    crate::unauthenticated_connections::mark_known();
+    crate::unauthenticated_connections::mark_authenticated();
     Ok(Requester {
         is_admin: who == QueueCaller::Admin,
         who,
         user: user.id,
         user_uuid: user_uuid(user.id),
         token_uuid: token.uuid,
-        may_submit: may_submit(app, user),
+        may_submit: can_submit(app, user),
         made_with: token.made_with,
         expires_at: token.expires_at,
         secret: secret.to_owned(),
@@ -107,12 +107,12 @@ pub fn is_generated(app: &App, text: &str) -> bool {
     is_ours || auth::is_unguessable(app, Some(&format!("Bearer {secret}")))
 }
 
-fn may_submit(app: &App, user: &users::User) -> bool {
+fn can_submit(app: &App, user: &users::User) -> bool {
     user.admin || user.can_use_queue || app.settings().queue_for_everyone
 }
 
 pub fn user_uuid(user: UserId) -> String {
-    name("tpzed", user.0.as_bytes())
+    object_uuid("tpzed", user.0.as_bytes())
 }
 
 /// Names of users never change, so a user that was found once is cached.
@@ -124,7 +124,7 @@ pub async fn user_by_uuid(app: &App, uuid: &str) -> Result<UserId> {
     if let Some(known) = known {
         return Ok(known);
     }
-    let all = users::ids(app.db()).await?;
+    let all = users::all_ids(app.db()).await?;
     let mut named = USER_IDS.write();
     named.extend(all.into_iter().map(|user| (user_uuid(user), user)));
     named.get(uuid).copied().ok_or_else(|| Error::Missing(format!("user {uuid}")))
@@ -156,7 +156,7 @@ pub fn issue_attempt_token(
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
-        hash: hash(&made.secret),
+        hash: hash_secret(&made.secret),
         secret_sealed: Some(app.keys().seal(&token_aad(id), made.secret.as_bytes())?),
         user_id: user,
         container_uuid: Some(container.uuid.clone()),
@@ -170,14 +170,14 @@ pub fn issue_attempt_token(
 
 fn new_token(app: &App) -> Result<(uuid::Uuid, TokenSecret)> {
     let id = app.db().new_id()?;
-    Ok((id, TokenSecret { uuid: name("gj3su", id.as_bytes()), secret: secret()? }))
+    Ok((id, TokenSecret { uuid: object_uuid("gj3su", id.as_bytes()), secret: generate_secret()? }))
 }
 
 fn token_aad(id: uuid::Uuid) -> AssociatedData<'static> {
     AssociatedData::row("queue_tokens", "secret_sealed", id)
 }
 
-fn open(app: &App, token: &QueueToken) -> Result<TokenSecret> {
+fn open_token(app: &App, token: &QueueToken) -> Result<TokenSecret> {
     let sealed = token.secret_sealed.as_ref().ok_or_else(|| Error::Missing(token.uuid.clone()))?;
     let secret = app.keys().open_sealed(&token_aad(token.id), sealed)?;
     Ok(TokenSecret { uuid: token.uuid.clone(), secret: String::from_utf8_lossy(&secret).into_owned() })
@@ -198,7 +198,7 @@ pub async fn container_token(app: &App, asker: &Requester, uuid: &str) -> Result
         return Err(Error::denied("the container is not locked by this token"));
     };
     let token = queue_tokens::by_uuid(app.db(), &auth).await?.ok_or(Error::Missing(auth))?;
-    open(app, &token)
+    open_token(app, &token)
 }
 
 /// Any token by its name: the caller's own, or that of a container that the caller holds.
@@ -207,11 +207,11 @@ pub async fn token_by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<T
         return Ok(TokenSecret { uuid: uuid.to_owned(), secret: asker.secret.clone() });
     }
     let found = queue_tokens::by_uuid(app.db(), uuid).await?;
-    let denied = || Error::denied("only who holds the container may read its token");
+    let denied = || Error::denied("only the holder of the container may read its token");
     let token = found.ok_or_else(denied)?;
     let container = token.container_uuid.clone().filter(|_| token.kind == "container").ok_or_else(denied)?;
     if asker.is_admin {
-        return open(app, &token);
+        return open_token(app, &token);
     }
     container_token(app, asker, &container).await
 }
@@ -219,7 +219,7 @@ pub async fn token_by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<T
 /// Token that the lock of this attempt created for its executor.
 pub(super) async fn executor_token(app: &App, uuid: &str) -> Result<Option<TokenSecret>> {
     let found = queue_tokens::by_uuid(app.db(), uuid).await?;
-    found.map(|token| open(app, &token)).transpose()
+    found.map(|token| open_token(app, &token)).transpose()
 }
 
 /// Scopes and expiry of a requested token.
@@ -247,19 +247,19 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
         [one] if one == "dispatch" => "dispatcher",
         [] => {
             return Err(Error::invalid(
-                "scopes must be [\"all\"] or [\"dispatch\"]: an empty list allows nothing",
+                "`scopes` must be [\"all\"] or [\"dispatch\"]: an empty list permits nothing",
             ));
         }
-        _ => return Err(Error::invalid("scopes must be [\"all\"] or [\"dispatch\"]")),
+        _ => return Err(Error::invalid("`scopes` must be [\"all\"] or [\"dispatch\"]")),
     };
     asker.require_token_management()?;
     asker.require_submit()?;
     if kind == "dispatcher" && asker.who != QueueCaller::Admin {
-        return Err(Error::denied("only an admin makes tokens for dispatchers"));
+        return Err(Error::denied("only an admin may create tokens for dispatchers"));
     }
     let now = app.db().now().await?;
     if wish.expires_at.is_some_and(|at| at <= now) {
-        return Err(Error::invalid("expires_at must be in the future"));
+        return Err(Error::invalid("`expires_at` must be in the future"));
     }
     // A dispatcher is a service and keeps running; a token for a person expires.
     let usual = app.settings().queue_token_life.filter(|_| kind == "user").map(|life| now + life);
@@ -270,7 +270,7 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
-        hash: hash(&made.secret),
+        hash: hash_secret(&made.secret),
         secret_sealed: None,
         user_id: asker.user,
         container_uuid: None,

@@ -56,12 +56,12 @@ pub async fn record_heartbeat(
     told: &Map<String, Value>,
 ) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
-        return Err(Error::denied("only a dispatcher's token says what a dispatcher has"));
+        return Err(Error::denied("only a dispatcher's token may report nodes"));
     };
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(fits) {
         return Err(Error::invalid(format!(
-            "a dispatcher's name is up to {NAME_MAX} letters, digits, `-`, `_` and `.`"
+            "invalid dispatcher name: expected 1 to {NAME_MAX} letters, digits, `-`, `_` or `.`"
         )));
     }
     let kind = told.get("kind").and_then(Value::as_str).unwrap_or("other");
@@ -69,13 +69,13 @@ pub async fn record_heartbeat(
     let nodes: Vec<NodeGroup> =
         serde_json::from_value(nodes).map_err(|error| Error::invalid(format!("nodes: {error}")))?;
     if nodes.len() > NODES_MAX || kind.len() > NAME_MAX {
-        return Err(Error::invalid(format!("at most {NODES_MAX} kinds of machines can be told")));
+        return Err(Error::invalid(format!("`nodes` must have at most {NODES_MAX} entries")));
     }
     let change = rows::record_heartbeat(name, kind, token, &serde_json::to_string(&nodes)?, SILENT_AFTER.0);
     match app.db().write(Unit::new().and([change])).await? {
         WriteOutcome::Done { .. } => Ok(json!({ "name": name, "kind": kind, "nodes": nodes })),
         WriteOutcome::Stale { .. } => {
-            Err(Error::invalid(format!("another dispatcher is called `{name}`: choose a name of your own")))
+            Err(Error::invalid(format!("dispatcher name `{name}` is already in use: choose another name")))
         }
     }
 }
@@ -83,23 +83,26 @@ pub async fn record_heartbeat(
 /// Acquires or renews the lease of a dispatcher's token: one process at a time uses it. Zero seconds release it.
 pub async fn claim_lease(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
-        return Err(Error::denied("only a dispatcher's token has a lease"));
+        return Err(Error::denied("only a dispatcher's token may hold a lease"));
     };
     let text = |name: &str| {
         let text = told.get(name).and_then(Value::as_str).unwrap_or_default();
         if text.is_empty() || text.len() > DESCRIPTION_MAX {
-            return Err(Error::invalid(format!("lease.{name} must be 1 to {DESCRIPTION_MAX} letters")));
+            return Err(Error::invalid(format!(
+                "`lease.{name}` must have 1 to {DESCRIPTION_MAX} characters"
+            )));
         }
         Ok(text)
     };
     let (holder, described) = (text("holder")?, text("described")?);
     let seconds = told.get("seconds").and_then(Value::as_i64).filter(|secs| (0..=LEASE_MAX).contains(secs));
-    let seconds = seconds.ok_or_else(|| Error::invalid(format!("lease.seconds must be 0 to {LEASE_MAX}")))?;
+    let seconds =
+        seconds.ok_or_else(|| Error::invalid(format!("`lease.seconds` must be from 0 to {LEASE_MAX}")))?;
     let change = rows::claim_lease(token, holder, described, Span::secs(seconds).0);
     match app.db().write(Unit::new().and([change])).await? {
         WriteOutcome::Done { .. } => Ok(json!({ "held": true })),
         WriteOutcome::Stale { .. } => {
-            Ok(json!({ "held": false, "holder": rows::holder(app.db(), token).await? }))
+            Ok(json!({ "held": false, "holder": rows::lease_holder(app.db(), token).await? }))
         }
     }
 }

@@ -19,12 +19,12 @@ use crate::{
 
 /// A container and, for the caller that just locked it, its executor's token.
 #[derive(Debug)]
-pub struct Taken {
+pub struct ContainerWithToken {
     pub container: Container,
     pub executor: Option<TokenSecret>,
 }
 
-pub async fn lock(app: &App, asker: &Requester, uuid: &str) -> Result<Taken> {
+pub async fn lock(app: &App, asker: &Requester, uuid: &str) -> Result<ContainerWithToken> {
     require_visible(asker, uuid)?;
     retry_on_conflict(|| try_lock(app, asker, uuid)).await
 }
@@ -35,9 +35,9 @@ fn acting_as(asker: &Requester, container: &Container) -> QueueCaller {
     if holds { asker.as_dispatcher() } else { asker.who.clone() }
 }
 
-async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<Taken>> {
+async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<ContainerWithToken>> {
     let before = load_one(app, uuid).await?;
-    let container = one(&before.world.containers, uuid)?;
+    let container = find_container(&before.world.containers, uuid)?;
     let now = app.db().now().await?;
     let mut locked = match change::lock(&container, &asker.as_dispatcher(), "") {
         Ok(locked) => locked,
@@ -52,7 +52,10 @@ async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<Tak
     world.containers.insert(uuid.to_owned(), locked);
     let beside = ExtraChanges { changes: vec![first, second], ..ExtraChanges::default() };
     let Some(world) = write(app, asker, &before, world, beside, now).await? else { return Ok(None) };
-    Ok(Some(Taken { container: one(&world.containers, uuid)?, executor: Some(executor) }))
+    Ok(Some(ContainerWithToken {
+        container: find_container(&world.containers, uuid)?,
+        executor: Some(executor),
+    }))
 }
 
 fn call_record(asker: &Requester, what: &str) -> LastCall {
@@ -66,7 +69,7 @@ async fn replay_or_refuse(
     container: Container,
     what: &str,
     no: QueueRefusal,
-) -> Result<Taken> {
+) -> Result<ContainerWithToken> {
     let Some(last) = &container.last_call else { return Err(no.into()) };
     let same = last.token == asker.token_uuid && last.request == asker.request && !asker.request.is_empty();
     let (kind, executor) = last.what.split_once(' ').unwrap_or((&last.what, ""));
@@ -74,7 +77,7 @@ async fn replay_or_refuse(
         return Err(no.into());
     }
     let executor = if executor.is_empty() { None } else { auth::executor_token(app, executor).await? };
-    Ok(Taken { container, executor })
+    Ok(ContainerWithToken { container, executor })
 }
 
 pub async fn unlock(
@@ -118,7 +121,7 @@ async fn try_apply(
 ) -> Result<Option<Container>> {
     let now = app.db().now().await?;
     let mut before = load_one(app, uuid).await?;
-    let mut container = one(&before.world.containers, uuid)?;
+    let mut container = find_container(&before.world.containers, uuid)?;
     require_ownership(asker, &container)?;
     let mut next = match rule(&container, now) {
         Ok(next) => next,
@@ -131,7 +134,7 @@ async fn try_apply(
     if next.is_final() || next.priority != container.priority {
         // Related rows depend on this one and change with it.
         before = load_related(app, &[uuid.to_owned()], &[]).await?;
-        container = one(&before.world.containers, uuid)?;
+        container = find_container(&before.world.containers, uuid)?;
         next = match rule(&container, now) {
             Ok(next) => next,
             // It changed between two reads.
@@ -144,10 +147,10 @@ async fn try_apply(
     let mut world = before.world.clone();
     world.containers.insert(uuid.to_owned(), next);
     let written = write(app, asker, &before, world, ExtraChanges::default(), now).await?;
-    written.map(|world| one(&world.containers, uuid)).transpose()
+    written.map(|world| find_container(&world.containers, uuid)).transpose()
 }
 
-fn one(all: &std::collections::BTreeMap<String, Container>, uuid: &str) -> Result<Container> {
+fn find_container(all: &std::collections::BTreeMap<String, Container>, uuid: &str) -> Result<Container> {
     all.get(uuid).cloned().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
@@ -183,7 +186,7 @@ pub async fn secret_mounts(app: &App, asker: &Requester, uuid: &str) -> Result<V
         QueueCaller::Admin | QueueCaller::User | QueueCaller::Dispatcher { .. } => false,
     };
     if !is_theirs {
-        return Err(Error::denied("secret mounts are for the container itself"));
+        return Err(Error::denied("only the container itself may read its secret mounts"));
     }
     match open_secrets(app, uuid).await? {
         Some(text) => Ok(serde_json::from_str(&text)?),
@@ -192,7 +195,7 @@ pub async fn secret_mounts(app: &App, asker: &Requester, uuid: &str) -> Result<V
 }
 
 /// Records a message about a container. A dispatcher that releases it gives the reason, which the container shows.
-pub async fn say(
+pub async fn record_message(
     app: &App,
     asker: &Requester,
     uuid: &str,
@@ -201,7 +204,7 @@ pub async fn say(
 ) -> Result<String> {
     require_visible(asker, uuid)?;
     let before = load_one(app, uuid).await?;
-    let container = one(&before.world.containers, uuid)?;
+    let container = find_container(&before.world.containers, uuid)?;
     require_ownership(asker, &container)?;
     let said = Value::Object(properties.clone());
     let (name, row) = log_row(app, uuid, &container.owner_uuid, event, &said)?;

@@ -31,13 +31,13 @@ const WRITE_ATTEMPTS_MAX: usize = 50;
 /// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no valid token")]
+    #[error("missing or invalid token")]
     Unauthenticated,
     #[error(transparent)]
     Refused(#[from] QueueRefusal),
     #[error("{0} not found")]
     Missing(String),
-    #[error("the row changes too fast; try again")]
+    #[error("too many concurrent changes; try again")]
     Busy,
     /// More at once than one caller may have.
     #[error("{0}")]
@@ -175,7 +175,7 @@ impl Requester {
         match self.who {
             QueueCaller::Admin | QueueCaller::User => Ok(()),
             QueueCaller::Dispatcher { .. } | QueueCaller::Executor { .. } | QueueCaller::Inside { .. } => {
-                Err(Error::denied("this token is for running containers, not for looking after tokens"))
+                Err(Error::denied("this token may run containers, but not manage tokens"))
             }
         }
     }
@@ -186,13 +186,13 @@ impl Requester {
             return Ok(());
         }
         Err(Error::denied(
-            "you may not use the container queue; an administrator grants it: `windlass user grant NAME queue`",
+            "you may not use the container queue; an admin can grant it with `windlass user grant NAME queue`",
         ))
     }
 }
 
 /// Deterministic name of an object.
-pub fn name(infix: &str, of: &[u8]) -> String {
+pub fn object_uuid(infix: &str, of: &[u8]) -> String {
     format!("{CLUSTER}-{infix}-{}", encode_letters(&Sha256::digest(of), 15))
 }
 
@@ -201,7 +201,7 @@ fn encode_letters(bytes: &[u8], count: usize) -> String {
 }
 
 /// Generates the secret part of a token.
-fn secret() -> Result<String, getrandom::Error> {
+fn generate_secret() -> Result<String, getrandom::Error> {
     let mut text = String::new();
     while text.len() < SECRET_LETTERS {
         let mut bytes = [0_u8; 64];
@@ -213,6 +213,6 @@ fn secret() -> Result<String, getrandom::Error> {
     Ok(text)
 }
 
-fn hash(secret: &str) -> String {
+fn hash_secret(secret: &str) -> String {
     hex::encode(Sha256::digest(secret.as_bytes()))
 }

@@ -2,7 +2,7 @@
 
 use windlass_model::queue::QueueCaller;
 
-use super::{Error, Requester, Result, transaction::job_of};
+use super::{Error, Requester, Result, transaction::job_submission};
 use crate::{
     app::App,
     db::{Db, DbError, Unit, containers, jobs},
@@ -13,7 +13,7 @@ pub const STREAM_BYTES_MAX: i64 = windlass_api::queue_client::STREAM_BYTES_MAX.c
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
 
 fn check_stream(stream: &str) -> Result<()> {
-    if STREAMS.contains(&stream) { Ok(()) } else { Err(Error::invalid(format!("no stream `{stream}`"))) }
+    if STREAMS.contains(&stream) { Ok(()) } else { Err(Error::invalid(format!("unknown stream `{stream}`"))) }
 }
 
 /// Appends output that the executor read. A chunk that was sent before changes nothing. Returns the stored length of
@@ -28,7 +28,7 @@ pub async fn append(
 ) -> Result<i64> {
     check_stream(stream)?;
     let QueueCaller::Executor { container, attempt } = &asker.who else {
-        return Err(Error::denied("output comes from the container's executor"));
+        return Err(Error::denied("only the container's executor may write its output"));
     };
     if container != uuid {
         return Err(Error::Missing(uuid.to_owned()));
@@ -36,7 +36,7 @@ pub async fn append(
     let attempt = i64::try_from(*attempt).unwrap_or(i64::MAX);
     let end = containers::output_end(app.db(), uuid, attempt, stream).await?;
     if at > end {
-        return Err(Error::invalid(format!("the stream is known up to {end} only")));
+        return Err(Error::invalid(format!("the stream ends at {end}")));
     }
     let length = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
     if at + length <= end || end >= STREAM_BYTES_MAX {
@@ -46,7 +46,7 @@ pub async fn append(
     let new = bytes.get(skip..).unwrap_or_default().to_vec();
     let mut unit = Unit::new().and([containers::append_output(uuid, attempt, stream, end, new)]);
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
-    if let Some(job) = found.first().and_then(|kept| job_of(&kept.doc)) {
+    if let Some(job) = found.first().and_then(|kept| job_submission(&kept.doc)) {
         unit = unit.and([jobs::mark_due_soon(job)]);
     }
     app.db().write(unit).await?;

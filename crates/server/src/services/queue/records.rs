@@ -106,7 +106,7 @@ pub async fn current(
     scope: Option<&str>,
     mut asked: ListQuery,
 ) -> Result<CurrentContainers> {
-    let missing = || Error::Missing("a container of this token".into());
+    let missing = || Error::Missing("container of this token".into());
     match (&asker.who, scope) {
         (
             QueueCaller::Inside { container, .. } | QueueCaller::Executor { container, .. },

@@ -8,9 +8,10 @@ use windlass_model::{
 };
 
 use super::{
-    Error, Requester, Result, name, records,
+    Error, Requester, Result, object_uuid, records,
     transaction::{
-        ExtraChanges, LoadedQueue, identity, load_related, open_request_secrets, retry_on_conflict, write,
+        ExtraChanges, LoadedQueue, load_related, open_request_secrets, retry_on_conflict, work_identity,
+        write,
     },
 };
 use crate::{
@@ -25,7 +26,7 @@ fn require_requester(asker: &Requester) -> Result<()> {
     match &asker.who {
         QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. } => Ok(()),
         QueueCaller::Dispatcher { .. } | QueueCaller::Executor { .. } => {
-            Err(Error::denied("this token is for running containers, not for asking for them"))
+            Err(Error::denied("this token may run containers, but not request them"))
         }
     }
 }
@@ -39,7 +40,7 @@ fn take_secrets(patch: &mut Map<String, Value>) -> Result<Option<(String, String
             let text = mounts.to_string();
             Ok(Some((hex::encode(Sha256::digest(text.as_bytes())), text)))
         }
-        Some(_) => Err(Error::invalid("secret_mounts must be an object")),
+        Some(_) => Err(Error::invalid("`secret_mounts` must be an object")),
     }
 }
 
@@ -55,7 +56,7 @@ pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) ->
     {
         return Ok(request);
     }
-    let uuid = name("xvhdp", app.db().new_id()?.as_bytes());
+    let uuid = object_uuid("xvhdp", app.db().new_id()?.as_bytes());
     create_with_retry(app, asker, &uuid, patch, Some(&made)).await
 }
 
@@ -128,7 +129,7 @@ async fn write_request(
     let mut before = before;
     if asked.state == RequestState::Committed && asked.container_uuid.is_none() {
         let same = if asked.use_existing {
-            let identity = identity(&asked.work, asked.secret_mounts_digest.as_deref());
+            let identity = work_identity(&asked.work, asked.secret_mounts_digest.as_deref());
             containers::find_reusable(app.db(), &asked.owner_uuid, &identity).await?
         } else {
             Vec::new()
@@ -148,16 +149,16 @@ async fn write_request(
                 if !still {
                     return Ok(None);
                 }
-                before.world.parents.extend(parents(app, &asked).await?);
+                before.world.parents.extend(parent_priorities(app, &asked).await?);
             }
             None => {
-                let uuid = name("dz642", app.db().new_id()?.as_bytes());
+                let uuid = object_uuid("dz642", app.db().new_id()?.as_bytes());
                 asked.container_uuid = Some(uuid.clone());
                 let container = Container {
                     secret_mounts_digest: asked.secret_mounts_digest.clone(),
                     ..Container::new(uuid.clone(), asked.work.clone(), &asked.owner_uuid, now)
                 };
-                before.world.parents.extend(parents(app, &asked).await?);
+                before.world.parents.extend(parent_priorities(app, &asked).await?);
                 let mut world = before.world.clone();
                 world.containers.insert(uuid, container);
                 world.requests.insert(asked.uuid.clone(), asked.clone());
@@ -171,7 +172,7 @@ async fn write_request(
     write_rows(app, asker, &before, world, &uuid, beside, now).await
 }
 
-async fn parents(
+async fn parent_priorities(
     app: &App,
     asked: &ContainerRequest,
 ) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
@@ -284,7 +285,7 @@ pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Containe
 /// Creates a container without a request, for an admin of the queue.
 pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<Container> {
     if !asker.is_admin {
-        return Err(Error::denied("only an admin makes containers without a request"));
+        return Err(Error::denied("only an admin may create containers without a request"));
     }
     let mut patch = patch.clone();
     let priority = patch.remove("priority").and_then(|value| value.as_u64()).unwrap_or(0);
@@ -293,7 +294,7 @@ pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, 
     let blank = ContainerRequest::new(String::new(), &asker.user_uuid, now);
     let asked = request::update(&blank, &patch)?;
     request::check(&asked.work)?;
-    let uuid = name("dz642", app.db().new_id()?.as_bytes());
+    let uuid = object_uuid("dz642", app.db().new_id()?.as_bytes());
     let container = Container { priority, ..Container::new(uuid.clone(), asked.work, &asker.user_uuid, now) };
     let before = LoadedQueue::default();
     let mut world = before.world.clone();
@@ -305,7 +306,7 @@ pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, 
 /// Deletes a container without a request that is not running.
 pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     if !asker.is_admin {
-        return Err(Error::denied("only an admin deletes containers"));
+        return Err(Error::denied("only an admin may delete containers"));
     }
     retry_on_conflict(|| async {
         let before = load_related(app, &[uuid.to_owned()], &[]).await?;
@@ -314,7 +315,7 @@ pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Resul
         };
         let asked = before.world.requests.values().any(|one| one.container_uuid.as_deref() == Some(uuid));
         if asked || !(old.is_final() || old.state == Status::Queued) {
-            return Err(Error::invalid("the container is held, or requests refer to it"));
+            return Err(Error::invalid("the container is in use, or requests refer to it"));
         }
         let now = app.db().now().await?;
         let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
@@ -325,7 +326,7 @@ pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Resul
 }
 
 /// Recomputes a container's priority; this changes something only if rows were written without these rules.
-pub async fn weigh(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
+pub async fn recompute_priority(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     records::container(app, asker, uuid).await?;
     retry_on_conflict(|| async {
         let before = load_related(app, &[uuid.to_owned()], &[]).await?;

@@ -16,7 +16,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{Error, Requester, Result, WRITE_ATTEMPTS_MAX, name};
+use super::{Error, Requester, Result, WRITE_ATTEMPTS_MAX, object_uuid};
 use crate::{
     app::App,
     db::{
@@ -81,7 +81,9 @@ pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -
         // A container whose row is deleted is not searched for again.
         next.retain(|uuid| !batch.contains(uuid));
         if loaded.containers.len() + loaded.requests.len() > ROWS_MAX {
-            return Err(Error::invalid(format!("more than {ROWS_MAX} rows hang together")));
+            return Err(Error::invalid(format!(
+                "more than {ROWS_MAX} containers and requests depend on each other"
+            )));
         }
     }
     let above: Vec<String> = loaded
@@ -130,7 +132,7 @@ pub(super) async fn write(
     }
     propagate(&mut world, now, &mut || {
         let id = spare.pop().unwrap_or_default();
-        let uuid = name("dz642", id.as_bytes());
+        let uuid = object_uuid("dz642", id.as_bytes());
         ids.insert(uuid.clone(), id);
         uuid
     });
@@ -148,7 +150,7 @@ pub(super) async fn write(
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
             app.notify_queue_changed();
-            if world.containers.values().any(|one| job_of(one).is_some()) {
+            if world.containers.values().any(|one| job_submission(one).is_some()) {
                 app.wake(&JOB_PIPELINES);
             }
             Ok(Some(world))
@@ -161,7 +163,7 @@ pub(super) async fn write(
 const JOB_PIPELINES: [&str; 2] = ["jobs_running", "jobs_terminating"];
 
 /// Job of a run that a container represents. A user who sets the variable in another container only makes that job due.
-pub(super) fn job_of(container: &Container) -> Option<SubmissionId> {
+pub(super) fn job_submission(container: &Container) -> Option<SubmissionId> {
     container.work.environment.get(JOB_VARIABLE)?.parse().ok()
 }
 
@@ -201,7 +203,7 @@ impl QueueWriter<'_> {
         if container.is_final() && !old.is_final() {
             self.first.push(containers::erase_container_secrets(&container.uuid));
         }
-        if let Some(job) = job_of(container) {
+        if let Some(job) = job_submission(container) {
             self.first.push(jobs::mark_due(job));
         }
         let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*container)?);
@@ -230,7 +232,7 @@ impl QueueWriter<'_> {
                     .seal(&AssociatedData::row("containers", "secrets_sealed", id), text.as_bytes())
             })
             .transpose()?;
-        let identity = identity(&container.work, container.secret_mounts_digest.as_deref());
+        let identity = work_identity(&container.work, container.secret_mounts_digest.as_deref());
         self.rows.push(containers::insert_container(id, container, &identity, sealed)?);
         let new = serde_json::to_value(&*container)?;
         self.log(&container.uuid, &container.owner_uuid, "create", None, Some(&new))
@@ -355,7 +357,7 @@ pub(super) fn log_row(
     event: &str,
     properties: &Value,
 ) -> Result<(String, Change)> {
-    let uuid = name("57u5n", app.db().new_id()?.as_bytes());
+    let uuid = object_uuid("57u5n", app.db().new_id()?.as_bytes());
     let summary = properties.get("text").and_then(Value::as_str).unwrap_or_default().to_owned();
     let row = Change::Insert {
         table: "queue_logs",
@@ -373,7 +375,7 @@ pub(super) fn log_row(
 }
 
 /// Hash that is equal for the same work.
-pub(super) fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
+pub(super) fn work_identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
     hex::encode(Sha256::digest(reuse::reuse_key(work, secrets).as_bytes()))
 }
 

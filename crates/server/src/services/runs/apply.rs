@@ -11,7 +11,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{ResolvedRunSpec, one, submit};
+use super::{ResolvedRunSpec, submit, to_wire_one};
 use crate::{
     app::App,
     auth::ProjectScope,
@@ -33,21 +33,21 @@ const GATEWAY: &str = "configuration.gateway";
 pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -> Result<wire::Run> {
     let hash = request_hash(&asked);
     if let Some(done) = find_repeated(app, scope, &hash).await? {
-        return one(app, done).await;
+        return to_wire_one(app, done).await;
     }
-    let refused = match attempt(app, scope, &asked, &hash).await {
+    let refused = match try_apply(app, scope, &asked, &hash).await {
         Err(refused @ (Error::Refused { .. } | Error::Conflict { .. })) => refused,
         outcome => return outcome,
     };
     // A retry while the first attempt is still in progress finds the run of that attempt: its name is in use, or it is
     // already active. That is no reason to reject it.
     match find_repeated(app, scope, &hash).await? {
-        Some(done) => one(app, done).await,
+        Some(done) => to_wire_one(app, done).await,
         None => Err(refused),
     }
 }
 
-async fn attempt(
+async fn try_apply(
     app: &App,
     scope: &ProjectScope,
     asked: &wire::ApplyRequest,
@@ -66,7 +66,7 @@ async fn attempt(
     };
     if let Some(NamedRun { run, .. }) = &current {
         // A finished run of that name would be hidden, which also requires ownership.
-        let what = format!("run `{}` is there already; it", run.name);
+        let what = format!("run `{}` already exists; it", run.name);
         scope.require_ownership::<ApplyRun>(Some(run.user_id), &what)?;
     }
     let id = match current {
@@ -89,7 +89,7 @@ async fn attempt(
         }
     };
     let run = runs::find(app.db(), id).await?.ok_or_else(|| Error::absent("Run"))?;
-    one(app, run).await
+    to_wire_one(app, run).await
 }
 
 /// Hash of the request, for distinguishing a repeat from another request with the same key.
@@ -106,7 +106,9 @@ async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Op
     let found = runs::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
         Some(found) if found.run.idempotency_hash.as_deref() == Some(hash) => Ok(Some(found)),
-        Some(_) => Err(Error::Conflict { msg: "this Idempotency-Key was used for another request" }),
+        Some(_) => {
+            Err(Error::Conflict { msg: "this `Idempotency-Key` was already used for another request" })
+        }
         None => Ok(None),
     }
 }
@@ -135,7 +137,7 @@ async fn update(
     }
     // The run still belongs to its creator, who has access to it, so the rights of the creator count.
     spec.check_secrets(app, current.run.project_id, current.run.user_id).await?;
-    let rolls = changes.iter().any(|change| change.how == UpdateMode::Rolling);
+    let rolls = changes.iter().any(|change| change.mode == UpdateMode::Rolling);
     let run = &current.run;
     let paths: Vec<&str> = changes.iter().map(|change| change.path.as_str()).collect();
     let by = scope.caller.user.id;
@@ -221,7 +223,7 @@ async fn create(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::refused("no free name was found; give the run a name"))
+    Err(Error::refused("no free name was found; set the `name` of the run"))
 }
 
 async fn new_run(
@@ -254,5 +256,5 @@ async fn new_run(
 async fn next_slot(app: &App, spec: &ResolvedRunSpec) -> Result<Option<Timestamp>> {
     let Some(crons) = spec.shape.crons() else { return Ok(None) };
     let now = app.db().now().await?;
-    crons.next_after(now).map(Some).ok_or_else(|| Error::refused("the schedule has no next time"))
+    crons.next_after(now).map(Some).ok_or_else(|| Error::refused("the schedule has no future start"))
 }

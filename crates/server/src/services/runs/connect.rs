@@ -21,9 +21,10 @@ pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) ->
     let instance = job
         .instance_id
         .filter(|_| job.status == Status::Running)
-        .ok_or_else(|| Error::refused(format!("the job does not run: it is {}", job.status.as_str())))?;
-    let agents =
-        app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
+        .ok_or_else(|| Error::refused(format!("the job is not running: it is {}", job.status.as_str())))?;
+    let agents = app
+        .agents()
+        .ok_or_else(|| Error::refused("this replica of the server has no connections to hosts"))?;
     let call = CallContext { instance, submission: job.id, epoch: job.lock_epoch };
     agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
 }

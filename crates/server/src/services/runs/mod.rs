@@ -30,7 +30,7 @@ pub use self::{
 };
 pub(crate) use self::{
     rendered_cache::RenderedRunCache,
-    spec::{ResolvedRunSpec, check_supported, refused},
+    spec::{ResolvedRunSpec, check_supported, problems_error},
 };
 use crate::{
     app::App,
@@ -115,7 +115,7 @@ async fn render_cached(
         let rows = runs::find_all(app.db(), &missing).await?;
         // Not from the list: a run may have finished after it was listed, and before its jobs are read.
         let finished: Vec<bool> = rows.iter().map(|row| row.run.finished).collect();
-        for (mut run, finished) in shown(app, rows, jobs).await?.into_iter().zip(finished) {
+        for (mut run, finished) in to_wire(app, rows, jobs).await?.into_iter().zip(finished) {
             strip_reasons(&mut run);
             let (id, shown) = (RunId(run.id), RenderedJson::new(&run)?);
             if finished {
@@ -162,7 +162,7 @@ pub async fn read(app: &App, scope: &ProjectScope, asked: wire::ReadRequest) -> 
     };
     // The project of the row counts, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);
-    let mut run = one(app, found.ok_or_else(absent)?).await?;
+    let mut run = to_wire_one(app, found.ok_or_else(not_found)?).await?;
     queue_positions(app, &mut run).await?;
     Ok(run)
 }
@@ -180,16 +180,16 @@ async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
     Ok(())
 }
 
-fn absent() -> Error {
+fn not_found() -> Error {
     Error::absent("Run")
 }
 
-async fn one(app: &App, run: NamedRun) -> Result<wire::Run> {
-    shown(app, vec![run], render::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
+async fn to_wire_one(app: &App, run: NamedRun) -> Result<wire::Run> {
+    to_wire(app, vec![run], render::IncludedJobs::Newest(None)).await?.pop().ok_or_else(not_found)
 }
 
 /// Converts runs, with one query for the jobs of all of them.
-async fn shown(app: &App, rows: Vec<NamedRun>, wanted: render::IncludedJobs) -> Result<Vec<wire::Run>> {
+async fn to_wire(app: &App, rows: Vec<NamedRun>, wanted: render::IncludedJobs) -> Result<Vec<wire::Run>> {
     let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
     let jobs = match wanted {
         render::IncludedJobs::None => Vec::new(),

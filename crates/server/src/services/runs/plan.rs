@@ -3,7 +3,7 @@
 use windlass_api::{Document, runs as wire};
 use windlass_model::plan::diff;
 
-use super::{ResolvedRunSpec, one};
+use super::{ResolvedRunSpec, to_wire_one};
 use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::offers};
 
 /// Default and maximum number of offers in one response.
@@ -30,9 +30,9 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
         if !found.run.finished && diff::diff_run_spec(&stored, &spec.value).is_ok() {
             action = wire::ApplyAction::Update;
         }
-        current = Some(one(app, found).await?);
+        current = Some(to_wire_one(app, found).await?);
     }
-    let supply = offers::supply(app, scope.project.id).await?;
+    let supply = offers::load_supply(app, scope.project.id).await?;
     let shown_max =
         asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_DEFAULT).min(OFFERS_MAX);
     let jobs = spec.plan()?;

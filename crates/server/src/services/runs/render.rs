@@ -52,7 +52,7 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
     let NamedRun { run, project_name, user_name, fleet_name } = row;
     let reason: Option<run::TerminationReason> =
         run.termination_reason.as_deref().and_then(|word| word.parse().ok());
-    let glances = glances(&rows);
+    let glances = latest_jobs(&rows);
     let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
     let retry = retries_no_capacity(run.status, &glances, &rows);
     let (deployment, scaling, waits) = read_tracking(&run);
@@ -97,7 +97,7 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
     })
 }
 
-const ASLEEP_MESSAGE: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
+const ASLEEP_MESSAGE: &str = "scaled to zero: no recent requests; the next request starts a replica";
 
 fn truncate_to_second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
@@ -130,7 +130,11 @@ fn waiting_reason(
         run::Status::Submitted => {
             let waiting = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);
             let said = waiting.filter_map(|job| job.status_message.as_deref()).next();
-            Some(said.map_or("waits for its turn".to_owned(), |said| format!("no place for it yet: {said}")))
+            Some(
+                said.map_or("waiting for its turn".to_owned(), |said| {
+                    format!("no instance for it yet: {said}")
+                }),
+            )
         }
         run::Status::Provisioning | run::Status::Running | run::Status::Terminating => None,
         run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
@@ -162,7 +166,7 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
 }
 
 /// Each job once: its latest status, and the reason of its latest ended submission.
-fn glances(rows: &[Job]) -> Vec<JobSummary> {
+fn latest_jobs(rows: &[Job]) -> Vec<JobSummary> {
     rows.chunk_by(|a, b| (a.replica_num, a.job_num) == (b.replica_num, b.job_num))
         .filter_map(|submissions| {
             let latest = submissions.last()?;

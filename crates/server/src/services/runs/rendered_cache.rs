@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_found_as_it_was_shown_with_those_jobs_and_no_others() {
+    fn a_cached_run_is_found_only_with_the_same_included_jobs() {
         let shelf = RenderedRunCache::<String>::default();
         let run = RunId(Uuid::from_u128(1));
         shelf.keep(run, ALL, RenderedJson::new(&"all".to_owned()).unwrap());
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_goes_and_what_is_asked_for_stays() {
+    fn the_cache_evicts_unused_runs_and_keeps_used_ones() {
         let shelf = RenderedRunCache::<String>::default();
         let id = |n: u32| RunId(Uuid::from_u128(n.into()));
         let long = "x".repeat(BYTES_MAX / 8);

@@ -48,7 +48,7 @@ impl ResolvedRunSpec {
         let sent = sent.value()?;
         let missing = || Error::field("run_spec", "must be an object with a `configuration`");
         let configuration = Configuration::from_json(sent.get("configuration").ok_or_else(missing)?)
-            .map_err(|problems| refused(&problems))?;
+            .map_err(|problems| problems_error(&problems))?;
         let mut value = effective_run_spec(&sent);
         let spec = value.as_object_mut().ok_or_else(missing)?;
         if is_unset(spec.get("ssh_key_pub")) {
@@ -161,12 +161,14 @@ fn check_variables(jobs: &[JobSpec]) -> Result<()> {
     for (name, value) in jobs.iter().flat_map(|job| &job.env) {
         if name.is_empty() || name.contains(['=', '\0']) {
             return Err(Error::refused(format!(
-                "`{}` cannot be the name of a variable",
+                "invalid environment variable name `{}`",
                 name.escape_debug()
             )));
         }
         if value.contains('\0') {
-            return Err(Error::refused(format!("the value of variable `{name}` holds a NUL byte")));
+            return Err(Error::refused(format!(
+                "the value of environment variable `{name}` contains a NUL byte"
+            )));
         }
     }
     Ok(())
@@ -191,7 +193,7 @@ fn check_archives(sent: Option<&Value>) -> Result<()> {
 
 fn spec_error(error: RunSpecError) -> Error {
     match error {
-        RunSpecError::Specification(problems) => refused(&problems),
+        RunSpecError::Specification(problems) => problems_error(&problems),
         RunSpecError::Document(_)
         | RunSpecError::NotARun { .. }
         | RunSpecError::Derive(_)
@@ -214,7 +216,7 @@ pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
 }
 
 /// All problems in one message: clients show exactly one.
-pub(crate) fn refused(problems: &[Diagnosis]) -> Error {
+pub(crate) fn problems_error(problems: &[Diagnosis]) -> Error {
     let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
     Error::refused(format!("invalid configuration: {}", all.join("; ")))
 }

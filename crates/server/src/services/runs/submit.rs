@@ -23,7 +23,7 @@ use crate::{
     encryption::Keyring,
     error::{Error, Result},
     job_payload::node_key::NodeKey,
-    limits::{self, setting},
+    limits::{self, limit_hint},
     services::service_domains::GatewayPublication,
 };
 
@@ -57,9 +57,9 @@ pub(crate) fn unit(
     let id = RunId(db.new_id()?);
     let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
     if specs.len() > asked.jobs_max {
-        let (jobs, most, more) = (specs.len(), asked.jobs_max, setting(limits::RUN_JOBS_MAX));
+        let (jobs, most, more) = (specs.len(), asked.jobs_max, limit_hint(limits::RUN_JOBS_MAX));
         return Err(Error::refused(format!(
-            "the run starts with {jobs} jobs, and may start with {most}; {more}"
+            "the run starts with {jobs} jobs, but at most {most} are allowed; {more}"
         )));
     }
     // Scheduled, or a service at zero replicas: nothing runs yet.

@@ -17,11 +17,11 @@ use tokio::{
     task::JoinSet,
 };
 use windlass_testenv::{
-    queue_env::{QueueEnv, processes_with},
-    test_env::{IMAGE, engine, load_busybox_image},
+    queue_env::{QueueEnv, processes_matching},
+    test_env::{IMAGE, engine_socket, load_busybox_image},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
 async fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
@@ -44,7 +44,7 @@ fn kill(pid: &str) {
 }
 
 /// Control groups named after a container, in any hierarchy.
-fn groups_of(uuid: &str) -> Vec<String> {
+fn cgroups_of(uuid: &str) -> Vec<String> {
     let mut find = Command::new("find");
     find.args(["/sys/fs/cgroup", "-maxdepth", "5", "-name"]).arg(format!("{uuid}.*"));
     let said = find.output().unwrap();
@@ -52,7 +52,7 @@ fn groups_of(uuid: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
+async fn a_killed_executor_leaves_no_processes_cgroups_or_secrets_behind() {
     let mut ground = QueueEnv::start("killed").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
@@ -64,13 +64,13 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
     );
     let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
     let uuid = ground.ask(&["sh", "-c", &script], secret).await;
-    let sleepers = || processes_with(&[b"sleep\0", mark.as_bytes()]);
+    let sleepers = || processes_matching(&[b"sleep\0", mark.as_bytes()]);
     wait_until("its processes do not start", || sleepers().len() >= 7).await;
     let root = ground.dir.join("attempts").join(format!("{uuid}.1")).join("root");
     assert!(root.join("etc/key").exists());
     kill(&executor_pid(&ground, &uuid));
     wait_until("processes of a dead executor go on", || sleepers().is_empty()).await;
-    wait_until("its control group is left", || groups_of(&uuid).is_empty()).await;
+    wait_until("its control group is left", || cgroups_of(&uuid).is_empty()).await;
     wait_until("its secrets are left", || !root.exists()).await;
     let record = ground.ended(&uuid).await;
     assert_eq!(
@@ -126,7 +126,7 @@ impl SwitchableProxy {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() {
+async fn output_written_during_a_server_outage_is_delivered_completely() {
     let mut ground = QueueEnv::start("away").await;
     let gate = SwitchableProxy::in_front_of(ground.address()).await;
     ground.via = Some(gate.address.clone());
@@ -156,7 +156,7 @@ async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gpus_belong_to_one_container_at_a_time() {
+async fn a_gpu_is_assigned_to_one_container_at_a_time() {
     let mut ground = QueueEnv::start("gpus").await;
     let token = ground.token("token").await;
     ground.start_local_dispatcher_with(&token, "attempts", &["--gpus", "2"]);
@@ -171,8 +171,9 @@ async fn gpus_belong_to_one_container_at_a_time() {
         ground.until(uuid, "it does not run", |record| record["state"] == "Running").await;
     }
     let three = ground.ask(&["sh", "-c", &script], wants(3)).await;
-    let left =
-        |record: &Value| record["scheduling_status"].as_str().is_some_and(|why| why.contains("3 GPUs of 2"));
+    let left = |record: &Value| {
+        record["scheduling_status"].as_str().is_some_and(|why| why.contains("3 GPUs requested, 2 available"))
+    };
     ground.until(&three, "nobody says why it waits", left).await;
     std::fs::write(&gate, "").unwrap();
     let mut seen = Vec::new();
@@ -185,8 +186,8 @@ async fn gpus_belong_to_one_container_at_a_time() {
 }
 
 /// Containers of the test engine that belong to a container of the queue.
-fn contained(uuid: &str) -> String {
-    let host = format!("unix://{}", engine().display());
+fn engine_containers(uuid: &str) -> String {
+    let host = format!("unix://{}", engine_socket().display());
     let named = format!("name={uuid}");
     let args = ["--host", &host, "ps", "--all", "--quiet", "--filter", &named];
     let listed = Command::new("docker").args(args).output().unwrap();
@@ -195,10 +196,10 @@ fn contained(uuid: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor() {
-    load_busybox_image(&engine());
+async fn an_image_runs_in_docker_and_its_container_is_removed_with_its_executor() {
+    load_busybox_image(&engine_socket());
     let mut ground = QueueEnv::start("docker").await;
-    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
+    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     let more = json!({
@@ -212,7 +213,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(5)), "{record}");
     assert_eq!(ground.output(&uuid, "stdout").await, b"c4nary a b\n/bin/busybox\n");
     assert_eq!(ground.output(&uuid, "stderr").await, b"broken\n");
-    assert_eq!(contained(&uuid), "", "it is left in the engine");
+    assert_eq!(engine_containers(&uuid), "", "it is left in the engine");
 
     // It has the privileges of the host's policy, and a separate network.
     let script = "cat /proc/self/status; /bin/busybox readlink /proc/self/ns/net; env";
@@ -236,7 +237,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     let policy = ground.dir.join("policy.yml");
     std::fs::write(&policy, "host_network: false\n").unwrap();
     let mut strict = QueueEnv::start("strict").await;
-    strict.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
+    strict.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
     strict.env.push(("WINDLASS_AGENT_POLICY", policy.display().to_string()));
     let second = strict.token("token").await;
     strict.start_local_dispatcher_with(&second, "attempts", &["--network", "host"]);
@@ -254,8 +255,8 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
 
     let held = ground.ask(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
     ground.until(&held, "it does not run", |record| record["state"] == "Running").await;
-    wait_until("it is not in the engine", || !contained(&held).is_empty()).await;
+    wait_until("it is not in the engine", || !engine_containers(&held).is_empty()).await;
     kill(&executor_pid(&ground, &held));
-    wait_until("the container of a dead executor goes on", || contained(&held).is_empty()).await;
+    wait_until("the container of a dead executor goes on", || engine_containers(&held).is_empty()).await;
     assert_eq!(ground.ended(&held).await["runtime_status"]["reason"], "crashed");
 }

@@ -116,7 +116,7 @@ fn first_submission(run: &Value) -> &Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
+async fn runs_on_a_cluster_queue_run_and_end_like_other_runs() {
     let mut field = SlurmFleetEnv::start().await;
 
     let offers = field.offers().await;
@@ -178,7 +178,7 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_cluster_loses_its_job_is_tried_again_if_it_says_so() {
+async fn a_run_that_loses_its_cluster_job_is_retried_if_configured() {
     let mut field = SlurmFleetEnv::start().await;
     let gate = field.ground.dir.join("gate");
     let script = format!("echo once; until [ -e {} ]; do sleep 0.1; done", gate.display());

@@ -3,7 +3,7 @@
 use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
-use windlass_testenv::{queue_env::QueueEnv, server::binary};
+use windlass_testenv::{queue_env::QueueEnv, server::binary_path};
 
 /// A user who has only the `queue` right requests a plain process.
 #[tokio::test(flavor = "multi_thread")]
@@ -21,13 +21,13 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
         "{record}"
     );
     let why = record["runtime_status"]["error"].as_str().unwrap_or_default();
-    assert!(why.contains("container_image `none`") && why.contains("`--allow-process`"), "{why}");
+    assert!(why.contains("`container_image` `none`") && why.contains("`--allow-process`"), "{why}");
     assert_eq!(ground.output(&asked.container, "stdout").await, b"", "it ran");
     let request = carol.get(&format!("container_requests/{}", asked.request)).await.unwrap();
     assert_eq!((&request["state"], &request["container_count"]), (&json!("Final"), &json!(1)), "{request}");
 
     // Images are not silently ignored either.
-    let mut command = Command::new(binary("windlass").unwrap());
+    let mut command = Command::new(binary_path("windlass").unwrap());
     command.args(["dispatch", "local", "--runtime", "process", "--once", "--token-file"]).arg(&token);
     let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -50,7 +50,7 @@ fn attempts_script(paths: &[(&str, &Path)]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
+async fn a_plain_process_runs_as_a_separate_user_and_cannot_read_data_of_others() {
     let mut ground = QueueEnv::start("apart").await;
     let (bob, carol) = (ground.user("bob").await, ground.user("carol").await);
     let token = ground.token("token").await;
@@ -129,7 +129,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_program_links_to_is_not_taken_for_its_output() {
+async fn a_symlinked_output_path_is_not_collected() {
     let mut ground = QueueEnv::start("links").await;
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
@@ -144,19 +144,19 @@ async fn what_a_program_links_to_is_not_taken_for_its_output() {
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["output"]), (&json!("Complete"), &Value::Null), "{record}");
     let warning = record["runtime_status"]["warning"].as_str().unwrap_or_default();
-    assert!(warning.contains("is a link"), "{record}");
+    assert!(warning.contains("is a symbolic link"), "{record}");
     assert!(prey.join("out/file").exists(), "it was moved away");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_everybody_may_read_is_not_used() {
+async fn a_world_readable_token_file_is_refused() {
     let ground = QueueEnv::start("open").await;
     let token = ground.token("token").await;
     std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let mut command = Command::new(binary("windlass").unwrap());
+    let mut command = Command::new(binary_path("windlass").unwrap());
     command.args(["dispatch", "local", "--once", "--server", &format!("http://{}", ground.address())]);
     command.arg("--token-file").arg(&token).arg("--dir").arg(ground.dir.join("attempts"));
-    command.arg("--agent").arg(binary("windlass-agent").unwrap());
+    command.arg("--agent").arg(binary_path("windlass-agent").unwrap());
     let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("chmod 600"), "{said}");

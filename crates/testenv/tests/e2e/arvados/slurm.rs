@@ -11,8 +11,8 @@ use serde_json::json;
 use windlass_dispatch::wake_socket::WakeSocket;
 use windlass_sim::invariants::containers::find_violations;
 use windlass_testenv::{
-    queue_env::{QueueEnv, RequestedContainer, processes_with},
-    server::binary,
+    queue_env::{QueueEnv, RequestedContainer, processes_matching},
+    server::binary_path,
 };
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
@@ -227,7 +227,7 @@ impl SlurmQueueEnv {
     }
 
     fn executors(&self, number: usize) -> Vec<i32> {
-        processes_with(&[b"\0exec\0", self.uuid(number).as_bytes()])
+        processes_matching(&[b"\0exec\0", self.uuid(number).as_bytes()])
     }
 
     async fn reason(&self, number: usize) -> String {
@@ -243,7 +243,7 @@ fn is_alive(pid: i32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_them() {
+async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_node_crashes() {
     let mut field = SlurmQueueEnv::start().await;
     let waits =
         |place| ContainerSpec { priority: 1_000, cpus: 1, memory_mib: 50, place, gate: Some("end"), exit: 0 };
@@ -394,7 +394,9 @@ async fn wait_until_clean(field: &SlurmQueueEnv) {
         for member in &field.all {
             let uuid = member.asked.container.as_str();
             left.extend(
-                processes_with(&[b"\0exec\0", uuid.as_bytes()]).iter().map(|pid| format!("{pid} for {uuid}")),
+                processes_matching(&[b"\0exec\0", uuid.as_bytes()])
+                    .iter()
+                    .map(|pid| format!("{pid} for {uuid}")),
             );
         }
         for above in [std::env::temp_dir(), PathBuf::from("/sys/fs/cgroup")] {
@@ -427,11 +429,11 @@ fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) ->
 }
 
 #[tokio::test]
-async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
+async fn a_job_end_hook_wakes_the_dispatcher() {
     let cluster = SlurmCluster::start(&[SIZE]);
     let door = cluster.dir().join("door.sock");
     let hook = WakeSocket::bind(&door).unwrap();
-    let windlass = binary("windlass").unwrap();
+    let windlass = binary_path("windlass").unwrap();
     cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
     let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
     assert!(said.trim().parse::<u32>().is_ok(), "{said}");
@@ -439,7 +441,7 @@ async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() {
+async fn slurm_wait_reasons_are_shown_and_slurm_variables_reach_the_program() {
     let cluster = SlurmCluster::start(&[SIZE]);
     let mut ground = QueueEnv::start("reasons").await;
     let token = ground.token("token").await;
@@ -467,7 +469,7 @@ async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_sbatch_refuses_is_kept_in_its_words_and_not_tried_again_at_once() {
+async fn an_sbatch_error_is_shown_verbatim_and_not_retried_at_once() {
     let cluster = SlurmCluster::start(&[SIZE]);
     let closed = cluster.say("scontrol", &["update", "PartitionName=main", "State=INACTIVE"]);
     let mut ground = QueueEnv::start("refused").await;
@@ -476,7 +478,7 @@ async fn what_sbatch_refuses_is_kept_in_its_words_and_not_tried_again_at_once() 
     let uuid = ground.ask(&["true"], json!({})).await;
     let told = |record: &serde_json::Value| {
         let why = record["scheduling_status"].as_str().unwrap_or_default();
-        why.starts_with("the scheduler refuses it: ") && why.contains("artition")
+        why.starts_with("the scheduler refused it: ") && why.contains("artition")
     };
     ground.until(&uuid, &format!("sbatch's words are shown ({closed})"), told).await;
     let attempts = ground.until(&uuid, "they stay", told).await["attempt"].clone();

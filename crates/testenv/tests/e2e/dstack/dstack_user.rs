@@ -102,7 +102,7 @@ impl DstackUser {
     pub(crate) fn shell(&self, name: &str, line: &str) -> CommandOutput {
         let mut ssh = self.program("ssh");
         ssh.arg("-F").arg(self.home.join(".ssh/config")).args(["-o", "BatchMode=yes", name, line]);
-        windlass_testkit::cli_snapshot::ran(&mut ssh)
+        windlass_testkit::cli_snapshot::run_command(&mut ssh)
     }
 
     /// Repeats a read-only command until its output is as expected.
@@ -168,8 +168,8 @@ impl RunningCommand {
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let (to_out, to_err) = (Arc::clone(&said[0]), Arc::clone(&said[1]));
         let heard = [
-            Some(std::thread::spawn(move || listen(&mut out, &to_out))),
-            Some(std::thread::spawn(move || listen(&mut err, &to_err))),
+            Some(std::thread::spawn(move || read_to_buffer(&mut out, &to_out))),
+            Some(std::thread::spawn(move || read_to_buffer(&mut err, &to_err))),
         ];
         Self { child, heard, said }
     }
@@ -235,7 +235,7 @@ impl Drop for RunningCommand {
     }
 }
 
-fn listen(stream: &mut impl Read, to: &Mutex<Vec<u8>>) {
+fn read_to_buffer(stream: &mut impl Read, to: &Mutex<Vec<u8>>) {
     let mut piece = [0; 4096];
     while let Ok(size @ 1..) = stream.read(&mut piece) {
         to.lock().extend(&piece[..size]);

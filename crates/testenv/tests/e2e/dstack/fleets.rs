@@ -26,13 +26,13 @@ fn describe(person: &DstackUser, lab: &Lab) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
+async fn dstack_creates_uses_and_deletes_an_ssh_fleet() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-fleet", &person);
     for (host, mask) in lab.hosts().iter().zip(["[HOST 1]", "[HOST 2]"]) {
-        story.mask(&host.addr().to_string(), mask);
+        story.mask_patterns(&host.addr().to_string(), mask);
     }
     describe(&person, &lab);
     story.run(&["apply", "-f", "lab.yml", "-y"]);

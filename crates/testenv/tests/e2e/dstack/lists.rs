@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::cli_snapshot::{CliSnapshot, SnapshotEnv as _, ran};
+use windlass_testkit::cli_snapshot::{CliSnapshot, SnapshotEnv as _, run_command};
 
 use super::dstack_user::{DstackUser, SMALL};
 use crate::test_env::{HostMode, TestEnv};
@@ -37,7 +37,7 @@ fn repository(person: &DstackUser) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_is_told_of_its_project_and_its_repository() {
+async fn dstack_registers_its_project_and_repository() {
     let stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::new(&stage);
     let mut story = CliSnapshot::new("dstack-project", &person);
@@ -54,12 +54,12 @@ async fn dstack_is_told_of_its_project_and_its_repository() {
     init.env("GIT_CONFIG_COUNT", "1");
     init.env("GIT_CONFIG_KEY_0", format!("url.{}.insteadOf", person.home().join("origin.git").display()));
     init.env("GIT_CONFIG_VALUE_0", "https://git.example.com/team/work.git");
-    story.add(&["init", "-P", "work"], &ran(&mut init));
+    story.add(&["init", "-P", "work"], &run_command(&mut init));
     story.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_keeps_secrets() {
+async fn dstack_sets_reads_and_deletes_secrets() {
     let stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-secret", &person);
@@ -78,7 +78,7 @@ fn wait_until_host_ready(person: &DstackUser) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_lists_what_there_is() {
+async fn dstack_lists_runs_fleets_volumes_and_gateways() {
     let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     wait_until_host_ready(&person);
@@ -93,7 +93,7 @@ async fn dstack_lists_what_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_plans_what_could_be() {
+async fn dstack_shows_offers_and_run_plans() {
     let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     wait_until_host_ready(&person);

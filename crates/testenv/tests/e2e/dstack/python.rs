@@ -1,6 +1,6 @@
 //! `dstack.api`, the Python client library.
 
-use windlass_testkit::cli_snapshot::ran;
+use windlass_testkit::cli_snapshot::run_command;
 
 use super::dstack_user::DstackUser;
 use crate::test_env::{HostMode, TestEnv};
@@ -69,11 +69,11 @@ all: [('aborted', 'terminated'), ('programmed', 'done'), ('stopped', 'terminated
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_in_a_program_submits_attaches_reads_and_stops() {
+async fn dstack_python_api_submits_attaches_reads_logs_and_stops() {
     let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     person.until(&["fleet"], |ran| ran.stdout.contains(" busy"));
     person.file("program.py", SCRIPT);
-    let done = ran(person.program("python").arg("program.py"));
+    let done = run_command(person.program("python").arg("program.py"));
     assert_eq!((done.stdout.as_str(), done.code), (SAID, Some(0)), "{}", done.stderr);
 }

@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use windlass_testenv::server::{Server, ServerOptions, TOKEN, binary};
+use windlass_testenv::server::{Server, ServerOptions, TOKEN, binary_path};
 use windlass_testkit::temp_dir;
 
 /// Variable with the environment that contains the dstack server.
@@ -224,7 +224,7 @@ impl DstackServer {
             )
         });
         std::fs::create_dir_all(home).unwrap();
-        let port = windlass_testkit::ports::free();
+        let port = windlass_testkit::ports::reserve_free_port();
         let log = std::fs::File::create(home.join("log")).unwrap();
         let mut command = Command::new(venv.join("bin/dstack"));
         command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
@@ -254,10 +254,10 @@ impl Drop for DstackServer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_and_ours_answer_the_same_requests_alike() {
+async fn dstack_and_windlass_answer_the_same_requests_alike() {
     let scratch = temp_dir("replay").unwrap();
     let theirs = DstackServer::start(&scratch.path().join("dstack")).await;
-    let (data, windlass) = (scratch.path().join("windlass"), binary("windlass").unwrap());
+    let (data, windlass) = (scratch.path().join("windlass"), binary_path("windlass").unwrap());
     let options = ServerOptions {
         binary: &windlass,
         data: &data,

@@ -62,7 +62,7 @@ async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_watches_and_replaces_what_runs() {
+async fn dstack_lists_replaces_and_attaches_to_a_running_task() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-detached", &person);
@@ -92,7 +92,7 @@ async fn dstack_watches_and_replaces_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_stops_and_aborts_what_runs() {
+async fn dstack_stops_and_aborts_running_tasks() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-stop", &person);
@@ -111,7 +111,7 @@ async fn dstack_stops_and_aborts_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_opens_a_dev_environment_and_tells_its_story() {
+async fn dstack_opens_a_dev_environment_and_lists_its_events() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-dev", &person);

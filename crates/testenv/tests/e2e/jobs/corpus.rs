@@ -62,10 +62,10 @@ fn foreign_entries() -> Vec<Value> {
 /// Returns whether a file needs machines with separate addresses: for several nodes, or tasks that find each other by
 /// name.
 fn wants_machines(entry: &Value) -> bool {
-    entry["max_nodes"] != 1 || words(&entry["needs"]).contains(&"group-hostnames")
+    entry["max_nodes"] != 1 || json_words(&entry["needs"]).contains(&"group-hostnames")
 }
 
-fn words(list: &Value) -> Vec<&str> {
+fn json_words(list: &Value) -> Vec<&str> {
     list.as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default()
 }
 
@@ -90,7 +90,7 @@ struct RunningEntry {
 async fn launch_entry(stage: &mut TestEnv, entry: Value, short: &Path) -> RunningEntry {
     let drive = entry["drive"].is_string();
     let mut envs = serde_json::Map::new();
-    for name in words(&entry["env_required"]) {
+    for name in json_words(&entry["env_required"]) {
         envs.insert(name.to_owned(), "some-value".into());
     }
     if !drive && entry["seconds"].as_i64().is_some_and(|seconds| seconds > LONG_SECS) {
@@ -107,7 +107,7 @@ fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
     if seen["status"] != entry["expected_job"] {
         wrong.push(format!("the job is {}, should be {}", seen["status"], entry["expected_job"]));
     }
-    let wanted = words(&entry["expected"]);
+    let wanted = json_words(&entry["expected"]);
     let found = statuses(seen);
     let alike = found.len() == wanted.len()
         && found.iter().zip(&wanted).all(|(status, wanted)| wanted.split('|').any(|one| one == *status));
@@ -155,7 +155,7 @@ async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<
 }
 
 #[tokio::test]
-async fn files_of_others_run_as_they_are_and_end_as_they_should() {
+async fn third_party_task_files_run_unchanged_and_end_as_expected() {
     let (mut stage, _hosts) = with_hosts(8, 8).await;
     let (files, left_out): (Vec<Value>, Vec<Value>) =
         foreign_entries().into_iter().partition(|entry| !wants_machines(entry));
@@ -201,7 +201,7 @@ fn nodes_at_once(text: &str) -> usize {
 
 /// Hosts with separate networks, one node each. Files that lose a node are tested separately, with a shorter file.
 #[tokio::test]
-async fn files_of_others_with_several_nodes_run_on_as_many_hosts() {
+async fn third_party_multi_node_task_files_run_on_as_many_hosts() {
     let fits = |entry: &Value| wants_machines(entry) && entry["drive"] != "lose-one-node-then-cancel";
     let files: Vec<Value> =
         foreign_entries().into_iter().filter(fits).chain(own_multi_node_entries()).collect();

@@ -19,7 +19,7 @@ fn task(name: &str, other: &str) -> String {
 }
 
 #[tokio::test]
-async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
+async fn group_tasks_resolve_each_other_by_name_even_after_one_moves() {
     let (mut stage, lab) = with_lab(3).await;
     let text = format!(
         "name: pair\nexecution: parallel\n---\n{}---\n{}",

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_testkit::lab::{Lab, LabHost};
 
 use super::{launch, runs, wait_until, wait_until_done};
-use crate::test_env::{HostMode, TestEnv, host_of};
+use crate::test_env::{HostMode, TestEnv, host_of_job};
 
 /// A stage with a fleet of hosts with separate networks.
 pub(super) async fn with_lab(hosts: usize) -> (TestEnv, Lab) {
@@ -31,7 +31,7 @@ fn touch(lab: &Lab, path: &str) {
 
 /// One node is prepared immediately, the other after a file exists.
 #[tokio::test]
-async fn no_node_begins_before_all_are_prepared() {
+async fn no_node_starts_before_the_setup_of_all_nodes_is_done() {
     let (mut stage, lab) = with_lab(2).await;
     let text = "num_nodes: 2\nsetup: |\n  if [ $SKYPILOT_SETUP_NODE_RANK = 1 ]; then\n    \
                 until [ -e /home/may ]; do sleep 0.05; done\n  fi\n  echo $SKYPILOT_SETUP_NODE_RANK >> /home/prepared\n\
@@ -54,7 +54,7 @@ async fn no_node_begins_before_all_are_prepared() {
 }
 
 #[tokio::test]
-async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_lost() {
+async fn m6_all_nodes_restart_with_their_ranks_when_one_is_lost() {
     let (mut stage, lab) = with_lab(3).await;
     let text = "name: gang\nnum_nodes: 2\nrun: |\n  \
                 echo \"$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $(echo \"$SKYPILOT_NODE_IPS\" | sort -u | wc -l) \
@@ -88,14 +88,14 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
 
 /// The remaining machine is reused, and only the lost one is replaced.
 #[tokio::test]
-async fn a_lost_node_of_two_is_replaced_beside_the_other() {
+async fn only_the_lost_node_of_two_is_replaced() {
     let (mut stage, lab) = with_lab(3).await;
     let text = "num_nodes: 2\nrun: |\n  echo $SKYPILOT_NODE_RANK >> /home/lines\n  sleep 600\n";
     let id = launch(&mut stage, text, json!({})).await;
     let hosts = async |stage: &mut TestEnv, job: &Value| {
         let runs = job["tasks"][0]["runs"].as_array().unwrap();
         let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
-        [host_of(&lab, &run, 0), host_of(&lab, &run, 1)]
+        [host_of_job(&lab, &run, 0), host_of_job(&lab, &run, 1)]
     };
     let first = runs(&mut stage, id).await;
     stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);

@@ -63,7 +63,7 @@ async fn region_after_loss(stage: &mut TestEnv, started: &Path, strategy: &str) 
 }
 
 #[tokio::test]
-async fn a_lost_region_is_left_by_eager_next_region_and_kept_by_failover() {
+async fn eager_next_region_leaves_a_lost_region_and_failover_stays() {
     let mut stage = cloud().await;
     let started = stage.home().join("started");
     let (first, again) = region_after_loss(&mut stage, &started, "EAGER_NEXT_REGION").await;

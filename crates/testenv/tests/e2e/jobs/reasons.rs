@@ -6,20 +6,20 @@ use super::{launch, log, wait_until, wait_until_done, with_hosts};
 use crate::test_env::{HostMode, TestEnv};
 
 #[tokio::test]
-async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason() {
+async fn a_job_too_large_for_every_host_fails_its_prechecks_with_the_reason() {
     let (mut stage, _hosts) = with_hosts(1, 1).await;
     let id = launch(&mut stage, "name: huge\nresources: {cpus: 100000+}\nrun: echo\n", json!({})).await;
     let seen = wait_until_done(&mut stage, id).await;
     let reason = seen["reason"].as_str().unwrap();
     assert_eq!(seen["status"], "FAILED_PRECHECKS", "{seen:#}");
-    assert!(reason.starts_with("nothing could ever take it: "), "{reason}");
+    assert!(reason.starts_with("no instance can ever run it: "), "{reason}");
     assert!(reason.contains("needs at least 100000 CPUs, has "), "{reason}");
     let refusals = seen["tasks"][0]["why"]["refusals"].as_array().unwrap();
     assert_eq!(refusals.len(), 1, "{seen:#}");
 }
 
 #[tokio::test]
-async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
+async fn a_job_waiting_for_a_busy_host_shows_the_reason_everywhere() {
     let (mut stage, _hosts) = with_hosts(1, 1).await;
     let first = launch(&mut stage, "name: first\nrun: sleep 600\n", json!({})).await;
     wait_until(&mut stage, first, "it runs", |job| job["status"] == "RUNNING").await;
@@ -29,14 +29,14 @@ async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
     })
     .await;
     let reason = seen["reason"].as_str().unwrap();
-    assert!(reason.starts_with("attempt 1 waits for nodes: "), "{reason}");
+    assert!(reason.starts_with("attempt 1 is waiting for nodes: "), "{reason}");
     let home = stage.home().to_owned();
     let why = stage.windlass(&home, &["why", "second"]);
     let why = String::from_utf8_lossy(&why.stdout).into_owned();
-    assert!(why.contains(reason) && why.contains("  no place for it:\n"), "{why}");
+    assert!(why.contains(reason) && why.contains("  does not fit:\n"), "{why}");
     let queue = stage.windlass(&home, &["jobs", "queue", "-v"]);
     let queue = String::from_utf8_lossy(&queue.stdout).into_owned();
-    assert!(queue.contains("attempt 1 waits for nodes"), "{queue}");
+    assert!(queue.contains("attempt 1 is waiting for nodes"), "{queue}");
     for id in [second, first] {
         stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
         wait_until_done(&mut stage, id).await;
@@ -44,7 +44,7 @@ async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
 }
 
 #[tokio::test]
-async fn what_the_shell_says_itself_is_not_in_the_log() {
+async fn messages_of_the_shell_itself_are_not_in_the_log() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let text = "setup: |\n  echo ready\n  sleep 0.1 &\n  wait\nrun: |\n  echo out\n  echo err >&2\n  sleep 0.1 &\n  wait\n  exit 3\n";
     let id = launch(&mut stage, text, json!({})).await;
@@ -54,7 +54,7 @@ async fn what_the_shell_says_itself_is_not_in_the_log() {
 }
 
 #[tokio::test]
-async fn the_tasks_of_a_group_are_heard_together_with_their_names() {
+async fn output_of_group_tasks_is_followed_together_with_task_names() {
     let (stage, _hosts) = with_hosts(2, 1).await;
     let dir = stage.home().join("work");
     std::fs::create_dir_all(&dir).unwrap();

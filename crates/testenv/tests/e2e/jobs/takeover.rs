@@ -38,7 +38,7 @@ fn is_untouched(seen: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and_starts_nothing_twice() {
+async fn m4_another_postgres_replica_takes_over_jobs_and_starts_nothing_twice() {
     let plan =
         ReplicaOptions { name: "jobs", servers: 2, hosts: 2, blocks: 4, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();

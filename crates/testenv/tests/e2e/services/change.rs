@@ -21,14 +21,14 @@ fn replicas(name: &str, count: usize) -> String {
 }
 
 /// Status message of a job's newest submission.
-fn said(run: &Value, job: usize) -> &str {
+fn status_message(run: &Value, job: usize) -> &str {
     run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"]
         .as_str()
         .unwrap()
 }
 
 #[tokio::test]
-async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits_for() {
+async fn a_replica_gets_requests_only_while_probes_succeed_and_reports_why_not() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut ill = service_config("ill", port);
@@ -36,10 +36,15 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     ill["env"]["SICK"] = json!("1");
     stage.apply(&ill).await;
     let run = stage
-        .eventually_run("ill", TIMEOUT, |run| said(run, 0).contains("it answers 500 Internal Server Error"))
+        .eventually_run("ill", TIMEOUT, |run| {
+            status_message(run, 0).contains("it answered 500 Internal Server Error")
+        })
         .await;
     assert_eq!(run["status"], "running");
-    assert!(said(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 in a row"), "{run:#}");
+    assert!(
+        status_message(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 successes in a row"),
+        "{run:#}"
+    );
     let caller = ServiceCaller::new(stage.address());
     assert!(caller.get("/metrics").unwrap().body.contains(&replicas("ill", 0)));
 
@@ -50,7 +55,7 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     let got = read(waiting).unwrap();
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
     let run = stage.run("ill").await;
-    assert_eq!(said(&run, 0), "running", "{run:#}");
+    assert_eq!(status_message(&run, 0), "running", "{run:#}");
     assert!(
         run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2),
         "{run:#}"
@@ -61,11 +66,11 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     assert_eq!(itself.get("/well").unwrap().status, 200);
     wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("ill", 1)).await;
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
-    assert!(events.contains("it takes no requests any more: probe GET /health"), "{events}");
+    assert!(events.contains("it no longer receives requests: probe GET /health"), "{events}");
 }
 
 #[tokio::test]
-async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_request_wakes_it() {
+async fn a_service_scales_from_zero_with_its_traffic_and_back_to_zero() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -92,13 +97,13 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
     // Its previous replicas may still be ending, and the hosts are full until then: the request waits for that.
     assert_eq!(caller.get(path).unwrap().status, 200, "{}", stage.server_log());
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
-    for word in ["group 0: 0 to 1 replicas", "to 2 replicas, because of", "to 0 replicas, because of 0.00"] {
+    for word in ["group 0: scaling from 0 to 1 replicas", "to 2 replicas: ", "to 0 replicas: 0.00"] {
         assert!(events.contains(word), "{word} is not in {events}");
     }
 }
 
 #[tokio::test]
-async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_old_in_place() {
+async fn a_rolling_deployment_fails_no_request_and_a_bad_version_keeps_the_old_one() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -130,7 +135,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     update_run(&mut stage, &third).await;
     let is_ill = |run: &Value| {
         let jobs = run["jobs"].as_array().unwrap().len();
-        (0..jobs).any(|job| said(run, job).contains("it answers 500"))
+        (0..jobs).any(|job| status_message(run, job).contains("it answered 500"))
     };
     let run = stage.eventually_run("rolling", TIMEOUT, is_ill).await;
     assert_eq!(run["status"], "running");

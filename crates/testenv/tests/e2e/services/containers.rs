@@ -27,7 +27,7 @@ fn page(version: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_docker_service_rolls_without_a_failed_request_at_one_port() {
+async fn a_docker_service_is_redeployed_on_one_port_without_a_failed_request() {
     image();
     let mut stage = TestEnv::new(HostMode::Containers).await;
     stage.apply(&page("1")).await;

@@ -29,7 +29,7 @@ fn statuses(address: &str, bytes: &str) -> Vec<u16> {
 }
 
 #[tokio::test]
-async fn a_request_that_means_two_things_reaches_no_service_through_the_server() {
+async fn ambiguous_requests_reach_no_service_through_the_server() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut page = service_config("page", free_port());
     page["auth"] = json!(false);

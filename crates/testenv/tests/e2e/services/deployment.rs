@@ -76,7 +76,7 @@ fn is_rolled_back(num: u32) -> impl Fn(&Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_told_why() {
+async fn a_failed_deployment_is_rolled_back_under_traffic_and_the_reason_is_shown() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut first = service_config("page", free_port());
     first["probes"] = probe_config();
@@ -92,14 +92,14 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     let mut second = with_port(&first, free_port());
     second["env"] = json!({"PAGE": REPLICA_PROGRAM, "VERSION": "2", "SICK": "1"});
     let onlooker = ApplyFollower::start(&stage, &second);
-    onlooker.wait_for_text("deployment 1: 0 of 1 new replicas take requests, 1 old left");
+    onlooker.wait_for_text("deployment 1: 0 of 1 new replicas ready, 1 old remaining");
     onlooker
         .wait_for_text("deployment 1 was rolled back: replica 1 is not ready after 3 s: probe GET /health");
     let run = stage.eventually_run("page", TIMEOUT, is_rolled_back(1)).await;
     assert_eq!(run["run_spec"]["configuration"]["env"]["VERSION"], "1", "{run:#}");
     let said = why(&stage, "page");
     assert!(said.contains("deployment 1 was rolled back: replica 1 is not ready"), "{said}");
-    assert!(said.contains("it answers 500"), "{said}");
+    assert!(said.contains("it answered 500"), "{said}");
 
     // The next version exits immediately. Settings that are updated in place are kept.
     let mut third = first.clone();
@@ -114,9 +114,9 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
 
     let told = events(&mut stage).await;
     for word in [
-        "deployment 1 begins: 1 replica to replace",
+        "deployment 1 started: 1 replica to replace",
         "deployment 3 failed: replica 1 ended",
-        "back to the configuration before it",
+        "rolling back to the previous configuration",
     ] {
         assert!(told.contains(word), "{word} is not in {told}");
     }
@@ -139,7 +139,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
 }
 
 #[tokio::test]
-async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_better_one_completes() {
+async fn a_failed_deployment_without_rollback_is_marked_failed_and_the_next_completes() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut first = service_config("page", free_port());
     first["probes"] = probe_config();
@@ -165,12 +165,12 @@ async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_bette
     wait_for_answer(&mut stage, &caller, path, 200, "version=3").await;
     stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
     let told = events(&mut stage).await;
-    assert!(told.contains("former replicas stay, and it is not rolled back"), "{told}");
-    assert!(told.contains("deployment 2 is complete: 1 of 1 replicas take requests"), "{told}");
+    assert!(told.contains("not rolled back, the previous replicas are kept"), "{told}");
+    assert!(told.contains("deployment 2 is complete: 1 of 1 replicas are ready"), "{told}");
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_service_says_so() {
+async fn waiting_requests_add_a_replica_and_an_idle_service_reports_being_asleep() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -184,8 +184,8 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
         |run: &Value| run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("0.00"));
     stage.eventually_run("busy", TIMEOUT, asleep).await;
     let said = why(&stage, "busy");
-    assert!(said.contains("asleep: nobody asks it anything; the first request wakes it"), "{said}");
-    assert!(said.contains("scaling: group 0: 0 replicas wanted; 0.00 requests waiting"), "{said}");
+    assert!(said.contains("scaled to zero: no recent requests; the next request starts a replica"), "{said}");
+    assert!(said.contains("scaling: group 0: 0 replicas desired; 0.00 requests waiting"), "{said}");
 
     // One replica handles one request at a time, and six arrive at once.
     let caller = ServiceCaller::new(stage.address());
@@ -200,6 +200,6 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
     // No request is waiting or active: it is scaled to zero again.
     stage.eventually_run("busy", TIMEOUT, |run| run["status"] == "pending").await;
     let told = events(&mut stage).await;
-    assert!(told.contains("group 0: 0 to ") && told.contains(" to 2 replicas, because of"), "{told}");
-    assert!(told.contains("requests waiting (target 0.5 each) and"), "{told}");
+    assert!(told.contains("group 0: scaling from 0 to ") && told.contains(" to 2 replicas: "), "{told}");
+    assert!(told.contains("requests waiting (target 0.5 per replica) and"), "{told}");
 }

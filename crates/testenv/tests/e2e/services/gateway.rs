@@ -51,14 +51,14 @@ fn submit_refused(stage: &TestEnv, configuration: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_when_its_process_changes() {
+async fn a_gateway_serves_by_domain_through_a_server_crash_and_its_own_replacement() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let token = create_gateway(&mut stage, "entry", 1).await;
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
     // No gateway process is connected yet.
     let said = submit_refused(&stage, &page);
-    assert!(said.contains("gateway_error") && said.contains("gateway `entry` cannot be reached"), "{said}");
+    assert!(said.contains("gateway_error") && said.contains("gateway `entry` is offline"), "{said}");
 
     let (port, url) = (free_port(), stage.url());
     let mut first = GatewayProcess::start(&stage, &url, &token, "one", port);
@@ -97,7 +97,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let third = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
     second.ends();
     stage.stop("page", false).await;
-    wait_for_answer(&third, &caller, "/", 404, "no service answers to this host");
+    wait_for_answer(&third, &caller, "/", 404, "no service has this host name");
     stage.reaches("page", &["terminated"]).await;
     traffic.goes_on();
     let (_, failed) = traffic.end();
@@ -126,7 +126,7 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
     page["gateway"] = json!(false);
     let run = update_run(&mut stage, &page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
-    wait_for_answer(&node, &far, "/", 404, "no service answers to this host");
+    wait_for_answer(&node, &far, "/", 404, "no service has this host name");
     assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
     // The name becomes available again, and it was the same replica all the time.
     page["gateway"] = json!("entry");
@@ -138,7 +138,7 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
 }
 
 #[tokio::test]
-async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_for_their_requests() {
+async fn each_gateway_process_wakes_a_service_and_stopping_it_waits_for_requests() {
     let lab = Lab::start(1).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
@@ -270,13 +270,13 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away() {
+async fn a_gateway_is_installed_on_ssh_hosts_updated_without_a_gap_and_removed() {
     check_installed_gateway(&Lab::start(2).unwrap(), |_, _| {}).await;
 }
 
 /// With systemd the gateway is also restarted after a crash.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
+async fn a_gateway_on_systemd_hosts_is_a_unit_and_is_restarted() {
     let comes_back = |edge: &LabHost, caller: &ServiceCaller| {
         edge.run("kill -9 $(cat /var/lib/windlass/gateway-entry/pid)").unwrap();
         wait_until_answered(caller, || "nobody started it again".to_owned());
@@ -311,10 +311,10 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &Service
         (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
     };
     let (is_done, said) = windlass(&stage, &["gateway", "install", "entry", &at]);
-    assert!(!is_done && said.contains("`--server URL` says where they find it"), "{said}");
+    assert!(!is_done && said.contains("pass `--server URL` with an address that they can reach"), "{said}");
     let install = ["gateway", "install", "entry", &at, "--server", &url];
     let (is_done, said) = windlass(&stage, &install);
-    assert!(is_done && said.contains("takes requests on 1."), "{said}");
+    assert!(is_done && said.contains("is ready; number of hosts: 1."), "{said}");
 
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
@@ -339,7 +339,7 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &Service
     }
     also(edge, &caller);
     let (is_done, said) = windlass(&stage, &["gateway", "uninstall", "entry", &at]);
-    assert!(is_done && said.contains("nothing of `entry` is left"), "{said}");
+    assert!(is_done && said.contains("removed `entry`"), "{said}");
     assert_eq!(serving(), 0);
     assert!(!edge.path("/var/lib/windlass/gateway-entry").exists());
 }

@@ -17,7 +17,7 @@ use windlass_testenv::services::{HttpResponse, ServiceCaller, TIMEOUT};
 use crate::test_env::TestEnv;
 
 /// Waits until a service responds with this status and text.
-async fn wait_for_answer(
+pub(crate) async fn wait_for_answer(
     stage: &mut TestEnv,
     caller: &ServiceCaller,
     path: &str,

@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_both_ways() {
+async fn only_members_reach_a_service_through_the_server_and_it_streams_both_ways() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     stage.apply(&service_config("page", free_port())).await;
     let caller = ServiceCaller::new(stage.address());
@@ -111,7 +111,7 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
 }
 
 #[tokio::test]
-async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets_requests_finish() {
+async fn a_restarted_or_killed_server_keeps_its_services_and_a_stop_drains_requests() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut open = service_config("open", port);
@@ -143,7 +143,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
     stage.stop("open", false).await;
     let drains = stage.eventually_run("open", super::TIMEOUT, |run| {
         let last = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap();
-        last["status_message"] == "waits for requests on their way to it"
+        last["status_message"] == "waiting for requests in flight"
     });
     drains.await;
     // It receives no further requests, and lives until it has answered.
@@ -157,7 +157,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
 }
 
 #[tokio::test]
-async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_none_of_them() {
+async fn requests_reach_replicas_on_ssh_hosts_and_none_fails_when_one_is_killed() {
     let lab = Lab::start(2).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;

@@ -11,7 +11,7 @@ use super::TIMEOUT;
 use crate::test_env::{HostMode, TestEnv};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_and_started_again() {
+async fn no_gateway_request_fails_while_the_server_is_stopped_killed_and_restarted() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     // A restarted server has another port; its gateway has one address.
     let mut front = fault_proxy::FaultProxy::tcp(stage.address(), 1).await.unwrap();

@@ -26,7 +26,7 @@ async fn wait_for_answer(replicas: &Replicas, number: usize, status: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_one_keeps_no_replica_alive() {
+async fn every_postgres_replica_reaches_a_service_and_a_killed_one_does_not_block_its_stop() {
     let plan =
         ReplicaOptions { name: "services", servers: 2, hosts: 1, blocks: 2, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start(plan).await.unwrap();
@@ -57,8 +57,7 @@ async fn wait_until_ready(replicas: &Replicas, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_port_without_a_failed_request()
-{
+async fn a_service_of_a_postgres_server_scales_to_three_on_one_port_without_a_failed_request() {
     let plan =
         ReplicaOptions { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: HostRuntime::Process };
     let replicas = Replicas::start(plan).await.unwrap();

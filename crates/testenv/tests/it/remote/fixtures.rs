@@ -38,7 +38,7 @@ fn key() -> Ed25519KeyPair {
 }
 
 /// An order for an instance on this host.
-pub(crate) fn order(target: SshDestination) -> InstanceRequest {
+pub(crate) fn instance_order(target: SshDestination) -> InstanceRequest {
     let instance = InstanceId(random_uuid());
     let enrolment = Enrolment {
         instance,

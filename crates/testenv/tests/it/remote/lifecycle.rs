@@ -11,7 +11,7 @@ use windlass_testkit::lab::{GUEST, Lab, LabHost, WORKER};
 use windlass_testkit::wait::eventually_ok_async;
 use windlass_tunnel::{Connection, HostKeyPin};
 
-use super::fixtures::{agent, create_instance, order, pids, remote, shim, ssh_site, start_task};
+use super::fixtures::{agent, create_instance, instance_order, pids, remote, shim, ssh_site, start_task};
 
 const SHIM: &str = "agent shim";
 
@@ -38,16 +38,16 @@ pub(crate) async fn wait_until_found(
 }
 
 /// Changes with every write to a file of the host.
-fn stamp(host: &LabHost, path: &str) -> (u64, i64, i64) {
+fn file_stamp(host: &LabHost, path: &str) -> (u64, i64, i64) {
     let meta = fs::metadata(host.path(path)).unwrap();
     (meta.ino(), meta.mtime(), meta.mtime_nsec())
 }
 
 #[tokio::test]
-async fn a_bare_host_becomes_a_node_and_a_second_creation_changes_nothing() {
+async fn a_bare_host_becomes_an_instance_and_creating_it_again_changes_nothing() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
-    let mut order = order(host.target());
+    let mut order = instance_order(host.target());
     order.env.insert("HTTPS_PROXY".into(), "http://it's a proxy".into());
     let site = ssh_site(&mut order);
     (site.target.pin, site.network) = (HostKeyPin::FirstUse, Some(lab.network()));
@@ -69,7 +69,7 @@ async fn a_bare_host_becomes_a_node_and_a_second_creation_changes_nothing() {
 
     let look = || {
         let files = [AGENT, "/var/lib/windlass/start", "/var/lib/windlass/home/enrolment.json"];
-        (files.map(|path| stamp(host, path)), pids(host, SHIM))
+        (files.map(|path| file_stamp(host, path)), pids(host, SHIM))
     };
     let before = look();
     assert_eq!(before.1.len(), 1);
@@ -79,7 +79,7 @@ async fn a_bare_host_becomes_a_node_and_a_second_creation_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_upload_that_was_cut_off_goes_on_where_it_stopped() {
+async fn an_interrupted_agent_upload_resumes_where_it_stopped() {
     let lab = Lab::start(1).unwrap();
     let (host, agent) = (lab.host(1), agent());
     let bytes = fs::read(&agent).unwrap();
@@ -91,17 +91,17 @@ async fn an_upload_that_was_cut_off_goes_on_where_it_stopped() {
     fs::write(&part, &bytes[..bytes.len() / 2]).unwrap();
     fs::write(incoming.join("agent.0123456789abcdef.0.part"), b"of another version").unwrap();
     let inode = fs::metadata(&part).unwrap().ino();
-    let (remote, order) = (remote(&agent), order(host.target()));
+    let (remote, order) = (remote(&agent), instance_order(host.target()));
     create_instance(&remote, &order).await;
-    assert_eq!(stamp(host, AGENT).0, inode, "the rest was added to what was there");
+    assert_eq!(file_stamp(host, AGENT).0, inode, "the rest was added to what was there");
     assert!(!incoming.exists());
 }
 
 #[tokio::test]
-async fn a_user_with_sudo_will_do_and_nobody_else_gets_at_the_door() {
+async fn a_sudo_user_is_sufficient_and_other_users_cannot_reach_the_agent_socket() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
-    let (remote, order) = (remote(&agent()), order(host.target_as(WORKER)));
+    let (remote, order) = (remote(&agent()), instance_order(host.target_as(WORKER)));
     let machine = create_instance(&remote, &order).await;
     running(remote.find(&order, &machine).await.unwrap());
     shim(&host.target_as(WORKER)).await.tasks().await.unwrap();
@@ -114,13 +114,13 @@ async fn a_user_with_sudo_will_do_and_nobody_else_gets_at_the_door() {
 }
 
 #[tokio::test]
-async fn f15_a_reboot_and_a_killed_agent_are_healed_by_the_next_look() {
+async fn f15_a_rebooted_host_and_a_killed_agent_are_repaired_by_the_next_check() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
-    let (remote, order) = (remote(&agent()), order(host.target()));
+    let (remote, order) = (remote(&agent()), instance_order(host.target()));
     let machine = create_instance(&remote, &order).await;
-    assert!(RemoteState::of(&machine).keeper.contains("the server starts the agent again"));
-    let uploaded = stamp(host, AGENT);
+    assert!(RemoteState::of(&machine).keeper.contains("the server starts the agent after a reboot"));
+    let uploaded = file_stamp(host, AGENT);
     host.reboot().unwrap();
     assert!(pids(host, SHIM).is_empty());
     let machine = running(wait_until_found(&remote, &order, &machine).await);
@@ -128,18 +128,18 @@ async fn f15_a_reboot_and_a_killed_agent_are_healed_by_the_next_look() {
     host.run(&format!("kill -9 {}", "$(cat /var/lib/windlass/home/lock)")).unwrap();
     running(remote.find(&order, &machine).await.unwrap());
     assert_eq!(pids(host, SHIM).len(), 1);
-    assert_eq!(stamp(host, AGENT), uploaded, "nothing was uploaded again");
+    assert_eq!(file_stamp(host, AGENT), uploaded, "nothing was uploaded again");
 }
 
 #[tokio::test]
-async fn f30_a_new_agent_takes_over_under_a_running_task() {
+async fn f30_a_new_agent_version_takes_over_without_interrupting_a_task() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
     let dir = lab.key_file().with_file_name("agents");
     fs::create_dir(&dir).unwrap();
     let binary: PathBuf = dir.join("windlass-agent");
     fs::copy(agent(), &binary).unwrap();
-    let (remote, order) = (remote(&binary), order(host.target()));
+    let (remote, order) = (remote(&binary), instance_order(host.target()));
     let machine = create_instance(&remote, &order).await;
     let task = start_task(&order, &host.target()).await;
     let (old, runners) = (pids(host, SHIM), pids(host, "runner"));
@@ -164,10 +164,10 @@ async fn f30_a_new_agent_takes_over_under_a_running_task() {
 }
 
 #[tokio::test]
-async fn g6_leaving_a_host_leaves_nothing_there() {
+async fn g6_deleting_a_host_leaves_nothing_behind() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
-    let (remote, order) = (remote(&agent()), order(host.target()));
+    let (remote, order) = (remote(&agent()), instance_order(host.target()));
     assert_eq!(remote.delete(&order, None).await.unwrap(), DeleteProgress::Gone, "there was nothing");
     let machine = create_instance(&remote, &order).await;
     start_task(&order, &host.target()).await;

@@ -10,7 +10,7 @@ use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{Lab, LabHost};
 use windlass_testkit::wait::eventually_async;
 
-use super::fixtures::{agent, create_instance, order, pids, remote, shim, start_task};
+use super::fixtures::{agent, create_instance, instance_order, pids, remote, shim, start_task};
 
 const SHIM: &str = "agent shim";
 
@@ -36,7 +36,7 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
     fs::create_dir(&dir).unwrap();
     let binary = dir.join("windlass-agent");
     fs::copy(agent(), &binary).unwrap();
-    let (remote, order) = (remote(&binary), order(host.target()));
+    let (remote, order) = (remote(&binary), instance_order(host.target()));
     let machine = create_instance(&remote, &order).await;
     assert!(RemoteState::of(&machine).keeper.contains("systemd"));
     assert!(host.path(UNIT).exists());

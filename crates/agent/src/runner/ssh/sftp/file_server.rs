@@ -41,15 +41,15 @@ const EXTENSIONS: &[(&str, &str)] = &[
 
 #[derive(Debug, thiserror::Error)]
 enum SftpError {
-    #[error("the request is cut short")]
+    #[error("the request is truncated")]
     Truncated,
     #[error("no such handle")]
     NoHandle,
     #[error("too many open files")]
     TooMany,
-    #[error("not known here")]
+    #[error("unsupported request")]
     Unsupported,
-    #[error("no more")]
+    #[error("end of file")]
     EndOfList,
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -68,7 +68,7 @@ impl From<Errno> for SftpError {
 }
 
 impl SftpError {
-    fn status(&self) -> Status {
+    fn error_response(&self) -> Status {
         match self {
             Self::Truncated => Status::BadMessage,
             Self::NoHandle | Self::TooMany => Status::Failure,
@@ -118,44 +118,46 @@ impl FileServer {
 
     fn handle_request(&mut self, kind: u8, id: u32, reader: &mut PacketReader<'_>) -> ResponseResult {
         match kind {
-            kind::OPEN => self.open(id, path(reader)?, reader.u32()?, reader.attrs()?),
+            kind::OPEN => self.open(id, read_path(reader)?, reader.u32()?, reader.attrs()?),
             kind::CLOSE => {
                 self.open.remove(&read_handle(reader)?).ok_or(SftpError::NoHandle)?;
-                Ok(ok(id))
+                Ok(ok_response(id))
             }
             kind::READ => self.read(id, read_handle(reader)?, reader.u64()?, reader.u32()?),
             kind::WRITE => {
                 let (handle, offset, data) = (read_handle(reader)?, reader.u64()?, reader.string()?);
                 self.file(handle)?.write_all_at(data, offset)?;
-                Ok(ok(id))
+                Ok(ok_response(id))
             }
-            kind::LSTAT => Ok(attrs_response(id, &fs::symlink_metadata(path(reader)?)?)),
-            kind::STAT => Ok(attrs_response(id, &fs::metadata(path(reader)?)?)),
+            kind::LSTAT => Ok(attrs_response(id, &fs::symlink_metadata(read_path(reader)?)?)),
+            kind::STAT => Ok(attrs_response(id, &fs::metadata(read_path(reader)?)?)),
             kind::FSTAT => Ok(attrs_response(id, &self.file(read_handle(reader)?)?.metadata()?)),
-            kind::SETSTAT => result_response(id, set_attrs(path(reader)?, reader.attrs()?, AtFlags::empty())),
+            kind::SETSTAT => {
+                result_response(id, set_attrs(read_path(reader)?, reader.attrs()?, AtFlags::empty()))
+            }
             kind::FSETSTAT => {
                 let handle = read_handle(reader)?;
                 result_response(id, set_handle_attrs(self.file(handle)?, reader.attrs()?))
             }
             kind::OPENDIR => {
-                let path = path(reader)?.to_owned();
+                let path = read_path(reader)?.to_owned();
                 let entries = fs::read_dir(&path)?;
                 self.keep(id, OpenHandle::Dir { path, entries, dots: false })
             }
             kind::READDIR => self.list_dir(id, read_handle(reader)?),
-            kind::REMOVE => result_response(id, fs::remove_file(path(reader)?).map_err(SftpError::Io)),
+            kind::REMOVE => result_response(id, fs::remove_file(read_path(reader)?).map_err(SftpError::Io)),
             kind::MKDIR => {
-                let (path, attrs) = (path(reader)?, reader.attrs()?);
+                let (path, attrs) = (read_path(reader)?, reader.attrs()?);
                 let mode = attrs.mode.unwrap_or(0o777) & 0o777;
                 result_response(id, fs::DirBuilder::new().mode(mode).create(path).map_err(SftpError::Io))
             }
-            kind::RMDIR => result_response(id, fs::remove_dir(path(reader)?).map_err(SftpError::Io)),
-            kind::REALPATH => Ok(name_response(id, &real_path(path(reader)?)?)),
-            kind::RENAME => result_response(id, rename_no_replace(path(reader)?, path(reader)?)),
-            kind::READLINK => Ok(name_response(id, &fs::read_link(path(reader)?)?)),
+            kind::RMDIR => result_response(id, fs::remove_dir(read_path(reader)?).map_err(SftpError::Io)),
+            kind::REALPATH => Ok(name_response(id, &real_path(read_path(reader)?)?)),
+            kind::RENAME => result_response(id, rename_no_replace(read_path(reader)?, read_path(reader)?)),
+            kind::READLINK => Ok(name_response(id, &fs::read_link(read_path(reader)?)?)),
             kind::SYMLINK => {
                 // The target comes first: all implementations follow OpenSSH here and not the draft.
-                let (target, link) = (path(reader)?, path(reader)?);
+                let (target, link) = (read_path(reader)?, read_path(reader)?);
                 result_response(id, std::os::unix::fs::symlink(target, link).map_err(SftpError::Io))
             }
             kind::EXTENDED => self.handle_extended(id, reader),
@@ -166,22 +168,23 @@ impl FileServer {
     fn handle_extended(&mut self, id: u32, reader: &mut PacketReader<'_>) -> ResponseResult {
         match reader.string()? {
             b"posix-rename@openssh.com" => {
-                result_response(id, fs::rename(path(reader)?, path(reader)?).map_err(SftpError::Io))
+                result_response(id, fs::rename(read_path(reader)?, read_path(reader)?).map_err(SftpError::Io))
             }
-            b"hardlink@openssh.com" => {
-                result_response(id, fs::hard_link(path(reader)?, path(reader)?).map_err(SftpError::Io))
-            }
+            b"hardlink@openssh.com" => result_response(
+                id,
+                fs::hard_link(read_path(reader)?, read_path(reader)?).map_err(SftpError::Io),
+            ),
             b"fsync@openssh.com" => {
                 result_response(id, self.file(read_handle(reader)?)?.sync_all().map_err(SftpError::Io))
             }
             b"lsetstat@openssh.com" => {
-                result_response(id, set_attrs(path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
+                result_response(id, set_attrs(read_path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
             }
-            b"statvfs@openssh.com" => Ok(space(id, &rustix::fs::statvfs(path(reader)?)?)),
+            b"statvfs@openssh.com" => Ok(statvfs_response(id, &rustix::fs::statvfs(read_path(reader)?)?)),
             b"fstatvfs@openssh.com" => {
-                Ok(space(id, &rustix::fs::fstatvfs(self.file(read_handle(reader)?)?)?))
+                Ok(statvfs_response(id, &rustix::fs::fstatvfs(self.file(read_handle(reader)?)?)?))
             }
-            b"expand-path@openssh.com" => Ok(name_response(id, &expand(path(reader)?)?)),
+            b"expand-path@openssh.com" => Ok(name_response(id, &expand(read_path(reader)?)?)),
             b"limits@openssh.com" => Ok(PacketWriter::new(kind::EXTENDED_REPLY, id)
                 .u64(PACKET_MAX as u64)
                 .u64(READ_MAX as u64)
@@ -268,7 +271,7 @@ impl FileServer {
     }
 }
 
-fn path<'a>(reader: &mut PacketReader<'a>) -> Result<&'a Path, SftpError> {
+fn read_path<'a>(reader: &mut PacketReader<'a>) -> Result<&'a Path, SftpError> {
     let bytes = reader.string()?;
     // An empty path means the working directory of the session.
     Ok(Path::new(if bytes.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(bytes) }))
@@ -279,12 +282,12 @@ fn read_handle(reader: &mut PacketReader<'_>) -> Result<u32, SftpError> {
     Ok(u32::from_be_bytes(bytes))
 }
 
-fn ok(id: u32) -> Vec<u8> {
+fn ok_response(id: u32) -> Vec<u8> {
     PacketWriter::new(kind::STATUS, id).u32(Status::Ok as u32).string(b"Success").string(b"").done()
 }
 
 fn result_response(id: u32, result: Result<(), SftpError>) -> ResponseResult {
-    result.map(|()| ok(id))
+    result.map(|()| ok_response(id))
 }
 
 fn status(id: u32, refusal: &SftpError) -> Vec<u8> {
@@ -292,7 +295,7 @@ fn status(id: u32, refusal: &SftpError) -> Vec<u8> {
     let said = refusal.to_string();
     let said = said.split(" (os error").next().unwrap_or_default();
     PacketWriter::new(kind::STATUS, id)
-        .u32(refusal.status() as u32)
+        .u32(refusal.error_response() as u32)
         .string(said.as_bytes())
         .string(b"")
         .done()
@@ -317,7 +320,7 @@ fn attrs_response(id: u32, meta: &Metadata) -> Vec<u8> {
     PacketWriter::new(kind::ATTRS, id).attrs(&to_attrs(meta)).done()
 }
 
-fn space(id: u32, vfs: &StatVfs) -> Vec<u8> {
+fn statvfs_response(id: u32, vfs: &StatVfs) -> Vec<u8> {
     [
         vfs.f_bsize,
         vfs.f_frsize,
@@ -337,7 +340,7 @@ fn space(id: u32, vfs: &StatVfs) -> Vec<u8> {
     .done()
 }
 
-fn times(attrs: &Attrs) -> Option<Timestamps> {
+fn to_timestamps(attrs: &Attrs) -> Option<Timestamps> {
     let at = |seconds: u32| Timespec { tv_sec: i64::from(seconds), tv_nsec: 0 };
     attrs.times.map(|(access, change)| Timestamps { last_access: at(access), last_modification: at(change) })
 }
@@ -355,7 +358,7 @@ fn set_attrs(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), SftpError>
     if let Some(mode) = attrs.mode {
         rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode & 0o7777), flags)?;
     }
-    if let Some(times) = times(&attrs) {
+    if let Some(times) = to_timestamps(&attrs) {
         rustix::fs::utimensat(CWD, path, &times, flags)?;
     }
     Ok(())
@@ -371,7 +374,7 @@ fn set_handle_attrs(file: &File, attrs: Attrs) -> Result<(), SftpError> {
     if let Some(mode) = attrs.mode {
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
     }
-    if let Some(times) = times(&attrs) {
+    if let Some(times) = to_timestamps(&attrs) {
         rustix::fs::futimens(file, &times)?;
     }
     Ok(())

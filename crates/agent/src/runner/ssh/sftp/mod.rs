@@ -21,13 +21,13 @@ use self::{file_server::FileServer, packet::PACKET_MAX};
 pub(super) fn serve() -> ExitCode {
     let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
     let streams = own(io::stdin().as_fd()).and_then(|input| Ok((input, own(io::stdout().as_fd())?)));
-    match streams.and_then(|(input, output)| talk(input, output)) {
+    match streams.and_then(|(input, output)| serve_streams(input, output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn talk(input: impl Read, output: impl Write) -> io::Result<()> {
+fn serve_streams(input: impl Read, output: impl Write) -> io::Result<()> {
     let mut input = BufReader::with_capacity(PACKET_MAX, input);
     let mut output = BufWriter::with_capacity(PACKET_MAX, output);
     let mut files = FileServer::default();

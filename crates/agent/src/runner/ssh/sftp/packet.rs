@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_come_back_as_they_were_written() {
+    fn attributes_round_trip_through_a_packet() {
         let some = Attrs {
             size: Some(1 << 40),
             owner: Some((1000, 44)),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_ends_too_early_is_noticed() {
+    fn truncated_packets_are_detected() {
         assert_eq!(PacketReader(&[0, 0, 0, 9, 1, 2]).string(), Err(TruncatedPacket));
         assert_eq!(PacketReader(&[0, 0, 0]).u32(), Err(TruncatedPacket));
         assert_eq!(PacketReader(&[0xff, 0xff, 0xff, 0xff]).attrs(), Err(TruncatedPacket));

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use windlass_model::{
-    error_chain::chain,
+    error_chain::format_chain,
     state_machine::Step,
     task::{self as machine, Event, Status},
 };
@@ -22,7 +22,7 @@ use super::{
         task::{StopRequest, TaskEnd, TaskState},
         task_end, task_files,
     },
-    TaskLifecycle, waits,
+    TaskLifecycle, retry_delays,
 };
 use crate::shim::{
     journal::JournalEvent,
@@ -98,7 +98,7 @@ impl TaskLifecycle {
 
     /// Waits for the exit. An unreachable engine is waited for: its containers continue without it.
     async fn wait(&self, prepared: &PreparedTask, handle: &Handle) -> Result<Exit, RuntimeError> {
-        let mut waits = waits();
+        let mut waits = retry_delays();
         loop {
             match self.tasks.runtime.wait(prepared, handle).await {
                 Err(RuntimeError::Away { what, source }) => {
@@ -116,7 +116,7 @@ impl TaskLifecycle {
         let wait = self.wait(prepared, handle);
         tokio::pin!(wait);
         let mut exit = None;
-        for pause in waits() {
+        for pause in retry_delays() {
             let until = ask.borrow_and_update().as_ref().map_or_else(Instant::now, |ask| ask.until);
             let grace = match exit {
                 None => until.saturating_duration_since(Instant::now()),
@@ -145,7 +145,7 @@ impl TaskLifecycle {
     }
 
     async fn force_stop(&self, handle: &Handle) {
-        for pause in waits() {
+        for pause in retry_delays() {
             match self.tasks.runtime.stop(&self.task.dir, handle, Duration::ZERO).await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!(%error, id = %self.task.id, "failed to stop container"),
@@ -157,7 +157,7 @@ impl TaskLifecycle {
     /// Removes everything that the runtime created, found by its mark.
     pub(super) async fn remove_container(&self) {
         let handle = self.task.state.lock().container.handle.clone();
-        for pause in waits() {
+        for pause in retry_delays() {
             match self.tasks.runtime.remove(&self.task.dir, handle.as_ref()).await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!(%error, id = %self.task.id, "failed to remove container"),
@@ -243,10 +243,12 @@ impl TaskLifecycle {
         what: &str,
         mut give: impl FnMut() -> BoxFuture<'a, Result<(), HostError>>,
     ) -> bool {
-        for wait in waits().take(RELEASE_ATTEMPTS_MAX) {
+        for wait in retry_delays().take(RELEASE_ATTEMPTS_MAX) {
             match give().await {
                 Ok(()) => return true,
-                Err(error) => tracing::warn!(error = chain(&error), id = %self.task.id, "failed to {what}"),
+                Err(error) => {
+                    tracing::warn!(error = format_chain(&error), id = %self.task.id, "failed to {what}")
+                }
             }
             sleep(wait).await;
         }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use windlass_api::agent::SSH_PORT;
 use windlass_model::{
     device_allocator::DeviceCount,
-    error_chain::chain,
+    error_chain::format_chain,
     state_machine::Step,
     task::{self as machine, Event, Status},
 };
@@ -120,7 +120,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     life.sync_journal(seq, REMOVAL_ATTEMPTS_MAX).await;
     life.release().await;
     life.remove_container().await;
-    for wait in waits() {
+    for wait in retry_delays() {
         match life.run_on_disk(|task| task_files::remove(&task.dir)).await {
             Ok(()) => break,
             Err(error) => tracing::warn!(%error, id = %task.id, "failed to delete the files of a task"),
@@ -140,7 +140,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
 }
 
 /// Returns delays without limit, increasing to a maximum.
-fn waits() -> impl Iterator<Item = Duration> {
+fn retry_delays() -> impl Iterator<Item = Duration> {
     RETRY_DELAYS.into_iter().chain(std::iter::repeat(RETRY_DELAYS[RETRY_DELAYS.len() - 1]))
 }
 
@@ -155,10 +155,10 @@ impl TaskLifecycle {
                 auth.as_ref(),
             )
         });
-        written.await.map_err(|error| format!("write the task's files: {error}"))?;
+        written.await.map_err(|error| format!("cannot write the task's files: {error}"))?;
         let seq = self.append_record(JournalEvent::Submitted);
         self.task.state.lock().epoch_seq = seq;
-        self.tasks.journal.settle(seq).await.map_err(|error| chain(&error))
+        self.tasks.journal.settle(seq).await.map_err(|error| format_chain(&error))
     }
 
     async fn run(&self, from: StartFrom) {
@@ -226,7 +226,7 @@ impl TaskLifecycle {
         let ports = match found {
             FoundState::Running => {
                 let runtime = &self.tasks.runtime;
-                self.retry_while_unavailable("ask for ports", || runtime.start(&prepared, &handle)).await?
+                self.retry_while_unavailable("read the ports", || runtime.start(&prepared, &handle)).await?
             }
             FoundState::Created | FoundState::Ended => Vec::new(),
         };
@@ -242,7 +242,7 @@ impl TaskLifecycle {
         // Checked for every sender: the policy may have changed, and a dstack server learns of a refusal by the end of
         // its task.
         if let Some(why) = tasks.runtime.refusal(&task.spec) {
-            return Err(failed(HostError::Refused { what: "start the task".to_owned(), why }));
+            return Err(failed(HostError::Refused { what: "failed to start the task".to_owned(), why }));
         }
         tasks.host.allow(&task.spec).await.map_err(failed)?;
         let grant = tasks.host.grant(&task.spec).map_err(failed)?;
@@ -263,7 +263,7 @@ impl TaskLifecycle {
                 .run_on_disk(move |task| task_files::write_runner_config(&settings, task, runtime, &ids))
                 .await;
             written
-                .map_err(|source| failed(HostError::Io { what: "write runner.json".to_owned(), source }))?;
+                .map_err(|source| failed(HostError::Io { what: "writing runner.json".to_owned(), source }))?;
         }
         Ok(PreparedTask {
             spec: task.spec.clone(),
@@ -443,11 +443,11 @@ impl TaskLifecycle {
         what: &str,
         mut call: impl FnMut() -> BoxFuture<'a, Result<T, RuntimeError>>,
     ) -> StartResult<T> {
-        for wait in waits() {
+        for wait in retry_delays() {
             match call().await {
                 Ok(done) => return Ok(done),
                 Err(error @ RuntimeError::Away { .. }) => {
-                    tracing::warn!(error = chain(&error), id = %self.task.id, "failed to {what}; retrying");
+                    tracing::warn!(error = format_chain(&error), id = %self.task.id, "failed to {what}; retrying");
                 }
                 Err(error) => return Err(StartAbort::Failed(task_end::for_create_error(&error))),
             }
@@ -478,11 +478,11 @@ impl TaskLifecycle {
 
     /// Waits until the journal is on disk, up to the number of attempts.
     async fn sync_journal(&self, seq: u64, tries: usize) {
-        for wait in waits().take(tries) {
+        for wait in retry_delays().take(tries) {
             match self.tasks.journal.settle(seq).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(error = chain(&error), id = %self.task.id, "failed to write the journal")
+                    tracing::error!(error = format_chain(&error), id = %self.task.id, "failed to write the journal")
                 }
             }
             sleep(wait).await;

@@ -11,7 +11,7 @@ fn count(kinds: &[JournalEvent], is: impl Fn(&JournalEvent) -> bool) -> usize {
 }
 
 #[tokio::test]
-async fn a2_sixteen_submissions_at_once_are_one() {
+async fn a2_sixteen_concurrent_submissions_have_one_effect() {
     let stage = TestHost::new("submit-16").await;
     let calls = (0..CONCURRENT_CALLS).map(|_| stage.tasks().submit(spec(1), Some(1)));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
@@ -27,11 +27,12 @@ async fn a2_sixteen_submissions_at_once_are_one() {
 }
 
 #[tokio::test]
-async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
+async fn a2_sixteen_concurrent_terminates_and_removes_have_one_effect() {
     let stage = TestHost::new("end-16").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
-    let reasons: Vec<_> = (0..CONCURRENT_CALLS).map(|n| ask(&format!("reason-{n}"), 0)).collect();
+    let reasons: Vec<_> =
+        (0..CONCURRENT_CALLS).map(|n| terminate_request(&format!("reason-{n}"), 0)).collect();
     let calls = reasons.iter().map(|ask| stage.tasks().terminate(id, ask.clone(), Some(1)));
     let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
     assert!(answers.iter().all(|info| *info == answers[0]), "{answers:?}");
@@ -48,7 +49,7 @@ async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
 }
 
 #[tokio::test]
-async fn a2_a_caller_that_goes_away_changes_nothing() {
+async fn a2_a_disconnected_caller_does_not_change_the_result() {
     let stage = TestHost::new("dropped").await;
     {
         let submit = stage.tasks().submit(spec(1), Some(1));
@@ -58,18 +59,19 @@ async fn a2_a_caller_that_goes_away_changes_nothing() {
     }
     stage.wait_for_status(id(1), TaskStatus::Running).await;
     {
-        let terminate = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1));
+        let terminate = stage.tasks().terminate(id(1), terminate_request("terminated_by_user", 0), Some(1));
         tokio::pin!(terminate);
         let _ = futures_util::poll!(&mut terminate);
     }
     // The first poll may stop at the disk; the repetition has the same effect either way.
-    let info = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1)).await.unwrap();
+    let info =
+        stage.tasks().terminate(id(1), terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
     assert_eq!(info.status, TaskStatus::Terminated);
     stage.check_empty();
 }
 
 #[tokio::test]
-async fn l2_an_older_epoch_is_refused_and_written_down() {
+async fn l2_a_call_with_an_older_epoch_is_refused_and_recorded() {
     let stage = TestHost::new("epochs").await;
     stage.tasks().submit(spec(1), Some(5)).await.unwrap();
     let fenced = |result: Result<(), TaskError>| match result {
@@ -78,7 +80,7 @@ async fn l2_an_older_epoch_is_refused_and_written_down() {
     };
     let tasks = stage.tasks();
     assert_eq!(fenced(tasks.submit(spec(1), Some(4)).await), 5);
-    assert_eq!(fenced(tasks.terminate(id(1), ask("x", 0), Some(4)).await.map(|_| ())), 5);
+    assert_eq!(fenced(tasks.terminate(id(1), terminate_request("x", 0), Some(4)).await.map(|_| ())), 5);
     assert_eq!(fenced(tasks.remove(id(1), Some(4)).await), 5);
     tasks.admit(id(1), Some(7)).await.unwrap();
     assert_eq!(fenced(tasks.admit(id(1), Some(6)).await), 7);
@@ -87,12 +89,12 @@ async fn l2_an_older_epoch_is_refused_and_written_down() {
     tasks.admit(id(1), None).await.unwrap();
     assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, JournalEvent::RefusedEpoch { .. })), 4);
     stage.wait_for_status(id(1), TaskStatus::Running).await;
-    tasks.terminate(id(1), ask("x", 0), None).await.unwrap();
+    tasks.terminate(id(1), terminate_request("x", 0), None).await.unwrap();
     stage.check_empty();
 }
 
 #[tokio::test]
-async fn g8_a_living_task_is_not_removed() {
+async fn g8_a_running_task_cannot_be_removed() {
     let stage = TestHost::new("alive").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -101,14 +103,14 @@ async fn g8_a_living_task_is_not_removed() {
 }
 
 #[tokio::test]
-async fn r7_a_removed_id_is_gone_for_ever() {
+async fn r7_a_removed_id_is_never_accepted_again() {
     let mut stage = TestHost::new("graves").await;
     // Before the submission arrived: the server expects that a late one may follow.
     stage.tasks().remove(id(1), Some(3)).await.unwrap();
     assert!(matches!(stage.tasks().remove(id(2), None).await, Err(TaskError::NotFound { .. })));
     let second = stage.submit(2).await;
     stage.wait_for_status(second, TaskStatus::Running).await;
-    stage.tasks().terminate(second, ask("x", 0), Some(1)).await.unwrap();
+    stage.tasks().terminate(second, terminate_request("x", 0), Some(1)).await.unwrap();
     stage.tasks().remove(second, None).await.unwrap();
     for n in 1..=2 {
         assert!(matches!(stage.tasks().submit(spec(n), Some(9)).await, Err(TaskError::Gone { .. })));
@@ -119,7 +121,7 @@ async fn r7_a_removed_id_is_gone_for_ever() {
     }
     assert!(matches!(stage.tasks().remove(id(1), Some(2)).await, Err(TaskError::Fenced { seen: 3, .. })));
     assert!(matches!(
-        stage.tasks().terminate(id(1), ask("x", 0), Some(3)).await,
+        stage.tasks().terminate(id(1), terminate_request("x", 0), Some(3)).await,
         Err(TaskError::NotFound { .. })
     ));
     stage.check_empty();
@@ -147,7 +149,7 @@ async fn refusals_do_not_fill_the_disk() {
 }
 
 #[tokio::test]
-async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_again() {
+async fn f11_a_submission_that_cannot_be_stored_is_refused_and_can_be_retried() {
     let mut stage = TestHost::new("no-disk").await;
     let tasks = stage.home.path().join("tasks");
     std::fs::remove_dir(&tasks).unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::shim::disk_limit::check_limits;
 
 #[tokio::test]
-async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
+async fn a_task_over_its_disk_limit_is_terminated_and_reports_the_reason() {
     let stage = TestHost::new("disk").await;
     // The limit of the first is a mebibyte, that of the second is more than it will use, the third has none.
     for (n, disk) in [(1, 1 << 20), (2, 1 << 30), (3, 0)] {
@@ -21,7 +21,7 @@ async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
         (over.termination_reason.as_str(), over.detail.as_deref()),
         ("executor_error", Some("disk_limit_exceeded"))
     );
-    assert!(over.termination_message.starts_with("disk limit exceeded: the job holds 2.0"), "{over:?}");
+    assert!(over.termination_message.starts_with("disk limit exceeded: the job uses 2.0"), "{over:?}");
     for n in [2, 3] {
         assert_eq!(stage.tasks().info(id(n)).unwrap().status, TaskStatus::Running);
     }

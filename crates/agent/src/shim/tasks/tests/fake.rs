@@ -89,7 +89,7 @@ impl FakeHost {
         let mut world = self.0.lock();
         world.calls.push(format!("{call} {id}"));
         match world.script.away {
-            true => Err(RuntimeError::Away { what: call.to_owned(), source: "nobody answers".into() }),
+            true => Err(RuntimeError::Away { what: call.to_owned(), source: "no response".into() }),
             false => Ok(()),
         }
     }

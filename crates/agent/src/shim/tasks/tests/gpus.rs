@@ -13,7 +13,7 @@ enum ShimAction {
     Kill,
 }
 
-fn moves() -> impl Strategy<Value = Vec<ShimAction>> {
+fn actions() -> impl Strategy<Value = Vec<ShimAction>> {
     let one = prop_oneof![
         4 => (1..8u128, 0..4i64).prop_map(|(n, gpus)| ShimAction::Submit(n, gpus)),
         2 => (1..8u128).prop_map(ShimAction::Terminate),
@@ -35,7 +35,9 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
                 calls.spawn(async move { tasks.submit(spec, Some(1)).await.is_ok() });
             }
             ShimAction::Terminate(n) => {
-                calls.spawn(async move { tasks.terminate(id(n), ask("x", 0), Some(1)).await.is_ok() });
+                calls.spawn(async move {
+                    tasks.terminate(id(n), terminate_request("x", 0), Some(1)).await.is_ok()
+                });
             }
             ShimAction::Remove(n) => {
                 calls.spawn(async move { tasks.remove(id(n), Some(1)).await.is_ok() });
@@ -65,7 +67,7 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
     stage.restart().await;
     for n in 1..8 {
         if stage.tasks().info(id(n)).is_some() {
-            stage.tasks().terminate(id(n), ask("x", 0), Some(1)).await.unwrap();
+            stage.tasks().terminate(id(n), terminate_request("x", 0), Some(1)).await.unwrap();
             stage.wait_for_status(id(n), TaskStatus::Terminated).await;
         }
     }
@@ -75,7 +77,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn g1_a2_no_order_of_calls_and_kills_gives_a_gpu_to_two(moves in moves()) {
+    fn g1_a2_no_sequence_of_calls_and_kills_assigns_a_gpu_to_two_tasks(moves in actions()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut stage = TestHost::new("g1").await;

@@ -4,7 +4,7 @@ use super::{fake::exit, *};
 use crate::shim::runtime::{Exit, LossReason};
 
 #[tokio::test]
-async fn a_task_lives_and_ends_well() {
+async fn a_successful_task_passes_through_every_status_and_is_removed() {
     let stage = TestHost::new("lives").await;
     let id = stage.submit(1).await;
     let info = stage.wait_for_status(id, TaskStatus::Running).await;
@@ -56,7 +56,7 @@ fn check_end(stage: &TestHost, info: &TaskInfo, reason: &str, message: &str, det
 }
 
 #[tokio::test]
-async fn each_failure_on_the_way_has_its_own_reason_and_gives_everything_back() {
+async fn each_setup_failure_has_its_own_reason_and_releases_everything() {
     type Change = fn(&mut fake::FaultScript);
     let cases: [(Change, &str, &str, Option<&str>); 6] = [
         (|script| script.refused = true, "executor_error", "mount /etc: policy", None),
@@ -78,7 +78,7 @@ async fn each_failure_on_the_way_has_its_own_reason_and_gives_everything_back() 
 }
 
 #[tokio::test]
-async fn too_few_gpus_end_the_second_task_and_not_the_first() {
+async fn too_few_free_gpus_end_the_new_task_and_not_the_running_one() {
     let stage = TestHost::new("too-few").await;
     let mut all = spec(1);
     all.gpu = -1;
@@ -95,7 +95,7 @@ async fn too_few_gpus_end_the_second_task_and_not_the_first() {
 }
 
 #[tokio::test]
-async fn an_exit_becomes_the_reason_the_server_knows() {
+async fn a_container_exit_maps_to_a_termination_reason() {
     let tail = (1..=7).map(|n| format!("line {n}")).collect();
     let cases = [
         (Exit { tail, ..exit(3) }, "container_exited_with_error", "line 3\nline 4", None),
@@ -131,7 +131,7 @@ async fn an_exit_becomes_the_reason_the_server_knows() {
 }
 
 #[tokio::test]
-async fn what_ends_at_once_is_told_by_its_exit_and_not_by_its_missing_ports() {
+async fn a_container_that_exits_at_once_reports_its_exit_status_not_missing_ports() {
     let stage = TestHost::new("at-once").await;
     stage.fake.script(|script| script.ends_at_once = true);
     let id = stage.submit(1).await;
@@ -142,7 +142,7 @@ async fn what_ends_at_once_is_told_by_its_exit_and_not_by_its_missing_ports() {
 }
 
 #[tokio::test]
-async fn f16_the_last_word_of_the_runner_tells_of_want_of_memory() {
+async fn f16_an_oom_kill_is_reported_from_the_exit_record_of_the_runner() {
     let stage = TestHost::new("last-word").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -154,7 +154,7 @@ async fn f16_the_last_word_of_the_runner_tells_of_want_of_memory() {
 }
 
 #[tokio::test]
-async fn what_a_hostile_job_leaves_changes_nothing_but_the_detail() {
+async fn files_left_by_a_hostile_job_do_not_change_the_termination_reason() {
     let stage = TestHost::new("hostile").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -178,7 +178,8 @@ async fn f17_terminate_cancels_a_pull_at_once() {
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Pulling).await;
     let began = tokio::time::Instant::now();
-    let info = stage.tasks().terminate(id, ask("terminated_by_user", 60), Some(1)).await.unwrap();
+    let info =
+        stage.tasks().terminate(id, terminate_request("terminated_by_user", 60), Some(1)).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(info.status, TaskStatus::Terminated);
     check_end(&stage, &info, "terminated_by_user", "because", None);
@@ -193,36 +194,38 @@ async fn r24_a_pull_that_never_ends_is_ended() {
     stage.fake.script(|script| script.pull_hangs = true);
     let id = stage.submit(1).await;
     let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
-    check_end(&stage, &info, "creating_container_error", "was not here after 0 s", None);
+    check_end(&stage, &info, "creating_container_error", "was not pulled within 0 s", None);
 }
 
 #[tokio::test]
-async fn terminate_stops_what_runs_and_keeps_the_first_reason() {
+async fn terminate_stops_the_task_and_keeps_the_first_reason() {
     let stage = TestHost::new("stop").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
-    let info = stage.tasks().terminate(id, ask("terminated_by_user", 10), Some(1)).await.unwrap();
+    let info =
+        stage.tasks().terminate(id, terminate_request("terminated_by_user", 10), Some(1)).await.unwrap();
     assert_eq!((info.status, info.exit_status), (TaskStatus::Terminated, Some(143)));
     check_end(&stage, &info, "terminated_by_user", "because", None);
-    let again = stage.tasks().terminate(id, ask("aborted_by_user", 0), Some(1)).await.unwrap();
+    let again = stage.tasks().terminate(id, terminate_request("aborted_by_user", 0), Some(1)).await.unwrap();
     assert_eq!(again, info);
 }
 
 #[tokio::test]
-async fn a_second_ask_may_shorten_the_grace() {
+async fn a_second_terminate_may_shorten_the_grace_period() {
     let stage = TestHost::new("shorter").await;
     stage.fake.script(|script| script.ignores_term = true);
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
-    let patient = stage.tasks().terminate(id, ask("scaled_down", 3600), Some(1)).await.unwrap();
+    let patient = stage.tasks().terminate(id, terminate_request("scaled_down", 3600), Some(1)).await.unwrap();
     assert_eq!(patient.status, TaskStatus::Running, "it answers before the grace is over");
-    let info = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+    let info =
+        stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
     assert_eq!((info.status, info.exit_status), (TaskStatus::Terminated, Some(137)));
     check_end(&stage, &info, "scaled_down", "because", None);
 }
 
 #[tokio::test]
-async fn f12_a_task_runs_on_while_its_engine_is_away() {
+async fn f12_a_task_continues_while_its_engine_is_unreachable() {
     let stage = TestHost::new("away").await;
     stage.fake.script(|script| script.away = true);
     let id = stage.submit(1).await;
@@ -232,7 +235,8 @@ async fn f12_a_task_runs_on_while_its_engine_is_away() {
     stage.wait_for_status(id, TaskStatus::Running).await;
     stage.fake.script(|script| script.away = true);
     // The stop is retried until the engine is back; the devices stay allocated, because the task may run.
-    let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+    let asked =
+        stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
     assert_eq!(asked.status, TaskStatus::Running);
     assert_eq!(stage.tasks().free_gpu_count(), 3);
     assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::Alive { .. })));
@@ -242,7 +246,7 @@ async fn f12_a_task_runs_on_while_its_engine_is_away() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_given_back_at_once_is_tried_again() {
+async fn a_failed_release_of_resources_is_retried() {
     let stage = TestHost::new("stuck").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -253,7 +257,7 @@ async fn what_cannot_be_given_back_at_once_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_real_leaves_no_file() {
+async fn a_simulated_host_writes_no_files() {
     let mut stage = TestHost::stopped("hollow");
     stage.settings.keep = Storage::InMemory;
     stage.start().await;

@@ -172,7 +172,7 @@ pub(super) fn spec(n: u128) -> TaskSpec {
     spec
 }
 
-pub(super) fn ask(reason: &str, timeout: u64) -> TerminateRequest {
+pub(super) fn terminate_request(reason: &str, timeout: u64) -> TerminateRequest {
     TerminateRequest {
         termination_reason: reason.to_owned(),
         termination_message: "because".to_owned(),

@@ -9,7 +9,7 @@ fn pause_points() -> impl Iterator<Item = (u128, PauseAt)> {
 }
 
 #[tokio::test]
-async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
+async fn f14_a_task_continues_and_ends_after_the_shim_is_killed_in_any_state() {
     for (n, pause_at) in pause_points() {
         let mut stage = TestHost::stopped("f14");
         stage.settings.pause_at = Some(pause_at);
@@ -27,7 +27,11 @@ async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
             }
             PauseAt::Terminating => {
                 stage.wait_for_status(id, TaskStatus::Running).await;
-                let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+                let asked = stage
+                    .tasks()
+                    .terminate(id, terminate_request("terminated_by_user", 0), Some(1))
+                    .await
+                    .unwrap();
                 assert_eq!(asked.status, TaskStatus::Running);
                 stage.restart().await;
             }
@@ -46,7 +50,7 @@ async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
 }
 
 #[tokio::test]
-async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
+async fn f14_a_terminate_call_before_the_shim_is_killed_prevents_a_later_start() {
     for (n, pause_at) in pause_points().take(4) {
         let mut stage = TestHost::stopped("f14-asked");
         stage.settings.pause_at = Some(pause_at);
@@ -54,7 +58,8 @@ async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
         let id = stage.submit(n).await;
         let PauseAt::Status(status) = pause_at else { continue };
         stage.wait_for_status(id, task::to_wire_status(status)).await;
-        let info = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+        let info =
+            stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
         assert_eq!(info.status, task::to_wire_status(status));
         stage.restart().await;
         let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
@@ -65,7 +70,7 @@ async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
 }
 
 #[tokio::test]
-async fn f14_an_end_that_came_while_the_shim_was_down_is_told() {
+async fn f14_a_container_exit_while_the_shim_is_down_is_reported() {
     let mut stage = TestHost::new("while-down").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -81,7 +86,7 @@ async fn f14_an_end_that_came_while_the_shim_was_down_is_told() {
 }
 
 #[tokio::test]
-async fn f15_after_a_reboot_a_task_fails_with_the_detail_and_never_starts_again() {
+async fn f15_a_task_lost_in_a_reboot_fails_with_detail_host_reboot_and_never_restarts() {
     for (boot, reason, detail) in
         [("boot-2", "instance_unreachable", Some("host_reboot")), ("boot-1", "executor_error", None)]
     {
@@ -99,7 +104,7 @@ async fn f15_after_a_reboot_a_task_fails_with_the_detail_and_never_starts_again(
 }
 
 #[tokio::test]
-async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itself() {
+async fn f15_a_container_found_ended_after_a_reboot_is_reported_as_lost_to_the_reboot() {
     let mut stage = TestHost::new("remembered").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -114,7 +119,7 @@ async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itsel
 
 /// The decision to start was recorded, the start itself was not, and there is no container: it may have run.
 #[tokio::test]
-async fn r7_a_start_that_nobody_saw_is_not_repeated() {
+async fn r7_an_unconfirmed_container_start_is_not_repeated() {
     let mut stage = TestHost::new("unseen").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -136,7 +141,7 @@ async fn r7_a_start_that_nobody_saw_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn g2_after_a_restart_only_living_tasks_hold_gpus() {
+async fn g2_after_a_restart_only_running_tasks_hold_gpus() {
     let mut stage = TestHost::new("g2").await;
     for n in 1..=4 {
         let id = stage.submit(n).await;
@@ -157,7 +162,7 @@ async fn g2_after_a_restart_only_living_tasks_hold_gpus() {
 }
 
 #[tokio::test]
-async fn g6_what_nobody_knows_is_driven_out() {
+async fn g6_resources_of_unknown_tasks_are_removed_at_startup() {
     let mut stage = TestHost::new("strangers").await;
     let known = stage.submit(1).await;
     let stranger = stage.submit(2).await;
@@ -183,11 +188,11 @@ async fn g6_what_nobody_knows_is_driven_out() {
 }
 
 #[tokio::test]
-async fn g6_killed_while_removing_the_rest_is_swept_up() {
+async fn g6_an_interrupted_removal_is_completed_after_a_restart() {
     let mut stage = TestHost::new("burial").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.tasks().terminate(id, ask("x", 0), Some(1)).await.unwrap();
+    stage.tasks().terminate(id, terminate_request("x", 0), Some(1)).await.unwrap();
     stage.fake.script(|script| script.away = true);
     assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::RemovalPending { .. })));
     assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
@@ -204,7 +209,7 @@ async fn g6_killed_while_removing_the_rest_is_swept_up() {
 }
 
 #[test]
-fn a_rewritten_journal_keeps_the_living_and_the_graves() {
+fn a_compacted_journal_keeps_live_tasks_and_recent_tombstones() {
     let day = 24 * 3600 * 1_000_000;
     let record = |seq, task, at, kind| Record { seq, at, submission: id(task), epoch: 1, kind };
     let records = vec![
@@ -224,7 +229,7 @@ fn a_rewritten_journal_keeps_the_living_and_the_graves() {
 }
 
 #[tokio::test]
-async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
+async fn f35_without_its_journal_the_shim_finds_running_tasks_and_starts_nothing() {
     let mut stage = TestHost::stopped("no-journal");
     stage.start().await;
     let running = stage.submit(1).await;
@@ -249,13 +254,13 @@ async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
 }
 
 #[tokio::test]
-async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left() {
+async fn f35_a_flipped_journal_byte_never_starts_a_task_twice_or_revives_a_removed_one() {
     let mut stage = TestHost::new("flips").await;
     let running = stage.submit(1).await;
     stage.wait_for_status(running, TaskStatus::Running).await;
     let ended = stage.submit(2).await;
     stage.wait_for_status(ended, TaskStatus::Running).await;
-    stage.tasks().terminate(ended, ask("x", 0), Some(1)).await.unwrap();
+    stage.tasks().terminate(ended, terminate_request("x", 0), Some(1)).await.unwrap();
     stage.tasks().remove(ended, Some(1)).await.unwrap();
     stage.kill().await;
     let good = std::fs::read(stage.home.path().join("journal")).unwrap();
@@ -277,7 +282,7 @@ async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left()
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
+async fn the_shim_waits_for_a_runtime_that_is_unreachable_at_startup() {
     let mut stage = TestHost::new("away-first").await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;
@@ -285,7 +290,8 @@ async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
     stage.fake.script(|script| script.away = true);
     stage.start().await;
     assert_eq!(stage.tasks().info(id).unwrap().status, TaskStatus::Running);
-    let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(2)).await.unwrap();
+    let asked =
+        stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(2)).await.unwrap();
     assert_eq!(asked.status, TaskStatus::Running);
     stage.fake.script(|script| script.away = false);
     stage.wait_for_status(id, TaskStatus::Terminated).await;
@@ -293,7 +299,7 @@ async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
 }
 
 #[test]
-fn g2_every_finding_has_its_verdict() {
+fn g2_every_finding_has_its_recovery_action() {
     use journal_replay::{RecoveryAction, recovery_action};
     let state = |status, starting: bool, started: bool| {
         let mut state = TaskState::new(1);

@@ -29,39 +29,39 @@ impl TaskPass<'_> {
     pub(super) fn plan_launching(&mut self) {
         let has_slot = self.record.schedule == Schedule::Launching;
         match self.record.standing {
-            AttemptPhase::Resolved if has_slot => self.submit(),
+            AttemptPhase::Resolved if has_slot => self.number_attempt(),
             AttemptPhase::Resolved => {
                 if let Some(at) = self.record.next_retry_at {
                     self.recheck_at(at);
                 }
             }
             AttemptPhase::Superseded | AttemptPhase::Withdrawn => self.replace_attempt(has_slot),
-            AttemptPhase::Launched if has_slot => self.launched(),
+            AttemptPhase::Launched if has_slot => self.plan_launched(),
             AttemptPhase::Launched => {}
         }
     }
 
     /// Waits for the old attempt to be gone before a new one starts.
     fn replace_attempt(&mut self, has_slot: bool) {
-        if self.view.seen == AttemptObservation::Unclear {
+        if self.view.observation == AttemptObservation::Unclear {
             return;
         }
         if !self.is_attempt_gone() {
-            return self.stop(None);
+            return self.stop_attempt(None);
         }
         let withdrawn = self.record.standing == AttemptPhase::Withdrawn;
         self.record.standing = AttemptPhase::Resolved;
         if withdrawn {
             let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES_MESSAGE.to_owned());
-            self.refused(&why, false);
+            self.launch_refused(&why, false);
         } else if has_slot {
-            self.submit();
+            self.number_attempt();
         }
     }
 
-    fn launched(&mut self) {
-        match &self.view.seen {
-            AttemptObservation::Nothing => self.make(),
+    fn plan_launched(&mut self) {
+        match &self.view.observation {
+            AttemptObservation::Nothing => self.submit_run(),
             AttemptObservation::Queued { since, said } => {
                 if self.now.since(*since) >= QUEUE_TIMEOUT {
                     // Written first, stopped in the next pass: an end that we cause is never mistaken for another.
@@ -80,18 +80,18 @@ impl TaskPass<'_> {
                 match verdict {
                     AttemptOutcome::Success | AttemptOutcome::UserFailure { .. } => {
                         self.attempt_started(placement);
-                        self.over(verdict);
+                        self.attempt_ended(verdict);
                     }
                     AttemptOutcome::NodesLost { machines, message } => {
                         self.lost_at_launch(placement, machines, message)
                     }
-                    AttemptOutcome::NoCapacity { message } => self.refused(&message, false),
-                    AttemptOutcome::NotStarted { message } => self.refused(&message, true),
+                    AttemptOutcome::NoCapacity { message } => self.launch_refused(&message, false),
+                    AttemptOutcome::NotStarted { message } => self.launch_refused(&message, true),
                     // The location constraint may be the reason why nothing fits.
                     AttemptOutcome::NeverFits { .. } if self.has_location_constraints() => {
                         self.lift_location_constraints()
                     }
-                    AttemptOutcome::NeverFits { message } => self.never_fits(&message),
+                    AttemptOutcome::NeverFits { message } => self.rule_out_candidate(&message),
                     AttemptOutcome::Stopped { message } => self.run_stopped(&message),
                 }
             }
@@ -113,7 +113,7 @@ impl TaskPass<'_> {
             // A task without recovery ends the same as a running one.
             if self.plan.recovery.strategy == RecoveryStrategy::None {
                 self.attempt_started(placement);
-                return self.over(AttemptOutcome::NodesLost { machines, message });
+                return self.attempt_ended(AttemptOutcome::NodesLost { machines, message });
             }
             self.transition(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
             let known = placement.or_else(|| self.record.placement.clone());
@@ -124,12 +124,12 @@ impl TaskPass<'_> {
         // Losing nodes is not a lack of capacity: the next launch need not wait, unless it happens repeatedly.
         let tries = self.record.launch_tries + 1;
         if tries >= LOCATION_ATTEMPTS_MAX || self.should_give_up(tries) {
-            return self.refused(&message, false);
+            return self.launch_refused(&message, false);
         }
         self.record.launch_tries = tries;
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
         self.record.standing = AttemptPhase::Resolved;
-        self.submit();
+        self.number_attempt();
     }
 
     fn attempt_started(&mut self, placement: Option<NodeLocation>) {
@@ -137,12 +137,12 @@ impl TaskPass<'_> {
         let event = if recovering { Event::Recovered } else { Event::Started };
         self.record.placement = placement.or_else(|| self.record.placement.clone());
         let attempt = self.record.attempt;
-        self.transition(event, None, format!("attempt {attempt} was handed to its nodes"));
+        self.transition(event, None, format!("attempt {attempt} started on its nodes"));
         self.record.schedule(ScheduleEvent::LaunchEnded);
     }
 
     /// Numbers the next attempt. The next pass submits it.
-    fn submit(&mut self) {
+    fn number_attempt(&mut self) {
         if self.record.next_retry_at.is_some_and(|at| at > self.now) {
             return;
         }
@@ -152,7 +152,7 @@ impl TaskPass<'_> {
         let market = match self.market_policy() {
             None => None,
             Some((Some(market), _)) => Some(market),
-            Some((None, rule)) => return self.wait_for_spot(rule.said()),
+            Some((None, rule)) => return self.wait_for_spot(rule.message()),
         };
         self.record.candidate = self.next_candidate().unwrap_or_default();
         // The number is written before the run is submitted, so that the next pass knows which run to find and to stop.
@@ -163,9 +163,9 @@ impl TaskPass<'_> {
     }
 
     /// Submits the run of the newest attempt, or finds it if it was submitted before.
-    fn make(&mut self) {
+    fn submit_run(&mut self) {
         let market = self.plan.deadline.and(self.record.market);
-        self.act = Some(AttemptAction::Submit(SubmitAttempt {
+        self.action = Some(AttemptAction::Submit(SubmitAttempt {
             attempt: self.record.attempt,
             candidate: self.record.candidate,
             market,
@@ -194,12 +194,12 @@ impl TaskPass<'_> {
     }
 
     /// Handles a failed launch: the next candidate, another location, or a wait that releases the slot.
-    fn refused(&mut self, message: &str, broken: bool) {
+    fn launch_refused(&mut self, message: &str, broken: bool) {
         self.record.standing = AttemptPhase::Resolved;
         if !broken {
             self.mark_candidate_tried();
             if self.next_candidate().is_some() {
-                return self.submit();
+                return self.number_attempt();
             }
         }
         self.reset_candidates();
@@ -207,23 +207,21 @@ impl TaskPass<'_> {
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
         let tries = self.record.launch_tries;
         if broken && tries >= START_ATTEMPTS_MAX {
-            return self.end(
-                Event::PrechecksFailed,
-                format!("could not be started {tries} times in a row: {message}"),
-            );
+            return self
+                .end(Event::PrechecksFailed, format!("failed to start {tries} times in a row: {message}"));
         }
         if self.should_give_up(tries) {
-            return self.end(Event::GaveUp, format!("gave up after {tries} launches: {message}"));
+            return self.end(Event::GaveUp, format!("gave up after {tries} launch attempts: {message}"));
         }
         if self.lift_one_constraint() {
-            return self.submit();
+            return self.number_attempt();
         }
         self.transition(Event::BackedOff, None, message);
         self.record.schedule(ScheduleEvent::CapacityRefused);
         // No wait extends beyond `max_launch_wait`.
         let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
         let last = bound.map(|(most, since)| since + Span::secs(most));
-        let at = self.now + backoff(tries, self.dice);
+        let at = self.now + backoff(tries, self.jitter);
         let at = last.map_or(at, |last| at.min(last));
         self.record.next_retry_at = Some(at);
         self.recheck_at(at);
@@ -259,14 +257,14 @@ impl TaskPass<'_> {
     }
 
     /// Rules out a candidate that nothing can ever fit and tries the next; if there is none, the task cannot start.
-    fn never_fits(&mut self, message: &str) {
+    fn rule_out_candidate(&mut self, message: &str) {
         let is_last = !self.has_other_candidate();
         self.record.ruled_out.push(self.record.candidate);
         if is_last {
             self.record.standing = AttemptPhase::Resolved;
             return self.end(Event::PrechecksFailed, message);
         }
-        self.refused(message, false);
+        self.launch_refused(message, false);
     }
 
     /// Returns whether a candidate other than that of the newest attempt may still find nodes.
@@ -297,6 +295,6 @@ impl TaskPass<'_> {
         self.record.sought = None;
         self.record.blocked.clear();
         self.record.standing = AttemptPhase::Resolved;
-        self.submit();
+        self.number_attempt();
     }
 }

@@ -18,7 +18,7 @@ use windlass_dial::Endpoint;
 pub use self::sign::S3Credentials;
 use self::{
     connect::Sender,
-    sign::{CanonicalRequest, authorization, percent_encode, query, sha256_hex},
+    sign::{CanonicalRequest, authorization, canonical_query, percent_encode, sha256_hex},
 };
 use super::{Bucket, BucketFuture, HEADER_BYTES, OBJECT_BYTES_MAX, ObjectPage};
 
@@ -70,16 +70,16 @@ impl S3Bucket {
     /// Checks that the bucket exists, is writable, and refuses to write a name twice.
     async fn check_conditional_writes(&self) -> io::Result<()> {
         let name = format!("check/{:016x}", getrandom::u64().map_err(io::Error::other)?);
-        let first = self.put_new(&name, b"first".to_vec()).await?;
-        let second = self.put_new(&name, b"second".to_vec()).await?;
+        let first = self.link_new_file(&name, b"first".to_vec()).await?;
+        let second = self.link_new_file(&name, b"second".to_vec()).await?;
         self.delete(&name).await?;
         if first && !second {
             return Ok(());
         }
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "the object store does not honour `If-None-Match: *` on writes; two servers would replace each other's \
-             logs",
+            "the object store does not support `If-None-Match: *` on writes; two servers could overwrite \
+             each other's logs",
         ))
     }
 
@@ -127,7 +127,7 @@ impl S3Bucket {
     }
 
     fn request(&self, call: &S3Call<'_>) -> io::Result<Request<Full<Bytes>>> {
-        let time = now();
+        let time = amz_date();
         let path = match call.name {
             "" => format!("/{}", percent_encode(&self.place.bucket, false)),
             name => format!("/{}/{}", percent_encode(&self.place.bucket, false), percent_encode(name, true)),
@@ -152,7 +152,8 @@ impl S3Bucket {
             body_hash: &body_hash,
         };
         let signed = authorization(&self.identity, &self.place.region, &time, &asked);
-        let uri = if call.query.is_empty() { path } else { format!("{path}?{}", query(&call.query)) };
+        let uri =
+            if call.query.is_empty() { path } else { format!("{path}?{}", canonical_query(&call.query)) };
         let mut request = Request::builder().method(call.method).uri(uri).header("authorization", signed);
         for (name, value) in headers {
             request = request.header(name, value);
@@ -162,7 +163,7 @@ impl S3Bucket {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a signature is good at one moment, by the wall clock")]
-fn now() -> String {
+fn amz_date() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(since.as_secs()).ok().and_then(|secs| jiff::Timestamp::from_second(secs).ok());
     now.unwrap_or_default().strftime("%Y%m%dT%H%M%SZ").to_string()
@@ -171,16 +172,17 @@ fn now() -> String {
 /// Error for a rejected request, with the store's code and message.
 fn response_error(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
     let text = String::from_utf8_lossy(body);
-    let said = |tag| between(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
+    let said =
+        |tag| xml_elements(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
     io::Error::other(format!(
-        "{what}: the object store answered {status} {}: {}",
+        "failed to {what}: the object store answered {status} {}: {}",
         said("Code"),
         said("Message")
     ))
 }
 
 /// The texts inside `<tag>…</tag>`.
-fn between<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+fn xml_elements<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -192,7 +194,7 @@ fn between<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<
 }
 
 impl Bucket for S3Bucket {
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
+    fn link_new_file<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
         Box::pin(async move {
             let name = self.full_name(name);
             let headers = vec![("if-none-match", "*".to_owned())];
@@ -241,13 +243,13 @@ impl Bucket for S3Bucket {
             }
             let text = std::str::from_utf8(&body).map_err(io::Error::other)?;
             // The names need no XML escapes: they consist of ids, words and digits.
-            let objects = between(text, "Contents")
+            let objects = xml_elements(text, "Contents")
                 .filter_map(|object| {
-                    let name = between(object, "Key").next()?.strip_prefix(&self.place.prefix)?;
-                    Some((name.to_owned(), between(object, "Size").next()?.parse().ok()?))
+                    let name = xml_elements(object, "Key").next()?.strip_prefix(&self.place.prefix)?;
+                    Some((name.to_owned(), xml_elements(object, "Size").next()?.parse().ok()?))
                 })
                 .collect();
-            Ok(ObjectPage { objects, more: between(text, "IsTruncated").next() == Some("true") })
+            Ok(ObjectPage { objects, more: xml_elements(text, "IsTruncated").next() == Some("true") })
         })
     }
 

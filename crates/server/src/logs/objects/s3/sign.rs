@@ -39,7 +39,7 @@ pub(super) fn authorization(
     let mut headers = asked.headers.to_vec();
     headers.sort_unstable();
     let names = headers.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(";");
-    let mut canonical = format!("{}\n{}\n{}\n", asked.method, asked.path, query(asked.query));
+    let mut canonical = format!("{}\n{}\n{}\n", asked.method, asked.path, canonical_query(asked.query));
     for (name, value) in &headers {
         // Writing to a string cannot fail.
         let _ = writeln!(canonical, "{name}:{}", value.trim());
@@ -68,7 +68,7 @@ fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
 }
 
 /// Renders a query in the canonical order and encoding that is signed and sent.
-pub(super) fn query(pairs: &[(String, String)]) -> String {
+pub(super) fn canonical_query(pairs: &[(String, String)]) -> String {
     let mut pairs: Vec<(String, String)> = pairs
         .iter()
         .map(|(name, value)| (percent_encode(name, false), percent_encode(value, false)))
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_are_those_of_the_published_examples() {
+    fn signatures_match_the_published_aws_examples() {
         assert_eq!(
             signature("GET", "/test.txt", &[], &[("range", "bytes=0-9")], b""),
             "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown_by_debug() {
+    fn debug_output_of_credentials_hides_secrets() {
         let identity =
             S3Credentials { key: "k".into(), secret: "canary".into(), session: Some("canary".into()) };
         assert!(!format!("{identity:?}").contains("canary"));

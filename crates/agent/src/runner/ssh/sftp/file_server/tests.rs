@@ -59,7 +59,7 @@ fn open(files: &mut FileServer, path: &[u8], flags: u32) -> (u8, Vec<u8>) {
 }
 
 #[test]
-fn a_file_is_written_read_and_listed_whatever_bytes_its_name_has() {
+fn files_with_any_bytes_in_their_name_are_written_read_and_listed() {
     let scratch = Scratch::new("bytes");
     let name = scratch.path(b"caf\xe9 \xff");
     let mut files = FileServer::default();
@@ -99,7 +99,7 @@ fn a_file_is_written_read_and_listed_whatever_bytes_its_name_has() {
 }
 
 #[test]
-fn opening_keeps_what_the_flags_say() {
+fn opening_a_file_follows_the_open_flags() {
     let scratch = Scratch::new("flags");
     let name = scratch.path(b"file");
     let mut files = FileServer::default();
@@ -119,7 +119,7 @@ fn opening_keeps_what_the_flags_say() {
 }
 
 #[test]
-fn a_rename_replaces_only_when_that_is_asked() {
+fn a_rename_overwrites_a_file_only_with_the_posix_extension() {
     let scratch = Scratch::new("rename");
     let (one, two) = (scratch.path(b"one"), scratch.path(b"two"));
     fs::write(OsStr::from_bytes(&one), "1").unwrap();
@@ -135,7 +135,7 @@ fn a_rename_replaces_only_when_that_is_asked() {
 }
 
 #[test]
-fn attributes_are_set_and_told() {
+fn file_attributes_are_set_and_returned() {
     let scratch = Scratch::new("attrs");
     let name = scratch.path(b"file");
     fs::write(OsStr::from_bytes(&name), "0123456789").unwrap();
@@ -156,7 +156,7 @@ fn attributes_are_set_and_told() {
 }
 
 #[test]
-fn links_directories_and_places() {
+fn symlinks_directories_and_real_paths_are_supported() {
     let scratch = Scratch::new("links");
     let mut files = FileServer::default();
     let (link, dir) = (scratch.path(b"link"), scratch.path(b"dir"));
@@ -188,14 +188,14 @@ fn links_directories_and_places() {
 }
 
 #[test]
-fn open_files_are_bounded() {
+fn the_number_of_open_files_is_limited() {
     let mut files = FileServer::default();
     let opened = (0..HANDLES_MAX + 5).filter(|_| open(&mut files, b"/dev/null", 1).0 == kind::HANDLE).count();
     assert_eq!(opened, HANDLES_MAX);
 }
 
 #[test]
-fn a_listing_looks_as_ls_prints_it() {
+fn a_directory_listing_has_the_format_of_ls() {
     let scratch = Scratch::new("long");
     let file = scratch.0.join("f");
     fs::write(&file, "12345").unwrap();
@@ -208,7 +208,7 @@ fn a_listing_looks_as_ls_prints_it() {
 
 proptest! {
     #[test]
-    fn any_bytes_get_an_answer(packet in proptest::collection::vec(any::<u8>(), 0..64), kind in 1u8..=20) {
+    fn arbitrary_packets_get_a_well_formed_response(packet in proptest::collection::vec(any::<u8>(), 0..64), kind in 1u8..=20) {
         // Random paths may name something in the working directory by chance: only kinds that do not modify files.
         let harmless = [kind::READ, kind::LSTAT, kind::STAT, kind::CLOSE, kind::READDIR, kind::FSTAT, kind::REALPATH];
         let mut packet = packet;
