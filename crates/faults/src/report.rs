@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{FaultRow, RowTest, TimedStep, TrialOutcome};
 
 /// Maximum length of a violation in a table.
-const VIOLATION_LENGTH_MAX: usize = 160;
+const VIOLATION_LENGTH_MAX: usize = 4000;
 
 /// The trials of one row.
 pub struct RowSummary<'a> {

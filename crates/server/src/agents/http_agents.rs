@@ -121,16 +121,15 @@ impl HttpAgents {
     }
 
     async fn submit(&self, call: CallContext, task: &TaskSpec) -> Result<(), AgentError> {
-        let refused = |error: EnrolmentError| AgentError::Refused { reason: format_chain(&error) };
-        let signer = self.signer().await.map_err(refused)?;
-        let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
+        let signer = self.signer().await.map_err(unsigned)?;
+        let now = self.0.db.now().await.map_err(|error| unsigned(error.into()))?;
         let claims = Claims {
             instance_id: call.instance,
             epoch: call.epoch,
             expires_at: now.0 / 1_000_000 + SIGNATURE_VALID_SECS,
         };
         let spec = TaskSpec { id: call.submission, claims: Some(claims), ..task.clone() };
-        let signed = signer.sign(&spec).map_err(refused)?;
+        let signed = signer.sign(&spec).map_err(unsigned)?;
         let signed = &signed;
         self.call(call, |shim| async move { shim.submit(signed, call.epoch).await }).await
     }
@@ -334,7 +333,24 @@ fn host_error(instance: InstanceId, trouble: CallError) -> AgentError {
         | AgentError::Barred { .. }
         | AgentError::Fenced { .. }
         | AgentError::Conflict { .. }
+        | AgentError::Unsigned { .. }
         | AgentError::Refused { .. }) => other,
+    }
+}
+
+/// Translates a failed signature. Only a task that cannot be encoded is the job's fault: all else, such as a database
+/// that is away, ends by itself or by the operator.
+fn unsigned(error: EnrolmentError) -> AgentError {
+    let why = format_chain(&error);
+    match error {
+        EnrolmentError::Spec(_) => AgentError::Refused { reason: why },
+        EnrolmentError::Db(_)
+        | EnrolmentError::Keys(_)
+        | EnrolmentError::Random(_)
+        | EnrolmentError::NoInstance { .. }
+        | EnrolmentError::NotEnrolled { .. }
+        | EnrolmentError::Seed
+        | EnrolmentError::Credential { .. } => AgentError::Unsigned { why },
     }
 }
 
@@ -374,6 +390,6 @@ fn task_error(call: CallContext, trouble: CallError) -> AgentError {
 
 impl std::fmt::Debug for HttpAgents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").field("connected", &self.connected()).finish_non_exhaustive()
+        f.debug_struct("HttpAgents").field("connected", &self.connected()).finish_non_exhaustive()
     }
 }

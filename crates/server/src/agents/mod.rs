@@ -85,6 +85,10 @@ pub enum AgentError {
     /// Not possible in the current state of the task; a later attempt may succeed.
     #[error("agent cannot do that now: {reason}")]
     Conflict { reason: String },
+    /// The server could not sign the task, because it could not read its clock or its key. Nothing was sent, and a
+    /// later attempt may succeed.
+    #[error("failed to sign the task: {why}")]
+    Unsigned { why: String },
     /// The agent understood the request and rejects it; the reason is for people.
     #[error("agent rejected the request: {reason}")]
     Refused { reason: String },

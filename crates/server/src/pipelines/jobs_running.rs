@@ -418,7 +418,8 @@ fn call_outcome(answer: Result<(), AgentError>, now: Timestamp) -> ActionOutcome
             | AgentError::Barred { .. }
             | AgentError::Fenced { .. }
             | AgentError::UnknownTask { .. }
-            | AgentError::Conflict { .. }),
+            | AgentError::Conflict { .. }
+            | AgentError::Unsigned { .. }),
         ) => ActionOutcome::NotYet(error.to_string()),
     }
 }

@@ -231,9 +231,12 @@ impl JobsTerminatingPipeline {
                 brain::TaskPresence::Gone
             }
             Err(AgentError::Refused { .. } | AgentError::Conflict { .. }) => brain::TaskPresence::There,
-            Err(AgentError::Unreachable { .. } | AgentError::Barred { .. } | AgentError::Fenced { .. }) => {
-                brain::TaskPresence::Silent
-            }
+            Err(
+                AgentError::Unreachable { .. }
+                | AgentError::Barred { .. }
+                | AgentError::Fenced { .. }
+                | AgentError::Unsigned { .. },
+            ) => brain::TaskPresence::Silent,
         }
     }
 

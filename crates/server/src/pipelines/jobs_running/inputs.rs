@@ -120,6 +120,7 @@ pub(super) fn shim_state(answer: &Result<TaskInfo, AgentError>) -> brain::ShimSt
             | AgentError::Barred { .. }
             | AgentError::Fenced { .. }
             | AgentError::Conflict { .. }
+            | AgentError::Unsigned { .. }
             | AgentError::Refused { .. },
         ) => return brain::ShimState::Silent,
     };

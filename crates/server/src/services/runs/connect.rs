@@ -50,6 +50,7 @@ fn refusal(error: &AgentError) -> Error {
         AgentError::Unreachable { .. }
         | AgentError::Barred { .. }
         | AgentError::Fenced { .. }
+        | AgentError::Unsigned { .. }
         | AgentError::UnknownTask { .. }
         | AgentError::Gone { .. } => Error::refused(error.to_string()),
     }
