@@ -164,32 +164,32 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let request =
                 CreateRequest { project_name: name.clone(), is_public: *public, templates_repo: None };
             let project = cx.call::<CreateProject>(&request).await?;
-            let said = format!(
+            let message = format!(
                 "Created project `{name}`. Run `windlass project set-default {name}` to make it your default."
             );
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::SetDefault { name }) => {
             let project = find(cx, name).await?;
             let file = login::set_default_project(&Home::find()?, name)?;
-            let said = format!("Your default project is now `{name}` (written to {}).", file.display());
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            let message = format!("Your default project is now `{name}` (written to {}).", file.display());
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<GrantBackend>(&request).await?;
-            let said = format!("Fleets of `{name}` may now use `{backend}`.");
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            let message = format!("Fleets of `{name}` may now use `{backend}`.");
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::RevokeBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<RevokeBackend>(&request).await?;
-            let said =
+            let message =
                 format!("Fleets of `{name}` may no longer use `{backend}`. Existing instances are kept.");
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::Members { name, set, remove, allow_ssh_fleets, deny_ssh_fleets }) => {

@@ -104,8 +104,8 @@ impl ResourceArgs {
             (self.on_demand, "--on-demand", "on-demand"),
             (self.spot_auto, "--spot-auto", "auto"),
         ];
-        let said = policies.into_iter().filter(|(said, _, _)| *said);
-        all.extend(said.map(|(_, flag, policy)| FlagSetting::new(flag, "spot_policy", policy)));
+        let message = policies.into_iter().filter(|(message, _, _)| *message);
+        all.extend(message.map(|(_, flag, policy)| FlagSetting::new(flag, "spot_policy", policy)));
         all
     }
 
@@ -185,7 +185,7 @@ fn parse_duration(text: &str) -> Value {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Overrides {
     #[command(flatten)]
-    pub(crate) wants: ResourceArgs,
+    pub(crate) requirements: ResourceArgs,
     #[command(flatten)]
     pub(crate) lifetime: RunPolicyArgs,
 }
@@ -195,7 +195,7 @@ impl Overrides {
     pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), CliError> {
         let mut document = serde_json::to_value(&*configuration)
             .map_err(|error| CliError::from_error("failed to add the flags to the configuration", &error))?;
-        let mut settings = self.wants.settings();
+        let mut settings = self.requirements.settings();
         settings.extend(self.lifetime.settings(&document));
         if settings.is_empty() {
             return Ok(());
@@ -255,7 +255,7 @@ mod tests {
             "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 8GB..}\nretry: {on_events: [interruption], duration: 5m}\n",
         );
         let flags = Overrides {
-            wants: ResourceArgs {
+            requirements: ResourceArgs {
                 gpu: Some("H100:80GB:8".to_owned()),
                 memory: Some("64GB..".to_owned()),
                 max_price: Some(12.5),
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn invalid_and_inapplicable_flags_are_named_in_the_error() {
         let gpu = |text: &str| Overrides {
-            wants: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
+            requirements: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
             ..Overrides::default()
         };
         let mut task = file("type: task\ncommands: [a]\n");

@@ -73,7 +73,7 @@ pub enum AttemptObservation {
     /// There is no such run.
     Nothing,
     /// Waiting for nodes since then, with the reason.
-    Queued { since: Timestamp, said: Option<String> },
+    Queued { since: Timestamp, message: Option<String> },
     /// It has nodes, and they are being prepared.
     Provisioning,
     /// All its nodes accepted the task.
@@ -157,9 +157,9 @@ pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     for (index, seen) in view.tasks.iter().enumerate() {
         let Some(plan) = view.plan.tasks.get(index) else { continue };
         // Earlier tasks of this pass count: what depends on a failure is cancelled in the same pass.
-        let turn = task_permission(view, &records, index, now);
+        let permission = task_permission(view, &records, index, now);
         let mut pass = TaskPass::new(plan, seen, view.jitter, now);
-        pass.run(turn);
+        pass.run(permission);
         let (record, decision, next) = pass.finish(index);
         records[index] = record;
         tasks.extend(decision);

@@ -62,7 +62,8 @@ pub struct TaskRecord {
     pub failure_reason: Option<String>,
     /// Number of the newest attempt; 0 before the first.
     pub attempt: u32,
-    pub standing: AttemptPhase,
+    #[serde(rename = "standing")]
+    pub phase: AttemptPhase,
     /// Candidate that the newest attempt requests.
     pub candidate: u32,
     /// Candidates that were tried since the last wait, and those of them that nothing can ever fit.
@@ -118,7 +119,7 @@ impl Default for TaskRecord {
             restarts_on_errors: 0,
             failure_reason: None,
             attempt: 0,
-            standing: AttemptPhase::Resolved,
+            phase: AttemptPhase::Resolved,
             candidate: 0,
             tried: vec![],
             ruled_out: vec![],

@@ -337,8 +337,8 @@ mod tests {
         let worn = Container { lock_count: LOCKS_MAX, ..locked() };
         let spent = write(&worn, &dispatcher(), why).unwrap();
         assert_eq!(spent.state, Status::Cancelled);
-        let told = format!("returned to the queue {LOCKS_MAX} times: no engine answers");
-        assert_eq!(spent.runtime_status["error"], told);
+        let text = format!("returned to the queue {LOCKS_MAX} times: no engine answers");
+        assert_eq!(spent.runtime_status["error"], text);
         let silent = write(&locked(), &dispatcher(), json!({ "state": "Queued" })).unwrap();
         assert_eq!(silent.scheduling_status, "");
     }

@@ -162,7 +162,7 @@ impl ManagedJobFixture {
                 }
                 self.runs
                     .entry((task, submit.attempt))
-                    .or_insert(AttemptObservation::Queued { since: self.now, said: None });
+                    .or_insert(AttemptObservation::Queued { since: self.now, message: None });
             }
             AttemptAction::Stop(stop) => {
                 let run = self.runs.entry((task, stop.attempt)).or_insert(AttemptObservation::Nothing);
@@ -257,7 +257,7 @@ impl ManagedJobFixture {
         }
     }
 
-    pub(crate) fn settle_twice(&mut self) {
+    pub(crate) fn flush_twice(&mut self) {
         self.pass();
         self.pass();
     }
@@ -315,8 +315,8 @@ impl ManagedJobFixture {
 }
 
 /// Checks that every transition of the log is one that the state machine permits.
-pub(crate) fn check_log(world: &ManagedJobFixture) {
-    for (task, moved, _) in &world.log {
+pub(crate) fn check_log(fixture: &ManagedJobFixture) {
+    for (task, moved, _) in &fixture.log {
         let after = managed_job::step(moved.from, moved.event).status_after(moved.from);
         assert_eq!(after, Some(moved.to), "task {task}: {moved:?}");
     }

@@ -253,7 +253,7 @@ fn a_transition_writes_one_record_that_says_who_and_why() {
 #[test]
 fn a_transition_that_changes_nothing_writes_nothing() {
     let id = Uuid::from_u128(1);
-    let stop = run::Event::StopAsked;
+    let stop = run::Event::StopRequested;
     let moved =
         event::transition::<run::RunLifecycle>(id, run::Status::Done, stop, because(Pipeline::Run)).unwrap();
     assert_eq!(moved, event::TransitionResult { status: run::Status::Done, record: None });

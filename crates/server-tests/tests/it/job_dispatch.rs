@@ -181,7 +181,7 @@ async fn nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key(gro
     stage.update_script(|script| {
         script.job_ends = Some(end_state("failed", "container_exited_with_error", Some(1)))
     });
-    stage.poke().await;
+    stage.mark_due().await;
     stage.wait_for_run("pair", "pending").await;
     // Their logs are complete only while their hosts report that they ended.
     let is_over = |job: &Value| {
@@ -226,8 +226,8 @@ async fn an_invalid_variable_name_is_refused_at_submit(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     let plan =
         json!({"plan": {"run_spec": JobTestEnv::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
-    let said = stage.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
-    assert!(said.contains("invalid environment variable name `A=B`"), "{said}");
+    let message = stage.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
+    assert!(message.contains("invalid environment variable name `A=B`"), "{message}");
     stage.end().await;
 }
 

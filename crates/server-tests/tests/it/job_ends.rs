@@ -52,13 +52,13 @@ async fn a_successful_job_is_done_and_its_log_is_kept(ground: &ServerFixture) {
     });
     stage.apply("good", json!({})).await;
     stage.wait_for_job("good", "running").await;
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("good", "done").await;
     assert_eq!(end_fields(&run), ("done", "done", "done_by_runner"));
     assert_eq!(run["latest_job_submission"]["exit_status"], 0);
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (0)");
-    let asked = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
-    let logs = stage.server.admin("/api/project/main/logs/poll", asked).await;
+    let request = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
+    let logs = stage.server.admin("/api/project/main/logs/poll", request).await;
     assert_eq!(logs["logs"][0]["message"], "aGVsbG8K");
     assert_eq!(*stage.hosts.calls.lock(), ["terminate done_by_runner", "remove"]);
     stage.end().await;
@@ -73,7 +73,7 @@ async fn a_failed_job_reports_its_exit_status(ground: &ServerFixture) {
     });
     stage.apply("bad", json!({})).await;
     stage.wait_for_job("bad", "running").await;
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("bad", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "container_exited_with_error"));
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
@@ -82,23 +82,23 @@ async fn a_failed_job_reports_its_exit_status(ground: &ServerFixture) {
 
 async fn a_job_over_its_disk_limit_reports_it_in_status_message_and_events(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
-    let said = "disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB";
+    let message = "disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB";
     stage.update_script(|script| {
         script.job_ends = Some(windlass_api::agent::runner::JobState {
             detail: Some("disk_limit_exceeded".to_owned()),
-            termination_message: said.to_owned(),
+            termination_message: message.to_owned(),
             ..end_state("failed", "executor_error", None)
         });
     });
     stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
     stage.wait_for_job("large", "running").await;
     assert_eq!(stage.hosts.specs.lock()[0].disk, 1 << 30);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("large", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
     let job = &run["latest_job_submission"];
     assert_eq!(job["status_message"], "disk limit exceeded");
-    assert_eq!(job["termination_reason_message"], said);
+    assert_eq!(job["termination_reason_message"], message);
     let events = stage.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
     assert!(events.to_string().contains("disk_limit_exceeded"), "{events}");
     stage.end().await;
@@ -114,7 +114,7 @@ async fn a_job_ends_with_the_reason_of_its_runner(ground: &ServerFixture) {
         stage.update_script(|script| script.job_ends = Some(end_state("failed", reason, None)));
         stage.apply(name, json!({})).await;
         stage.wait_for_job(name, "running").await;
-        stage.poke().await;
+        stage.mark_due().await;
         let run = stage.wait_for_run(name, "failed").await;
         assert_eq!(end_fields(&run), ("failed", status, reason));
     }
@@ -142,8 +142,8 @@ async fn a_task_refused_by_the_host_ends_the_job_at_once_with_its_message(ground
     stage.apply("proud", json!({"privileged": true})).await;
     let run = stage.wait_for_run("proud", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
-    let said = &run["latest_job_submission"]["termination_reason_message"];
-    assert_eq!(said, "privileged: not allowed");
+    let message = &run["latest_job_submission"]["termination_reason_message"];
+    assert_eq!(message, "privileged: not allowed");
     stage.end().await;
 }
 
@@ -156,11 +156,11 @@ async fn a_secret_deleted_before_the_start_ends_the_job(ground: &ServerFixture) 
     stage.wait_for_job("needy", "provisioning").await;
     stage.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
     stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("secret `token` is not set in this project"), "{said}");
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("secret `token` is not set in this project"), "{message}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
@@ -177,11 +177,11 @@ async fn a_secret_withdrawn_from_the_creator_ends_the_job(ground: &ServerFixture
     stage.wait_for_job("needy", "provisioning").await;
     stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
     stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("runs of this user may no longer use secret `token`"), "{said}");
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("runs of this user may no longer use secret `token`"), "{message}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
@@ -216,7 +216,7 @@ async fn an_abort_overrides_a_pending_stop(ground: &ServerFixture) {
     stage.stop_run("slow", true).await;
     stage.wait_for_end_request("aborted_by_user").await;
     stage.update_script(|script| script.silent = false);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("slow", "terminated").await;
     assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
     stage.end().await;
@@ -227,7 +227,7 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
     stage.apply("lost", json!({})).await;
     stage.wait_for_job("lost", "running").await;
     stage.update_script(|script| script.silent = true);
-    stage.poke().await;
+    stage.mark_due().await;
     let waits =
         |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waiting");
     stage.until("lost", "waiting", waits).await;
@@ -250,7 +250,7 @@ async fn a_reclaimed_spot_instance_interrupts_its_job(ground: &ServerFixture) {
     stage.apply("spot", json!({})).await;
     stage.wait_for_job("spot", "running").await;
     stage.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("spot", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "interrupted_by_no_capacity"));
     assert_eq!(run["latest_job_submission"]["status_message"], "interrupted");
@@ -264,7 +264,7 @@ async fn an_instance_that_was_never_created_ends_the_job_with_no_capacity(ground
     stage.wait_for_job("early", "provisioning").await;
     let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
     stage.write(sql, vec![]).await;
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("early", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
     stage.end().await;
@@ -277,7 +277,7 @@ async fn an_instance_moved_to_another_project_ends_the_job_as_access_revoked(gro
     stage.wait_for_job("guest", "running").await;
     let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
     stage.write(sql, vec![]).await;
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("guest", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "instance_access_revoked"));
     stage.end().await;
@@ -323,9 +323,9 @@ async fn an_inactive_dev_environment_is_terminated(ground: &ServerFixture) {
     stage.update_script(|script| script.no_connections_secs = Some(100));
     apply(3600).await;
     let run = stage.wait_for_run("dev", "running").await;
-    let way = &run["jobs"][0]["job_connection_info"];
-    assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
-    assert_eq!(way["ide_name"], "VS Code");
+    let connection = &run["jobs"][0]["job_connection_info"];
+    assert_eq!(connection["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
+    assert_eq!(connection["ide_name"], "VS Code");
     assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
     let idle = |run: &Value| run["jobs"][0]["job_submissions"][0]["inactivity_secs"].as_i64();
     stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
@@ -369,7 +369,7 @@ async fn a_job_with_an_idle_gpu_is_terminated_after_the_whole_window(ground: &Se
                    SELECT id, now_us() - $1, now_us() - $1, 0, 0, 0, '[[0,95],[0,3]]' FROM jobs";
         stage.write(sql, params![ago * 30_000_000]).await;
     }
-    stage.poke().await;
+    stage.mark_due().await;
     assert_eq!(stage.run("idle").await["status"], "running", "it has not run for the whole window yet");
     stage.age("running_at", 301).await;
     let run = stage.wait_for_run("idle", "failed").await;
@@ -408,7 +408,7 @@ async fn a_job_with_a_missing_volume_ends_with_a_volume_error(ground: &ServerFix
     // A pass in progress has read the old one.
     stage.passes(2).await;
     stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("disk", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "volume_error"));
     stage.end().await;

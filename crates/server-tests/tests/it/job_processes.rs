@@ -57,8 +57,8 @@ async fn a_task_runs_as_the_server_user_only_locally_and_with_a_single_user(grou
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
     let confined = (ProcessIsolation::Confined, json!("a plain process, confined (own user)"));
     assert_eq!(submitted_isolation(&stage, "together").await, confined);
-    let asked = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
-    let plan = stage.server.admin("/api/project/main/runs/get_plan", asked).await;
+    let request = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
+    let plan = stage.server.admin("/api/project/main/runs/get_plan", request).await;
     assert_eq!(plan["job_plans"][0]["runs_in"], json!([confined.1]), "{plan}");
 
     let disabled = json!({"username": "alice", "global_role": "user", "active": false});
@@ -76,12 +76,12 @@ async fn a_host_that_cannot_confine_refuses_plain_processes_with_the_reason(grou
     let problem = Some("the kernel allows no user namespaces".to_owned());
     let cannot = ProcessesInfo { mode: ProcessMode::Confined, confined_by: None, problem };
     let refused = ProcessesInfo { mode: ProcessMode::Refused, ..cannot.clone() };
-    for (name, told, why) in [
+    for (name, reported, why) in [
         ("cannot", cannot, "cannot be confined there: the kernel allows no user namespaces"),
         ("refused", refused, "is a plain process, but the instance refuses plain processes"),
     ] {
-        let mode = json!(told.mode);
-        stage.update_script(|script| script.processes = Some(told.clone()));
+        let mode = json!(reported.mode);
+        stage.update_script(|script| script.processes = Some(reported.clone()));
         wait_for_stored(&stage, "UPDATE instances SET due_at = NULL", |kind| {
             kind["processes"]["mode"] == mode
         })
@@ -111,7 +111,7 @@ async fn a_job_that_can_no_longer_be_confined_is_not_started(ground: &ServerFixt
     stage.wait_for_job("late", "provisioning").await;
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
     stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
+    stage.mark_due().await;
     let run = stage.wait_for_run("late", "failed").await;
     let why = "cannot start the job: it is a plain process, and cannot be confined there: the kernel allows no user namespaces";
     assert!(run.to_string().contains(why), "{run}");
@@ -134,18 +134,18 @@ async fn engine_loss_and_return_record_one_event_each_and_jobs_with_an_image_wai
         script.engine = Some("connection refused");
         script.job_ends = Some(end_state("done", "", Some(0)));
     });
-    let look = "UPDATE instances SET due_at = NULL";
-    wait_for_stored(&stage, look, |kind| kind["engine_away"] == "connection refused").await;
+    let check = "UPDATE instances SET due_at = NULL";
+    wait_for_stored(&stage, check, |kind| kind["engine_away"] == "connection refused").await;
     stage.apply("waits", json!({})).await;
     let why = "needs image busybox, but the container engine there is not available: connection refused";
     stage.until("waits", "it says what it waits for", |run| run.to_string().contains(why)).await;
     assert_eq!(stage.run("waits").await["status"], "submitted");
     for _ in 0..3 {
-        wait_for_stored(&stage, look, |kind| kind["engine_away"].is_string()).await;
+        wait_for_stored(&stage, check, |kind| kind["engine_away"].is_string()).await;
     }
     assert_eq!(notes().await, (1, 0));
     stage.update_script(|script| script.engine = None);
-    wait_for_stored(&stage, look, |kind| kind["engine_away"].is_null()).await;
+    wait_for_stored(&stage, check, |kind| kind["engine_away"].is_null()).await;
     stage.wait_for_run("waits", "done").await;
     assert_eq!(notes().await, (1, 1));
     stage.end().await;

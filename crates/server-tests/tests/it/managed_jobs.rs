@@ -99,10 +99,10 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
     assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
     // Two replicas grant the same and further slots at the same moment: the limit holds.
-    let everybody: Vec<(SlotRequest, _)> =
+    let all: Vec<(SlotRequest, _)> =
         rows::slot_queue(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
-    assert_eq!(everybody.len(), 4);
-    let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
+    assert_eq!(all.len(), 4);
+    let (one, two) = tokio::join!(rows::grant(db, &all, limits), rows::grant(db, &all, limits));
     one.unwrap();
     two.unwrap();
     let granted = "SELECT m.number FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
@@ -111,7 +111,7 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         db.query(granted, vec![]).await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
     assert_eq!(found, [2, 3], "the higher priority first, then the older");
     // With free launch slots, the number of alive jobs is the limit.
-    rows::grant(db, &everybody, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
+    rows::grant(db, &all, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
     server.stop().await;
 }
@@ -160,16 +160,16 @@ async fn a_task_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(grou
     assert!(seen["tasks"][0]["why"]["refusals"][0]["place"].is_string(), "{seen:#}");
     assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
     // Each of its steps was recorded with its reason.
-    let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
-    let events = server.admin("/api/events/list", asked).await.to_string();
+    let request = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
+    let events = server.admin("/api/events/list", request).await.to_string();
     let slots = ["Schedule state INACTIVE -> WAITING", "Schedule state WAITING -> LAUNCHING", "-> DONE"];
-    for said in slots.into_iter().chain([
+    for message in slots.into_iter().chain([
         "a launch slot was granted",
         "no fleet can run it",
         "Task lonely",
         "ended with status FAILED_PRECHECKS",
     ]) {
-        assert!(events.contains(said), "{said}: {events}");
+        assert!(events.contains(message), "{message}: {events}");
     }
     server.stop().await;
 }

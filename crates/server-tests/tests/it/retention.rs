@@ -71,8 +71,8 @@ async fn old_events_are_deleted_unless_their_run_is_active(ground: &ServerFixtur
     };
     assert_eq!(of(over.into()).await, 0);
     assert!(of(active.into()).await > 0 && of(job.into()).await > 0, "a run that goes on keeps its story");
-    let stray = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
-    assert_eq!(count(&db, stray).await, 0);
+    let orphan = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
+    assert_eq!(count(&db, orphan).await, 0);
     assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default(), "once");
     server.stop().await;
 }

@@ -195,7 +195,7 @@ pub struct AttemptState {
     pub run_name: String,
     pub run_status: Option<run::Status>,
     pub has_instance: bool,
-    pub said: Option<String>,
+    pub message: Option<String>,
     /// JSON: the reasons why offers do not fit.
     pub shortfalls: Option<String>,
 }
@@ -215,7 +215,7 @@ pub async fn attempt_states(
             run_name: row.text(0)?,
             run_status: row.text(1)?.parse().ok(),
             has_instance: row.opt_text(2)?.is_some(),
-            said: row.opt_text(3)?,
+            message: row.opt_text(3)?,
             shortfalls: row.opt_text(4)?,
         })
     };

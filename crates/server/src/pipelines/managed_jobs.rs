@@ -46,7 +46,7 @@ use crate::{
 };
 
 pub(super) struct ManagedJobsPipeline {
-    pub(super) hands: PipelineContext,
+    pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct AttemptsReport {
     on_spot: Vec<usize>,
     /// Prices of the candidates of tasks that use the cheapest one.
     prices: BTreeMap<usize, Vec<Option<Price>>>,
-    dice: f64,
+    jitter: f64,
 }
 
 pub(crate) struct ManagedJobPassPlan {
@@ -96,7 +96,7 @@ pub(crate) struct ManagedJobPassPlan {
     moves: Vec<(usize, TaskTransition)>,
     decision: Decision,
     attempts: BTreeMap<usize, AttemptRun>,
-    dice: f64,
+    jitter: f64,
 }
 
 impl Pipeline for ManagedJobsPipeline {
@@ -110,19 +110,20 @@ impl Pipeline for ManagedJobsPipeline {
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
-        let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
+        let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
         let plan: ManagedJobPlan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
         let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
         let project = loaded.job.project_id;
-        let site = attempt_specs::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
-        let images = self.hands.images.clone();
+        let site =
+            attempt_specs::allowed_infra(&self.context.db, &self.context.backends, project, &plan).await?;
+        let images = self.context.images.clone();
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 
     async fn observe(&self, _lease: &Lease, row: &Row) -> Result<AttemptsReport, PassError> {
-        let (db, job) = (&self.hands.db, &row.loaded.job);
+        let (db, job) = (&self.context.db, &row.loaded.job);
         let names: BTreeMap<String, usize> = row
             .records
             .iter()
@@ -137,7 +138,7 @@ impl Pipeline for ManagedJobsPipeline {
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
-        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: jitter_from_id(&db.new_id()?) })
+        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, jitter: jitter_from_id(&db.new_id()?) })
     }
 
     fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> ManagedJobPassPlan {
@@ -169,9 +170,9 @@ impl Pipeline for ManagedJobsPipeline {
                 ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
             })
             .collect();
-        let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.dice };
+        let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.jitter };
         let decision = brain::decide(&view, now);
-        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
+        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, jitter: seen.jitter }
     }
 
     /// All effects are rows too, and are written with the rest.
@@ -199,11 +200,11 @@ impl Pipeline for ManagedJobsPipeline {
                     }))
                 }
                 Some(AttemptAction::Submit(submit)) => {
-                    match launch::run_unit(&self.hands, lease, &row, index, submit)? {
+                    match launch::run_unit(&self.context, lease, &row, index, submit)? {
                         Ok(unit) => runs.push(unit),
                         Err(why) => {
                             let (record, moved) =
-                                internal_error::apply_internal_error(&decided.record, &why, next.dice, now);
+                                internal_error::apply_internal_error(&decided.record, &why, next.jitter, now);
                             decided.record = record;
                             decided.transitions.extend(moved);
                         }
@@ -241,7 +242,7 @@ impl ManagedJobsPipeline {
         if wanted.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let PipelineContext { db, local_processes, .. } = &self.hands;
+        let PipelineContext { db, local_processes, .. } = &self.context;
         let supply = OfferSupply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
         Ok(wanted.into_iter().map(|index| (index, launch::candidate_prices(row, index, &supply))).collect())
     }
@@ -295,7 +296,7 @@ impl ManagedJobsPipeline {
                 .chain(schedule_events(lease, row, decision.schedule))
                 .collect(),
         };
-        match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
+        match rows::apply(&self.context.db, lease, &row.loaded.job, outcome).await? {
             WriteOutcome::Done { .. } => {}
             WriteOutcome::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
             WriteOutcome::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
@@ -309,15 +310,15 @@ impl ManagedJobsPipeline {
 
     /// Grants free slots to waiting tasks. Returns whether any was granted.
     async fn grant_slots(&self) -> Result<bool, PassError> {
-        let limits = self.hands.job_limits;
-        let (line, in_use) = rows::slot_queue(&self.hands.db, limits).await?;
+        let limits = self.context.job_limits;
+        let (line, in_use) = rows::slot_queue(&self.context.db, limits).await?;
         let queue: Vec<slots::SlotRequest> = line.iter().map(|(waiting, _)| *waiting).collect();
         let granted = slots::grant_slots(&queue, limits, in_use);
         let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
             return Ok(false);
         }
-        rows::grant(&self.hands.db, &chosen, limits).await?;
+        rows::grant(&self.context.db, &chosen, limits).await?;
         Ok(true)
     }
 }
@@ -331,7 +332,7 @@ fn cancel_request(row: &Row) -> Option<CancelRequest> {
 fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     match (graceful, row.loaded.job.cancel_asked_at) {
         // The job's runner ends its commands when the time is over; this covers a runner that does not.
-        (Some(patience), Some(asked)) => now >= asked + patience + LOGS_GRACE,
+        (Some(timeout), Some(requested)) => now >= requested + timeout + LOGS_GRACE,
         (_, _) => false,
     }
 }
@@ -368,10 +369,14 @@ fn frees_slot(row: &Row, records: &[TaskRecord]) -> bool {
 }
 
 /// The tasks whose rows change.
-fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
+fn changed_tasks(
+    row: &Row,
+    records: &[TaskRecord],
+    requirements: &[u32],
+) -> Result<Vec<TaskUpdate>, PassError> {
     let mut written = Vec::new();
     for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
-        let wants_slot = u32::try_from(index).is_ok_and(|index| wants.contains(&index));
+        let wants_slot = u32::try_from(index).is_ok_and(|index| requirements.contains(&index));
         if *record == row.records[index] && !task.granted && task.wants_slot == wants_slot {
             continue;
         }

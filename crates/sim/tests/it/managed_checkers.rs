@@ -232,8 +232,8 @@ fn m2_an_unrequested_cancel_and_a_launch_after_a_cancel_are_detected() {
     );
     let stopped = RunRow { stopped_at: Some(5), ..attempt(1, "terminated") };
     assert_eq!(check_always(&history_with(cancelled.clone(), vec![stopped])), []);
-    let asked = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
-    assert_breaks("M2", "long after its cancel", &history_with(asked, vec![attempt(1, "terminated")]));
+    let requested = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
+    assert_breaks("M2", "long after its cancel", &history_with(requested, vec![attempt(1, "terminated")]));
 }
 
 #[test]

@@ -52,7 +52,7 @@ struct RegistryState {
     password: Mutex<Option<String>>,
     /// Number of responses that are being sent.
     open: AtomicUsize,
-    manifests_asked: AtomicUsize,
+    manifests_requested: AtomicUsize,
 }
 
 #[derive(Clone)]
@@ -70,7 +70,7 @@ impl Registry {
             layers: Mutex::new(LayerDelivery::Fast),
             password: Mutex::default(),
             open: AtomicUsize::new(0),
-            manifests_asked: AtomicUsize::new(0),
+            manifests_requested: AtomicUsize::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -92,8 +92,8 @@ impl Registry {
         self.shared.open.load(Ordering::SeqCst)
     }
 
-    pub fn manifests_asked(&self) -> usize {
-        self.shared.manifests_asked.load(Ordering::SeqCst)
+    pub fn manifests_requested(&self) -> usize {
+        self.shared.manifests_requested.load(Ordering::SeqCst)
     }
 
     /// Adds an image with one layer, and returns its name by tag and by digest.
@@ -156,7 +156,7 @@ async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Reque
         return "{}".into_response();
     }
     if path.contains("/manifests/") {
-        shared.manifests_asked.fetch_add(1, Ordering::SeqCst);
+        shared.manifests_requested.fetch_add(1, Ordering::SeqCst);
     }
     let thing = path.strip_prefix("/v2/").and_then(|path| shared.things.lock().get(path).cloned());
     let Some(thing) = thing else {

@@ -19,16 +19,16 @@ const DELAY_MAX: f64 = 1800.0;
 const JITTER: f64 = 0.5;
 
 /// Returns the delay before attempt number `count`, counted from 1.
-pub fn retry_delay(count: u32, dice: f64) -> Span {
+pub fn retry_delay(count: u32, jitter: f64) -> Span {
     let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
-    with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, dice)
+    with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, jitter)
 }
 
 /// Returns the state of a task after an internal error, with the transition for the event log.
 pub fn apply_internal_error(
     record: &TaskRecord,
     what: &str,
-    dice: f64,
+    jitter: f64,
     now: Timestamp,
 ) -> (TaskRecord, Option<TaskTransition>) {
     let mut next = record.clone();
@@ -40,7 +40,7 @@ pub fn apply_internal_error(
         let moved = fail_controller(&mut next, &message, now);
         return (next, moved);
     }
-    let retry_at = now + retry_delay(next.emergencies, dice);
+    let retry_at = now + retry_delay(next.emergencies, jitter);
     let from = record.status;
     // A task that was never claimed has nothing to recover: it only waits.
     if matches!(record.schedule, Schedule::Inactive | Schedule::Waiting) {

@@ -87,15 +87,15 @@ const BACKOFF_MAX: f64 = 300.0;
 const BACKOFF_JITTER: f64 = 0.4;
 
 /// Returns the delay after `tries` refused launches in a row. `dice` is any number from 0 to 1.
-pub fn backoff(tries: u32, dice: f64) -> Span {
+pub fn backoff(tries: u32, jitter: f64) -> Span {
     let power = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
     let base = f64::min(BACKOFF_FIRST * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
-    with_jitter(base, BACKOFF_JITTER, dice)
+    with_jitter(base, BACKOFF_JITTER, jitter)
 }
 
 /// Returns `base` seconds, plus or minus a random share of it.
-pub(super) fn with_jitter(base: f64, share: f64, dice: f64) -> Span {
-    let factor = 1.0 - share + 2.0 * share * dice.clamp(0.0, 1.0);
+pub(super) fn with_jitter(base: f64, share: f64, jitter: f64) -> Span {
+    let factor = 1.0 - share + 2.0 * share * jitter.clamp(0.0, 1.0);
     Span((base * factor * 1e6) as i64)
 }
 
@@ -112,10 +112,10 @@ pub fn job_schedule(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
     if !claimed && !lanes.iter().any(|(lane, _)| lane.holds_alive_slot()) {
         return Schedule::Waiting;
     }
-    let wants = lanes.iter().any(|(lane, wants)| *lane == Schedule::Waiting && *wants);
+    let requirements = lanes.iter().any(|(lane, requirements)| *lane == Schedule::Waiting && *requirements);
     if any(Schedule::Launching) {
         Schedule::Launching
-    } else if any(Schedule::AliveWaiting) || wants {
+    } else if any(Schedule::AliveWaiting) || requirements {
         Schedule::AliveWaiting
     } else if any(Schedule::AliveBackoff) {
         Schedule::AliveBackoff

@@ -64,9 +64,9 @@ async fn a_job_creates_its_instance_and_runs_on_it(ground: &ServerFixture) {
     stage.wait_for_run("train", "running").await;
     let instances = stage.wait_for_instances("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["name"]), (&json!(1), &json!("pool-0")));
-    assert_eq!(cloud.book.lock().asked.len(), 1);
+    assert_eq!(cloud.book.lock().requested.len(), 1);
     stage.hosts.finish_all();
-    stage.poke("jobs").await;
+    stage.mark_due("jobs").await;
     stage.wait_for_run("train", "done").await;
     let instances = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(instances[0]["busy_blocks"], 0);
@@ -84,8 +84,9 @@ async fn offers_are_tried_in_price_order(ground: &ServerFixture) {
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({})).await;
     stage.wait_for_run("train", "running").await;
-    let types =
-        |cloud: &FakeCloud| cloud.book.lock().asked.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>();
+    let types = |cloud: &FakeCloud| {
+        cloud.book.lock().requested.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>()
+    };
     assert_eq!(types(&clouds[0]), ["cheap", "dear"]);
     assert_eq!(types(&clouds[1]), ["middle"]);
     let instances = stage.wait_for_instances("pool", &["busy"]).await;
@@ -105,10 +106,12 @@ async fn a_job_fails_with_the_reasons_if_every_offer_is_refused(ground: &ServerF
     let run = stage.wait_for_run("train", "failed").await;
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["termination_reason"], "failed_to_start_due_to_no_capacity");
-    let said = submission["termination_reason_message"].as_str().unwrap();
+    let message = submission["termination_reason_message"].as_str().unwrap();
     assert!(
-        said.contains("2 offers were tried") && said.contains("no small") && said.contains("no spot"),
-        "{said}"
+        message.contains("2 offers were tried")
+            && message.contains("no small")
+            && message.contains("no spot"),
+        "{message}"
     );
     stage.wait_for_instances("pool", &[]).await;
     assert!(cloud.book.lock().made.is_empty());
@@ -127,9 +130,9 @@ async fn a_lost_write_creates_no_second_instance_at_any_backend(ground: &ServerF
     clouds[1].book.lock().lose_locks = 2;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
     let instances = stage.wait_for_instances("pool", &["idle"]).await;
-    assert_eq!(clouds[1].book.lock().asked.len(), 3, "two answers were lost");
+    assert_eq!(clouds[1].book.lock().requested.len(), 3, "two answers were lost");
     assert_eq!(clouds[1].book.lock().made.len(), 1);
-    assert_eq!(clouds[0].book.lock().asked.len(), 1, "what another backend made, it cannot find again");
+    assert_eq!(clouds[0].book.lock().requested.len(), 1, "what another backend made, it cannot find again");
     assert_eq!(instances[0]["instance_type"]["name"], "dear");
     stage.stop().await;
 }
@@ -143,8 +146,8 @@ async fn concurrent_placement_by_two_replicas_respects_the_fleet_maximum(ground:
     }
     stage.wait_for_instances("pool", &["busy", "busy"]).await;
     assert_eq!(clouds[0].book.lock().made.len(), 2);
-    let asked: BTreeSet<_> = clouds[0].book.lock().asked.iter().map(|(id, _)| *id).collect();
-    assert_eq!(asked.len(), 2, "no third was ever asked for");
+    let requested: BTreeSet<_> = clouds[0].book.lock().requested.iter().map(|(id, _)| *id).collect();
+    assert_eq!(requested.len(), 2, "no third was ever asked for");
     stage.stop().await;
 }
 
@@ -175,14 +178,14 @@ async fn idle_instances_are_terminated_down_to_the_fleet_minimum(ground: &Server
     stage.wait_for_run("second", "running").await;
     stage.wait_for_instances("pool", &["busy", "busy"]).await;
     stage.hosts.finish_all();
-    stage.poke("jobs").await;
+    stage.mark_due("jobs").await;
     let left = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(cloud.book.lock().made.len(), 1);
     assert_eq!(cloud.book.lock().deleted.len(), 1);
     let sql = "SELECT termination_reason FROM instances WHERE finished";
     let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(over.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["idle_timeout"]);
-    stage.poke("instances").await;
+    stage.mark_due("instances").await;
     assert_eq!(stage.wait_for_instances("pool", &["idle"]).await[0]["id"], left[0]["id"]);
     stage.stop().await;
 }
@@ -201,20 +204,20 @@ async fn a_lost_instance_is_replaced_after_a_delay(ground: &ServerFixture) {
     let failed = stage.wait_for_instances("pool", &["terminated"]).await;
     assert!(failed[0]["termination_reason_message"].as_str().unwrap().contains("no small"), "{failed:?}");
     let path = "/api/project/main/fleets/get";
-    let said = stage
+    let message = stage
         .until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
-            seen["status_message"].as_str().is_some_and(|said| said.contains("no small"))
+            seen["status_message"].as_str().is_some_and(|message| message.contains("no small"))
         })
         .await;
-    assert_eq!(said["status"], "active");
-    stage.poke("fleets").await;
+    assert_eq!(message["status"], "active");
+    stage.mark_due("fleets").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(stage.wait_for_instances("pool", &["terminated"]).await[0]["id"], failed[0]["id"]);
     cloud.book.lock().none_of.clear();
     let earlier =
         Unit::new().exec("UPDATE fleets SET last_consolidated_at = last_consolidated_at - 61000000", vec![]);
     stage.server.app.db().write(earlier).await.unwrap().done().unwrap();
-    stage.poke("fleets").await;
+    stage.mark_due("fleets").await;
     let back = stage.wait_for_instances("pool", &["idle"]).await;
     assert_ne!(instance_id(&back[0]), first);
     stage.stop().await;
@@ -223,7 +226,7 @@ async fn a_lost_instance_is_replaced_after_a_delay(ground: &ServerFixture) {
 async fn preempt(stage: &FleetTestEnv, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
     cloud.book.lock().taken_back.insert(id);
     stage.hosts.silent.lock().insert(id);
-    stage.poke("instances").await;
+    stage.mark_due("instances").await;
 }
 
 async fn deleting_a_fleet_deletes_all_its_instances(ground: &ServerFixture) {
@@ -275,7 +278,7 @@ async fn four_tasks_share_one_instance_by_blocks(ground: &ServerFixture) {
         "there is no fifth block"
     );
     stage.hosts.finish_all();
-    stage.poke("jobs").await;
+    stage.mark_due("jobs").await;
     stage.wait_for_run("train-4", "running").await;
     assert_eq!(cloud.book.lock().made.len(), 1);
     stage.stop().await;
@@ -303,9 +306,9 @@ async fn creation_policy_reuse_creates_no_instance_and_is_named_in_the_message(g
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({"creation_policy": "reuse"})).await;
     let run = stage.wait_for_run("train", "failed").await;
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("reuse"), "{said}");
-    assert!(cloud.book.lock().asked.is_empty());
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("reuse"), "{message}");
+    assert!(cloud.book.lock().requested.is_empty());
     stage.stop().await;
 }
 
@@ -352,7 +355,7 @@ async fn no_instance_is_created_at_a_backend_not_granted_to_the_project(ground: 
     let path = "/api/project/main/fleets/get";
     stage
         .until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
-            seen["status_message"].as_str().is_some_and(|said| said.contains("grant-backend"))
+            seen["status_message"].as_str().is_some_and(|message| message.contains("grant-backend"))
         })
         .await;
     stage.run("train", json!({"creation_policy": "reuse-or-create"})).await;
@@ -360,7 +363,7 @@ async fn no_instance_is_created_at_a_backend_not_granted_to_the_project(ground: 
     assert!(run["latest_job_submission"]["instance_id"].is_null(), "{run:#}");
     assert!(cloud.book.lock().made.is_empty());
     stage.server.grant("main", "aws").await;
-    stage.poke("fleets").await;
+    stage.mark_due("fleets").await;
     stage.wait_for_instances("pool", &["idle"]).await;
     stage.stop().await;
 }

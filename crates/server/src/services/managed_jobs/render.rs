@@ -99,13 +99,17 @@ impl JobContext {
         let Some(status) = nodes.first().and_then(|node| node.run_status) else {
             return AttemptProgress::Unknown;
         };
-        let said = nodes.iter().rev().find_map(|node| node.said.clone());
+        let message = nodes.iter().rev().find_map(|node| node.message.clone());
         match status {
             run::Status::Pending | run::Status::Submitted => {
                 let placed = nodes.iter().any(|node| node.has_instance);
-                if placed { AttemptProgress::Preparing { said } } else { AttemptProgress::Queued { said } }
+                if placed {
+                    AttemptProgress::Preparing { message }
+                } else {
+                    AttemptProgress::Queued { message }
+                }
             }
-            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { said },
+            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { message },
             run::Status::Terminating => AttemptProgress::Ending,
             run::Status::Terminated | run::Status::Failed | run::Status::Done => AttemptProgress::Unknown,
         }
@@ -151,7 +155,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         status: job.status.as_str().to_owned(),
         schedule_state: job.schedule.as_str().to_owned(),
         reason,
-        cancel_asked: job.cancel_asked_at.is_some(),
+        cancel_requested: job.cancel_asked_at.is_some(),
         created_at: job.submitted_at,
         submitted_at: sums.submitted_at,
         end_at: sums.end_at,
