@@ -33,7 +33,7 @@ const ERROR_TEXT_MAX: usize = 500;
 
 /// Runtime for containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Runtime {
+pub(super) enum ImageRuntime {
     /// Docker, Podman or Apptainer, whichever is installed; if none is, containers with an image are refused
     Auto,
     /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only
@@ -87,7 +87,7 @@ fn refused_error(why: String) -> AttemptError {
 
 /// Chooses the engine. `Ok(None)` means a plain process. With a warning if the image is ignored.
 pub(super) async fn choose_engine(
-    runtime: Runtime,
+    runtime: ImageRuntime,
     allow_process: bool,
     image: &str,
 ) -> Result<(Option<Engine>, Option<String>), AttemptError> {
@@ -98,24 +98,24 @@ pub(super) async fn choose_engine(
         return Err(refused_error(format!("invalid image name `{image}`: must not start with `-`")));
     }
     let candidates: &[Engine] = match runtime {
-        Runtime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
-        Runtime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
-        Runtime::Auto => &[
+        ImageRuntime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
+        ImageRuntime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
+        ImageRuntime::Auto => &[
             Engine::Docker("docker"),
             Engine::Docker("podman"),
             Engine::Apptainer("apptainer"),
             Engine::Apptainer("singularity"),
         ],
-        Runtime::Docker => &[Engine::Docker("docker")],
-        Runtime::Podman => &[Engine::Docker("podman")],
-        Runtime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
+        ImageRuntime::Docker => &[Engine::Docker("docker")],
+        ImageRuntime::Podman => &[Engine::Docker("podman")],
+        ImageRuntime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
     };
     for engine in candidates {
         if engine.is_available().await {
             return Ok((Some(*engine), None));
         }
     }
-    if runtime == Runtime::Auto {
+    if runtime == ImageRuntime::Auto {
         let why = format!(
             "cannot run image `{image}`: none of Docker, Podman and Apptainer is available on this host"
         );
@@ -505,21 +505,23 @@ mod tests {
     #[tokio::test]
     async fn plain_processes_are_refused_unless_the_operator_allows_them() {
         for image in ["none", ""] {
-            let (word, why) = reason(choose_engine(Runtime::Auto, false, image).await.unwrap_err());
+            let (word, why) = reason(choose_engine(ImageRuntime::Auto, false, image).await.unwrap_err());
             assert_eq!(word, REFUSED_REASON);
             assert!(why.contains("`--allow-process`"), "{why}");
-            assert_eq!(choose_engine(Runtime::Auto, true, image).await.unwrap(), (None, None));
+            assert_eq!(choose_engine(ImageRuntime::Auto, true, image).await.unwrap(), (None, None));
         }
-        let (word, _) = reason(choose_engine(Runtime::Process, false, "debian").await.unwrap_err());
+        let (word, _) = reason(choose_engine(ImageRuntime::Process, false, "debian").await.unwrap_err());
         assert_eq!(word, REFUSED_REASON);
-        let ignored = choose_engine(Runtime::Process, true, "debian").await.unwrap();
+        let ignored = choose_engine(ImageRuntime::Process, true, "debian").await.unwrap();
         assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
     }
 
     #[tokio::test]
     async fn image_names_that_look_like_options_are_refused() {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
-            for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
+            for runtime in
+                [ImageRuntime::Auto, ImageRuntime::Docker, ImageRuntime::Apptainer, ImageRuntime::Process]
+            {
                 let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
                 assert!(word == REFUSED_REASON && why.contains(image), "{why}");
             }

@@ -30,7 +30,7 @@ use windlass_model::error_chain::format_chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
-    image::{Network, Runtime},
+    image::{ImageRuntime, Network},
     output_upload::{FencedReceiver, OutputUpload},
     process_isolation::UserRange,
     program::{EndRequest, Program, ProgramSpec, RunningProgram},
@@ -63,7 +63,7 @@ pub struct Args {
     dir: Option<PathBuf>,
     /// Runtime of containers with an image
     #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
-    runtime: Runtime,
+    runtime: ImageRuntime,
     /// Run containers without an image as plain processes: each with a separate user if the executor is root, otherwise
     /// as the executor's user
     #[arg(long, env = "WINDLASS_EXEC_ALLOW_PROCESS")]

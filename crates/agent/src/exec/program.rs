@@ -20,7 +20,7 @@ use super::{
     AttemptError,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
-        ContainerSpec, Engine, EngineReport, Network, Runtime, check_process_allowed, choose_engine,
+        ContainerSpec, Engine, EngineReport, ImageRuntime, Network, check_process_allowed, choose_engine,
         confine_container, host_for_bridge,
     },
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
@@ -88,7 +88,7 @@ pub(super) struct ProgramSpec<'a> {
     pub(super) host: &'a str,
     /// True if a program cannot verify the certificate of `host`.
     pub(super) is_unknown: bool,
-    pub(super) runtime: Runtime,
+    pub(super) runtime: ImageRuntime,
     pub(super) allow_process: bool,
     /// User ids for plain processes, used if the executor is root.
     pub(super) users: UserRange,

@@ -20,31 +20,31 @@ pub(crate) struct ResourceArgs {
     #[arg(long, value_name = "RANGE", help_heading = "Resources")]
     pub(crate) disk: Option<String>,
     /// Maximum price per hour, in dollars
-    #[arg(long, value_name = "PRICE", help_heading = "Machines")]
+    #[arg(long, value_name = "PRICE", help_heading = "Instances")]
     pub(crate) max_price: Option<f64>,
     /// Backend to use; may be repeated
-    #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(short, long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) backend: Vec<String>,
     /// Region to use; may be repeated
-    #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(short, long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) region: Vec<String>,
     /// Instance type to use; may be repeated
-    #[arg(long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) instance_type: Vec<String>,
     /// Fleet to use; may be repeated
-    #[arg(long, value_name = "FLEET", help_heading = "Machines")]
+    #[arg(long, value_name = "FLEET", help_heading = "Instances")]
     pub(crate) fleet: Vec<String>,
     /// Use only existing instances
-    #[arg(short = 'R', long, help_heading = "Machines")]
+    #[arg(short = 'R', long, help_heading = "Instances")]
     pub(crate) reuse: bool,
     /// Use only spot instances, which may be preempted
-    #[arg(long, help_heading = "Machines", conflicts_with_all = ["on_demand", "spot_auto"])]
+    #[arg(long, help_heading = "Instances", conflicts_with_all = ["on_demand", "spot_auto"])]
     pub(crate) spot: bool,
     /// Use only on-demand instances
-    #[arg(long, help_heading = "Machines", conflicts_with = "spot_auto")]
+    #[arg(long, help_heading = "Instances", conflicts_with = "spot_auto")]
     pub(crate) on_demand: bool,
     /// Use spot or on-demand instances
-    #[arg(long, help_heading = "Machines")]
+    #[arg(long, help_heading = "Instances")]
     pub(crate) spot_auto: bool,
 }
 
@@ -131,11 +131,11 @@ pub(crate) struct RunPolicyArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Run")]
     pub(crate) retry_duration: Option<String>,
     /// Policy for the creation of instances: `reuse` uses only existing ones
-    #[arg(long, value_name = "POLICY", help_heading = "Machines", conflicts_with = "reuse",
+    #[arg(long, value_name = "POLICY", help_heading = "Instances", conflicts_with = "reuse",
           value_parser = ["reuse", "reuse-or-create"])]
     pub(crate) creation_policy: Option<String>,
     /// Idle time after which an instance that was created for the run is deleted: `1h`, or `off` for never
-    #[arg(long, value_name = "DURATION", help_heading = "Machines")]
+    #[arg(long, value_name = "DURATION", help_heading = "Instances")]
     pub(crate) idle_duration: Option<String>,
 }
 

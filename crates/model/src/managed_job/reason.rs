@@ -1,6 +1,6 @@
 //! Reason for the state of a task of a managed job: one sentence, the same in all views.
 
-use super::{PendingKind, Schedule, Status, record::TaskRecord};
+use super::{PendingKind, ScheduleState, Status, record::TaskRecord};
 use crate::{
     decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     time::Timestamp,
@@ -59,7 +59,7 @@ fn pending_reason(record: &TaskRecord, of: &TaskContext) -> String {
         Some(PendingKind::Queued) | None => queued_reason(record, of),
         Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
             let cause = record.last_failure.as_deref().unwrap_or("no nodes available");
-            let next = match record.next_retry_at.filter(|_| record.schedule == Schedule::AliveBackoff) {
+            let next = match record.next_retry_at.filter(|_| record.schedule == ScheduleState::AliveBackoff) {
                 Some(at) => format!("next attempt at {}", truncate_to_second(at)),
                 None => slot_reason(record, of),
             };
@@ -72,7 +72,7 @@ fn queued_reason(record: &TaskRecord, of: &TaskContext) -> String {
     if !of.waits_for.is_empty() {
         return format!("it begins when {} succeeded", format_task_names(&of.waits_for));
     }
-    if record.schedule == Schedule::Inactive {
+    if record.schedule == ScheduleState::Inactive {
         return "submitted; the server has not processed it yet".to_owned();
     }
     match record.next_retry_at {
@@ -105,7 +105,7 @@ fn slot_reason(record: &TaskRecord, of: &TaskContext) -> String {
 
 fn launching_reason(record: &TaskRecord, of: &TaskContext) -> String {
     let attempt = record.attempt;
-    if record.schedule != Schedule::Launching {
+    if record.schedule != ScheduleState::Launching {
         return match record.next_retry_at {
             Some(at) => format!("next attempt at {}", truncate_to_second(at)),
             None => slot_reason(record, of),

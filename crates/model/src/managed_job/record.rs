@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Event, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
+    Event, PendingKind, RecoveryEpisode, RecoverySource, ScheduleEvent, ScheduleState, Status, step,
+    step_schedule,
 };
 use crate::{
     deadline_policy::{Market, NodeTime},
@@ -44,7 +45,7 @@ pub struct NodeLocation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskRecord {
     pub status: Status,
-    pub schedule: Schedule,
+    pub schedule: ScheduleState,
     /// Condition that a PENDING task waits for.
     pub pending: Option<PendingKind>,
     /// Time of the first launch slot.
@@ -107,7 +108,7 @@ impl Default for TaskRecord {
     fn default() -> Self {
         Self {
             status: Status::Pending,
-            schedule: Schedule::Inactive,
+            schedule: ScheduleState::Inactive,
             pending: Some(PendingKind::Queued),
             submitted_at: None,
             start_at: None,

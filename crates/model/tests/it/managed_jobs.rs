@@ -9,7 +9,7 @@ use windlass_model::{
         slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant_slots, job_schedule},
     },
     job::{TerminationDetail, TerminationReason as Reason},
-    managed_job::{Event, RecoverySource, Schedule, Status, record::NodeLocation},
+    managed_job::{Event, RecoverySource, ScheduleState, Status, record::NodeLocation},
     skypilot::Phase,
     time::Span,
 };
@@ -41,8 +41,11 @@ fn a_task_goes_from_pending_to_succeeded() {
     assert_eq!((record.start_at, record.end_at), (Some(began), Some(fixture.now)));
     assert_eq!(record.total_duration(fixture.now), Some(Span::secs(120)));
     assert_eq!(record.job_duration(fixture.now), Span::secs(100), "provisioning is not part of it");
-    assert_eq!((record.schedule, fixture.decide().due_at), (Schedule::Done, None));
-    assert_eq!(fixture.schedules, [Schedule::Waiting, Schedule::Launching, Schedule::Alive, Schedule::Done]);
+    assert_eq!((record.schedule, fixture.decide().due_at), (ScheduleState::Done, None));
+    assert_eq!(
+        fixture.schedules,
+        [ScheduleState::Waiting, ScheduleState::Launching, ScheduleState::Alive, ScheduleState::Done]
+    );
 }
 
 #[test]
@@ -70,7 +73,7 @@ fn a_failed_setup_is_distinguished_from_a_failed_program() {
 fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
     let mut fixture = started(ONE);
     fixture.observe(0, no_capacity());
-    assert_eq!((fixture.records[0].schedule, fixture.in_use().launching), (Schedule::AliveBackoff, 0));
+    assert_eq!((fixture.records[0].schedule, fixture.in_use().launching), (ScheduleState::AliveBackoff, 0));
     assert_eq!(fixture.records[0].next_retry_at, Some(fixture.now + Span::secs(60)));
     assert_eq!(fixture.in_use().alive, 1);
     fixture.wait(59).run_until_stable();
@@ -79,7 +82,11 @@ fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
     assert_eq!((fixture.statuses(), fixture.last_submit().attempt), (vec!["STARTING"], 2));
     assert_eq!(fixture.path(0), "PENDING STARTING PENDING STARTING");
     assert!(
-        fixture.schedules.ends_with(&[Schedule::AliveBackoff, Schedule::AliveWaiting, Schedule::Launching]),
+        fixture.schedules.ends_with(&[
+            ScheduleState::AliveBackoff,
+            ScheduleState::AliveWaiting,
+            ScheduleState::Launching
+        ]),
         "{:?}",
         fixture.schedules
     );
@@ -89,7 +96,10 @@ fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
 fn a_launch_that_stays_queued_is_stopped_and_releases_its_slot() {
     let mut fixture = started(ONE);
     fixture.wait(61).run_until_stable();
-    assert_eq!((fixture.statuses(), fixture.records[0].schedule), (vec!["PENDING"], Schedule::AliveBackoff));
+    assert_eq!(
+        (fixture.statuses(), fixture.records[0].schedule),
+        (vec!["PENDING"], ScheduleState::AliveBackoff)
+    );
     assert!(matches!(fixture.acts.last(), Some((0, AttemptAction::Stop(stop))) if stop.attempt == 1));
 }
 
@@ -122,7 +132,7 @@ fn launch_limits_fail_the_task_from_starting_and_from_recovering() {
     fixture.wait(200).run_until_stable();
     assert_eq!(fixture.path(0), "PENDING STARTING RUNNING RECOVERING PENDING RECOVERING FAILED_NO_RESOURCE");
     assert_eq!(fixture.records[0].recovery_count, 0, "an aborted episode does not count");
-    assert_eq!(fixture.records[0].schedule, Schedule::Done);
+    assert_eq!(fixture.records[0].schedule, ScheduleState::Done);
 }
 
 #[test]
@@ -441,7 +451,7 @@ fn m1_ten_internal_errors_are_retried_with_growing_delays_and_the_next_fails() {
     assert_eq!(fixture.statuses(), ["FAILED_CONTROLLER"]);
     assert!(fixture.records[0].failure_reason.as_ref().unwrap().contains("(was RECOVERING)"));
     fixture.run_until_stable();
-    assert_eq!(fixture.records[0].schedule, Schedule::Done);
+    assert_eq!(fixture.records[0].schedule, ScheduleState::Done);
     assert!(matches!(fixture.acts.last(), Some((0, AttemptAction::Stop(_)))), "with full clean-up");
 }
 
@@ -505,13 +515,13 @@ fn m7_a_pipeline_continues_after_success_and_stops_after_failure() {
     assert_eq!(
         fixture.schedules,
         [
-            Schedule::Waiting,
-            Schedule::Launching,
-            Schedule::Alive,
-            Schedule::AliveWaiting,
-            Schedule::Launching,
-            Schedule::Alive,
-            Schedule::Done,
+            ScheduleState::Waiting,
+            ScheduleState::Launching,
+            ScheduleState::Alive,
+            ScheduleState::AliveWaiting,
+            ScheduleState::Launching,
+            ScheduleState::Alive,
+            ScheduleState::Done,
         ]
     );
 }
@@ -525,7 +535,7 @@ fn m7_a_graph_starts_ready_tasks_and_cancels_those_with_failed_dependencies() {
     fixture.running(1, "x").running(2, "x").observe(1, failure(1));
     assert_eq!(fixture.statuses(), ["SUCCEEDED", "FAILED", "RUNNING", "CANCELLED"]);
     fixture.observe(2, success());
-    assert_eq!((fixture.status(), fixture.decide().schedule), (Status::Failed, Schedule::Done));
+    assert_eq!((fixture.status(), fixture.decide().schedule), (Status::Failed, ScheduleState::Done));
 }
 
 const GROUP: &str = "name: g\nexecution: parallel\nprimary_tasks: [a, b]\ntermination_delay: 30s\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n---\nname: c\nrun: c\n";
@@ -617,9 +627,10 @@ fn slot_limits_scale_with_host_cpus_and_memory() {
 
 #[test]
 fn a_job_shows_the_most_active_schedule_state_of_its_tasks() {
-    use Schedule::*;
-    let show =
-        |lanes: &[Schedule]| job_schedule(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true);
+    use ScheduleState::*;
+    let show = |lanes: &[ScheduleState]| {
+        job_schedule(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true)
+    };
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting, Launching]), Launching);
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting]), AliveWaiting);
     assert_eq!(show(&[Alive, AliveBackoff, Done]), AliveBackoff);

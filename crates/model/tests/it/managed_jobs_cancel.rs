@@ -3,7 +3,7 @@
 use windlass_model::{
     decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
-    managed_job::Schedule,
+    managed_job::ScheduleState,
     time::Span,
 };
 
@@ -39,7 +39,7 @@ fn m2_a_cancel_works_from_every_state() {
         assert_eq!(fixture.path(0), path);
         assert_eq!(
             (fixture.records[0].schedule, fixture.records[0].end_at),
-            (Schedule::Done, Some(fixture.now))
+            (ScheduleState::Done, Some(fixture.now))
         );
         assert_eq!(fixture.records[0].job_duration(fixture.now), fixture.running_by_log(0));
         assert!(

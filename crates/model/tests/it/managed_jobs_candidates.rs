@@ -4,7 +4,7 @@ use windlass_model::{
     decide::managed_jobs::{AttemptObservation, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{
-        Schedule,
+        ScheduleState,
         reason::{TaskContext, task_reason},
     },
     money::Price,
@@ -96,7 +96,7 @@ fn reason_of_a_capacity_backoff_names_where_the_attempt_did_not_fit() {
     fixture.observe(0, AttemptObservation::Queued { since, message });
     fixture.wait(61).run_until_stable();
     let record = &fixture.records[0];
-    assert_eq!(record.schedule, Schedule::AliveBackoff);
+    assert_eq!(record.schedule, ScheduleState::AliveBackoff);
     let reported = task_reason(record, &TaskContext::default()).unwrap();
     assert!(
         reported.starts_with(

@@ -12,7 +12,7 @@ use windlass_model::{
     },
     job::TerminationReason as Reason,
     managed_job::{
-        self, Schedule, ScheduleEvent, Status,
+        self, ScheduleEvent, ScheduleState, Status,
         plan::ManagedJobPlan,
         record::{NodeLocation, TaskRecord},
     },
@@ -80,7 +80,7 @@ pub(crate) struct ManagedJobFixture {
     pub(crate) limits: SlotLimits,
     /// Price of each candidate, the same for all tasks.
     pub(crate) prices: Vec<Option<Price>>,
-    pub(crate) schedules: Vec<Schedule>,
+    pub(crate) schedules: Vec<ScheduleState>,
 }
 
 impl ManagedJobFixture {
@@ -102,7 +102,7 @@ impl ManagedJobFixture {
             spot_capacity: false,
             limits,
             prices: vec![],
-            schedules: vec![Schedule::Waiting],
+            schedules: vec![ScheduleState::Waiting],
         }
     }
 
@@ -184,7 +184,7 @@ impl ManagedJobFixture {
     pub(crate) fn in_use(&self) -> SlotUsage {
         let launching = self.records.iter().filter(|record| record.schedule.holds_launch_slot()).count();
         let alive = windlass_model::decide::managed_jobs::has_launched(&self.records)
-            && !self.records.iter().all(|record| record.schedule == Schedule::Done);
+            && !self.records.iter().all(|record| record.schedule == ScheduleState::Done);
         SlotUsage { launching: launching as u32, alive: u32::from(alive) }
     }
 
@@ -206,7 +206,7 @@ impl ManagedJobFixture {
                 self.log.push((waiting.task, moved, self.now));
             }
             self.records[waiting.task as usize] = next;
-            self.schedules.push(Schedule::Launching);
+            self.schedules.push(ScheduleState::Launching);
         }
     }
 

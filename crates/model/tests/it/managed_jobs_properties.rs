@@ -187,7 +187,7 @@ const DIAGRAM: [(&str, &str); 26] = [
 #[test]
 fn decisions_reach_every_edge_of_the_state_diagrams() {
     use windlass_model::{
-        decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::Schedule,
+        decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::ScheduleState,
         skypilot::Phase,
     };
     let shapes = [
@@ -218,11 +218,11 @@ fn decisions_reach_every_edge_of_the_state_diagrams() {
             });
             match roll(12) {
                 0..=3 => {
-                    let before: Vec<Schedule> =
+                    let before: Vec<ScheduleState> =
                         fixture.records.iter().map(|record| record.schedule).collect();
                     let decision = fixture.decide();
                     fixture.carry_out(&decision, true);
-                    let between: Vec<Schedule> =
+                    let between: Vec<ScheduleState> =
                         fixture.records.iter().map(|record| record.schedule).collect();
                     fixture.claim(&decision);
                     let after = fixture.records.iter().map(|record| record.schedule);
@@ -247,7 +247,7 @@ fn decisions_reach_every_edge_of_the_state_diagrams() {
     }
     let missing: Vec<_> = DIAGRAM.iter().filter(|edge| !walked.contains(*edge)).collect();
     assert!(missing.is_empty(), "never walked: {missing:?}");
-    use Schedule::*;
+    use ScheduleState::*;
     // An ALIVE that lasts no longer than a pass is passed within it.
     let schedule = [
         (Waiting, Launching),
@@ -290,7 +290,7 @@ proptest! {
             for task in 0..fixture.records.len() as u32 {
                 advance_run(&mut fixture, task, 3);
             }
-            if fixture.records.iter().all(|record| record.schedule == windlass_model::managed_job::Schedule::Done) {
+            if fixture.records.iter().all(|record| record.schedule == windlass_model::managed_job::ScheduleState::Done) {
                 break;
             }
         }

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 use windlass_model::{
     id::{ManagedJobId, ProjectId, UserId},
-    managed_job::{Schedule, Status},
+    managed_job::{ScheduleState, Status},
     run,
     time::{Span, Timestamp},
 };
@@ -30,7 +30,7 @@ record! {
         pub copies: i64,
         pub priority: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         /// True while it holds an alive slot.
         pub claimed: bool,
         pub cancel_asked_at: Option<Timestamp>,
@@ -55,7 +55,7 @@ record! {
         pub copies: i64,
         pub priority: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         pub idempotency_key: Option<String>,
         pub idempotency_hash: Option<String>,
     }
@@ -67,7 +67,7 @@ record! {
         pub job_id: ManagedJobId,
         pub task: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         /// JSON: its durable state.
         pub record: String,
         pub wants_slot: bool,

@@ -25,7 +25,7 @@ use windlass_model::{
         TaskTransition, TaskView, internal_error, slots,
     },
     event::{self, Event},
-    managed_job::{self, Schedule, ScheduleEvent, plan::ManagedJobPlan, record::TaskRecord},
+    managed_job::{self, ScheduleEvent, ScheduleState, plan::ManagedJobPlan, record::TaskRecord},
     money::Price,
     skypilot::ServerContext,
     time::{Span, Timestamp},
@@ -128,13 +128,13 @@ impl Pipeline for ManagedJobsPipeline {
             .records
             .iter()
             .enumerate()
-            .filter(|(_, record)| record.attempt > 0 && record.schedule != Schedule::Done)
+            .filter(|(_, record)| record.attempt > 0 && record.schedule != ScheduleState::Done)
             .map(|(index, record)| (launch::run_name(row, index, record.attempt), index))
             .collect();
         let known: Vec<String> = names.keys().cloned().collect();
         let found = rows::attempts(db, job.id, &known).await?;
         let attempts = found.into_iter().filter_map(|one| Some((*names.get(&one.run.name)?, one))).collect();
-        let waits = row.records.iter().any(|record| record.schedule == Schedule::AliveBackoff);
+        let waits = row.records.iter().any(|record| record.schedule == ScheduleState::AliveBackoff);
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
@@ -148,7 +148,7 @@ impl Pipeline for ManagedJobsPipeline {
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
             // The row is complete: it was loaded with its files and its plan.
-            if record.schedule == Schedule::Inactive {
+            if record.schedule == ScheduleState::Inactive {
                 record.schedule(ScheduleEvent::Submitted);
             }
             let granted = row.loaded.tasks[index].granted && cancel.is_none();
@@ -221,7 +221,7 @@ impl ManagedJobsPipeline {
     async fn on_spot(&self, row: &Row) -> Vec<usize> {
         let live = row.plan.tasks.iter().zip(&row.records).enumerate();
         let wanted: Vec<usize> = live
-            .filter(|(_, (task, record))| task.deadline.is_some() && record.schedule != Schedule::Done)
+            .filter(|(_, (task, record))| task.deadline.is_some() && record.schedule != ScheduleState::Done)
             .map(|(index, _)| index)
             .collect();
         if wanted.is_empty() {
@@ -265,7 +265,7 @@ impl ManagedJobsPipeline {
                 *record = decided.record;
             }
         }
-        let is_done = decision.schedule == Schedule::Done;
+        let is_done = decision.schedule == ScheduleState::Done;
         let claimed = brain::has_launched(&records) && !is_done;
         let frees = frees_slot(row, &records) || (row.loaded.job.claimed && !claimed);
         let due_in_us = decision.due_at.map(|at| due_in(lease, at));
@@ -393,15 +393,15 @@ fn changed_tasks(
 }
 
 /// Events of a change of the job's schedule state. One pass may complete a submission and launch it.
-fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
+fn schedule_events(lease: &Lease, row: &Row, to: ScheduleState) -> Vec<Event> {
     let from = row.loaded.job.schedule;
     let mut path = vec![from];
-    if from == Schedule::Inactive && !matches!(to, Schedule::Inactive | Schedule::Done) {
-        path.push(Schedule::Waiting);
+    if from == ScheduleState::Inactive && !matches!(to, ScheduleState::Inactive | ScheduleState::Done) {
+        path.push(ScheduleState::Waiting);
     }
     path.push(to);
     path.dedup();
-    let step = |states: &[Schedule]| {
+    let step = |states: &[ScheduleState]| {
         let [from, to] = states else { return None };
         let message = format!("Schedule state {from} -> {to}");
         let why = pipeline_cause(event::Pipeline::ManagedJob, lease, "schedule", message);

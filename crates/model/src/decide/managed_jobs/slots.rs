@@ -4,7 +4,7 @@
 //! queue that waits for both never blocks it. Slots are counted in the transaction that claims.
 
 use crate::{
-    managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::TaskRecord},
+    managed_job::{Event, RecoverySource, ScheduleEvent, ScheduleState, Status, record::TaskRecord},
     time::{Span, Timestamp},
 };
 
@@ -101,25 +101,26 @@ pub(super) fn with_jitter(base: f64, share: f64, jitter: f64) -> Span {
 
 /// Returns the displayed state of a job whose tasks are in these states. The flag of a lane: it was never claimed, and
 /// it is its turn. `claimed`: a task of the job was launched, so the job holds an alive slot until it is done.
-pub fn job_schedule(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
-    let any = |state: Schedule| lanes.iter().any(|(lane, _)| *lane == state);
-    if lanes.iter().all(|(lane, _)| *lane == Schedule::Done) {
-        return Schedule::Done;
+pub fn job_schedule(lanes: &[(ScheduleState, bool)], claimed: bool) -> ScheduleState {
+    let any = |state: ScheduleState| lanes.iter().any(|(lane, _)| *lane == state);
+    if lanes.iter().all(|(lane, _)| *lane == ScheduleState::Done) {
+        return ScheduleState::Done;
     }
-    if any(Schedule::Inactive) {
-        return Schedule::Inactive;
+    if any(ScheduleState::Inactive) {
+        return ScheduleState::Inactive;
     }
     if !claimed && !lanes.iter().any(|(lane, _)| lane.holds_alive_slot()) {
-        return Schedule::Waiting;
+        return ScheduleState::Waiting;
     }
-    let requirements = lanes.iter().any(|(lane, requirements)| *lane == Schedule::Waiting && *requirements);
-    if any(Schedule::Launching) {
-        Schedule::Launching
-    } else if any(Schedule::AliveWaiting) || requirements {
-        Schedule::AliveWaiting
-    } else if any(Schedule::AliveBackoff) {
-        Schedule::AliveBackoff
+    let requirements =
+        lanes.iter().any(|(lane, requirements)| *lane == ScheduleState::Waiting && *requirements);
+    if any(ScheduleState::Launching) {
+        ScheduleState::Launching
+    } else if any(ScheduleState::AliveWaiting) || requirements {
+        ScheduleState::AliveWaiting
+    } else if any(ScheduleState::AliveBackoff) {
+        ScheduleState::AliveBackoff
     } else {
-        Schedule::Alive
+        ScheduleState::Alive
     }
 }

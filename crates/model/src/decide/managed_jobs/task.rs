@@ -12,7 +12,7 @@ use super::{
 use crate::{
     deadline_policy::{self, DeadlineTerms, Market},
     managed_job::{
-        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         plan::{RecoveryStrategy, TaskPlan},
         record::{AttemptPhase, NodeLocation, TaskRecord},
     },
@@ -91,7 +91,7 @@ impl<'a> TaskPass<'a> {
     fn check_invariants(&mut self) {
         if let AttemptObservation::Impossible { what } = &self.view.observation {
             self.fail(&format!("its run reports an invalid state: {what}"));
-        } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
+        } else if self.record.schedule == ScheduleState::Done && !self.record.status.is_final() {
             self.fail("the job is done, but this task is not");
         }
     }
@@ -133,17 +133,17 @@ impl<'a> TaskPass<'a> {
         }
         if self.record.phase == AttemptPhase::Resolved {
             self.release_slots();
-        } else if self.record.schedule == Schedule::Launching {
+        } else if self.record.schedule == ScheduleState::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
     }
 
     /// Releases the slots: all of the task's nodes are released.
     fn release_slots(&mut self) {
-        if self.record.schedule == Schedule::Launching {
+        if self.record.schedule == ScheduleState::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
-        let event = if self.record.schedule == Schedule::Alive {
+        let event = if self.record.schedule == ScheduleState::Alive {
             ScheduleEvent::Finished
         } else {
             ScheduleEvent::Stopped
@@ -172,13 +172,13 @@ impl<'a> TaskPass<'a> {
     }
 
     fn cancel(&mut self, why: &str, unclaimed: bool) {
-        let never = matches!(self.record.schedule, Schedule::Inactive | Schedule::Waiting);
+        let never = matches!(self.record.schedule, ScheduleState::Inactive | ScheduleState::Waiting);
         match self.record.status {
             Status::Pending if never && unclaimed => self.end(Event::CancelledUnclaimed, why),
             Status::Pending | Status::Starting | Status::Running | Status::Recovering => {
                 self.transition(Event::CancelRequested, None, why);
                 self.record.failure_reason = Some(why.to_owned());
-                if self.record.schedule == Schedule::Launching {
+                if self.record.schedule == ScheduleState::Launching {
                     self.record.schedule(ScheduleEvent::LaunchEnded);
                 }
             }
@@ -256,7 +256,7 @@ impl<'a> TaskPass<'a> {
 
     /// Keeps the slot of an ended task until its nodes are gone, and reports if they are not released.
     fn clean_up(&mut self) {
-        if self.record.schedule == Schedule::Done {
+        if self.record.schedule == ScheduleState::Done {
             return;
         }
         if self.record.phase == AttemptPhase::Resolved || self.is_attempt_gone() {
@@ -275,11 +275,11 @@ impl<'a> TaskPass<'a> {
     fn plan_pending(&mut self, permission: &TaskPermission) {
         let may_begin = matches!(permission, TaskPermission::Run | TaskPermission::RunUntil(_));
         match self.record.schedule {
-            Schedule::Waiting if may_begin && self.plan.body.is_empty() => {
+            ScheduleState::Waiting if may_begin && self.plan.body.is_empty() => {
                 self.transition(Event::EmptyRun, None, "there is nothing to run");
                 self.end(Event::Succeeded, "there was nothing to run");
             }
-            Schedule::AliveBackoff => {
+            ScheduleState::AliveBackoff => {
                 let over = self.record.next_retry_at.is_none_or(|at| at <= self.now);
                 if over || self.view.has_new_capacity {
                     self.record.schedule(ScheduleEvent::BackoffOver);
@@ -288,12 +288,12 @@ impl<'a> TaskPass<'a> {
                     self.recheck_at(at);
                 }
             }
-            Schedule::Inactive
-            | Schedule::Waiting
-            | Schedule::Launching
-            | Schedule::Alive
-            | Schedule::AliveWaiting
-            | Schedule::Done => {}
+            ScheduleState::Inactive
+            | ScheduleState::Waiting
+            | ScheduleState::Launching
+            | ScheduleState::Alive
+            | ScheduleState::AliveWaiting
+            | ScheduleState::Done => {}
         }
     }
 

@@ -6,7 +6,7 @@ use windlass_model::{
     decide::managed_jobs::slots::{SlotLimits, SlotRequest, SlotUsage},
     event::{Entity, Event},
     id::{ManagedJobId, RunId, UserId},
-    managed_job::{Schedule, Status},
+    managed_job::{ScheduleState, Status},
 };
 
 use windlass_planted_bugs::{Bug, is_planted};
@@ -134,7 +134,7 @@ pub async fn newest_idle(db: &Db, job: &ManagedJob) -> Result<Option<i64>, DbErr
 pub struct TaskUpdate {
     pub task: i64,
     pub status: Status,
-    pub schedule: Schedule,
+    pub schedule: ScheduleState,
     pub record: String,
     pub wants_slot: bool,
     /// True if the granted slot is used, or no longer needed.

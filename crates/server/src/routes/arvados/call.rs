@@ -47,14 +47,14 @@ pub(super) fn token(request: &Request) -> Option<String> {
 }
 
 /// Identification of the sender of a request.
-pub(super) struct Sender {
+pub(super) struct RequestSender {
     peer: Option<IpAddr>,
     token: String,
     /// Client's name of the call; empty if it has none.
     named: String,
 }
 
-impl Sender {
+impl RequestSender {
     pub(super) fn from_request(request: &Request, token: String) -> Self {
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         Self { peer, token, named: request_id(request).unwrap_or_default() }

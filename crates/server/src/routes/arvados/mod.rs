@@ -103,7 +103,7 @@ fn refusal(error: &Error, id: &str) -> Response {
 
 async fn respond(app: &App, request: Request) -> Result<CallResponse> {
     let token = call::token(&request).ok_or(Error::Unauthenticated)?;
-    let asker = call::Sender::from_request(&request, token).authenticate(app).await?;
+    let asker = call::RequestSender::from_request(&request, token).authenticate(app).await?;
     let call = ApiCall::read(app, request).await?;
     if call.is_write() {
         check_rate(app, &asker)?;

@@ -54,7 +54,7 @@ pub(super) async fn respond(State(app): State<App>, mut request: Request) -> Res
     let token = pairs.into_iter().find(|(name, _)| name == "api_token").map(|(_, token)| token);
     let asker = match token.or_else(|| call::token(&request)) {
         Some(token) => {
-            let sender = call::Sender::from_request(&request, token.clone());
+            let sender = call::RequestSender::from_request(&request, token.clone());
             sender.authenticate(&app).await.map(|asker| (asker, token))
         }
         None => Err(Error::Unauthenticated),

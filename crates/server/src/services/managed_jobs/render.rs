@@ -7,7 +7,7 @@ use windlass_model::{
     decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     id::ManagedJobId,
     managed_job::{
-        PendingKind, Schedule, Status,
+        PendingKind, ScheduleState, Status,
         plan::{self, ManagedJobPlan, RequestedAmount, Shape},
         reason::{self, AttemptProgress, TaskContext},
         record::{TaskRecord, job_totals},
@@ -47,7 +47,7 @@ impl StoredJob {
     /// Runs that explain why a task waits. `detailed`: also those that explain why it waited before.
     fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
         let tells = move |record: &TaskRecord| {
-            let launches = record.schedule == Schedule::Launching;
+            let launches = record.schedule == ScheduleState::Launching;
             let waited = record.status == Status::Pending
                 || matches!(record.status, Status::FailedPrechecks | Status::FailedNoResource);
             record.attempt > 0 && (launches || (detailed && waited))
@@ -59,7 +59,7 @@ impl StoredJob {
     fn waits_for_slot(&self) -> bool {
         let waits = |record: &TaskRecord| {
             matches!(record.status, Status::Pending | Status::Recovering)
-                && record.schedule != Schedule::AliveBackoff
+                && record.schedule != ScheduleState::AliveBackoff
         };
         self.records.iter().any(waits)
     }

@@ -9,7 +9,7 @@ use crate::{
         slots::backoff,
     },
     managed_job::{
-        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         plan::RecoveryStrategy,
         record::{AttemptPhase, NodeLocation},
     },
@@ -27,7 +27,7 @@ const LOCATION_ATTEMPTS_MAX: u32 = 3;
 impl TaskPass<'_> {
     /// Acquires nodes for a task in STARTING or RECOVERING.
     pub(super) fn plan_launching(&mut self) {
-        let has_slot = self.record.schedule == Schedule::Launching;
+        let has_slot = self.record.schedule == ScheduleState::Launching;
         match self.record.phase {
             AttemptPhase::Resolved if has_slot => self.number_attempt(),
             AttemptPhase::Resolved => {

@@ -17,7 +17,7 @@ use windlass_dial::Endpoint;
 
 pub use self::sign::S3Credentials;
 use self::{
-    connect::Sender,
+    connect::S3Sender,
     sign::{CanonicalRequest, authorization, canonical_query, percent_encode, sha256_hex},
 };
 use super::{Bucket, BucketFuture, HEADER_BYTES, OBJECT_BYTES_MAX, ObjectPage};
@@ -49,7 +49,7 @@ pub struct S3Bucket {
     place: S3Location,
     identity: S3Credentials,
     peer: Endpoint,
-    idle: Mutex<Vec<Sender>>,
+    idle: Mutex<Vec<S3Sender>>,
 }
 
 struct S3Call<'a> {
@@ -110,7 +110,7 @@ impl S3Bucket {
     }
 
     async fn send_once(&self, call: &S3Call<'_>) -> io::Result<(StatusCode, Bytes)> {
-        let kept = self.idle.lock().pop().filter(Sender::is_ready);
+        let kept = self.idle.lock().pop().filter(S3Sender::is_ready);
         let mut sender = match kept {
             Some(sender) => sender,
             None => connect::connect(&self.peer).await?,
