@@ -11,7 +11,6 @@ use windlass_api::{
         MembersRequest, Project, ProjectList, ProjectRole, RemoveMembersRequest,
     },
     server::EmptyRequest,
-    users::GlobalRole,
 };
 
 use crate::{
@@ -333,8 +332,7 @@ fn members_table(members: &[Member], wide: bool) -> Table {
             vec![member.user.username.as_str().into(), parse_role(member.project_role).into()];
         if wide {
             let secrets = if member.permissions.can_manage_secrets { "yes" } else { "" };
-            let is_admin = member.user.global_role == GlobalRole::Admin;
-            let fleets = if is_admin || member.permissions.can_manage_ssh_fleets { "yes" } else { "" };
+            let fleets = if member.permissions.can_manage_ssh_fleets { "yes" } else { "" };
             row.extend([member.user.email.clone().unwrap_or_default().into(), secrets.into(), fleets.into()]);
         }
         table.row(row);

@@ -51,8 +51,8 @@ async fn a_task_is_driven_from_submission_to_removal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m8_a_task_that_cannot_be_signed_without_the_database_is_not_refused() {
-    let kit = AgentTestEnv::sqlite().await;
+async fn m8_a_task_that_cannot_be_signed_without_postgres_is_not_refused() {
+    let kit = AgentTestEnv::postgres().await;
     let shim = TestShim::start(&kit, "process").await;
     let at = call_context(shim.instance, submission_id(), 1);
     kit.wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();

@@ -386,6 +386,13 @@ impl TestUsers<'_> {
                 server.ok(token, &main("volumes/create"), volume).await;
                 post(main("volumes/delete"), json!({ "names": [name] }))
             }
+            "delete_repos" => {
+                let creds = json!({ "clone_url": "https://example.com/x.git", "oauth_token": "t" });
+                let repo = json!({ "repo_id": name, "repo_info": { "repo_type": "remote", "repo_name": "x" },
+                    "repo_creds": creds });
+                server.ok(token, &main("repos/init"), repo).await;
+                post(main("repos/delete"), json!({ "repos_ids": [name] }))
+            }
             "read_user" => post("/api/users/get_user".into(), json!({ "username": creator.name })),
             "refresh_token" => post("/api/users/refresh_token".into(), json!({ "username": creator.name })),
             "refresh_ssh_key" => {

@@ -265,6 +265,12 @@ async fn ssh_fleets_require_a_permission_that_only_admins_grant(ground: &ServerF
     assert_eq!(status, 403);
     // The creator may still delete the fleet.
     server.ok(&mira, "/api/project/lab/fleets/delete", json!({ "names": ["own"] })).await;
+    let main = server.admin("/api/projects/main/get", json!({})).await;
+    assert_eq!(main["members"][0]["user"]["username"], "admin");
+    assert_eq!(
+        main["members"][0]["permissions"]["can_manage_ssh_fleets"], true,
+        "a global admin has the right"
+    );
     let absent = json!({ "project_name": "lab", "username": "admin", "can_manage_ssh_fleets": true });
     server.refused(ADMIN_TOKEN, path, absent, "resource_not_exists").await;
     server.stop().await;

@@ -40,11 +40,11 @@ impl JobTestEnv {
         let hosts = Arc::new(ScriptedHosts::default());
         let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
         let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
-        let stage = Self { server, hosts, running };
+        let env = Self { server, hosts, running };
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "env": {"OF_FLEET": "1", "BOTH": "fleet"},
             "ssh_config": {"user": "ubuntu", "port": 2222, "hosts": []}}, "profile": {"name": "default"}});
-        stage
+        env
             .write(
                 "INSERT INTO fleets (id, project_id, name, spec, status, created_at, last_processed_at) \
                  SELECT new_uuid(), id, 'hosts', $1, 'active', now_us(), now_us() FROM projects WHERE name = 'main'",
@@ -52,9 +52,9 @@ impl JobTestEnv {
             )
             .await;
         for num in 0..machines {
-            stage.machine(num, blocks).await;
+            env.machine(num, blocks).await;
         }
-        stage
+        env
     }
 
     async fn machine(&self, num: usize, blocks: i64) {

@@ -194,21 +194,21 @@ async fn fields_without_effect_are_reported_before_launch(ground: &ServerFixture
 }
 
 async fn m8_a_run_that_ends_before_its_node_is_a_controller_failure(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    post_jobs(&env.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
     // A pass in progress overwrites this with what it had read, so it is repeated until it takes effect.
     let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
         let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
-        stage.write(over, vec![]).await;
-        stage.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
-        stage.server.app.wake(&["managed_jobs"]);
-        let seen = post_jobs(&stage.server, "get", json!({"job_id": 1})).await;
+        env.write(over, vec![]).await;
+        env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        env.server.app.wake(&["managed_jobs"]);
+        let seen = post_jobs(&env.server, "get", json!({"job_id": 1})).await;
         if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
     })
     .await;
     let reason = seen["reason"].as_str().unwrap();
     assert!(reason.contains("an invalid state: the run has ended, but its node 0 is "), "{seen:#}");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn secrets_of_a_managed_job_are_sealed_and_never_shown(ground: &ServerFixture) {

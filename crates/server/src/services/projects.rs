@@ -94,13 +94,14 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
         .collect()
 }
 
+/// Converts a member with the rights that it has, which a global admin has everywhere.
 fn member_to_wire(member: &Member) -> wire::Member {
     wire::Member {
         user: users::to_wire(&member.user),
         project_role: role(&member.membership),
         permissions: wire::MemberPermissions {
-            can_manage_ssh_fleets: member.membership.can_manage_ssh_fleets,
-            can_manage_secrets: member.membership.can_manage_secrets,
+            can_manage_ssh_fleets: member.user.admin || member.membership.can_manage_ssh_fleets,
+            can_manage_secrets: member.user.admin || member.membership.can_manage_secrets,
         },
     }
 }

@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-use windlass_api::{Document, error::ApiErrorCode, files, repos as wire};
+use windlass_api::{Document, error::ApiErrorCode, files, operations::DeleteRepos, repos as wire};
 
 use super::{Upload, names};
 use crate::{
@@ -83,7 +83,13 @@ pub async fn init(app: &App, scope: &ProjectScope, requested: wire::InitRequest)
     }
 }
 
+/// Deletes repos. A repo that other users stored credentials or code in belongs to them, too: their runs need it.
 pub async fn delete(app: &App, scope: &ProjectScope, ids: &[String]) -> Result<()> {
+    let user = scope.caller.user.id;
+    for id in ids {
+        let other = repos::other_user(app.db(), scope.project.id, id, user).await?;
+        scope.require_ownership::<DeleteRepos>(other.or(Some(user)), &format!("repo `{id}`"))?;
+    }
     let changes = ids.iter().map(|id| repos::delete(scope.project.id, id));
     app.db().write(Unit::new().and(changes)).await?.done()?;
     Ok(())
