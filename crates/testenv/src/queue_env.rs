@@ -92,6 +92,10 @@ impl QueueEnv {
         self.dir.join("data/tls/cert.pem")
     }
 
+    pub fn server_pid(&self) -> u32 {
+        self.server.as_ref().unwrap().pid()
+    }
+
     /// Client of the server's own API.
     pub async fn api(&self) -> crate::server::Client {
         self.server.as_ref().unwrap().client().await.unwrap()

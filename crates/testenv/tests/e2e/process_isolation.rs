@@ -2,16 +2,21 @@
 
 use std::{
     fs,
+    path::Path,
     process::{Command, Stdio},
 };
 
 use serde_json::{Value, json};
 use windlass_testenv::{
+    queue_env::QueueEnv,
     server::{call_api_as, submission},
     services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
 
-use crate::test_env::{HostMode, TestEnv, newest_submission, task_config};
+use crate::{
+    containers::{IMAGE, image},
+    test_env::{HostMode, TestEnv, engine_socket, newest_submission, task_config},
+};
 
 /// A task without a `user`.
 fn plain(name: &str, commands: &[&str]) -> Value {
@@ -34,8 +39,7 @@ async fn submit(env: &TestEnv, token: &str, job: &Value) {
 }
 
 /// Attacks of a member's job on the machine of the server. Each line reports what it obtained.
-fn attacks(env: &TestEnv) -> Vec<String> {
-    let data = env.home().join("server");
+fn attacks(data: &Path, server: u32) -> Vec<String> {
     let data = data.display();
     let read = |what: &str, path: &str| format!("if cat {path} >/dev/null 2>&1; then echo GOT {what}; fi");
     // In brackets, so that the attack does not match its own command line.
@@ -53,7 +57,7 @@ fn attacks(env: &TestEnv) -> Vec<String> {
         format!("if [ -S {data}/local/shim.sock ]; then echo GOT socket; fi"),
         search("environment", "/proc/[0-9]*/environ", "BOB_PASSWOR[D]=canary"),
         search("arguments", "/proc/[0-9]*/cmdline", "bench-toke[n]"),
-        format!("if kill -0 {} 2>/dev/null; then echo GOT signals; fi", env.pid()),
+        format!("if kill -0 {server} 2>/dev/null; then echo GOT signals; fi"),
         "if grep -q '^NoNewPrivs:[[:space:]]*0' /proc/self/status; then echo GOT privileges; fi".to_owned(),
         "if grep -q '^CapEff:.*[1-9a-f]' /proc/self/status; then echo GOT capabilities; fi".to_owned(),
         "echo end".to_owned(),
@@ -69,7 +73,7 @@ async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
     submit(&env, &bob, &victim).await;
     env.says("victim", "up").await;
 
-    let commands = attacks(&env);
+    let commands = attacks(&env.home().join("server"), env.pid());
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
     submit(&env, &alice, &plain("attack", &commands)).await;
     let run = env.reaches("attack", &["done", "failed"]).await;
@@ -86,6 +90,62 @@ async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
     assert_eq!(message, "a plain process, confined (own user)", "{run:#}");
     env.stop("victim", true).await;
     env.reaches("victim", &["terminated"]).await;
+}
+
+/// The same attacks for a container, where root has capabilities in its container alone.
+fn attacks_from_container(data: &Path, server: u32) -> Vec<String> {
+    let is_outside = |line: &String| !line.contains("GOT capabilities") && !line.contains("GOT privileges");
+    attacks(data, server).into_iter().filter(is_outside).collect()
+}
+
+#[tokio::test]
+async fn x5_a_docker_job_cannot_take_over_the_server_or_another_members_job() {
+    image();
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    let (alice, bob) = (create_member(&mut env, "alice").await, create_member(&mut env, "bob").await);
+    let mut victim = task_config("victim", &["echo up; sleep 600"]);
+    victim["image"] = json!(IMAGE);
+    victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
+    submit(&env, &bob, &victim).await;
+    env.says("victim", "up").await;
+    let commands = attacks_from_container(&env.home().join("server"), env.pid());
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    let mut attack = task_config("attack", &commands);
+    attack["image"] = json!(IMAGE);
+    submit(&env, &alice, &attack).await;
+    let run = env.reaches("attack", &["done", "failed"]).await;
+    let log = env.log(&run).await;
+    assert!(log.ends_with("end\n") && !log.contains("GOT"), "{log}\n{run:#}");
+    let role = env.post("/api/users/get_user", &json!({"username": "alice"})).await;
+    assert_eq!(role["global_role"], "user", "{role:#}");
+    env.stop("victim", true).await;
+    env.reaches("victim", &["terminated"]).await;
+}
+
+#[tokio::test]
+async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    image();
+    let mut queue = QueueEnv::start("take-over").await;
+    queue.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
+    let token = queue.token("dispatch.token").await;
+    queue.dispatch(&token, "work");
+    let (alice, bob) = (queue.user("alice").await, queue.user("bob").await);
+    let in_image = || json!({ "container_image": IMAGE });
+    let victim = ["sh", "-c", "BOB_PASSWORD=canary-7781 exec sleep 600"];
+    let victim = queue.request_as(&bob, &victim, in_image()).await;
+    queue.until(&victim.container, "the victim runs", |record| record["state"] == "Running").await;
+    let mut commands = attacks_from_container(&queue.dir.join("data"), queue.server_pid());
+    let token = token.display();
+    commands.insert(1, format!("if cat {token} >/dev/null 2>&1; then echo GOT dispatcher; fi"));
+    let script = commands.join("\n");
+    let attack = queue.request_as(&alice, &["sh", "-c", &script], in_image()).await;
+    let ended = queue.ended(&attack.container).await;
+    let output = String::from_utf8(queue.output(&attack.container, "stdout").await).unwrap();
+    assert!(output.ends_with("end\n") && !output.contains("GOT"), "{output}\n{ended:#}");
+    let role = queue.api().await.post("/api/users/get_user", &json!({"username": "alice"})).await.unwrap();
+    assert_eq!(role["global_role"], "user", "{role:#}");
+    queue.delete_request(&victim).await;
+    queue.ended(&victim.container).await;
 }
 
 #[tokio::test]
