@@ -30,6 +30,7 @@ mod http_errors;
 mod http_fleets;
 mod http_fuzz;
 mod http_gateways;
+mod http_images;
 mod http_limits;
 mod http_projects;
 mod http_queue;

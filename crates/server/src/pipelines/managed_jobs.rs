@@ -117,7 +117,7 @@ impl Pipeline for ManagedJobsPipeline {
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
         let project = loaded.job.project_id;
         let site = attempt_specs::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
-        let images = self.hands.images.clone();
+        let images = self.hands.images.with_project(loaded.project_image.as_deref());
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 
