@@ -9,6 +9,7 @@ mod agents_hostile;
 mod agents_http;
 mod agents_many;
 mod agents_ssh;
+mod api_fields;
 mod auth_matrix;
 mod db;
 mod db_durability;
