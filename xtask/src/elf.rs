@@ -10,8 +10,9 @@ const PT_INTERP: u32 = 3;
 /// Fails unless `path` is a 64-bit little-endian ELF file without a loader.
 pub(crate) fn check_static(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
-    let wants = has_loader(&bytes).with_context(|| format!("failed to parse `{}` as ELF", path.display()))?;
-    if wants {
+    let requirements =
+        has_loader(&bytes).with_context(|| format!("failed to parse `{}` as ELF", path.display()))?;
+    if requirements {
         bail!("`{}` is linked dynamically: see .cargo/config.toml", path.display());
     }
     Ok(())

@@ -91,8 +91,8 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
     drop(server);
     let log = fs::read_to_string(&log)?;
     // No request may inject a line into the log: each line must be one record.
-    let said = |line: &&str| !line.starts_with("windlass is ready at ");
-    let forged = log.lines().filter(said).find(|line| serde_json::from_str::<Value>(line).is_err());
+    let message = |line: &&str| !line.starts_with("windlass is ready at ");
+    let forged = log.lines().filter(message).find(|line| serde_json::from_str::<Value>(line).is_err());
     let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
     if sent.is_err() || !panics.is_empty() {
         let last: Vec<&str> = log.lines().rev().take(20).collect();

@@ -37,8 +37,8 @@ pub(crate) fn run_for_stdout(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("failed to start `{}`", command_line(command)))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` failed with {}: {}", command_line(command), output.status, said.trim());
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed with {}: {}", command_line(command), output.status, message.trim());
     }
     String::from_utf8(output.stdout)
         .with_context(|| format!("failed to read the output of `{}`", command_line(command)))

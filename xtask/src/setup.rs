@@ -170,9 +170,9 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
 }
 
 pub(crate) fn is_root() -> Result<bool> {
-    let said = process::run_for_stdout(Command::new("id").arg("-u"))
+    let message = process::run_for_stdout(Command::new("id").arg("-u"))
         .context("failed to determine the current user")?;
-    Ok(said.trim() == "0")
+    Ok(message.trim() == "0")
 }
 
 #[cfg(test)]

@@ -119,6 +119,23 @@ pub(crate) fn of_source(path: &str, source: &str) -> Result<Vec<Text>> {
     Ok(reader.texts)
 }
 
+/// Returns every identifier of a source file with its line, tests included.
+pub(crate) fn identifiers(path: &str, source: &str) -> Result<Vec<(usize, String)>> {
+    fn collect(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
+        for token in tokens {
+            match token {
+                TokenTree::Ident(ident) => found.push((ident.span().start().line, ident.to_string())),
+                TokenTree::Group(group) => collect(group.stream(), found),
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
+        }
+    }
+    let tokens: TokenStream = source.parse().ok().with_context(|| format!("failed to parse `{path}`"))?;
+    let mut found = Vec::new();
+    collect(tokens, &mut found);
+    Ok(found)
+}
+
 /// The kinds of doc comments and literals in the current context.
 #[derive(Clone, Copy)]
 struct TextKinds {

@@ -75,8 +75,8 @@ impl Workspace {
 
     /// Returns the path of a binary built with `profile`.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
-        let said = process::run_for_stdout(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
-        let host = said
+        let message = process::run_for_stdout(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
+        let host = message
             .lines()
             .find_map(|line| line.strip_prefix("host: "))
             .context("cannot determine the host of rustc")?;

@@ -204,8 +204,8 @@ impl<S> FirstBytesTimeout<S> {
         Self::within(HEAD_TIMEOUT, stream)
     }
 
-    fn within(patience: Duration, stream: S) -> Self {
-        Self { stream, silent: Some((Box::pin(sleep(patience)), PREFACE_BYTES)) }
+    fn within(timeout: Duration, stream: S) -> Self {
+        Self { stream, silent: Some((Box::pin(sleep(timeout)), PREFACE_BYTES)) }
     }
 }
 
@@ -458,20 +458,20 @@ mod tests {
     #[tokio::test]
     async fn a_connection_times_out_only_until_its_first_bytes_arrive() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let patience = Duration::from_millis(50);
-        for said in ["", "PRI * HTT"] {
+        let time_limit = Duration::from_millis(50);
+        for message in ["", "PRI * HTT"] {
             let (mut peer, stream) = tokio::io::duplex(100);
-            peer.write_all(said.as_bytes()).await.unwrap();
+            peer.write_all(message.as_bytes()).await.unwrap();
             let mut text = Vec::new();
-            let read = FirstBytesTimeout::within(patience, stream).read_to_end(&mut text).await;
-            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut, "{said}");
-            assert_eq!(text, said.as_bytes());
+            let read = FirstBytesTimeout::within(time_limit, stream).read_to_end(&mut text).await;
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut, "{message}");
+            assert_eq!(text, message.as_bytes());
         }
         let (mut peer, stream) = tokio::io::duplex(100);
-        let mut prompt = FirstBytesTimeout::within(patience, stream);
+        let mut prompt = FirstBytesTimeout::within(time_limit, stream);
         peer.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
         prompt.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
-        let waited = timeout(patience * 3, prompt.read_u8()).await;
+        let waited = timeout(time_limit * 3, prompt.read_u8()).await;
         assert!(waited.is_err(), "{waited:?}");
     }
 

@@ -212,8 +212,8 @@ impl ProcessHandle {
     }
 
     /// Returns whether the process has ended, waiting at most `patience`. A zombie has ended.
-    pub fn ended(&self, patience: Duration) -> io::Result<bool> {
-        let timeout = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
+    pub fn ended(&self, time_limit: Duration) -> io::Result<bool> {
+        let timeout = Timespec::try_from(time_limit).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(ready) => Ok(ready > 0),
@@ -287,12 +287,12 @@ mod tests {
     /// On a full disk the exit status of the init process is the only record of a job that was killed.
     #[test]
     fn f11_exit_status_137_is_distinguished_from_a_kill_by_signal() {
-        for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
+        for (command, message) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
             let mut child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
             let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
             let held = ProcessHandle::open(name).unwrap().unwrap();
             assert!(held.ended(Duration::from_secs(10)).unwrap());
-            assert_eq!(held.reap(), said, "{command}");
+            assert_eq!(held.reap(), message, "{command}");
             child.wait().unwrap_err();
         }
     }

@@ -258,12 +258,12 @@ impl ApiClient {
             content_type: kind,
             idempotency_key: None,
         };
-        let mut asked = self.request(&message)?;
-        let headers = asked.headers_mut();
+        let mut requested = self.request(&message)?;
+        let headers = requested.headers_mut();
         headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, header::HeaderValue::from_static(PORT_PROTOCOL));
         let mut sender = self.connections.connect().await?;
-        let sent = timeout(ANSWER_TIMEOUT, sender.send_request(asked));
+        let sent = timeout(ANSWER_TIMEOUT, sender.send_request(requested));
         let response = sent.await.map_err(|_| CallError::TimedOut)?.map_err(CallError::Exchange)?;
         let status = response.status();
         if status != StatusCode::SWITCHING_PROTOCOLS {

@@ -169,18 +169,18 @@ mod tests {
         let accepted = Arc::new(AtomicUsize::new(0));
         let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&accepted)));
         let wire = HttpPool::new(ServerAddress::Unix(path));
-        let ask = async || {
+        let send_request = async || {
             let request = Request::get("/").header("host", "test").body(Full::default()).unwrap();
             let (status, body) = wire.exchange(request).await.unwrap();
             assert_eq!(status, StatusCode::OK);
             String::from_utf8(body.to_vec()).unwrap()
         };
-        assert_eq!([ask().await, ask().await], ["1", "1"]);
+        assert_eq!([send_request().await, send_request().await], ["1", "1"]);
         time::pause();
         time::advance(IDLE_TIMEOUT).await;
         time::resume();
-        assert_eq!(ask().await, "2", "one that was silent for long is used again");
-        assert_eq!([ask().await, ask().await], ["3", "3"], "the second one has ended");
+        assert_eq!(send_request().await, "2", "one that was silent for long is used again");
+        assert_eq!([send_request().await, send_request().await], ["3", "3"], "the second one has ended");
         assert_eq!(accepted.load(Ordering::Relaxed), 3);
         serving.abort();
     }

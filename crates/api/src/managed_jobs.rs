@@ -176,7 +176,8 @@ pub struct ManagedJob {
     /// Reason why it waits, recovers, failed or was cancelled: that of the first of its tasks that has one.
     #[serde(default)]
     pub reason: Option<String>,
-    pub cancel_asked: bool,
+    #[serde(rename = "cancel_asked")]
+    pub cancel_requested: bool,
     #[schemars(with = "crate::document::DateTime")]
     pub created_at: Timestamp,
     /// Time at which the first of its tasks first got a launch slot.

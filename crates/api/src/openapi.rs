@@ -47,7 +47,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     let request = (entry.request)(schemas).to_value();
     let mut operation = json!({
         "operationId": entry.id,
-        "summary": entry.summary,
+        "summary": entry.summary.trim(),
         "x-access": entry.access.name(),
         "security": if entry.access == Access::Open { json!([]) } else { json!([{ "token": [] }]) },
         "responses": responses(entry, schemas),

@@ -101,7 +101,7 @@ operations! {
     /// Registers a repo and stores the caller's credentials for it.
     InitRepo = "init_repo": Post Json "/api/project/{project_name}/repos/init" ProjectUser (repos::InitRequest) -> ();
     /// Deletes repos.
-    DeleteRepos = "delete_repos": Post Json "/api/project/{project_name}/repos/delete" ProjectUser (repos::DeleteRequest) -> ();
+    DeleteRepos = "delete_repos": Post Json "/api/project/{project_name}/repos/delete" ProjectOwnerOrManager (repos::DeleteRequest) -> ();
     /// Stores a diff of a repo; the file name is its SHA-256.
     UploadCode = "upload_code": Post File "/api/project/{project_name}/repos/upload_code" ProjectUser (repos::UploadCodeQuery) -> ();
 

@@ -214,8 +214,8 @@ impl QueueHttpClient {
         if status == 200 {
             return Ok(body);
         }
-        let said: Option<Value> = serde_json::from_slice(&body).ok();
-        let why = said.as_ref().and_then(|said| said["errors"][0].as_str()).map(str::to_owned);
+        let message: Option<Value> = serde_json::from_slice(&body).ok();
+        let why = message.as_ref().and_then(|message| message["errors"][0].as_str()).map(str::to_owned);
         Err(QueueError::Refused {
             status,
             why: why.unwrap_or_else(|| format!("the server responded with status {status}")),

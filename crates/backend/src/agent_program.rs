@@ -24,9 +24,9 @@ const ERROR_TEXT_MAX: usize = 2000;
 pub enum ProgramError {
     #[error(
         "cannot find the agent program `{NAME}` at {}: put it next to `windlass`, or set `{VARIABLE}` to its path",
-        looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or at ")
+        inspected.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or at ")
     )]
-    Missing { looked: Vec<PathBuf> },
+    Missing { inspected: Vec<PathBuf> },
     #[error("failed to run `{} {what}`", path.display())]
     Run {
         path: PathBuf,
@@ -34,8 +34,8 @@ pub enum ProgramError {
         #[source]
         source: std::io::Error,
     },
-    #[error("`{} {what}` failed: {said}", path.display())]
-    Failed { path: PathBuf, what: String, said: String },
+    #[error("`{} {what}` failed: {message}", path.display())]
+    Failed { path: PathBuf, what: String, message: String },
 }
 
 /// Agent's program on this machine's disk.
@@ -58,7 +58,7 @@ impl AgentProgram {
     }
 
     fn find_from(named: Option<&Path>, own: Option<&Path>) -> Result<Self, ProgramError> {
-        let beside = |own: &Path| {
+        let next_to = |own: &Path| {
             let dir = own.parent()?;
             // Test programs are one directory deeper.
             let dir = if dir.file_name() == Some(OsStr::new("deps")) { dir.parent()? } else { dir };
@@ -66,12 +66,12 @@ impl AgentProgram {
         };
         let places = match named {
             Some(named) => vec![named.to_owned()],
-            None => own.and_then(beside).into_iter().collect(),
+            None => own.and_then(next_to).into_iter().collect(),
         };
         match places.iter().find(|place| place.is_file()) {
             // Absolute, because its working directory may differ.
             Some(place) => Ok(Self(std::path::absolute(place).unwrap_or_else(|_| place.clone()))),
-            None => Err(ProgramError::Missing { looked: places }),
+            None => Err(ProgramError::Missing { inspected: places }),
         }
     }
 
@@ -91,8 +91,8 @@ impl AgentProgram {
 
     /// Returns the version, such as `0.1.0`.
     pub async fn version(&self) -> Result<String, ProgramError> {
-        let said = self.output(&["--version".as_ref()]).await?;
-        Ok(said.split_whitespace().last().unwrap_or_default().to_owned())
+        let message = self.output(&["--version".as_ref()]).await?;
+        Ok(message.split_whitespace().last().unwrap_or_default().to_owned())
     }
 
     /// Runs the program and returns its standard output, if it succeeds.
@@ -103,14 +103,14 @@ impl AgentProgram {
         let ran = match tokio::time::timeout(RESPONSE_TIMEOUT, command.output()).await {
             Ok(ran) => ran.map_err(|source| self.run_error(&what, source))?,
             Err(_) => {
-                let said = format!("no response within {} s", RESPONSE_TIMEOUT.as_secs());
-                return Err(ProgramError::Failed { path: self.0.clone(), what, said });
+                let message = format!("no response within {} s", RESPONSE_TIMEOUT.as_secs());
+                return Err(ProgramError::Failed { path: self.0.clone(), what, message });
             }
         };
         if !ran.status.success() {
-            let said = String::from_utf8_lossy(&ran.stderr);
-            let said = format!("{}: {}", ran.status, tail(said.trim(), ERROR_TEXT_MAX));
-            return Err(ProgramError::Failed { path: self.0.clone(), what, said });
+            let message = String::from_utf8_lossy(&ran.stderr);
+            let message = format!("{}: {}", ran.status, tail(message.trim(), ERROR_TEXT_MAX));
+            return Err(ProgramError::Failed { path: self.0.clone(), what, message });
         }
         Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
     }
@@ -146,12 +146,12 @@ mod tests {
     #[test]
     fn error_for_a_missing_agent_program_names_the_searched_path() {
         let missing = AgentProgram::find_from(None, Some(Path::new("/opt/app/windlass"))).unwrap_err();
-        let said = missing.to_string();
-        assert!(said.contains("/opt/app/windlass-agent") && said.contains(VARIABLE), "{said}");
+        let message = missing.to_string();
+        assert!(message.contains("/opt/app/windlass-agent") && message.contains(VARIABLE), "{message}");
         let named =
             AgentProgram::find_from(Some(Path::new("/opt/agent")), Some(Path::new("/opt/app/windlass")));
-        let said = named.unwrap_err().to_string();
-        assert!(said.contains("/opt/agent") && !said.contains("/opt/app"), "{said}");
+        let message = named.unwrap_err().to_string();
+        assert!(message.contains("/opt/agent") && !message.contains("/opt/app"), "{message}");
     }
 
     #[test]

@@ -73,7 +73,7 @@ async fn wait_until_running(
             }
             InstanceState::Starting(found) => machine = found,
             InstanceState::Unknown => {}
-            InstanceState::Gone { said } => panic!("the machine is gone: {said}"),
+            InstanceState::Gone { message } => panic!("the machine is gone: {message}"),
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -59,7 +59,7 @@ impl EngineSearch {
     }
 
     /// Probes each socket in turn and returns the first that responds.
-    pub async fn look(&self) -> EngineProbe {
+    pub async fn inspect(&self) -> EngineProbe {
         let sockets = match self.sockets() {
             Ok(sockets) => sockets,
             Err(why) => return EngineProbe::None { why },
@@ -72,10 +72,10 @@ impl EngineSearch {
                 Err(PingError::Absent) => {
                     absent.get_or_insert_with(|| format!("no Docker engine at {}", socket.display()));
                 }
-                Err(PingError::Failed(said)) => {
+                Err(PingError::Failed(message)) => {
                     let socket = socket.display();
                     broken.get_or_insert_with(|| {
-                        format!("the Docker engine at {socket} cannot be used: {said}")
+                        format!("the Docker engine at {socket} cannot be used: {message}")
                     });
                 }
             }
@@ -90,14 +90,14 @@ enum PingError {
 }
 
 async fn ping(socket: &Path) -> Result<(), PingError> {
-    let asked = tokio::time::timeout(RESPONSE_TIMEOUT, async {
+    let requested = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         let mut stream = UnixStream::connect(socket).await?;
         stream.write_all(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n").await?;
         let mut answer = Vec::new();
         stream.take(RESPONSE_MAX).read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     });
-    match asked.await {
+    match requested.await {
         Ok(Ok(answer)) => {
             let head = String::from_utf8_lossy(&answer);
             let first = head.lines().next().unwrap_or_default();
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     async fn why(places: EngineSearch) -> String {
-        match places.look().await {
+        match places.inspect().await {
             EngineProbe::At(at) => panic!("found one at {}", at.display()),
             EngineProbe::None { why } => why,
         }
@@ -139,12 +139,12 @@ mod tests {
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let silent = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut asked = [0; 37];
-            stream.read_exact(&mut asked).await.unwrap();
+            let mut requested = [0; 37];
+            stream.read_exact(&mut requested).await.unwrap();
             stream.write_all(b"HTTP/1.0 503 Busy\r\n\r\n").await.unwrap();
         });
-        let said = why(EngineSearch { named: Some(path), ..EngineSearch::default() }).await;
-        assert!(said.contains("503 Busy"), "{said}");
+        let message = why(EngineSearch { named: Some(path), ..EngineSearch::default() }).await;
+        assert!(message.contains("503 Busy"), "{message}");
         silent.await.unwrap();
     }
 }

@@ -36,14 +36,14 @@ pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// No such instance is available now. The next offer may be.
-    #[error("no capacity: {said}")]
-    NoCapacity { said: String },
+    #[error("no capacity: {message}")]
+    NoCapacity { message: String },
     /// No response, or no usable one. The operation may or may not have been performed: retry.
-    #[error("failed to {what}: {said}")]
-    Unavailable { what: &'static str, said: String },
+    #[error("failed to {what}: {message}")]
+    Unavailable { what: &'static str, message: String },
     /// A retry does not help: wrong key, network, name or limit.
-    #[error("failed to {what}: {said}")]
-    Refused { what: &'static str, said: String },
+    #[error("failed to {what}: {message}")]
+    Refused { what: &'static str, message: String },
     /// The host presents another key than the pinned one.
     #[error("the host key of {host} changed: expected {expected}, found {shown}")]
     HostKeyChanged { host: String, expected: String, shown: String },
@@ -113,7 +113,7 @@ pub enum AgentEndpoint {
 
 impl BackendInstance {
     /// Returns additional information for users: how jobs run on the instance, and why.
-    pub fn said(&self) -> Option<&str> {
+    pub fn message(&self) -> Option<&str> {
         self.memo.get("said")?.as_str()
     }
 }
@@ -157,8 +157,8 @@ pub fn gpus_from(info: &HostInfo) -> Vec<Gpu> {
 }
 
 /// Returns the handling of plain processes on a host in this mode, from the capabilities that its agent reports.
-pub fn processes_from(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
-    let confined = match told {
+pub fn processes_from(reported: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
+    let confined = match reported {
         None => ProcessSupport::Unknown,
         Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Users), .. }) => ProcessSupport::Users,
         Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Namespaces), .. }) => {
@@ -195,7 +195,7 @@ pub enum InstanceState {
     /// Its agent can be called.
     Running(BackendInstance),
     /// It existed and has ended. `said` is a message for users, such as a preemption or a manual deletion.
-    Gone { said: String },
+    Gone { message: String },
     /// The backend has no such instance. Clouds list new instances with a delay, so a new one may still appear.
     Unknown,
 }

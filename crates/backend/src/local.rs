@@ -92,13 +92,13 @@ struct SelectedRuntime {
     docker_socket: Option<PathBuf>,
     /// Reason why the machine's engine does not respond; its jobs with an image wait meanwhile.
     engine_away: Option<String>,
-    said: String,
+    message: String,
 }
 
 impl SelectedRuntime {
     fn new(runtime: Runtime, docker_socket: Option<PathBuf>, why: &str) -> Self {
-        let said = format!("this machine, {} ({why})", describe_runtime(runtime));
-        Self { runtime, docker_socket, engine_away: None, said }
+        let message = format!("this machine, {} ({why})", describe_runtime(runtime));
+        Self { runtime, docker_socket, engine_away: None, message }
     }
 
     fn with_engine(runtime: Runtime, socket: PathBuf) -> Self {
@@ -123,19 +123,20 @@ struct LocalState {
     home: PathBuf,
     /// Machine that the home is on.
     host: String,
-    said: String,
+    #[serde(rename = "said")]
+    message: String,
     #[serde(default)]
     engine_away: Option<String>,
 }
 
 pub struct LocalBackend {
     settings: Settings,
-    looked: Mutex<Option<(Instant, HostInfo)>>,
+    inspected: Mutex<Option<(Instant, HostInfo)>>,
 }
 
 impl LocalBackend {
     pub fn new(settings: Settings) -> Self {
-        Self { settings, looked: Mutex::new(None) }
+        Self { settings, inspected: Mutex::new(None) }
     }
 
     fn home(&self) -> ShimHome {
@@ -145,7 +146,7 @@ impl LocalBackend {
     fn program(&self) -> Result<AgentProgram, BackendError> {
         let missing = |error: ProgramError| BackendError::Refused {
             what: "start the agent on this machine",
-            said: error.to_string(),
+            message: error.to_string(),
         };
         AgentProgram::find(self.settings.agent.as_deref()).map_err(missing)
     }
@@ -187,11 +188,11 @@ impl LocalBackend {
         if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
             return Ok(SelectedRuntime::new(Runtime::Process, None, "its jobs were started as processes"));
         }
-        let engine = EngineSearch::here(self.settings.docker_socket.clone()).look().await;
+        let engine = EngineSearch::here(self.settings.docker_socket.clone()).inspect().await;
         let runtime = match (before, self.settings.runtime) {
             // A shim with both runtimes adopts plain processes as well as one without an engine.
             (Some(before @ (Runtime::Docker | Runtime::Any)), _) => Some(before),
-            (Some(Runtime::Process) | None, asked) => asked,
+            (Some(Runtime::Process) | None, requested) => requested,
         };
         match (engine, runtime) {
             (EngineProbe::At(socket), runtime) => {
@@ -201,10 +202,10 @@ impl LocalBackend {
                 Ok(SelectedRuntime::new(Runtime::Process, None, &why))
             }
             (EngineProbe::None { why }, None) => {
-                let said = format!("its container engine is not available: {why}");
+                let message = format!("its container engine is not available: {why}");
                 Ok(SelectedRuntime {
                     engine_away: Some(why),
-                    ..SelectedRuntime::new(Runtime::Process, None, &said)
+                    ..SelectedRuntime::new(Runtime::Process, None, &message)
                 })
             }
             // A running agent waits for the engine; one that does not run cannot start without it.
@@ -212,11 +213,14 @@ impl LocalBackend {
                 if before.is_some() || (had_engine(home) && home.pid().is_some()) =>
             {
                 let socket = self.settings.docker_socket.clone();
-                let said = format!("its container engine is not available: {why}");
-                Ok(SelectedRuntime { engine_away: Some(why), ..SelectedRuntime::new(runtime, socket, &said) })
+                let message = format!("its container engine is not available: {why}");
+                Ok(SelectedRuntime {
+                    engine_away: Some(why),
+                    ..SelectedRuntime::new(runtime, socket, &message)
+                })
             }
             (EngineProbe::None { why }, Some(_)) => {
-                Err(BackendError::Unavailable { what: "run jobs in containers", said: why })
+                Err(BackendError::Unavailable { what: "run jobs in containers", message: why })
             }
         }
     }
@@ -256,12 +260,12 @@ impl LocalBackend {
         };
         let health = home.ensure(&with).await?;
         self.remember_engine(home, &chosen);
-        let info = self.look().await?;
+        let info = self.inspect().await?;
         let has = has(&info, &chosen);
         let memo = LocalState {
             home: home.dir().to_owned(),
             host: hostname(),
-            said: chosen.said,
+            message: chosen.message,
             engine_away: chosen.engine_away,
         };
         Ok(BackendInstance {
@@ -276,25 +280,26 @@ impl LocalBackend {
     }
 
     /// Returns the hardware of this machine, as reported by its agent.
-    async fn look(&self) -> Result<HostInfo, BackendError> {
-        if let Some((when, info)) = &*self.looked.lock()
+    async fn inspect(&self) -> Result<HostInfo, BackendError> {
+        if let Some((when, info)) = &*self.inspected.lock()
             && when.elapsed() < HOST_INFO_TTL
         {
             return Ok(info.clone());
         }
-        let failed = |said: String| BackendError::Unavailable { what: "inspect this machine", said };
+        let failed = |message: String| BackendError::Unavailable { what: "inspect this machine", message };
         let disk = self.settings.home.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
         let program = self.program()?;
         let mode = OsStr::new(self.settings.processes.as_str());
         let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str(), "--processes".as_ref(), mode];
-        let said = program.output(&args).await.map_err(|error| failed(format_chain(&error)))?;
+        let message = program.output(&args).await.map_err(|error| failed(format_chain(&error)))?;
         #[derive(Deserialize)]
         struct HostOutput {
             host: HostInfo,
         }
-        let said: HostOutput = serde_json::from_str(&said).map_err(|error| failed(error.to_string()))?;
-        *self.looked.lock() = Some((Instant::now(), said.host.clone()));
-        Ok(said.host)
+        let message: HostOutput =
+            serde_json::from_str(&message).map_err(|error| failed(error.to_string()))?;
+        *self.inspected.lock() = Some((Instant::now(), message.host.clone()));
+        Ok(message.host)
     }
 
     async fn create_instance(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
@@ -306,8 +311,8 @@ impl LocalBackend {
             Some(found) if found == wanted => {}
             Some(found) if found.instance_id == wanted.instance_id => home.enrol(&program, &wanted).await?,
             Some(found) if found.server_keys == wanted.server_keys => {
-                let said = format!("this machine is already instance {}", found.instance_id);
-                return Err(BackendError::NoCapacity { said });
+                let message = format!("this machine is already instance {}", found.instance_id);
+                return Err(BackendError::NoCapacity { message });
             }
             Some(found) => {
                 tracing::warn!(
@@ -328,7 +333,7 @@ impl LocalBackend {
         machine: &BackendInstance,
     ) -> Result<InstanceState, BackendError> {
         let home = self.home_for(order, Some(machine))?;
-        let gone = |said: String| Ok(InstanceState::Gone { said });
+        let gone = |message: String| Ok(InstanceState::Gone { message });
         let Some(owner) = home.owner() else {
             return gone(format!("its directory {} no longer exists", home.dir().display()));
         };
@@ -353,7 +358,7 @@ impl LocalBackend {
             Some(memo) if memo.host == hostname() => Ok(ShimHome::new(&memo.home)),
             Some(memo) => Err(BackendError::Unavailable {
                 what: "manage the agent of another machine",
-                said: format!(
+                message: format!(
                     "instance {} is on {}, and this server runs on {}",
                     order.instance,
                     memo.host,
@@ -486,9 +491,10 @@ impl Backend for LocalBackend {
             let availability = if taken { Availability::Busy } else { Availability::Available };
             // A required engine that does not respond is reported when the instance is created.
             let chosen = self.select_runtime(&self.home()).await.ok();
-            let info = self.look().await?;
-            let told = info.processes.as_ref();
-            let processes = processes_from(told, told.map_or(self.settings.processes, |told| told.mode));
+            let info = self.inspect().await?;
+            let reported = info.processes.as_ref();
+            let processes =
+                processes_from(reported, reported.map_or(self.settings.processes, |reported| reported.mode));
             let runtimes = chosen.and_then(|chosen| {
                 let runtimes = Runtimes::parse(chosen.hardware_info().as_str(), processes)?;
                 Some(match &chosen.engine_away {
@@ -565,8 +571,8 @@ mod tests {
         let listener = UnixListener::bind(path).unwrap();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let mut asked = [0; 37];
-                let _ = stream.read_exact(&mut asked).await;
+                let mut requested = [0; 37];
+                let _ = stream.read_exact(&mut requested).await;
                 let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nOK").await;
             }
         })
@@ -576,7 +582,7 @@ mod tests {
         let memo = LocalState {
             home: local.home().dir().to_owned(),
             host: hostname(),
-            said: chosen.said.clone(),
+            message: chosen.message.clone(),
             engine_away: chosen.engine_away.clone(),
         };
         let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, ..HostInfo::default() };

@@ -70,10 +70,10 @@ impl MockCloud {
     fn start_with(&self) -> Result<StartOptions, BackendError> {
         let program = AgentProgram::find(self.agent.as_deref()).map_err(|error| BackendError::Refused {
             what: "start an agent for the mock cloud",
-            said: error.to_string(),
+            message: error.to_string(),
         })?;
         let runtime = match self.script.runtime {
-            MockRuntime::Hollow => "hollow",
+            MockRuntime::Simulated => "simulated",
             MockRuntime::Process => "process",
         };
         Ok(StartOptions {
@@ -90,7 +90,7 @@ impl MockCloud {
     }
 
     async fn made(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
-        let refused = |said: String| BackendError::Refused { what: "create the instance", said };
+        let refused = |message: String| BackendError::Refused { what: "create the instance", message };
         let InstanceSource::Offer(offer) = &order.want else {
             return Err(refused("the mock cloud does not support SSH hosts".to_owned()));
         };
@@ -103,8 +103,8 @@ impl MockCloud {
                 None => {
                     self.check_create()?;
                     if self.ledger.is_among_first(&format!("no capacity {}", kind.key()), kind.no_capacity)? {
-                        let said = format!("no {} in {} (scripted)", kind.instance_type, kind.region);
-                        return Err(BackendError::NoCapacity { said });
+                        let message = format!("no {} in {} (scripted)", kind.instance_type, kind.region);
+                        return Err(BackendError::NoCapacity { message });
                     }
                     let (made_ms, deletes, preempted) = (now_ms(), 0, false);
                     let made = InstanceRecord {
@@ -120,15 +120,15 @@ impl MockCloud {
                 }
             };
             if made.preempted {
-                return Err(BackendError::NoCapacity { said: "the instance was preempted".to_owned() });
+                return Err(BackendError::NoCapacity { message: "the instance was preempted".to_owned() });
             }
             let ready = now_ms() >= made.made_ms + kind.boot_ms;
             if ready { self.ensure_agent(order, &made).await? } else { self.machine(&made, None) }
         };
         tokio::time::sleep(Duration::from_millis(kind.late_ms)).await;
         if self.ledger.is_among_first(&format!("lost answer {}", kind.key()), kind.lost_answers)? {
-            let said = "the response was lost (scripted)".to_owned();
-            return Err(BackendError::Unavailable { what: "create the instance", said });
+            let message = "the response was lost (scripted)".to_owned();
+            return Err(BackendError::Unavailable { what: "create the instance", message });
         }
         Ok(machine)
     }
@@ -177,7 +177,7 @@ impl MockCloud {
             |kind: &OfferScript| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
         if made.preempted || self.ledger.preemption_file(made.instance).exists() || kind.is_some_and(is_due) {
             self.preempt_recorded(made).await?;
-            return Ok(InstanceState::Gone { said: "the spot instance was preempted".to_owned() });
+            return Ok(InstanceState::Gone { message: "the spot instance was preempted".to_owned() });
         }
         let boot_ms = kind.map_or(0, |kind| kind.boot_ms);
         if now_ms() < made.made_ms + boot_ms {

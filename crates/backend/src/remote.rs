@@ -87,9 +87,9 @@ impl RemoteBackend {
         Self { hosts, binaries, uploads, progress: Mutex::default() }
     }
 
-    fn tell(&self, order: &InstanceRequest, step: impl FnOnce() -> String) {
-        if let Some(said) = self.progress.lock().get_mut(&order.instance) {
-            *said = step();
+    fn report_progress(&self, order: &InstanceRequest, step: impl FnOnce() -> String) {
+        if let Some(message) = self.progress.lock().get_mut(&order.instance) {
+            *message = step();
         }
     }
 
@@ -144,15 +144,15 @@ impl RemoteBackend {
         order: &InstanceRequest,
         machine: &BackendInstance,
     ) -> Result<InstanceState, BackendError> {
-        let visit = HostSetup::begin(self, order, remote_host(order)?).await?;
-        match visit.health().await {
+        let setup = HostSetup::begin(self, order, remote_host(order)?).await?;
+        match setup.health().await {
             Ok(health) if !self.has_outdated_agent(machine, &health.version).await? => {
                 let agent_version = Some(health.version);
                 Ok(InstanceState::Running(BackendInstance { agent_version, ..machine.clone() }))
             }
             Err(error @ BackendError::Refused { .. }) => Err(error),
             // Down after a crash or a reboot, or an outdated agent.
-            Ok(_) | Err(_) => visit.bring_up().await.map(InstanceState::Running),
+            Ok(_) | Err(_) => setup.bring_up().await.map(InstanceState::Running),
         }
     }
 }
@@ -172,8 +172,8 @@ fn remote_host(order: &InstanceRequest) -> Result<&RemoteHost, BackendError> {
     match &order.want {
         InstanceSource::Host(site) => Ok(site),
         InstanceSource::Offer(_) => {
-            let said = "SSH hosts must be listed in the `ssh_config` of a fleet".to_owned();
-            Err(BackendError::Refused { what: "create a host", said })
+            let message = "SSH hosts must be listed in the `ssh_config` of a fleet".to_owned();
+            Err(BackendError::Refused { what: "create a host", message })
         }
     }
 }
@@ -200,7 +200,7 @@ impl Backend for RemoteBackend {
 
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(async move {
-            let _under_way = self.track_progress(order);
+            let _in_progress = self.track_progress(order);
             HostSetup::begin(self, order, remote_host(order)?).await?.bring_up().await
         })
     }
@@ -211,7 +211,7 @@ impl Backend for RemoteBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, InstanceState> {
         Box::pin(async move {
-            let _under_way = self.track_progress(order);
+            let _in_progress = self.track_progress(order);
             self.found(order, machine).await
         })
     }
@@ -222,9 +222,9 @@ impl Backend for RemoteBackend {
         _machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(async move {
-            let _under_way = self.track_progress(order);
-            let visit = HostSetup::begin(self, order, remote_host(order)?).await?;
-            visit.uninstall().await?;
+            let _in_progress = self.track_progress(order);
+            let setup = HostSetup::begin(self, order, remote_host(order)?).await?;
+            setup.uninstall().await?;
             self.hosts.forget(&order.instance);
             Ok(DeleteProgress::Gone)
         })
@@ -239,6 +239,6 @@ impl Backend for RemoteBackend {
     }
 
     fn progress(&self, instance: InstanceId) -> Option<String> {
-        self.progress.lock().get(&instance).filter(|said| !said.is_empty()).cloned()
+        self.progress.lock().get(&instance).filter(|message| !message.is_empty()).cloned()
     }
 }

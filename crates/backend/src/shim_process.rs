@@ -97,26 +97,26 @@ pub enum ShimProcessError {
         #[source]
         source: io::Error,
     },
-    #[error("the agent did not start: {said}")]
-    Ended { said: String },
-    #[error("the agent at {} did not respond within {} s: {said}", socket.display(), READY_WITHIN.as_secs())]
-    Silent { socket: PathBuf, said: String },
+    #[error("the agent did not start: {message}")]
+    Ended { message: String },
+    #[error("the agent at {} did not respond within {} s: {message}", socket.display(), READY_WITHIN.as_secs())]
+    Silent { socket: PathBuf, message: String },
     #[error("failed to stop the agent: process {pid} is still running")]
     StillRunning { pid: i32 },
     #[error("timed out waiting for {}: another process is using it", path.display())]
     Locked { path: PathBuf },
     #[error("request to the agent failed")]
-    Ask(#[from] client::ShimError),
+    Request(#[from] client::ShimError),
     #[error("failed to generate random bytes")]
     Random(#[from] getrandom::Error),
 }
 
 impl From<ShimProcessError> for BackendError {
     fn from(error: ShimProcessError) -> Self {
-        let said = format_chain(&error);
+        let message = format_chain(&error);
         match error {
             ShimProcessError::Program(ProgramError::Missing { .. }) => {
-                Self::Refused { what: "start the agent on this machine", said }
+                Self::Refused { what: "start the agent on this machine", message }
             }
             ShimProcessError::Program(_)
             | ShimProcessError::Io { .. }
@@ -124,9 +124,9 @@ impl From<ShimProcessError> for BackendError {
             | ShimProcessError::Silent { .. }
             | ShimProcessError::StillRunning { .. }
             | ShimProcessError::Locked { .. }
-            | ShimProcessError::Ask(_)
+            | ShimProcessError::Request(_)
             | ShimProcessError::Random(_) => {
-                Self::Unavailable { what: "manage the agent of this machine", said }
+                Self::Unavailable { what: "manage the agent of this machine", message }
             }
         }
     }
@@ -144,7 +144,7 @@ pub struct Owner {
 #[derive(Clone, Debug)]
 pub struct StartOptions {
     pub program: AgentProgram,
-    /// `any`, `docker`, `process` or `hollow`.
+    /// `any`, `docker`, `process` or `simulated`.
     pub runtime: &'static str,
     pub docker_socket: Option<PathBuf>,
     /// Plain processes that it accepts.
@@ -265,11 +265,11 @@ impl ShimHome {
 
     /// Calls the health check at the socket.
     pub async fn answer(&self) -> Option<Health> {
-        let asked = timeout(RESPONSE_TIMEOUT, async {
+        let requested = timeout(RESPONSE_TIMEOUT, async {
             let stream = unix::connect(&self.socket()).await.ok()?;
             client::ShimClient::connect(stream, "").await.ok()?.health().await.ok()
         });
-        asked.await.ok().flatten()
+        requested.await.ok().flatten()
     }
 
     /// Ensures that a shim responds: the running one, or a new one. An older build is replaced by a newer one; the
@@ -295,8 +295,8 @@ impl ShimHome {
             let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
             match self.wait_ready(child.as_mut()).await {
                 // A killed process releases its home a moment after it has ended.
-                Err(ShimProcessError::Ended { said })
-                    if said.contains(HOME_IN_USE) && tries < START_ATTEMPTS_MAX =>
+                Err(ShimProcessError::Ended { message })
+                    if message.contains(HOME_IN_USE) && tries < START_ATTEMPTS_MAX =>
                 {
                     tries += 1;
                     sleep(RETRY_DELAY).await;
@@ -370,10 +370,13 @@ impl ShimHome {
                 None => true,
             };
             if ended && self.pid().is_none() {
-                return Err(ShimProcessError::Ended { said: self.last_log_line() });
+                return Err(ShimProcessError::Ended { message: self.last_log_line() });
             }
             if Instant::now() >= deadline {
-                return Err(ShimProcessError::Silent { socket: self.socket(), said: self.last_log_line() });
+                return Err(ShimProcessError::Silent {
+                    socket: self.socket(),
+                    message: self.last_log_line(),
+                });
             }
             sleep(POLL_INTERVAL).await;
         }
@@ -420,9 +423,10 @@ impl ShimHome {
         self.enrol(&with.program, &Owner { credential_sha256: hashes, ..owner.clone() }).await?;
         let ended = match timeout(TASKS_TIMEOUT, self.end_all_tasks(&credential)).await {
             Ok(ended) => ended,
-            Err(_) => {
-                Err(ShimProcessError::Silent { socket: self.socket(), said: "its tasks did not end".into() })
-            }
+            Err(_) => Err(ShimProcessError::Silent {
+                socket: self.socket(),
+                message: "its tasks did not end".into(),
+            }),
         };
         self.enrol(&with.program, &owner).await?;
         ended

@@ -54,7 +54,7 @@ pub trait VolumeBackend: Send + Sync {
     fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume>;
 
     /// Returns the present state. `None`: the backend does not have it.
-    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>>;
+    fn get<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>>;
 
     /// Deletes a volume that it created; succeeds if it is gone already. A volume that existed before is left alone.
     fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()>;

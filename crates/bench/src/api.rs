@@ -8,7 +8,7 @@ use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 
 use super::results::BenchResults;
 use windlass_testenv::server::{Server, ServerOptions, submission_bytes};
-use windlass_testenv::{closed_loop::LoadFigures, hollow_hosts};
+use windlass_testenv::{closed_loop::LoadFigures, simulated_hosts};
 use windlass_testkit::temp_dir;
 
 pub(super) const RUNS: usize = 100_000;
@@ -31,7 +31,7 @@ pub async fn run(server: &Path) -> Result<()> {
     let first = Server::start(&options).await?;
     let idle = first.resident_mb()?;
     drop(first);
-    insert_finished_runs(&hollow_hosts::database_url(scratch.path(), None), RUNS).await?;
+    insert_finished_runs(&simulated_hosts::database_url(scratch.path(), None), RUNS).await?;
     let server = Server::start(&options).await?;
     let mut sheet = BenchResults::new("api")?;
     sheet.say("the server on one core, SQLite")?;

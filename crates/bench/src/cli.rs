@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::api;
-use windlass_testenv::hollow_hosts;
 use windlass_testenv::server::{Server, ServerOptions, TOKEN, submission};
+use windlass_testenv::simulated_hosts;
 use windlass_testkit::temp_dir;
 
 /// Pending runs in addition to the finished ones: they wait for the first of January.
@@ -44,7 +44,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
         log: None,
     };
     drop(Server::start(&options).await?);
-    api::insert_finished_runs(&hollow_hosts::database_url(scratch.path(), None), api::RUNS).await?;
+    api::insert_finished_runs(&simulated_hosts::database_url(scratch.path(), None), api::RUNS).await?;
     let server = Server::start(&options).await?;
     let mut client = server.client().await?;
     for number in 0..WAITING_RUNS {

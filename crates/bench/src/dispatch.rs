@@ -52,12 +52,12 @@ fn record_figures(sheet: &mut BenchResults, crowd: Duration, alone: &mut [Durati
 }
 
 /// Waits until the program has written its file.
-async fn wait_for_file(file: &Path, asked: Instant) -> Result<Duration> {
+async fn wait_for_file(file: &Path, requested: Instant) -> Result<Duration> {
     while !file.exists() {
-        ensure!(asked.elapsed() < TIMEOUT, "{} was never written", file.display());
+        ensure!(requested.elapsed() < TIMEOUT, "{} was never written", file.display());
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Ok(asked.elapsed())
+    Ok(requested.elapsed())
 }
 
 fn write_script(path: &Path, text: &str) -> Result<String> {
@@ -69,8 +69,8 @@ fn write_script(path: &Path, text: &str) -> Result<String> {
 fn submit(cluster: &SlurmCluster, script: &str, file: &Path) -> Result<()> {
     let file = file.display().to_string();
     let args = ["--parsable", "--mem=50", "--cpus-per-task=1", "--output=/dev/null", script, &file];
-    let said = cluster.say("sbatch", &args);
-    ensure!(said.trim().parse::<u64>().is_ok(), "sbatch printed `{said}`");
+    let message = cluster.say("sbatch", &args);
+    ensure!(message.trim().parse::<u64>().is_ok(), "sbatch printed `{message}`");
     Ok(())
 }
 
@@ -80,9 +80,9 @@ async fn measure_plain_slurm(cluster: &SlurmCluster, sheet: &mut BenchResults) -
     let program = write_script(&dir.join("program"), r#"echo > "$1""#)?;
     let mut alone = Vec::new();
     for number in 0..ALONE_REPEATS {
-        let (file, asked) = (dir.join(format!("alone-{number}")), Instant::now());
+        let (file, requested) = (dir.join(format!("alone-{number}")), Instant::now());
         submit(cluster, &program, &file)?;
-        alone.push(wait_for_file(&file, asked).await?);
+        alone.push(wait_for_file(&file, requested).await?);
         wait_until_idle(cluster).await?;
     }
     let begun = Instant::now();
@@ -114,9 +114,9 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&SlurmClus
     let mut alone = Vec::new();
     for number in 0..ALONE_REPEATS {
         let file = ground.dir.join(format!("alone-{number}"));
-        let asked = Instant::now();
+        let started_at = Instant::now();
         let uuid = request_container(&ground, &file).await;
-        alone.push(wait_for_file(&file, asked).await?);
+        alone.push(wait_for_file(&file, started_at).await?);
         ground.ended(&uuid).await;
     }
     ground.kill_dispatchers();
@@ -144,6 +144,6 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&SlurmClus
 async fn request_container(ground: &QueueEnv, file: &Path) -> String {
     let program = format!("echo > {}", file.display());
     ground
-        .ask(&["sh", "-c", &program], json!({ "runtime_constraints": { "vcpus": 1, "ram": 50 << 20 } }))
+        .submit(&["sh", "-c", &program], json!({ "runtime_constraints": { "vcpus": 1, "ram": 50 << 20 } }))
         .await
 }

@@ -16,8 +16,8 @@ use super::{
 };
 use windlass_testenv::server::{Server, ServerOptions};
 use windlass_testenv::{
-    hollow_hosts::{self, HollowHosts},
     process,
+    simulated_hosts::{self, SimulatedHosts},
 };
 use windlass_testkit::temp_dir;
 
@@ -47,7 +47,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
 /// A server with finished runs and hosts.
 struct ServerWithHistory {
     server: Server,
-    _hosts: HollowHosts,
+    _hosts: SimulatedHosts,
     _scratch: windlass_testkit::TempDir,
     ready: Duration,
 }
@@ -67,12 +67,12 @@ impl ServerWithHistory {
             log: None,
         };
         Server::start(&options).await?.stop()?;
-        api::insert_finished_runs(&hollow_hosts::database_url(&data, None), finished).await?;
+        api::insert_finished_runs(&simulated_hosts::database_url(&data, None), finished).await?;
         let hosts =
-            HollowHosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
+            SimulatedHosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
         let started = std::time::Instant::now();
         let server = Server::start(&options).await?;
-        wait_for_hosts(&server, "hollow", count).await?;
+        wait_for_hosts(&server, "simulated", count).await?;
         let ready = started.elapsed();
         process::wait_until_idle(server.pid()).await?;
         Ok(Self { server, _hosts: hosts, _scratch: scratch, ready })
@@ -102,18 +102,18 @@ fn median_ms(taken: &mut [Duration]) -> f64 {
 
 fn job(name: &str, run_ms: u64) -> Value {
     json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
-        "env": {"HOLLOW_RUN_MS": run_ms.to_string(), "HOLLOW_LOG_LINES": "1"},
+        "env": {"SIMULATED_RUN_MS": run_ms.to_string(), "SIMULATED_LOG_LINES": "1"},
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
 async fn measure_by_runs(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
-    let stage = ServerWithHistory::set(binaries, count, FEW_HOSTS).await?;
-    let (_, done) = stage.measure_lifecycles().await?;
+    let env = ServerWithHistory::set(binaries, count, FEW_HOSTS).await?;
+    let (_, done) = env.measure_lifecycles().await?;
     let body =
         json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
-    let list = stage.server.load("/api/runs/list", &body.to_string(), 1, LIST_DURATION, |_, _| None).await?;
+    let list = env.server.load("/api/runs/list", &body.to_string(), 1, LIST_DURATION, |_, _| None).await?;
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
-    let resident = stage.server.resident_mb()?;
+    let resident = env.server.resident_mb()?;
     let x = count as f64;
     sheet.point("runs.list_p50_ms", x, ms(list.p50));
     sheet.point("runs.list_p99_ms", x, ms(list.p99));
@@ -123,13 +123,13 @@ async fn measure_by_runs(binaries: &Binaries<'_>, count: usize, sheet: &mut Benc
 }
 
 async fn measure_by_hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
-    let stage = ServerWithHistory::set(binaries, 0, count).await?;
-    let (running, _) = stage.measure_lifecycles().await?;
-    let pid = stage.server.pid();
+    let env = ServerWithHistory::set(binaries, 0, count).await?;
+    let (running, _) = env.measure_lifecycles().await?;
+    let pid = env.server.pid();
     let before = process::cpu_secs(pid)?;
     tokio::time::sleep(IDLE_TIME).await;
     let mcore = (process::cpu_secs(pid)? - before) / IDLE_TIME.as_secs_f64() * 1e3;
-    let (resident, ready) = (process::resident_mb(pid)?, stage.ready.as_secs_f64());
+    let (resident, ready) = (process::resident_mb(pid)?, env.ready.as_secs_f64());
     let x = count as f64;
     sheet.point("hosts.running_ms", x, running);
     sheet.point("hosts.resident_mb", x, resident);

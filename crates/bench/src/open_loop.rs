@@ -27,12 +27,12 @@ const ERRORS_MAX: usize = 8;
 
 /// Latencies and errors of one kind of request.
 #[derive(Debug, Default)]
-pub struct LatencyTally {
+pub struct LatencyCounts {
     taken: Mutex<Vec<Duration>>,
     errors: Mutex<BTreeMap<String, usize>>,
 }
 
-impl LatencyTally {
+impl LatencyCounts {
     pub fn took(&self, since: Instant) {
         self.taken.lock().push(since.elapsed());
     }
@@ -130,7 +130,7 @@ impl ArrivalPlan {
     /// them. `late` records the delay of this driver itself.
     pub async fn run<F>(
         mut self,
-        late: &LatencyTally,
+        late: &LatencyCounts,
         mut call: impl FnMut(usize, Instant) -> F,
     ) -> Result<()>
     where
@@ -175,14 +175,14 @@ mod tests {
             per_second: 200.0,
             rng: Rng::new(7),
         };
-        let (late, done) = (LatencyTally::default(), Arc::new(LatencyTally::default()));
-        let tally = Arc::clone(&done);
+        let (late, done) = (LatencyCounts::default(), Arc::new(LatencyCounts::default()));
+        let latencies = Arc::clone(&done);
         let call = move |_, planned| {
-            let tally = Arc::clone(&tally);
+            let latencies = Arc::clone(&latencies);
             async move {
                 // A server that does not respond before the end.
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                tally.took(planned);
+                latencies.took(planned);
             }
         };
         arrivals.run(&late, call).await.unwrap();
@@ -193,11 +193,11 @@ mod tests {
 
     #[test]
     fn distinct_errors_above_the_limit_are_only_counted() {
-        let tally = LatencyTally::default();
+        let latencies = LatencyCounts::default();
         for n in 0..20 {
-            assert!(tally.keep::<()>(Err(anyhow::anyhow!("error {n}"))).is_none());
+            assert!(latencies.keep::<()>(Err(anyhow::anyhow!("error {n}"))).is_none());
         }
-        assert_eq!(tally.errors().len(), ERRORS_MAX + 1);
-        assert_eq!(tally.errors().values().sum::<usize>(), 20);
+        assert_eq!(latencies.errors().len(), ERRORS_MAX + 1);
+        assert_eq!(latencies.errors().values().sum::<usize>(), 20);
     }
 }

@@ -144,7 +144,7 @@ const DISPATCH: &[(&str, &str, &str)] = &[
 
 /// Figures at full load: label, unit, goal, key.
 const LOAD: &[(&str, &str, Limit, &str)] = &[
-    ("hollow hosts", "", Limit::None, "hosts"),
+    ("simulated hosts", "", Limit::None, "hosts"),
     ("active runs", "", Limit::None, "runs"),
     ("duration", "minutes", Limit::None, "minutes"),
     ("submit rate", "/s", Limit::None, "rate_per_s"),
@@ -176,7 +176,7 @@ const LOAD: &[(&str, &str, Limit, &str)] = &[
 
 /// Figures of managed jobs: label, unit, key, and that of SkyPilot 0.14.1 if known.
 const JOBS: &[(&str, &str, &str, &str)] = &[
-    ("launch → RUNNING, hollow host", "ms", "crowd.running_ms", ""),
+    ("launch → RUNNING, simulated host", "ms", "crowd.running_ms", ""),
     ("launch → RUNNING, process", "ms", "cloud.running_ms", ""),
     ("100 one-second jobs at once: the call", "ms", "crowd.together_answered_ms", "480 ms"),
     ("– launch → RUNNING, p50", "ms", "crowd.together_running_p50_ms", "181 s"),
@@ -338,7 +338,8 @@ fn render_dispatch(results: &Results) -> String {
         "| what | `sbatch` alone | Slurm through the queue | this machine |\n| --- | ---: | ---: | ---: |\n",
     );
     for (what, unit, key) in DISPATCH {
-        let of = |way: &str| format_number(figure(results, "dispatch", &format!("{way}.{key}")), unit);
+        let of =
+            |path_name: &str| format_number(figure(results, "dispatch", &format!("{path_name}.{key}")), unit);
         let _ = writeln!(out, "| {what} | {} | {} | {} |", of("sbatch"), of("slurm"), of("local"));
     }
     out + &render_origin(results, &["dispatch"])
@@ -500,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn unmeasured_managed_job_results_stay_empty_beside_the_peer() {
+    fn unmeasured_managed_job_results_stay_empty_next_to_the_peer() {
         let page = fill_page(EMPTY, &Results::new()).unwrap();
         assert!(page.contains("| end of the program → SUCCEEDED, p50 | 14.0 s | – |"), "{page}");
         assert!(page.contains("`jobs`: not measured yet."), "{page}");

@@ -231,10 +231,10 @@ mod tests {
     }
 
     /// Visits every command that is not hidden, with its full name.
-    fn walk(name: &str, command: &Command, visit: &mut impl FnMut(&str, &Command)) {
-        visit(name, command);
+    fn walk(name: &str, command: &Command, visitor: &mut impl FnMut(&str, &Command)) {
+        visitor(name, command);
         for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
-            walk(&format!("{name} {}", below.get_name()), below, visit);
+            walk(&format!("{name} {}", below.get_name()), below, visitor);
         }
     }
 

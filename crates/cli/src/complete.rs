@@ -71,7 +71,7 @@ impl NameKind {
 }
 
 /// Answers a completion request; `None` if the caller is not a completion script.
-pub(crate) fn complete_if_asked() -> Option<ExitCode> {
+pub(crate) fn complete_if_requested() -> Option<ExitCode> {
     let done = CompleteEnv::with_factory(command)
         .var(COMPLETE_VARIABLE)
         .try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref());
@@ -127,13 +127,13 @@ fn commands() -> impl Iterator<Item = String> {
 /// Server flags that are already on the command line, else the environment.
 fn parse_server_args(words: impl Iterator<Item = String>) -> ServerArgs {
     let words: Vec<String> = words.collect();
-    let said = |flag: &str| {
+    let message = |flag: &str| {
         let follows = words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].clone());
         let joined =
             words.iter().find_map(|word| Some(word.strip_prefix(flag)?.strip_prefix('=')?.to_owned()));
         follows.or(joined)
     };
-    let either = |flag: &str, variable: &str| said(flag).or_else(|| std::env::var(variable).ok());
+    let either = |flag: &str, variable: &str| message(flag).or_else(|| std::env::var(variable).ok());
     ServerArgs {
         project: either("--project", "WINDLASS_PROJECT"),
         url: either("--url", "WINDLASS_URL"),
@@ -145,11 +145,11 @@ fn parse_server_args(words: impl Iterator<Item = String>) -> ServerArgs {
 fn fetch_names(at: &ServerArgs, noun: NameKind) -> Result<Vec<String>, CliError> {
     let Some(chosen) = login::choose_running(at)? else { return Ok(Vec::new()) };
     context::block_on(async {
-        let asked = async {
+        let requested = async {
             let cx = Context::new(chosen)?;
             list_names(&cx, noun).await
         };
-        tokio::time::timeout(ANSWER_TIMEOUT, asked).await.unwrap_or_else(|_| Ok(Vec::new()))
+        tokio::time::timeout(ANSWER_TIMEOUT, requested).await.unwrap_or_else(|_| Ok(Vec::new()))
     })
 }
 

@@ -34,7 +34,7 @@ impl CliError {
     }
 
     /// An error that was already printed; only the exit code remains.
-    pub(crate) fn told() -> Self {
+    pub(crate) fn reported() -> Self {
         Self::new("")
     }
 
@@ -182,18 +182,18 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
 
 /// Removes causes that repeat a previous text, as wrapping errors do.
 fn dedup_causes(texts: impl Iterator<Item = String>) -> Vec<String> {
-    let mut told: Vec<String> = Vec::new();
+    let mut reported: Vec<String> = Vec::new();
     for text in texts {
-        if !told.iter().any(|before| before.contains(&text) || text.ends_with(before.as_str())) {
-            told.push(text);
+        if !reported.iter().any(|before| before.contains(&text) || text.ends_with(before.as_str())) {
+            reported.push(text);
         }
     }
-    told
+    reported
 }
 
 /// Detects the reply of a server without TLS.
-fn is_plaintext_reply(said: &str) -> bool {
-    said.contains("InvalidContentType")
+fn is_plaintext_reply(message: &str) -> bool {
+    message.contains("InvalidContentType")
 }
 
 /// Shortens the message of the resolver, which contains the whole query.

@@ -142,7 +142,7 @@ pub(crate) enum StartRequest {
 }
 
 /// Returns the server of this home directory, and whether it was started by this call.
-pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bool), CliError> {
+pub(crate) fn start_once(home: &Home, requests: StartRequest) -> Result<(Login, bool), CliError> {
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
@@ -163,7 +163,7 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
                 running.url
             )));
     }
-    Ok((start(&dir, wishes)?, true))
+    Ok((start(&dir, requests)?, true))
 }
 
 /// Acquires the lock, held until drop. Blocks while another command starts the server.
@@ -203,12 +203,12 @@ fn save_port(dir: &Path, url: &str) {
     }
 }
 
-fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
+fn start(dir: &Path, requests: StartRequest) -> Result<Login, CliError> {
     let log = log_file(dir);
     let problem = |error: &dyn std::error::Error| {
         CliError::from_error("failed to start a local server", error).code(ErrorCode::LocalServer)
     };
-    let (flags, given) = match wishes {
+    let (flags, given) = match requests {
         StartRequest::None => (None, None),
         StartRequest::Flags { flags, admin_token } => (Some(flags), admin_token),
     };

@@ -23,7 +23,7 @@ use clap::Parser as _;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    if let Some(exit) = complete::complete_if_asked() {
+    if let Some(exit) = complete::complete_if_requested() {
         return exit;
     }
     match cli::Cli::try_parse_from(cli::move_server_flags(std::env::args_os())) {

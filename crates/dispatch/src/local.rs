@@ -257,8 +257,8 @@ fn scheduler_error(source: io::Error) -> SchedulerError {
 impl Scheduler for LocalScheduler {
     type Room = HostCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
-        let asked_at = self.now();
+    async fn snapshot(&self) -> Result<SchedulerSnapshot, SchedulerError> {
+        let requested_at = self.now();
         let known = self.refresh_records().map_err(scheduler_error)?;
         let job = |(attempt, kept): (&Attempt, &ExecutorRecord)| {
             let life = kept.ended.map_or(SchedulerJobState::Running, SchedulerJobState::Ended);
@@ -272,12 +272,12 @@ impl Scheduler for LocalScheduler {
         };
         let jobs = known.iter().map(job).collect();
         let is_old =
-            |kept: &ExecutorRecord| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);
+            |kept: &ExecutorRecord| kept.ended.is_some_and(|since| requested_at.since(since) > FORGET_AFTER);
         for (attempt, _) in known.iter().filter(|(_, kept)| is_old(kept)) {
             // A directory that cannot be removed now is retried with the next snapshot.
             let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
         }
-        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: true })
+        Ok(SchedulerSnapshot { jobs, requested_at, is_complete: true })
     }
 
     async fn room(&self, lower: &SchedulerSnapshot) -> Result<HostCapacity, SchedulerError> {
@@ -307,7 +307,7 @@ impl Scheduler for LocalScheduler {
         };
         // A process that has already exited needs no signal.
         let _ = match pressure {
-            StopMode::Ask => kill_process(pid, Signal::TERM),
+            StopMode::Request => kill_process(pid, Signal::TERM),
             StopMode::Force => kill_process_group(pid, Signal::KILL),
         };
         Ok(())

@@ -98,8 +98,8 @@ impl QueueClient {
                 "gpus": kind.size.gpus, "gpu_type": kind.gpu_type, "count": kind.count,
             })
         });
-        let told = json!({ "dispatcher": { "kind": kind, "nodes": nodes.collect::<Vec<_>>() } });
-        self.client.put(&format!("dispatchers/{}", percent_encode(name)), &told).await.map(drop)
+        let request = json!({ "dispatcher": { "kind": kind, "nodes": nodes.collect::<Vec<_>>() } });
+        self.client.put(&format!("dispatchers/{}", percent_encode(name)), &request).await.map(drop)
     }
 
     /// Returns false for a queued container that requests another dispatcher.
@@ -114,7 +114,11 @@ impl QueueClient {
     }
 
     /// Reads the containers that this dispatcher holds, that it might lock, and for which it still has jobs.
-    pub async fn look(&self, tracked: &[String], asked_at: Timestamp) -> Result<QueueSnapshot, QueueError> {
+    pub async fn snapshot(
+        &self,
+        tracked: &[String],
+        requested_at: Timestamp,
+    ) -> Result<QueueSnapshot, QueueError> {
         let mut containers = self.list("containers/current?limit=1000&count=none").await?;
         let filters = percent_encode(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
         let order = percent_encode(&json!(["priority desc", "created_at", "uuid"]).to_string());
@@ -127,7 +131,7 @@ impl QueueClient {
             containers
                 .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
         }
-        Ok(QueueSnapshot { containers, requested_at: asked_at })
+        Ok(QueueSnapshot { containers, requested_at })
     }
 
     async fn list(&self, path: &str) -> Result<Vec<ContainerView>, QueueError> {
@@ -230,34 +234,36 @@ fn next_request_key() -> String {
     format!("lock-{}-{}", *HOLDER_ID, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
+fn parse_gpu_needs(requirements: &Value, scheduling: &Value) -> GpuRequirement {
     // For CUDA programs this is the minimum capability; for others, names of processors that the scheduler does not
     // report.
-    let target =
-        wants["gpu"]["hardware_target"][0].as_str().or(wants["cuda"]["hardware_capability"].as_str());
+    let target = requirements["gpu"]["hardware_target"][0]
+        .as_str()
+        .or(requirements["cuda"]["hardware_capability"].as_str());
     GpuRequirement {
         model: scheduling["gpu_type"].as_str().map(str::to_owned),
-        min_memory: wants["gpu"]["vram"].as_u64().unwrap_or(0),
+        min_memory: requirements["gpu"]["vram"].as_u64().unwrap_or(0),
         min_compute_capability: target.and_then(compute_capability),
     }
 }
 
 /// Returns the requirements of a record.
 fn parse_needs(record: &Value) -> ContainerNeeds {
-    let wants = &record["runtime_constraints"];
+    let requirements = &record["runtime_constraints"];
     let scheduling = &record["scheduling_parameters"];
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let gpus = number(&wants["gpu"]["device_count"]).max(number(&wants["cuda"]["device_count"]));
+    let gpus =
+        number(&requirements["gpu"]["device_count"]).max(number(&requirements["cuda"]["device_count"]));
     let words = |name: &str| {
         let list = scheduling[name].as_array().into_iter().flatten();
         list.filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let seconds = number(&scheduling["max_run_time"]);
     ContainerNeeds {
-        cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
-        memory: number(&wants["ram"]),
+        cpus: u32::try_from(number(&requirements["vcpus"])).unwrap_or(u32::MAX),
+        memory: number(&requirements["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
-        gpu_requirement: parse_gpu_needs(wants, scheduling),
+        gpu_requirement: parse_gpu_needs(requirements, scheduling),
         partitions: words("partitions"),
         features: words("features"),
         max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),

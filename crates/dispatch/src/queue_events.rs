@@ -27,20 +27,20 @@ const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
 
 pub struct QueueEvents {
-    heard: Arc<Notify>,
+    received: Arc<Notify>,
     listening: JoinHandle<()>,
 }
 
 impl QueueEvents {
     /// Listens until it is dropped. A server without events never wakes the dispatcher.
     pub fn listen(client: QueueHttpClient) -> Self {
-        let heard = Arc::new(Notify::new());
-        let listening = tokio::spawn(listen(client, heard.clone()));
-        Self { heard, listening }
+        let received = Arc::new(Notify::new());
+        let listening = tokio::spawn(listen(client, received.clone()));
+        Self { received, listening }
     }
 
     pub async fn next(&self) {
-        self.heard.notified().await;
+        self.received.notified().await;
     }
 }
 
@@ -60,11 +60,11 @@ enum ListenError {
     NoEvents,
 }
 
-async fn listen(client: QueueHttpClient, heard: Arc<Notify>) {
+async fn listen(client: QueueHttpClient, received: Arc<Notify>) {
     let mut pause = RETRY_DELAY_MIN;
     loop {
         let mut any = false;
-        let Err(deaf) = receive_events(&client, &heard, &mut any).await;
+        let Err(deaf) = receive_events(&client, &received, &mut any).await;
         tracing::debug!(error = %format_chain(&deaf), "queue event stream failed");
         pause = if any { RETRY_DELAY_MIN } else { (pause * 2).min(RETRY_DELAY_MAX) };
         sleep(pause).await;
@@ -73,7 +73,7 @@ async fn listen(client: QueueHttpClient, heard: Arc<Notify>) {
 
 async fn receive_events(
     client: &QueueHttpClient,
-    heard: &Notify,
+    received: &Notify,
     any: &mut bool,
 ) -> Result<std::convert::Infallible, ListenError> {
     let spoken = |error| ListenError::WebSocket(Box::new(error));
@@ -84,14 +84,14 @@ async fn receive_events(
     socket.send(Message::text(wanted.to_string())).await.map_err(spoken)?;
     *any = true;
     // Covers events that were missed while not connected.
-    heard.notify_one();
+    received.notify_one();
     loop {
         match timeout(IDLE_TIMEOUT, socket.next()).await {
             Err(_) | Ok(None) => return Err(ListenError::NoEvents),
             Ok(Some(Err(error))) => return Err(spoken(error)),
             Ok(Some(Ok(message))) => {
                 if message.to_text().is_ok_and(is_relevant) {
-                    heard.notify_one();
+                    received.notify_one();
                 }
             }
         }

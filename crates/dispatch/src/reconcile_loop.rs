@@ -70,11 +70,11 @@ pub struct Settings {
 }
 
 pub struct Dispatcher<S> {
-    door: QueueClient,
+    client: QueueClient,
     scheduler: S,
     settings: Settings,
     memory: ReconcileState,
-    said: ReportedReasons,
+    message: ReportedReasons,
     tries: RetryLimiter,
     /// Wait reason last reported for each attempt.
     waits: BTreeMap<Attempt, String>,
@@ -87,13 +87,13 @@ pub struct Dispatcher<S> {
 }
 
 impl<S: Scheduler + Sync> Dispatcher<S> {
-    pub fn new(door: QueueClient, scheduler: S, settings: Settings) -> Self {
+    pub fn new(client: QueueClient, scheduler: S, settings: Settings) -> Self {
         Self {
-            door,
+            client,
             scheduler,
             memory: ReconcileState::new(settings.lost_after),
             settings,
-            said: ReportedReasons::default(),
+            message: ReportedReasons::default(),
             tries: RetryLimiter::default(),
             waits: BTreeMap::new(),
             stopping: BTreeMap::new(),
@@ -104,14 +104,14 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
 
     /// Acquires or renews the token's lease. Without it nothing may be done, because another process may hold it.
     async fn hold_lease(&mut self) -> Result<(), RoundError> {
-        let asked = Instant::now();
-        let age = self.leased.map(|at| asked - at);
+        let start = Instant::now();
+        let age = self.leased.map(|at| start - at);
         if age.is_some_and(|age| age < self.settings.lease / 3) {
             return Ok(());
         }
-        match self.door.hold(self.settings.lease.as_secs().max(1)).await {
+        match self.client.hold(self.settings.lease.as_secs().max(1)).await {
             Ok(None) => {
-                self.leased = Some(asked);
+                self.leased = Some(start);
                 Ok(())
             }
             Ok(Some(by)) => {
@@ -127,7 +127,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     /// Releases the lease, so that another process with the same token can start at once.
     pub async fn release(&self) {
         if self.leased.is_some()
-            && let Err(error) = self.door.hold(0).await
+            && let Err(error) = self.client.hold(0).await
         {
             tracing::debug!(error = %format_chain(&error), "failed to release the lease");
         }
@@ -140,14 +140,14 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     pub async fn round(&mut self) -> Result<RoundSummary, RoundError> {
         self.hold_lease().await?;
         self.announce().await;
-        let lower = self.scheduler.look().await?;
+        let lower = self.scheduler.snapshot().await?;
         // Finished jobs that are still held are in the list of held containers; other finished ones are not needed.
         let live = lower.jobs.iter().filter(|job| !job.state.is_ended());
         let mut tracked: Vec<String> = live.map(|job| job.attempt.uuid.clone()).collect();
         tracked.sort();
         tracked.dedup();
-        let asked_at = self.now();
-        let queue = self.door.look(&tracked, asked_at).await?;
+        let requested_at = self.now();
+        let queue = self.client.snapshot(&tracked, requested_at).await?;
         for step in reconcile(&queue, &lower, &mut self.memory) {
             self.apply_step(step, &lower).await;
         }
@@ -184,7 +184,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             .map(|(attempt, why)| (attempt.clone(), why.clone()))
             .collect();
         for (attempt, why) in news {
-            match self.door.waits(&attempt, &why).await {
+            match self.client.waits(&attempt, &why).await {
                 // A refusal means that it has started meanwhile, or belongs to another dispatcher.
                 Err(error) if !error.is_refusal() => {
                     tracing::warn!(%attempt, error = %format_chain(&error), "failed to report wait reason");
@@ -200,11 +200,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         if self.announced.is_some_and(|at| at.elapsed() < ANNOUNCE_EVERY) {
             return;
         }
-        let told = async {
+        let reported = async {
             let kinds = self.scheduler.kinds().await?;
-            Ok::<(), RoundError>(self.door.announce(&kinds).await?)
+            Ok::<(), RoundError>(self.client.announce(&kinds).await?)
         };
-        match told.await {
+        match reported.await {
             Ok(()) => self.announced = Some(Instant::now()),
             Err(error) => {
                 tracing::warn!(error = %format_chain(&error), "failed to announce capacity to the server")
@@ -216,19 +216,19 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     async fn apply_step(&mut self, step: ReconcileStep, lower: &SchedulerSnapshot) {
         let done = match &step {
             ReconcileStep::Stop { attempt, job } => self.stop(attempt, job).await,
-            ReconcileStep::StopOrphan { attempt, job } => self.stop_stray(attempt, job, lower).await,
+            ReconcileStep::StopOrphan { attempt, job } => self.stop_orphan(attempt, job, lower).await,
             ReconcileStep::Renice { job, priority, .. } => {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
             }
             ReconcileStep::Cancel { attempt, why } => {
                 let (reason, text, event) = describe_cleanup(*why, scheduler_message(attempt, lower));
-                let cancelled = self.door.cancel(attempt, reason, &text).await;
-                self.told(cancelled, attempt, event, &text).await
+                let cancelled = self.client.cancel(attempt, reason, &text).await;
+                self.reported(cancelled, attempt, event, &text).await
             }
             ReconcileStep::Unlock { attempt, why, released } => {
                 let (_, text, event) = describe_cleanup(*why, scheduler_message(attempt, lower));
-                let unlocked = self.door.unlock(attempt, *released).await;
-                self.told(unlocked, attempt, event, &text).await
+                let unlocked = self.client.unlock(attempt, *released).await;
+                self.reported(unlocked, attempt, event, &text).await
             }
         };
         if let Err(error) = done {
@@ -238,7 +238,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
 
     /// Reports the event of a step. A refusal means that the final update came first: then there is nothing to clean
     /// up.
-    async fn told(
+    async fn reported(
         &self,
         done: Result<(), QueueError>,
         attempt: &Attempt,
@@ -248,7 +248,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         match done {
             Ok(()) => {
                 if let Some(event) = event {
-                    self.door.say(&attempt.uuid, event, text, Some(attempt.number)).await?;
+                    self.client.say(&attempt.uuid, event, text, Some(attempt.number)).await?;
                 }
                 Ok(())
             }
@@ -259,17 +259,17 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
 
     async fn stop(&mut self, attempt: &Attempt, job: &str) -> Result<(), RoundError> {
         let since = *self.stopping.entry(attempt.clone()).or_insert_with(Instant::now);
-        let pressure = if since.elapsed() > FORCE_AFTER { StopMode::Force } else { StopMode::Ask };
+        let pressure = if since.elapsed() > FORCE_AFTER { StopMode::Force } else { StopMode::Request };
         Ok(self.scheduler.stop(job, pressure).await?)
     }
 
-    async fn stop_stray(
+    async fn stop_orphan(
         &mut self,
         attempt: &Attempt,
         job: &str,
         lower: &SchedulerSnapshot,
     ) -> Result<(), RoundError> {
-        let now = self.door.find(&attempt.uuid).await?;
+        let now = self.client.find(&attempt.uuid).await?;
         match lower.find(attempt) {
             Some(seen) if is_orphan(now.as_ref(), seen) => self.stop(attempt, job).await,
             Some(_) | None => Ok(()),
@@ -286,7 +286,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         let mut room = self.scheduler.room(lower).await?;
         let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
         let kinds = room.node_classes();
-        for choice in select(queue, &mut room, DISPATCHES_MAX, &mut self.said, &mut self.tries) {
+        for choice in select(queue, &mut room, DISPATCHES_MAX, &mut self.message, &mut self.tries) {
             match choice {
                 Selection::Leave { uuid, why } => words.push(DispatchEvent::not_run(uuid, why)),
                 Selection::Take { uuid } => {
@@ -309,19 +309,20 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             }
         }
         let this = &*self;
-        let told = stream::iter(words).map(|word| this.tell(word)).buffer_unordered(EVENT_CONCURRENCY);
+        let reported =
+            stream::iter(words).map(|word| this.send_event(word)).buffer_unordered(EVENT_CONCURRENCY);
         // A report that fails does not delay the others.
-        let told: Vec<Result<(), RoundError>> = told.collect().await;
-        let told: Result<(), RoundError> = told.into_iter().collect();
+        let reported: Vec<Result<(), RoundError>> = reported.collect().await;
+        let reported: Result<(), RoundError> = reported.into_iter().collect();
         match failed {
             Some(error) => Err(error),
-            None => told.map(|()| taken),
+            None => reported.map(|()| taken),
         }
     }
 
     /// Reports an event. A container that another dispatcher has locked meanwhile needs none.
-    async fn tell(&self, word: DispatchEvent) -> Result<(), RoundError> {
-        match self.door.say(&word.uuid, word.event, &word.text, word.attempt).await {
+    async fn send_event(&self, word: DispatchEvent) -> Result<(), RoundError> {
+        match self.client.say(&word.uuid, word.event, &word.text, word.attempt).await {
             Ok(()) => Ok(()),
             Err(error) if error.is_refusal() => Ok(()),
             Err(error) => Err(error.into()),
@@ -336,7 +337,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         kinds: &[NodeClass],
     ) -> Result<Option<DispatchEvent>, RoundError> {
         let Some(container) = queue.find(&uuid) else { return Ok(None) };
-        let lock = match self.door.lock(&uuid).await {
+        let lock = match self.client.lock(&uuid).await {
             Ok(lock) => lock,
             Err(error) if error.is_refusal() => {
                 let text = error.to_string();
@@ -346,7 +347,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         };
         self.tries.record_attempt(&uuid, self.now());
         let mut environment = self.settings.environment.clone();
-        environment.push(("WINDLASS_QUEUE_URL".to_owned(), self.door.url()));
+        environment.push(("WINDLASS_QUEUE_URL".to_owned(), self.client.url()));
         let order = SubmitRequest {
             attempt: lock.attempt.clone(),
             priority: container.priority,
@@ -361,13 +362,13 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 Ok(Some(DispatchEvent { uuid, event: DISPATCHED, text, attempt }))
             }
             Err(SubmitError::Refused { why }) => {
-                self.door.unlock(&lock.attempt, true).await?;
+                self.client.unlock(&lock.attempt, true).await?;
                 let now = self.now();
                 let why = match self.scheduler.refuses_for_long() {
                     true => self.tries.refused(container, &why, kinds, now),
                     false => why,
                 };
-                Ok(self.said.record(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
+                Ok(self.message.record(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
             }
             // It may run: the next snapshot finds it by its name, or the lock is released after a while.
             Err(SubmitError::Unclear(unclear)) => {
@@ -398,19 +399,25 @@ fn scheduler_message<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Opt
 }
 
 /// Returns the reason for the container, the message for people, and the event for the log.
-fn describe_cleanup(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
+fn describe_cleanup(
+    why: ReleaseReason,
+    message: Option<&str>,
+) -> (&'static str, String, Option<&'static str>) {
     match why {
         ReleaseReason::Crashed => {
-            let (reason, text) = match said {
-                Some(said) if said.starts_with(NODE_LOST) => ("node_lost", "its node was lost"),
-                Some(said) if said.starts_with(OUT_OF_MEMORY) => {
+            let (reason, text) = match message {
+                Some(message) if message.starts_with(NODE_LOST) => ("node_lost", "its node was lost"),
+                Some(message) if message.starts_with(OUT_OF_MEMORY) => {
                     ("oom_killed", "it used more memory than it requested")
                 }
-                Some(said) if said.starts_with(TIMED_OUT) => ("max_run_time", "it exceeded `max_run_time`"),
+                Some(message) if message.starts_with(TIMED_OUT) => {
+                    ("max_run_time", "it exceeded `max_run_time`")
+                }
                 Some(_) | None => ("crashed", "the job ended without a result"),
             };
-            let said = said.map(|said| format!(": the scheduler reported {said}")).unwrap_or_default();
-            (reason, format!("{text}{said}"), Some("cleaned_up_crashed"))
+            let message =
+                message.map(|message| format!(": the scheduler reported {message}")).unwrap_or_default();
+            (reason, format!("{text}{message}"), Some("cleaned_up_crashed"))
         }
         ReleaseReason::Abandoned => {
             ("abandoned", "the scheduler has no job for it".to_owned(), Some("cleaned_up_abandoned"))
@@ -425,16 +432,16 @@ mod tests {
 
     #[test]
     fn crash_message_names_a_lost_node_or_quotes_the_scheduler() {
-        let told = |said| {
-            let (reason, text, _) = describe_cleanup(ReleaseReason::Crashed, said);
+        let reported = |message| {
+            let (reason, text, _) = describe_cleanup(ReleaseReason::Crashed, message);
             (reason, text)
         };
         let lost = "its node was lost: the scheduler reported NODE_FAIL on n3";
-        assert_eq!(told(Some("NODE_FAIL on n3")), ("node_lost", lost.to_owned()));
-        assert_eq!(told(Some("OUT_OF_MEMORY")).0, "oom_killed");
-        assert_eq!(told(Some("TIMEOUT (TimeLimit)")).0, "max_run_time");
+        assert_eq!(reported(Some("NODE_FAIL on n3")), ("node_lost", lost.to_owned()));
+        assert_eq!(reported(Some("OUT_OF_MEMORY")).0, "oom_killed");
+        assert_eq!(reported(Some("TIMEOUT (TimeLimit)")).0, "max_run_time");
         let failed = "the job ended without a result: the scheduler reported FAILED (NonZeroExitCode)";
-        assert_eq!(told(Some("FAILED (NonZeroExitCode)")), ("crashed", failed.to_owned()));
-        assert_eq!(told(None), ("crashed", "the job ended without a result".to_owned()));
+        assert_eq!(reported(Some("FAILED (NonZeroExitCode)")), ("crashed", failed.to_owned()));
+        assert_eq!(reported(None), ("crashed", "the job ended without a result".to_owned()));
     }
 }

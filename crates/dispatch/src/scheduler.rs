@@ -46,8 +46,8 @@ pub enum SchedulerError {
     },
     #[error("`{program}` did not respond within {} s", within.as_secs())]
     Late { program: &'static str, within: std::time::Duration },
-    #[error("`{program}` failed: {said}")]
-    Failed { program: &'static str, said: String },
+    #[error("`{program}` failed: {message}")]
+    Failed { program: &'static str, message: String },
     #[error("unexpected output of `{program}`: `{line}`")]
     InvalidOutput { program: &'static str, line: String },
 }
@@ -56,7 +56,7 @@ pub enum SchedulerError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMode {
     /// The executor is signalled, and captures the output that exists.
-    Ask,
+    Request,
     /// The scheduler kills the job.
     Force,
 }
@@ -65,7 +65,7 @@ pub enum StopMode {
 pub trait Scheduler {
     type Room: Capacity + Send;
 
-    fn look(&self) -> impl Future<Output = Result<SchedulerSnapshot, SchedulerError>> + Send;
+    fn snapshot(&self) -> impl Future<Output = Result<SchedulerSnapshot, SchedulerError>> + Send;
     fn room(
         &self,
         lower: &SchedulerSnapshot,

@@ -56,7 +56,7 @@ macro_rules! lease_conformance {
         $crate::lease_conformance! { @cases $harness:
             a_claim_writes_token_owner_expiry_and_the_next_epoch
             l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses
-            l12_a_claim_takes_the_oldest_first_and_no_more_than_asked
+            l12_a_claim_takes_the_oldest_first_and_no_more_than_requested
             l12_rows_that_are_wanted_come_before_those_whose_time_has_come
             l12_concurrent_claimers_never_get_the_same_row
             l3_rows_owned_by_another_pipeline_are_left_alone
@@ -70,12 +70,12 @@ macro_rules! lease_conformance {
             l13_a_batch_of_finishes_has_one_now
             a_row_finished_without_a_due_time_is_due_at_once
             a_row_is_not_claimed_before_its_due_time
-            l14_a_row_poked_while_it_is_held_is_due_again_at_once
-            l14_a_row_poked_while_nobody_holds_it_is_due_at_once
+            l14_a_held_row_that_is_marked_due_is_due_again_at_once
+            l14_a_free_row_that_is_marked_due_is_due_at_once
             the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed
             hand_back_unlocks_and_keeps_last_processed_at
             l10_reset_clears_the_lock_keeps_the_owner_and_moves_the_row_to_the_end
-            nothing_is_asked_of_the_store_for_nothing
+            the_store_is_not_called_without_need
             l10_a_busy_related_row_locks_nothing
             l12_a_related_lock_takes_all_rows_and_keeps_their_pipeline_off
             l3_an_item_does_not_get_what_another_item_of_its_pipeline_holds

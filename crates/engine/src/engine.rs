@@ -56,14 +56,16 @@ impl<S: LeaseStore> Engine<S> {
     pub fn spawn<P: Pipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
-        self.supervise(queue, settings, move |bench| Box::pin(worker::run(bench, pipeline.clone())));
+        self.supervise(queue, settings, move |context| Box::pin(worker::run(context, pipeline.clone())));
     }
 
     /// Starts a pipeline that processes all rows of a claim at once.
     pub fn spawn_batch<P: BatchPipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
-        self.supervise(queue, settings, move |bench| Box::pin(worker::run_batches(bench, pipeline.clone())));
+        self.supervise(queue, settings, move |context| {
+            Box::pin(worker::run_batches(context, pipeline.clone()))
+        });
     }
 
     pub fn hints(&self) -> &Hints {
@@ -91,10 +93,10 @@ impl<S: LeaseStore> Engine<S> {
         debug_assert!(settings.is_valid(), "a lease must outlive its renewal: {settings:?}");
         let meter = Arc::new(PipelineMeter::new(queue.pipeline));
         self.meters.push(meter.clone());
-        let crank =
+        let runtime =
             Arc::new(PipelineRuntime::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
         let aborts = self.aborts.clone();
-        self.aborts.add(self.pipelines.spawn(supervise(crank, work, self.stop.subscribe(), aborts)));
+        self.aborts.add(self.pipelines.spawn(supervise(runtime, work, self.stop.subscribe(), aborts)));
     }
 }
 
@@ -132,12 +134,12 @@ struct PipelineTasks {
 
 impl PipelineTasks {
     fn start<S: LeaseStore>(
-        crank: &Arc<PipelineRuntime<S>>,
+        runtime: &Arc<PipelineRuntime<S>>,
         work: &impl WorkerFn<S>,
         stop: StopSignal,
         aborts: &AbortHandles,
     ) -> Self {
-        let line = crank.new_work_queue();
+        let line = runtime.new_work_queue();
         let mut tasks = Self {
             queue: line.clone(),
             fetcher: JoinSet::new(),
@@ -146,15 +148,16 @@ impl PipelineTasks {
             heartbeater: JoinSet::new(),
         };
         // Workers wait for the finisher only if it is a full batch behind.
-        let (out, inbox) = mpsc::channel(crank.settings.finish_max.max(1));
-        aborts.add(tasks.finisher.spawn(finish::run(crank.clone(), inbox)));
-        aborts.add(tasks.heartbeater.spawn(heartbeat::run(crank.clone())));
-        for _ in 0..crank.settings.workers.max(1) {
-            let bench = WorkerContext { runtime: crank.clone(), queue: line.clone(), finishes: out.clone() };
-            aborts.add(tasks.workers.spawn(work(bench)));
+        let (out, inbox) = mpsc::channel(runtime.settings.finish_max.max(1));
+        aborts.add(tasks.finisher.spawn(finish::run(runtime.clone(), inbox)));
+        aborts.add(tasks.heartbeater.spawn(heartbeat::run(runtime.clone())));
+        for _ in 0..runtime.settings.workers.max(1) {
+            let context =
+                WorkerContext { runtime: runtime.clone(), queue: line.clone(), finishes: out.clone() };
+            aborts.add(tasks.workers.spawn(work(context)));
         }
-        let hints = crank.hints.subscribe(crank.queue.pipeline);
-        aborts.add(tasks.fetcher.spawn(Fetcher::new(crank.clone(), line, hints, stop).run()));
+        let hints = runtime.hints.subscribe(runtime.queue.pipeline);
+        aborts.add(tasks.fetcher.spawn(Fetcher::new(runtime.clone(), line, hints, stop).run()));
         tasks
     }
 
@@ -183,31 +186,31 @@ impl PipelineTasks {
 }
 
 async fn supervise<S: LeaseStore>(
-    crank: Arc<PipelineRuntime<S>>,
+    runtime: Arc<PipelineRuntime<S>>,
     work: impl WorkerFn<S>,
     mut stop: StopSignal,
     aborts: AbortHandles,
 ) {
     loop {
-        let mut tasks = PipelineTasks::start(&crank, &work, stop.clone(), &aborts);
+        let mut tasks = PipelineTasks::start(&runtime, &work, stop.clone(), &aborts);
         let (which, how) = tokio::select! {
             biased;
-            deadline = wait_for_stop(&mut stop) => return stop_gracefully(&crank, tasks, deadline).await,
+            deadline = wait_for_stop(&mut stop) => return stop_gracefully(&runtime, tasks, deadline).await,
             crashed = tasks.next_exit() => crashed,
         };
         // A task that ended because of the stop signal did not crash.
         let ordered = *stop.borrow();
         if let Some(deadline) = ordered {
-            return stop_gracefully(&crank, tasks, deadline).await;
+            return stop_gracefully(&runtime, tasks, deadline).await;
         }
-        tracing::error!(pipeline = crank.queue.pipeline, task = which, error = how, "pipeline crashed");
-        crank.meter.restarts.add(1);
+        tracing::error!(pipeline = runtime.queue.pipeline, task = which, error = how, "pipeline crashed");
+        runtime.meter.restarts.add(1);
         tasks.shut_down().await;
-        crank.hand_back(crank.meter.leases.take_all()).await;
+        runtime.hand_back(runtime.meter.leases.take_all()).await;
         tokio::select! {
             biased;
             _ = wait_for_stop(&mut stop) => return,
-            () = sleep(crank.settings.restart_delay) => {}
+            () = sleep(runtime.settings.restart_delay) => {}
         }
     }
 }
@@ -221,21 +224,21 @@ async fn wait_for_stop(stop: &mut StopSignal) -> Instant {
 }
 
 async fn stop_gracefully<S: LeaseStore>(
-    crank: &PipelineRuntime<S>,
+    runtime: &PipelineRuntime<S>,
     mut tasks: PipelineTasks,
     deadline: Instant,
 ) {
     // No worker starts another row, even if the fetcher still adds some.
     tasks.queue.close();
-    crank.hand_back(tasks.queue.drain()).await;
+    runtime.hand_back(tasks.queue.drain()).await;
     // A claim may be in progress; wait for it and hand its rows back too.
     let _ = timeout_at(deadline, tasks.fetcher.join_next()).await;
     tasks.fetcher.shutdown().await;
-    crank.hand_back(tasks.queue.drain()).await;
+    runtime.hand_back(tasks.queue.drain()).await;
     let _ = timeout_at(deadline, async { while tasks.workers.join_next().await.is_some() {} }).await;
     tasks.workers.shutdown().await;
     // Without workers the finisher has no senders left: it completes its batch and ends.
-    let _ = timeout(crank.settings.lease_margin, tasks.finisher.join_next()).await;
+    let _ = timeout(runtime.settings.lease_margin, tasks.finisher.join_next()).await;
     tasks.shut_down().await;
-    crank.hand_back(crank.meter.leases.take_all()).await;
+    runtime.hand_back(runtime.meter.leases.take_all()).await;
 }

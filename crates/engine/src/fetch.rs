@@ -70,39 +70,41 @@ impl<S: LeaseStore> Fetcher<S> {
 
     /// Performs one claim. Returns the pause after it, if any.
     async fn fetch(&mut self) -> Option<Duration> {
-        let (crank, settings) = (&self.runtime, &self.runtime.settings);
+        let (runtime, settings) = (&self.runtime, &self.runtime.settings);
         let room = settings.queue_len_max.saturating_sub(self.queue.len());
         let limit = room.min(settings.claim_max);
         // This claim includes everything that was hinted or became due until now; later hints are kept.
         self.hints.take();
-        let known_due = crank.due_timer.take();
-        crank.meter.fetches.add(1);
-        let answer = crank.with_timeout(crank.store.claim(&crank.queue, limit, settings.lease_ttl)).await;
+        let known_due = runtime.due_timer.take();
+        runtime.meter.fetches.add(1);
+        let answer =
+            runtime.with_timeout(runtime.store.claim(&runtime.queue, limit, settings.lease_ttl)).await;
         let Some(Claim { leases, next_due_in }) = answer else {
             if let Some(due_at) = known_due {
-                crank.due_timer.schedule(due_at);
+                runtime.due_timer.schedule(due_at);
             }
             // A hint does not make the store available again, so it is left for the fetch after the pause.
             let delay = self.next_idle_delay();
             return Some(delay);
         };
         if let Some(due_in) = next_due_in {
-            crank.due_timer.schedule(Instant::now() + due_in);
+            runtime.due_timer.schedule(Instant::now() + due_in);
         }
         if leases.is_empty() {
-            crank.meter.fetches_empty.add(1);
+            runtime.meter.fetches_empty.add(1);
             return Some(self.next_idle_delay());
         }
-        crank.meter.claimed.add(leases.len());
+        runtime.meter.claimed.add(leases.len());
         let took_all = leases.len() < limit;
         let is_only_put_back = {
             let now = Instant::now();
-            let mut put_back = crank.returned_rows.lock();
+            let mut put_back = runtime.returned_rows.lock();
             put_back.retain(|_, until| *until > now);
             leases.iter().all(|lease| put_back.contains_key(&lease.id))
         };
         let lease_use = settings.lease_validity();
-        self.queue.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
+        self.queue
+            .push(leases.into_iter().map(|lease| runtime.meter.leases.track(lease, lease_use)).collect());
         self.empty_fetches = 0;
         if is_only_put_back {
             // Only rows that were just put back: wait for the holder of their related rows.

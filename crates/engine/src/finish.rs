@@ -55,16 +55,16 @@ impl FinishRequest {
 
 /// Runs until every sender is gone and everything sent is finished.
 pub(crate) async fn run<S: LeaseStore>(
-    crank: Arc<PipelineRuntime<S>>,
+    runtime: Arc<PipelineRuntime<S>>,
     mut inbox: mpsc::Receiver<FinishRequest>,
 ) {
     let mut batch = Vec::new();
-    while inbox.recv_many(&mut batch, crank.settings.finish_max.max(1)).await > 0 {
-        flush(&crank, std::mem::take(&mut batch)).await;
+    while inbox.recv_many(&mut batch, runtime.settings.finish_max.max(1)).await > 0 {
+        flush(&runtime, std::mem::take(&mut batch)).await;
     }
 }
 
-async fn flush<S: LeaseStore>(crank: &PipelineRuntime<S>, mut batch: Vec<FinishRequest>) {
+async fn flush<S: LeaseStore>(runtime: &PipelineRuntime<S>, mut batch: Vec<FinishRequest>) {
     for attempt in 0..ATTEMPTS_MAX {
         if attempt > 0 {
             sleep(RETRY_DELAY).await;
@@ -73,7 +73,7 @@ async fn flush<S: LeaseStore>(crank: &PipelineRuntime<S>, mut batch: Vec<FinishR
         batch.retain(|finish| {
             let is_over = finish.row.has_ended(now);
             if is_over {
-                crank.handle_lost_lease(&finish.row);
+                runtime.handle_lost_lease(&finish.row);
             }
             !is_over
         });
@@ -81,17 +81,17 @@ async fn flush<S: LeaseStore>(crank: &PipelineRuntime<S>, mut batch: Vec<FinishR
             return;
         }
         let done: Vec<_> = batch.iter().map(|finish| (finish.row.key(), finish.due_in)).collect();
-        if let Some(finished) = crank.with_timeout(crank.store.finish(&crank.queue, &done)).await {
-            return record_finished(crank, &batch, &finished.into_iter().collect());
+        if let Some(finished) = runtime.with_timeout(runtime.store.finish(&runtime.queue, &done)).await {
+            return record_finished(runtime, &batch, &finished.into_iter().collect());
         }
     }
     for finish in &batch {
-        crank.meter.leases.release(&finish.row);
+        runtime.meter.leases.release(&finish.row);
     }
 }
 
 fn record_finished<S: LeaseStore>(
-    crank: &PipelineRuntime<S>,
+    runtime: &PipelineRuntime<S>,
     batch: &[FinishRequest],
     finished: &BTreeSet<Uuid>,
 ) {
@@ -100,7 +100,7 @@ fn record_finished<S: LeaseStore>(
     let mut stale = 0;
     let mut due_at: Option<Instant> = None;
     for finish in batch {
-        crank.meter.leases.release(&finish.row);
+        runtime.meter.leases.release(&finish.row);
         if !finished.contains(&finish.row.lease.id) {
             // A deleted row cannot be finished, as expected.
             stale += usize::from(finish.reason != FinishReason::RowMissing);
@@ -115,10 +115,10 @@ fn record_finished<S: LeaseStore>(
         due_at = Some(due_at.map_or(at, |earliest| earliest.min(at)));
     }
     if applied > 0 {
-        crank.meter.applied(applied);
+        runtime.meter.applied(applied);
     }
-    crank.meter.stale.add(stale);
+    runtime.meter.stale.add(stale);
     if let Some(due_at) = due_at {
-        crank.due_timer.schedule(due_at);
+        runtime.due_timer.schedule(due_at);
     }
 }

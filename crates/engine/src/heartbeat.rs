@@ -14,40 +14,40 @@ use crate::{
     store::{LeaseKey, LeaseStore},
 };
 
-pub(crate) async fn run<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>) {
+pub(crate) async fn run<S: LeaseStore>(runtime: Arc<PipelineRuntime<S>>) {
     loop {
         // An idle pipeline has nothing to extend and costs nothing.
-        crank.meter.leases.wait_for_any().await;
-        sleep(crank.settings.heartbeat_interval).await;
+        runtime.meter.leases.wait_for_any().await;
+        sleep(runtime.settings.heartbeat_interval).await;
         let now = Instant::now();
-        for row in crank.meter.leases.remove_expired(now) {
-            crank.handle_lost_lease(&row);
+        for row in runtime.meter.leases.remove_expired(now) {
+            runtime.handle_lost_lease(&row);
         }
-        let old = crank.meter.leases.older_than(crank.settings.renew_after, now);
+        let old = runtime.meter.leases.older_than(runtime.settings.renew_after, now);
         if !old.is_empty() {
-            renew(&crank, &old).await;
+            renew(&runtime, &old).await;
         }
     }
 }
 
-async fn renew<S: LeaseStore>(crank: &PipelineRuntime<S>, rows: &[Arc<TrackedLease>]) {
-    let settings = &crank.settings;
+async fn renew<S: LeaseStore>(runtime: &PipelineRuntime<S>, rows: &[Arc<TrackedLease>]) {
+    let settings = &runtime.settings;
     // Counted from before the statement is sent: the database counts from later.
-    let asked_at = Instant::now();
+    let requested_at = Instant::now();
     if is_planted(Bug::HeartbeatStopsRenewing) {
         for row in rows {
-            row.renew(asked_at, settings.lease_validity());
+            row.renew(requested_at, settings.lease_validity());
         }
         return;
     }
     let held: Vec<LeaseKey> = rows.iter().map(|row| row.key()).collect();
-    let call = crank.store.extend(&crank.queue, &held, settings.lease_ttl);
-    let said = match timeout(settings.renew_after, call).await {
+    let call = runtime.store.extend(&runtime.queue, &held, settings.lease_ttl);
+    let message = match timeout(settings.renew_after, call).await {
         Ok(Ok(extended)) => {
             let extended: BTreeSet<Uuid> = extended.into_iter().collect();
             for row in rows {
                 if extended.contains(&row.lease.id) {
-                    row.renew(asked_at, settings.lease_validity());
+                    row.renew(requested_at, settings.lease_validity());
                 } else {
                     row.mark_refused();
                 }
@@ -58,11 +58,11 @@ async fn renew<S: LeaseStore>(crank: &PipelineRuntime<S>, rows: &[Arc<TrackedLea
         Err(_) => "no response in time".to_owned(),
     };
     // Retried at the next tick; the deadlines of the leases stay unchanged meanwhile.
-    crank.meter.store_errors.add(1);
+    runtime.meter.store_errors.add(1);
     tracing::warn!(
-        pipeline = crank.queue.pipeline,
+        pipeline = runtime.queue.pipeline,
         rows = held.len(),
-        error = said,
+        error = message,
         "failed to extend leases"
     );
 }

@@ -55,11 +55,11 @@ impl Hints {
 
     /// Wakes the pipeline in this replica only: for hints that came from another one.
     pub fn hint_local(&self, pipeline: &str) {
-        if let Some(bells) = self.bus.lock().subscribers.get_mut(pipeline) {
-            bells.retain(|bell| {
-                let Some(bell) = bell.upgrade() else { return false };
-                bell.is_set.store(true, Ordering::Release);
-                bell.notify.notify_one();
+        if let Some(wakers) = self.bus.lock().subscribers.get_mut(pipeline) {
+            wakers.retain(|waker| {
+                let Some(waker) = waker.upgrade() else { return false };
+                waker.is_set.store(true, Ordering::Release);
+                waker.notify.notify_one();
                 true
             });
         }
@@ -75,9 +75,9 @@ impl Hints {
 
     /// Subscribes to hints for one pipeline from now on.
     pub fn subscribe(&self, pipeline: &'static str) -> Subscription {
-        let bell = Arc::new(HintSignal::default());
-        self.bus.lock().subscribers.entry(pipeline).or_default().push(Arc::downgrade(&bell));
-        Subscription { signal: bell }
+        let waker = Arc::new(HintSignal::default());
+        self.bus.lock().subscribers.entry(pipeline).or_default().push(Arc::downgrade(&waker));
+        Subscription { signal: waker }
     }
 
     /// Returns the hints of this replica from now on, to be forwarded to the others.

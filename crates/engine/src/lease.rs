@@ -62,8 +62,8 @@ impl TrackedLease {
         self.applying.store(true, Ordering::Release);
     }
 
-    pub(crate) fn renew(&self, asked_at: Instant, lease_use: Duration) {
-        *self.term.lock() = LeaseTerm { renewed_at: asked_at, deadline: asked_at + lease_use };
+    pub(crate) fn renew(&self, requested_at: Instant, lease_use: Duration) {
+        *self.term.lock() = LeaseTerm { renewed_at: requested_at, deadline: requested_at + lease_use };
     }
 
     pub(crate) fn mark_refused(&self) {

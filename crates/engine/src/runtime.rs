@@ -197,13 +197,13 @@ impl<S: LeaseStore> PipelineRuntime<S> {
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<T> {
-        let said = match timeout(self.settings.lease_ttl, call).await {
+        let message = match timeout(self.settings.lease_ttl, call).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error_chain(&error),
             Err(_) => "no response in time".to_owned(),
         };
         self.meter.store_errors.add(1);
-        tracing::warn!(pipeline = self.queue.pipeline, error = said, "failed to access lease store");
+        tracing::warn!(pipeline = self.queue.pipeline, error = message, "failed to access lease store");
         None
     }
 }

@@ -23,27 +23,31 @@ pub(crate) struct WorkerContext<S> {
 }
 
 /// Processes one row after another, until the queue is closed.
-pub(crate) async fn run<S: LeaseStore, P: Pipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
-    while let Some(row) = bench.queue.next().await {
-        let _in_work = bench.runtime.meter.in_work(1);
-        process(&bench, &*pipeline, row).await;
+pub(crate) async fn run<S: LeaseStore, P: Pipeline>(context: WorkerContext<S>, pipeline: Arc<P>) {
+    while let Some(row) = context.queue.next().await {
+        let _in_work = context.runtime.meter.in_work(1);
+        process(&context, &*pipeline, row).await;
     }
 }
 
-async fn process<S: LeaseStore, P: Pipeline>(bench: &WorkerContext<S>, pipeline: &P, row: Arc<TrackedLease>) {
-    let WorkerContext { runtime: crank, finishes: out, .. } = bench;
+async fn process<S: LeaseStore, P: Pipeline>(
+    context: &WorkerContext<S>,
+    pipeline: &P,
+    row: Arc<TrackedLease>,
+) {
+    let WorkerContext { runtime, finishes: out, .. } = context;
     let work = AssertUnwindSafe(run_pass(pipeline, &row)).catch_unwind();
     match while_held(std::slice::from_ref(&row), work).await {
-        Err(_) => crank.handle_lost_lease(&row),
-        Ok(Ok(Ok(Some(applied)))) => crank.handle_outcome(row, applied, out).await,
-        Ok(Ok(Ok(None))) => crank.handle_missing_row(row, out).await,
+        Err(_) => runtime.handle_lost_lease(&row),
+        Ok(Ok(Ok(Some(applied)))) => runtime.handle_outcome(row, applied, out).await,
+        Ok(Ok(Ok(None))) => runtime.handle_missing_row(row, out).await,
         Ok(Ok(Err(error))) => {
-            crank.log_failure(&row, &error_chain(&error));
-            crank.handle_failure(row, out).await;
+            runtime.log_failure(&row, &error_chain(&error));
+            runtime.handle_failure(row, out).await;
         }
         Ok(Err(panic)) => {
-            crank.log_failure(&row, &panic_message(&*panic));
-            crank.handle_failure(row, out).await;
+            runtime.log_failure(&row, &panic_message(&*panic));
+            runtime.handle_failure(row, out).await;
         }
     }
 }
@@ -64,12 +68,15 @@ const BATCH_PAUSE_FACTOR: u32 = 3;
 const BATCH_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Processes one batch after another, until the queue is closed.
-pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
-    let rows_max = bench.runtime.settings.claim_max;
-    while let Some(rows) = bench.queue.next_many(rows_max).await {
+pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(
+    context: WorkerContext<S>,
+    pipeline: Arc<P>,
+) {
+    let rows_max = context.runtime.settings.claim_max;
+    while let Some(rows) = context.queue.next_many(rows_max).await {
         let began = Instant::now();
-        let in_work = bench.runtime.meter.in_work(rows.len());
-        process_batch(&bench, &*pipeline, rows).await;
+        let in_work = context.runtime.meter.in_work(rows.len());
+        process_batch(&context, &*pipeline, rows).await;
         drop(in_work);
         // The cost of a batch depends little on its number of rows. A pause longer than the batch leaves most of the
         // time to other work, and the rows that arrive meanwhile share the next batch.
@@ -78,15 +85,15 @@ pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: WorkerCo
 }
 
 async fn process_batch<S: LeaseStore, P: BatchPipeline>(
-    bench: &WorkerContext<S>,
+    context: &WorkerContext<S>,
     pipeline: &P,
     mut rows: Vec<Arc<TrackedLease>>,
 ) {
-    let WorkerContext { runtime: crank, finishes: out, .. } = bench;
+    let WorkerContext { runtime, finishes: out, .. } = context;
     // A lease that ended in the queue must not end the others.
     let now = Instant::now();
     for row in rows.extract_if(.., |row| row.has_ended(now)) {
-        crank.handle_lost_lease(&row);
+        runtime.handle_lost_lease(&row);
     }
     if rows.is_empty() {
         return;
@@ -101,17 +108,17 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
             // The batch is dropped already, so its rows that are still held can be claimed by others at once.
             let now = Instant::now();
             for row in rows.extract_if(.., |row| row.has_ended(now)) {
-                crank.handle_lost_lease(&row);
+                runtime.handle_lost_lease(&row);
             }
-            return crank.hand_back(rows).await;
+            return runtime.hand_back(rows).await;
         }
         Ok(Ok(Ok(mut outcomes))) => {
             for row in rows {
                 match outcomes.iter().position(|(id, _)| *id == row.lease.id) {
-                    Some(at) => crank.handle_outcome(row, outcomes.swap_remove(at).1, out).await,
+                    Some(at) => runtime.handle_outcome(row, outcomes.swap_remove(at).1, out).await,
                     None => {
-                        crank.log_failure(&row, "the batch returned no outcome for the row");
-                        crank.handle_failure(row, out).await;
+                        runtime.log_failure(&row, "the batch returned no outcome for the row");
+                        runtime.handle_failure(row, out).await;
                     }
                 }
             }
@@ -121,9 +128,9 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
         Ok(Err(panic)) => panic_message(&*panic),
     };
     // One failure, logged once, with the first row.
-    crank.log_failure(&rows[0], &format!("{failed} (batch of {} rows)", rows.len()));
+    runtime.log_failure(&rows[0], &format!("{failed} (batch of {} rows)", rows.len()));
     for row in rows {
-        crank.handle_failure(row, out).await;
+        runtime.handle_failure(row, out).await;
     }
 }
 

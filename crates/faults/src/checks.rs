@@ -46,8 +46,8 @@ pub struct AgentSite {
 
 impl AgentSite {
     /// The machine of a stage.
-    pub fn local(stage: &TestEnv, engine: Option<PathBuf>) -> Self {
-        let home = stage.home().join("server/local");
+    pub fn local(env: &TestEnv, engine: Option<PathBuf>) -> Self {
+        let home = env.home().join("server/local");
         Self { label: home.clone(), home, keys: Vec::new(), engine, is_damaged: false }
     }
 
@@ -118,7 +118,7 @@ impl AgentSite {
                 | JournalEvent::Unmounted
                 | JournalEvent::ContainerCreated { .. }
                 | JournalEvent::ContainerStarting { .. }
-                | JournalEvent::TerminateAsked { .. }
+                | JournalEvent::TerminateRequested { .. }
                 | JournalEvent::RefusedSpec { .. } => {}
             }
         }
@@ -201,9 +201,9 @@ fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
 impl Trial {
     /// Runs the checks after the faults: waits until every run has ended, stops the server cleanly, and checks its
     /// database, the journals of the sites, and the state of the machine.
-    pub async fn judge(&mut self, stage: &mut TestEnv, sites: &[AgentSite]) {
+    pub async fn evaluate(&mut self, env: &mut TestEnv, sites: &[AgentSite]) {
         let began = Instant::now();
-        while let Some(run) = find_active_run(stage).await {
+        while let Some(run) = find_active_run(env).await {
             if began.elapsed() > CLEANUP_TIMEOUT {
                 self.violation(&format!("R2: {} is still {}", run["run_spec"]["run_name"], run["status"]));
                 break;
@@ -214,8 +214,8 @@ impl Trial {
         while sites.iter().any(AgentSite::has_tasks) && began.elapsed() < CLEANUP_TIMEOUT {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        let url = DatabaseUrl::Sqlite(stage.home().join("server/windlass.db"));
-        stage.stop_server();
+        let url = DatabaseUrl::Sqlite(env.home().join("server/windlass.db"));
+        env.stop_server();
         self.check_database(&url, sites).await;
     }
 
@@ -267,7 +267,7 @@ fn find_all_leftovers(sites: &[AgentSite], jobs: &BTreeSet<Uuid>) -> Vec<String>
 }
 
 /// Returns any run that has not ended.
-async fn find_active_run(stage: &mut TestEnv) -> Option<Value> {
-    let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
+async fn find_active_run(env: &mut TestEnv) -> Option<Value> {
+    let runs = env.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
     runs.as_array().and_then(|runs| runs.first().cloned())
 }

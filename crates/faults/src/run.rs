@@ -53,7 +53,7 @@ thread_local! {
 }
 
 /// Runs all trials and reports each at its end.
-pub fn run_trials(order: &RunOptions, tell: impl Fn(&TrialOutcome) + Sync) -> Result<Vec<TrialOutcome>> {
+pub fn run_trials(order: &RunOptions, notify: impl Fn(&TrialOutcome) + Sync) -> Result<Vec<TrialOutcome>> {
     std::fs::create_dir_all(&order.dir).with_context(|| format!("make {}", order.dir.display()))?;
     std::panic::set_hook(Box::new(|info| {
         LAST_PANIC.with(|words| *words.borrow_mut() = Some(info.to_string()));
@@ -68,7 +68,7 @@ pub fn run_trials(order: &RunOptions, tell: impl Fn(&TrialOutcome) + Sync) -> Re
                 loop {
                     let Some((row, seed)) = queue.lock().pop_front() else { return };
                     let outcome = run_trial(&row, seed, order);
-                    tell(&outcome);
+                    notify(&outcome);
                     outcomes.lock().push(outcome);
                 }
             });

@@ -58,7 +58,7 @@ impl Trial {
     }
 
     /// A separate server, not yet started; its files are in the trial's directory.
-    pub fn stage(&self, machines: HostMode) -> TestEnv {
+    pub fn env(&self, machines: HostMode) -> TestEnv {
         TestEnv::at(self.dir.join("stage"), machines)
     }
 

@@ -256,7 +256,7 @@ mod tests {
         CachingGatekeeper::new(CountingGatekeeper(AtomicUsize::new(0)), trust)
     }
 
-    fn asked(gate: &CachingGatekeeper<CountingGatekeeper>) -> usize {
+    fn requested(gate: &CachingGatekeeper<CountingGatekeeper>) -> usize {
         gate.inner.0.load(Ordering::Relaxed)
     }
 
@@ -268,24 +268,24 @@ mod tests {
         {
             let verdict = gate.check(token, project, HERE).await;
             assert_eq!(matches!(verdict, Verdict::Allow { .. }), token == "good");
-            assert_eq!(asked(&gate), times);
+            assert_eq!(requested(&gate), times);
         }
         gate.clear();
         gate.check("good", "a", HERE).await;
-        assert_eq!(asked(&gate), 4);
+        assert_eq!(requested(&gate), 4);
         for (token, known, times) in [
             ("good", Some(true), 5),
             ("good", Some(true), 5),
             ("bad", Some(false), 6),
             ("bad", Some(false), 6),
         ] {
-            assert_eq!((gate.is_known(token, "a", HERE).await, asked(&gate)), (known, times), "{token}");
+            assert_eq!((gate.is_known(token, "a", HERE).await, requested(&gate)), (known, times), "{token}");
         }
         assert_eq!(
             (gate.is_known("away", "a", HERE).await, gate.is_known("away", "a", HERE).await),
             (None, None)
         );
-        assert_eq!(asked(&gate), 8, "silence is not remembered");
+        assert_eq!(requested(&gate), 8, "silence is not remembered");
     }
 
     #[tokio::test]
@@ -293,10 +293,10 @@ mod tests {
         let gate = cached(Duration::ZERO, 10);
         gate.check("good", "a", HERE).await;
         gate.check("good", "a", HERE).await;
-        assert_eq!(asked(&gate), 2);
+        assert_eq!(requested(&gate), 2);
         gate.check("away", "a", HERE).await;
         assert!(matches!(gate.check("away", "a", HERE).await, Verdict::Unknown));
-        assert_eq!(asked(&gate), 4);
+        assert_eq!(requested(&gate), 4);
     }
 
     #[tokio::test]

@@ -26,8 +26,8 @@ pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<ResponseB
         return Some(response);
     }
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    if let Some(asked) = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    if let Some(requested) = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, requested.clone());
     }
     if let Ok(age) = HeaderValue::from_str(&cors.max_age_s.to_string()) {
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, age);

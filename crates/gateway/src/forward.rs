@@ -57,9 +57,9 @@ impl Proxy {
     pub(crate) async fn forward(
         &self,
         live: &Arc<ServiceState>,
-        errand: Box<ProxyRequest<'_>>,
+        request: Box<ProxyRequest<'_>>,
         mut body: RequestBody,
-        mut tally: RequestMetrics,
+        mut metrics: RequestMetrics,
     ) -> Result<Response<ResponseBody>, LocalResponse> {
         if !body.is_empty() {
             body.enable_replay();
@@ -70,25 +70,25 @@ impl Proxy {
         loop {
             let (outstanding, conn, reused) = match self.connect_replica(&mut live, &mut tries).await {
                 Ok(reached) => reached,
-                Err(say) => return Err((say.into_response(), tally)),
+                Err(say) => return Err((say.into_response(), metrics)),
             };
-            if let Some(note) = &mut tally.access {
+            if let Some(note) = &mut metrics.access {
                 note.record.replica = Some(Arc::clone(&outstanding.replica.id));
                 note.record.attempts = tries.count;
             }
-            let answer = self.attempt(&live, conn, reused, body, &errand, &mut headers).await;
+            let answer = self.attempt(&live, conn, reused, body, &request, &mut headers).await;
             let failed = match answer {
                 Ok((conn, sending, answer)) => {
                     outstanding.replica.mark_healthy();
-                    return Ok(forward_response(errand, conn, sending, answer, outstanding, tally));
+                    return Ok(forward_response(request, conn, sending, answer, outstanding, metrics));
                 }
                 Err(failed) => *failed,
             };
-            tally.bytes_in = failed.body.taken();
+            metrics.bytes_in = failed.body.taken();
             body = failed.body;
             if let Err(say) = tries
                 .check_retry(
-                    &errand.parts.method,
+                    &request.parts.method,
                     &failed.failure,
                     failed.has_sent,
                     failed.is_reused,
@@ -96,7 +96,7 @@ impl Proxy {
                 )
                 .and_then(|()| body.rewind().then_some(()).ok_or_else(|| failure_response(&failed.failure)))
             {
-                return Err((say.into_response(), tally));
+                return Err((say.into_response(), metrics));
             }
         }
     }
@@ -187,10 +187,10 @@ impl Proxy {
             if Instant::now() >= deadline {
                 return Err(later(live));
             }
-            let look = deadline.min(Instant::now() + HOLD_POLL_INTERVAL);
+            let check = deadline.min(Instant::now() + HOLD_POLL_INTERVAL);
             // A timeout counts as a change: failed replicas are tried again.
             tokio::select! {
-                _ = tokio::time::timeout_at(look, changes.changed()) => {}
+                _ = tokio::time::timeout_at(check, changes.changed()) => {}
                 () = room => {}
             }
             tries.tried.clear();
@@ -203,7 +203,7 @@ impl Proxy {
         mut conn: Box<UpstreamConnection>,
         reused: bool,
         body: RequestBody,
-        errand: &ProxyRequest<'_>,
+        request: &ProxyRequest<'_>,
         headers: &mut HeaderMap,
     ) -> Result<(Box<UpstreamConnection>, RequestWriter, ResponseHead), Box<FailedAttempt>> {
         let framing = match body.length() {
@@ -211,21 +211,21 @@ impl Proxy {
             Some(length) => Framing::Sized(length),
             None => Framing::Chunked,
         };
-        let passage = ForwardedHeaders {
-            client: errand.client,
-            head: &errand.head,
-            path: errand.path(),
-            prefix: (!errand.stripped_prefix.is_empty()).then_some(errand.stripped_prefix),
+        let forwarded = ForwardedHeaders {
+            client: request.client,
+            head: &request.head,
+            path: request.path(),
+            prefix: (!request.stripped_prefix.is_empty()).then_some(request.stripped_prefix),
             framing,
-            strip_authorization: errand.strip_authorization,
-            identity: errand.identity.as_ref(),
+            strip_authorization: request.strip_authorization,
+            identity: request.identity.as_ref(),
         };
-        headers::write_request_head(conn.begin(), &errand.parts, &passage);
+        headers::write_request_head(conn.begin(), &request.parts, &forwarded);
         let mut sending = RequestWriter::new(body, framing);
-        let upgrade = errand.head.upgrade.is_some();
-        let patience = Duration::from_millis(live.service.answer_ms);
-        let method = &errand.parts.method;
-        match exchange(&mut conn, &mut sending, method, upgrade, headers, patience).await {
+        let upgrade = request.head.upgrade.is_some();
+        let limits = Duration::from_millis(live.service.answer_ms);
+        let method = &request.parts.method;
+        match exchange(&mut conn, &mut sending, method, upgrade, headers, limits).await {
             Ok(answer) => Ok((conn, sending, answer)),
             Err(failure) => {
                 let sent = conn.has_sent();
@@ -247,9 +247,9 @@ async fn exchange(
     method: &Method,
     upgrade: bool,
     headers: &mut HeaderMap,
-    patience: Duration,
+    limits: Duration,
 ) -> Result<ResponseHead, ExchangeError> {
-    let (mut ends, mut progress) = (Instant::now() + patience, 0);
+    let (mut ends, mut progress) = (Instant::now() + limits, 0);
     poll_fn(|cx| {
         let broken = if sending.is_done() {
             None
@@ -272,7 +272,7 @@ async fn exchange(
             }
             // Progress of a long upload extends the deadline.
             progress = conn.sent();
-            ends = Instant::now() + patience;
+            ends = Instant::now() + limits;
         }
         Poll::Pending
     })
@@ -364,25 +364,25 @@ impl Drop for HeldGuard {
 }
 
 fn forward_response(
-    errand: Box<ProxyRequest<'_>>,
+    request: Box<ProxyRequest<'_>>,
     conn: Box<UpstreamConnection>,
     sending: RequestWriter,
     answer: ResponseHead,
     outstanding: OutstandingRequest,
-    mut tally: RequestMetrics,
+    mut metrics: RequestMetrics,
 ) -> Response<ResponseBody> {
-    tally.status = answer.status;
-    tally.bytes_in = sending.taken();
+    metrics.status = answer.status;
+    metrics.bytes_in = sending.taken();
     let mut headers = answer.headers;
     if answer.status == StatusCode::SWITCHING_PROTOCOLS {
         let protocol = headers.get(header::UPGRADE).cloned();
         headers::clean_response(&mut headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        if let Some(protocol) = protocol.or(errand.head.upgrade) {
+        if let Some(protocol) = protocol.or(request.head.upgrade) {
             headers.insert(header::UPGRADE, protocol);
         }
-        if let Some(on_upgrade) = errand.on_upgrade {
-            upgrade::spawn_splice(on_upgrade, conn, outstanding, tally, errand.grant);
+        if let Some(on_upgrade) = request.on_upgrade {
+            upgrade::spawn_splice(on_upgrade, conn, outstanding, metrics, request.grant);
         }
         let mut response = Response::new(ResponseBody::text(bytes::Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -395,9 +395,9 @@ fn forward_response(
         body_reader: answer.framing.into(),
         request_writer: (!sending.is_done()).then_some(sending),
         keep_alive: answer.keep_alive,
-        grant: errand.grant,
+        grant: request.grant,
         outstanding,
-        metrics: tally,
+        metrics,
     };
     let mut response = Response::new(ResponseBody::streamed(flow));
     *response.status_mut() = answer.status;

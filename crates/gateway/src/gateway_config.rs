@@ -38,12 +38,13 @@ pub enum CertificateSource {
 pub struct ReplicaHost {
     /// Credential for its agent: a pass to the ports of these replicas only.
     pub credential: String,
-    pub way: AgentAddress,
+    #[serde(rename = "way")]
+    pub address: AgentAddress,
 }
 
 impl fmt::Debug for ReplicaHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Site").field("way", &self.way).finish_non_exhaustive()
+        f.debug_struct("Site").field("way", &self.address).finish_non_exhaustive()
     }
 }
 

@@ -116,21 +116,22 @@ fn parse_host(parts: &Parts) -> Result<HeaderValue, HeadRefusal> {
 /// Returns the requested upgrade. It is forwarded only in its simple form: a GET without a body, with one protocol.
 /// HTTP/2 is not offered, because it would hide all that follows from the proxy.
 fn parse_upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
-    let mut wishes = parts.headers.get_all(header::UPGRADE).iter();
-    let Some(wish) = wishes.next() else { return Ok(None) };
-    let asked = parts.headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"upgrade"));
-    if !asked || parts.version != Version::HTTP_11 {
+    let mut requests = parts.headers.get_all(header::UPGRADE).iter();
+    let Some(request) = requests.next() else { return Ok(None) };
+    let requested =
+        parts.headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"upgrade"));
+    if !requested || parts.version != Version::HTTP_11 {
         return Ok(None);
     }
-    if has_token(wish, b"h2c") {
+    if has_token(request, b"h2c") {
         return Ok(None);
     }
     let body = parts.headers.contains_key(header::TRANSFER_ENCODING)
         || parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
-    if wishes.next().is_some() || parts.method != Method::GET || body {
+    if requests.next().is_some() || parts.method != Method::GET || body {
         return Err(HeadRefusal(400, "an upgrade request must be a GET without a body, for one protocol"));
     }
-    Ok(Some(wish.clone()))
+    Ok(Some(request.clone()))
 }
 
 /// Returns the name in a `Host` value without its port, for the lookup.
@@ -158,12 +159,12 @@ pub(crate) struct ForwardedHeaders<'a> {
 }
 
 /// Writes the head of a request to a replica.
-pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
+pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, forwarded: &ForwardedHeaders<'_>) {
     buffer.put_slice(parts.method.as_str().as_bytes());
     buffer.put_u8(b' ');
-    buffer.put_slice(passage.path.as_bytes());
+    buffer.put_slice(forwarded.path.as_bytes());
     buffer.put_slice(b" HTTP/1.1\r\n");
-    put_header(buffer, "host", passage.head.host.as_bytes());
+    put_header(buffer, "host", forwarded.head.host.as_bytes());
     let named = parts.headers.get_all(header::CONNECTION);
     // The usual `Connection: keep-alive` names no header field.
     let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
@@ -171,24 +172,24 @@ pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: 
         if is_managed_header(name)
             || (names_more && named.iter().any(|list| has_token(list, name.as_str().as_bytes())))
             || (name == header::AUTHORIZATION
-                && (passage.strip_authorization || auth::is_windlass_token(value)))
+                && (forwarded.strip_authorization || auth::is_windlass_token(value)))
         {
             continue;
         }
         put_header(buffer, name.as_str(), value.as_bytes());
     }
     write_cookies(buffer, &parts.headers);
-    put_header(buffer, "x-forwarded-for", passage.client.forwarded_for.as_bytes());
-    put_header(buffer, "x-forwarded-proto", if passage.client.https { b"https" } else { b"http" });
-    put_header(buffer, "x-forwarded-host", passage.head.host.as_bytes());
-    if let Some(prefix) = passage.prefix {
+    put_header(buffer, "x-forwarded-for", forwarded.client.forwarded_for.as_bytes());
+    put_header(buffer, "x-forwarded-proto", if forwarded.client.https { b"https" } else { b"http" });
+    put_header(buffer, "x-forwarded-host", forwarded.head.host.as_bytes());
+    if let Some(prefix) = forwarded.prefix {
         put_header(buffer, "x-forwarded-prefix", prefix.as_bytes());
     }
-    if let Some(identity) = passage.identity {
+    if let Some(identity) = forwarded.identity {
         put_header(buffer, auth::IDENTITY_HEADER, identity.as_bytes());
     }
-    write_connection(buffer, parts, passage);
-    match passage.framing {
+    write_connection(buffer, parts, forwarded);
+    match forwarded.framing {
         Framing::None if parts.headers.contains_key(header::CONTENT_LENGTH) => {
             buffer.put_slice(b"content-length: 0\r\n");
         }
@@ -199,8 +200,8 @@ pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: 
     buffer.put_slice(b"\r\n");
 }
 
-fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
-    if let Some(upgrade) = &passage.head.upgrade {
+fn write_connection(buffer: &mut BytesMut, parts: &Parts, forwarded: &ForwardedHeaders<'_>) {
+    if let Some(upgrade) = &forwarded.head.upgrade {
         buffer.put_slice(b"connection: upgrade\r\n");
         put_header(buffer, "upgrade", upgrade.as_bytes());
     } else if parts.headers.get(header::TE).is_some_and(|te| has_token(te, b"trailers")) {
@@ -339,19 +340,19 @@ mod tests {
 
     fn passed(fields: &[(&str, &str)], ours: bool) -> String {
         let parts = parts("GET", "/a?b=c", fields);
-        let asked = parse_head(&parts).unwrap();
+        let requested = parse_head(&parts).unwrap();
         let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
         let mut buffer = BytesMut::new();
-        let passage = ForwardedHeaders {
+        let forwarded = ForwardedHeaders {
             client: &origin,
-            head: &asked,
+            head: &requested,
             path: "/b?b=c",
             prefix: Some("/a"),
             framing: Framing::None,
             strip_authorization: ours,
             identity: None,
         };
-        write_request_head(&mut buffer, &parts, &passage);
+        write_request_head(&mut buffer, &parts, &forwarded);
         String::from_utf8(buffer.to_vec()).unwrap().replace("\r\n", "\n")
     }
 
@@ -519,14 +520,14 @@ mod tests {
             uri in prop::sample::select(&["/", "/a?b=c", "*", "http://a.test/x", "ftp://a.test/", "//x/y", "/%00"][..]),
         ) {
             let parts = parts(method, uri, &fields);
-            let Ok(asked) = parse_head(&parts) else { return Ok(()) };
-            let _ = host_name(&asked.host);
+            let Ok(requested) = parse_head(&parts) else { return Ok(()) };
+            let _ = host_name(&requested.host);
             let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
             let mut buffer = BytesMut::new();
             let (path, framing) = ("/b", Framing::None);
-            let passage =
-                ForwardedHeaders { client: &origin, head: &asked, path, prefix: None, framing, strip_authorization: true, identity: None };
-            write_request_head(&mut buffer, &parts, &passage);
+            let forwarded =
+                ForwardedHeaders { client: &origin, head: &requested, path, prefix: None, framing, strip_authorization: true, identity: None };
+            write_request_head(&mut buffer, &parts, &forwarded);
             let head = String::from_utf8_lossy(&buffer).to_lowercase();
             prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);
             prop_assert!(head.find("\r\n\r\n").is_none_or(|at| at + 4 == head.len()), "{}", head);

@@ -94,19 +94,21 @@ impl Proxy {
         origin: &ClientConnection,
         request: Request<B>,
     ) -> Response<ResponseBody> {
-        let (errand, body) = match parse_request(origin, request) {
+        let (proxy_request, body) = match parse_request(origin, request) {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal_response(refusal),
         };
-        let Some(live) = self.routes.host(headers::host_name(&errand.head.host)) else {
+        let Some(live) = self.routes.host(headers::host_name(&proxy_request.head.host)) else {
             return ErrorResponse::new(StatusCode::NOT_FOUND, "no service has this host name")
                 .into_response();
         };
-        if live.service.https && !origin.https && self.has_certificate(headers::host_name(&errand.head.host))
+        if live.service.https
+            && !origin.https
+            && self.has_certificate(headers::host_name(&proxy_request.head.host))
         {
-            return redirect_to_https(headers::host_name(&errand.head.host), errand.path());
+            return redirect_to_https(headers::host_name(&proxy_request.head.host), proxy_request.path());
         }
-        self.serve(live, errand, body).await
+        self.serve(live, proxy_request, body).await
     }
 
     pub(crate) fn has_certificate(&self, host: &str) -> bool {
@@ -120,11 +122,11 @@ impl Proxy {
         base: &str,
         request: Request<B>,
     ) -> Response<ResponseBody> {
-        let (mut errand, body) = match parse_request(origin, request) {
+        let (mut proxy_request, body) = match parse_request(origin, request) {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal_response(refusal),
         };
-        let path = errand.parts.uri.path().to_owned();
+        let path = proxy_request.parts.uri.path().to_owned();
         let Some((key, rest)) = split_service_path(&path, base) else {
             return ErrorResponse::new(StatusCode::NOT_FOUND, "the path does not name a service")
                 .into_response();
@@ -132,12 +134,12 @@ impl Proxy {
         let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
         if rest.is_empty() {
             // Otherwise relative links of the page would point outside the service.
-            return redirect(&format!("{mount}/{}", query_suffix(&errand.parts)));
+            return redirect(&format!("{mount}/{}", query_suffix(&proxy_request.parts)));
         }
         let Some(live) = self.routes.service(key) else {
             // A caller without access to the project gets the same response as for an existing service.
             let project = key.split('/').next().unwrap_or_default();
-            return match self.check_token(project, &mut errand).await {
+            return match self.check_token(project, &mut proxy_request).await {
                 Ok(()) => {
                     ErrorResponse::new(StatusCode::NOT_FOUND, "the service does not exist").into_response()
                 }
@@ -145,9 +147,9 @@ impl Proxy {
             };
         };
         if live.service.strip_prefix {
-            errand.stripped_prefix = mount;
+            proxy_request.stripped_prefix = mount;
         }
-        self.serve(live, errand, body).await
+        self.serve(live, proxy_request, body).await
     }
 
     /// Serves a request for a known service, by a caller whose token was checked already.
@@ -159,12 +161,12 @@ impl Proxy {
         request: Request<B>,
     ) -> Response<ResponseBody> {
         match parse_request(origin, request) {
-            Ok((mut errand, body)) => {
-                errand.grant = Some(rights);
-                errand.is_authenticated = true;
-                errand.strip_authorization = true;
-                errand.identity = identity;
-                self.serve(live, errand, body).await
+            Ok((mut proxy_request, body)) => {
+                proxy_request.grant = Some(rights);
+                proxy_request.is_authenticated = true;
+                proxy_request.strip_authorization = true;
+                proxy_request.identity = identity;
+                self.serve(live, proxy_request, body).await
             }
             Err(refusal) => refusal_response(refusal),
         }
@@ -173,27 +175,27 @@ impl Proxy {
     async fn serve(
         &self,
         live: Arc<ServiceState>,
-        mut errand: Box<ProxyRequest<'_>>,
+        mut request: Box<ProxyRequest<'_>>,
         mut body: RequestBody,
     ) -> Response<ResponseBody> {
-        let mut tally = RequestMetrics::start(&live);
+        let mut metrics = RequestMetrics::start(&live);
         if let Some(log) = &self.log {
-            tally.access = Some(Box::new(access_entry(log, &live, &errand, tally.began())));
+            metrics.access = Some(Box::new(access_entry(log, &live, &request, metrics.began())));
         }
         let caller =
-            live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
-        let answered = match self.check_admission(&live, &mut errand, &mut body, &tally).await {
+            live.service.cors.as_ref().and_then(|_| request.parts.headers.get(header::ORIGIN).cloned());
+        let answered = match self.check_admission(&live, &mut request, &mut body, &metrics).await {
             Ok(None) => {
                 live.stats().admit();
-                self.forward(&live, errand, body, tally).await
+                self.forward(&live, request, body, metrics).await
             }
-            Ok(Some(response)) => Err((response, tally)),
-            Err(say) => Err((say.into_response(), tally)),
+            Ok(Some(response)) => Err((response, metrics)),
+            Err(say) => Err((say.into_response(), metrics)),
         };
         let mut response = match answered {
             Ok(response) => response,
-            Err((response, mut tally)) => {
-                tally.status = response.status();
+            Err((response, mut metrics)) => {
+                metrics.status = response.status();
                 response
             }
         };
@@ -207,28 +209,28 @@ impl Proxy {
     async fn check_admission(
         &self,
         live: &ServiceState,
-        errand: &mut ProxyRequest<'_>,
+        request: &mut ProxyRequest<'_>,
         body: &mut RequestBody,
-        tally: &RequestMetrics,
+        metrics: &RequestMetrics,
     ) -> Result<Option<Response<ResponseBody>>, ErrorResponse> {
         let service = &live.service;
         if let Some(rules) = &service.cors
-            && let Some(response) = cors::preflight(rules, &errand.parts)
+            && let Some(response) = cors::preflight(rules, &request.parts)
         {
             return Ok(Some(response));
         }
-        let path = errand.path().split('?').next().unwrap_or("/");
-        let peer = errand.client.peer.ip();
-        if let Err(wait) = live.limits.acquire(path, &errand.parts.headers, peer, tally.began()) {
+        let path = request.path().split('?').next().unwrap_or("/");
+        let peer = request.client.peer.ip();
+        if let Err(wait) = live.limits.acquire(path, &request.parts.headers, peer, metrics.began()) {
             let text = "too many requests: rate limit of the service exceeded";
             return Err(ErrorResponse::with_retry_after(StatusCode::TOO_MANY_REQUESTS, text, wait));
         }
-        if service.auth && !errand.is_authenticated {
-            self.check_token(&service.project, errand).await?;
-        } else if !errand.is_authenticated {
-            errand.strip_authorization = self.carries_windlass_token(live, errand).await;
+        if service.auth && !request.is_authenticated {
+            self.check_token(&service.project, request).await?;
+        } else if !request.is_authenticated {
+            request.strip_authorization = self.carries_windlass_token(live, request).await;
         }
-        let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
+        let length = content_length(&request.parts.headers).ok().flatten().or_else(|| body.length());
         if let (Some(max), Some(length)) = (service.body_max, length)
             && length > max
         {
@@ -241,10 +243,11 @@ impl Proxy {
 
     /// Returns whether the `Authorization` header of a request to a service without authentication contains a token of
     /// the server.
-    async fn carries_windlass_token(&self, live: &ServiceState, errand: &ProxyRequest<'_>) -> bool {
-        for token in auth::unrecognized_tokens(&errand.parts.headers) {
+    async fn carries_windlass_token(&self, live: &ServiceState, request: &ProxyRequest<'_>) -> bool {
+        for token in auth::unrecognized_tokens(&request.parts.headers) {
             let Some(token) = token else { continue };
-            let known = self.gatekeeper.is_known(token, &live.service.project, errand.client.peer.ip()).await;
+            let known =
+                self.gatekeeper.is_known(token, &live.service.project, request.client.peer.ip()).await;
             // If unknown, assume that it does.
             if known != Some(false) {
                 return true;
@@ -253,18 +256,18 @@ impl Proxy {
         false
     }
 
-    async fn check_token(&self, project: &str, errand: &mut ProxyRequest<'_>) -> Result<(), ErrorResponse> {
-        let Some((token, field)) = auth::find_token(&errand.parts.headers) else {
+    async fn check_token(&self, project: &str, request: &mut ProxyRequest<'_>) -> Result<(), ErrorResponse> {
+        let Some((token, field)) = auth::find_token(&request.parts.headers) else {
             let text =
                 "this service requires the token of a project member: send `Authorization: Bearer TOKEN`";
             return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, text));
         };
-        match self.gatekeeper.check(token, project, errand.client.peer.ip()).await {
+        match self.gatekeeper.check(token, project, request.client.peer.ip()).await {
             Verdict::Allow { identity } => {
                 let rights = AccessGrant::new(&self.gatekeeper, token, project);
-                errand.grant = Some(rights);
-                errand.strip_authorization = field;
-                errand.identity = identity;
+                request.grant = Some(rights);
+                request.strip_authorization = field;
+                request.identity = identity;
                 Ok(())
             }
             Verdict::Deny => {
@@ -287,14 +290,15 @@ fn parse_request<'a, B: Into<RequestBody>>(
     origin: &'a ClientConnection,
     mut request: Request<B>,
 ) -> Result<(Box<ProxyRequest<'a>>, RequestBody), HeadRefusal> {
-    let wish = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
+    let token_request =
+        request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     let (parts, body) = request.into_parts();
-    let asked = headers::parse_head(&parts)?;
-    let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
-    let errand = ProxyRequest {
+    let requested = headers::parse_head(&parts)?;
+    let on_upgrade = token_request.filter(|_| requested.upgrade.is_some());
+    let proxy_request = ProxyRequest {
         client: origin,
         parts,
-        head: asked,
+        head: requested,
         stripped_prefix: "",
         is_authenticated: false,
         strip_authorization: false,
@@ -302,7 +306,7 @@ fn parse_request<'a, B: Into<RequestBody>>(
         on_upgrade,
         grant: None,
     };
-    Ok((Box::new(errand), body.into()))
+    Ok((Box::new(proxy_request), body.into()))
 }
 
 fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<ResponseBody> {
@@ -344,16 +348,16 @@ pub(crate) fn redirect_to_https(host: &str, path: &str) -> Response<ResponseBody
 fn access_entry(
     log: &Arc<dyn AccessLog>,
     live: &ServiceState,
-    errand: &ProxyRequest<'_>,
+    request: &ProxyRequest<'_>,
     began: std::time::Instant,
 ) -> AccessEntry {
     let record = AccessRecord {
         service: Arc::clone(&live.key),
         replica: None,
-        peer: errand.client.peer.ip(),
-        method: errand.parts.method.clone(),
-        uri: errand.parts.uri.clone(),
-        version: errand.parts.version,
+        peer: request.client.peer.ip(),
+        method: request.parts.method.clone(),
+        uri: request.parts.uri.clone(),
+        version: request.parts.version,
         status: StatusCode::OK,
         began,
         took: Duration::ZERO,

@@ -29,7 +29,7 @@ pub struct ServiceState {
     pub(crate) service: Service,
     pub(crate) limits: Arc<RateLimits>,
     pub(crate) replicas: Vec<Arc<Replica>>,
-    lasting: Arc<PersistentState>,
+    persistent: Arc<PersistentState>,
 }
 
 /// State that persists across route changes.
@@ -44,12 +44,12 @@ struct PersistentState {
 impl ServiceState {
     fn new(service: Service, before: Option<&Arc<Self>>) -> Self {
         let now = Instant::now();
-        let lasting = before.map_or_else(
+        let persistent = before.map_or_else(
             || {
                 let freed = Arc::new(Notify::new());
                 Arc::new(PersistentState { stats: ServiceStats::new(now), next: AtomicUsize::new(0), freed })
             },
-            |before| Arc::clone(&before.lasting),
+            |before| Arc::clone(&before.persistent),
         );
         let replicas = service
             .groups
@@ -62,7 +62,7 @@ impl ServiceState {
                             |old: &&Arc<Replica>| *old.id == replica.id && old.target == replica.target;
                         before.replicas.iter().find(same).cloned()
                     })
-                    .unwrap_or_else(|| Arc::new(Replica::new(replica, Arc::clone(&lasting.freed))))
+                    .unwrap_or_else(|| Arc::new(Replica::new(replica, Arc::clone(&persistent.freed))))
             })
             .collect();
         let limits = before.filter(|before| before.service.limits == service.limits).map_or_else(
@@ -70,7 +70,7 @@ impl ServiceState {
             |before| Arc::clone(&before.limits),
         );
         let key = format!("{}/{}", service.project, service.run).into();
-        Self { key, service, limits, replicas, lasting }
+        Self { key, service, limits, replicas, persistent }
     }
 
     pub fn service(&self) -> &Service {
@@ -78,7 +78,7 @@ impl ServiceState {
     }
 
     pub fn stats(&self) -> &ServiceStats {
-        &self.lasting.stats
+        &self.persistent.stats
     }
 
     pub fn replicas(&self) -> &[Arc<Replica>] {
@@ -92,14 +92,14 @@ impl ServiceState {
 
     /// Returns the notification of a full replica that has capacity again.
     pub(crate) fn freed(&self) -> Arc<Notify> {
-        Arc::clone(&self.lasting.freed)
+        Arc::clone(&self.persistent.freed)
     }
 
     /// Selects the replica for the next request. Skips those just tried and those that are full; those that recently
     /// failed come last.
     pub(crate) fn pick_replica(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
         let count = self.replicas.len();
-        let start = if count > 1 { self.lasting.next.fetch_add(1, Relaxed) % count } else { 0 };
+        let start = if count > 1 { self.persistent.next.fetch_add(1, Relaxed) % count } else { 0 };
         let (late, early) = self.replicas.split_at_checked(start)?;
         let max = self.at_once();
         let able = || {

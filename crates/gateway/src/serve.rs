@@ -115,25 +115,25 @@ pub struct ListenerConfig {
     pub challenges: Option<Arc<Challenges>>,
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    pub patience: ListenerLimits,
+    pub limits: ListenerLimits,
 }
 
 /// Shutdown signal of a listener for its connections.
 struct ShutdownSignal {
     /// Set before the notification. Cheap to check, and a connection checks it whenever it is woken.
     has_begun: AtomicBool,
-    told: CancellationToken,
+    reported: CancellationToken,
 }
 
 impl ShutdownSignal {
     fn begin(&self) {
         self.has_begun.store(true, Release);
-        self.told.cancel();
+        self.reported.cancel();
     }
 
     /// Runs `work` to its end, or until the listener shuts down: then returns `None`. For one task, which both wake.
     async fn run_until<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
-        let mut told = pin!(self.told.cancelled());
+        let mut reported = pin!(self.reported.cancelled());
         let mut is_listening = false;
         poll_fn(|cx| {
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
@@ -141,7 +141,7 @@ impl ShutdownSignal {
             }
             if !is_listening || self.has_begun.load(Acquire) {
                 is_listening = true;
-                return told.as_mut().poll(cx).map(|()| None);
+                return reported.as_mut().poll(cx).map(|()| None);
             }
             Poll::Pending
         })
@@ -152,10 +152,10 @@ impl ShutdownSignal {
 /// Serves until `stop`; then lets requests in flight finish, within their limit.
 pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: CancellationToken) {
     let listening = Arc::new(listening);
-    let places = Arc::new(Semaphore::new(listening.patience.connections_max));
+    let places = Arc::new(Semaphore::new(listening.limits.connections_max));
     let tasks = TaskTracker::new();
     let closing =
-        Arc::new(ShutdownSignal { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
+        Arc::new(ShutdownSignal { has_begun: AtomicBool::new(false), reported: CancellationToken::new() });
     loop {
         // A listener at its connection limit must also react to the stop, because it notifies the connections.
         let place = tokio::select! {
@@ -185,7 +185,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
     drop(listener);
     closing.begin();
     tasks.close();
-    if tokio::time::timeout(listening.patience.drain_timeout, tasks.wait()).await.is_err() {
+    if tokio::time::timeout(listening.limits.drain_timeout, tasks.wait()).await.is_err() {
         tracing::warn!(connections = tasks.len(), "listener stopped with requests in flight");
     }
 }
@@ -201,12 +201,12 @@ impl ListenerConfig {
     ) -> Result<(), ConnectionError> {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
-            let http2 = tokio::time::timeout(self.patience.head_timeout, detect_http2(&stream)).await??;
+            let http2 = tokio::time::timeout(self.limits.head_timeout, detect_http2(&stream)).await??;
             let origin = ClientConnection::new(peer, false);
             return self.serve_http(stream, origin, http2, closing).await;
         };
         let accept = TlsAcceptor::from(Arc::clone(tls)).accept(stream);
-        let stream = tokio::time::timeout(self.patience.handshake_timeout, accept).await??;
+        let stream = tokio::time::timeout(self.limits.handshake_timeout, accept).await??;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         self.serve_http(stream, ClientConnection::new(peer, true), http2, closing).await
     }
@@ -218,7 +218,7 @@ impl ListenerConfig {
         http2: bool,
         closing: &ShutdownSignal,
     ) -> Result<(), ConnectionError> {
-        let stream = TokioIo::new(WriteTimeout::new(stream, self.patience.write_timeout));
+        let stream = TokioIo::new(WriteTimeout::new(stream, self.limits.write_timeout));
         let origin = Arc::new(origin);
         let this = Arc::clone(&self);
         let service = service_fn(move |request: Request<Incoming>| {
@@ -227,7 +227,7 @@ impl ListenerConfig {
         });
         if http2 {
             let mut connection =
-                pin!(self::http2_builder(self.patience.head_timeout).serve_connection(stream, service));
+                pin!(self::http2_builder(self.limits.head_timeout).serve_connection(stream, service));
             if let Some(result) = closing.run_until(connection.as_mut()).await {
                 return Ok(result?);
             }
@@ -246,7 +246,7 @@ impl ListenerConfig {
         let mut builder = conn::http1::Builder::new();
         builder
             .timer(ConnectionTimer::default())
-            .header_read_timeout(self.patience.head_timeout)
+            .header_read_timeout(self.limits.head_timeout)
             // Most responses are small: one copy costs less than a vectored write.
             .writev(false)
             .max_headers(HEADERS_MAX)
@@ -299,12 +299,12 @@ impl ListenerConfig {
 }
 
 /// HTTP/2 server settings with limits per connection. A silent peer is pinged after `patience`.
-pub fn http2_builder(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
+pub fn http2_builder(limits: Duration) -> conn::http2::Builder<TokioExecutor> {
     let mut builder = conn::http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .keep_alive_interval(patience)
-        .keep_alive_timeout(patience)
+        .keep_alive_interval(limits)
+        .keep_alive_timeout(limits)
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEAD_MAX as u32)
         .max_pending_accept_reset_streams(RESETS_MAX)

@@ -369,13 +369,13 @@ mod tests {
         stats.record_arrival(at(1_000));
         stats.record_arrival(at(2_000));
         assert!(stats.hold(9, at(2_000)));
-        let told = TrafficTotals::now(&stats, at(2_250));
-        assert_eq!(told.since(told), None);
+        let reported = TrafficTotals::now(&stats, at(2_250));
+        assert_eq!(reported.since(reported), None);
         assert_eq!(stats.busy(at(2_250)), BusyTime { in_flight_us: 1_500_000, held_us: 250_000 });
         stats.release_held(at(2_000), at(2_500));
         stats.leave(StatusCode::OK, (at(1_000), Duration::from_secs(2)), 0, 0);
         assert_eq!(stats.busy(at(4_000)), BusyTime { in_flight_us: 4_000_000, held_us: 500_000 });
-        let came = TrafficTotals::now(&stats, at(4_000)).since(told).unwrap();
+        let came = TrafficTotals::now(&stats, at(4_000)).since(reported).unwrap();
         assert_eq!((came.requests, came.in_flight_us, came.held_us), (0, 2_500_000, 250_000));
         assert_eq!((came.answers.classes, came.answers.latency_us), ([0, 1, 0, 0, 0], 2_000_000));
     }

@@ -19,21 +19,21 @@ pub(crate) fn spawn_splice(
     caller: OnUpgrade,
     conn: Box<UpstreamConnection>,
     outstanding: OutstandingRequest,
-    tally: RequestMetrics,
+    metrics: RequestMetrics,
     mut rights: Option<AccessGrant>,
 ) {
     tokio::spawn(async move {
         // Metrics and the replica's request count are closed with the tunnel, not with the head of the response.
-        let (_outstanding, mut tally) = (outstanding, tally);
+        let (_outstanding, mut metrics) = (outstanding, metrics);
         let Ok(caller) = caller.await else {
-            tally.is_truncated = true;
+            metrics.is_truncated = true;
             return;
         };
         let mut caller = TokioIo::new(caller);
         let (mut replica, first) = conn.into_stream();
-        tally.bytes_out = first.len() as u64;
+        metrics.bytes_out = first.len() as u64;
         if caller.write_all(&first).await.is_err() {
-            tally.is_truncated = true;
+            metrics.is_truncated = true;
             return;
         }
         drop(first);
@@ -43,14 +43,14 @@ pub(crate) fn spawn_splice(
         });
         tokio::select! {
             biased;
-            () = lost => tally.is_truncated = true,
+            () = lost => metrics.is_truncated = true,
             copied = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES) => {
                 match copied {
                     Ok((up, down)) => {
-                        tally.bytes_in = up;
-                        tally.bytes_out += down;
+                        metrics.bytes_in = up;
+                        metrics.bytes_out += down;
                     }
-                    Err(_) => tally.is_truncated = true,
+                    Err(_) => metrics.is_truncated = true,
                 }
             }
         }

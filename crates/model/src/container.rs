@@ -34,7 +34,7 @@ words! {
     }
 
     /// Actor that requests a change.
-    pub enum Actor: "container actor" {
+    pub enum ContainerActor: "container actor" {
         /// a dispatcher that does not hold the container
         Dispatcher = "dispatcher",
         /// the dispatcher that holds the lock
@@ -100,21 +100,24 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
 }
 
 /// Returns whether `actor` may cause `event` in `status`, provided that the state machine accepts it.
-pub fn is_allowed(actor: Actor, status: Status, event: Event) -> bool {
+pub fn is_allowed(actor: ContainerActor, status: Status, event: Event) -> bool {
     match event {
         Event::Lock => match actor {
-            Actor::Dispatcher => true,
-            Actor::Holder | Actor::Executor | Actor::Admin | Actor::Server => false,
+            ContainerActor::Dispatcher => true,
+            ContainerActor::Holder
+            | ContainerActor::Executor
+            | ContainerActor::Admin
+            | ContainerActor::Server => false,
         },
         Event::Unlock | Event::UnlockSpent | Event::Start | Event::Complete => match actor {
-            Actor::Holder | Actor::Executor => true,
-            Actor::Dispatcher | Actor::Admin | Actor::Server => false,
+            ContainerActor::Holder | ContainerActor::Executor => true,
+            ContainerActor::Dispatcher | ContainerActor::Admin | ContainerActor::Server => false,
         },
         Event::Cancel => match actor {
-            Actor::Admin => true,
-            Actor::Holder | Actor::Executor => status != Status::Queued,
-            Actor::Server => status == Status::Queued,
-            Actor::Dispatcher => false,
+            ContainerActor::Admin => true,
+            ContainerActor::Holder | ContainerActor::Executor => status != Status::Queued,
+            ContainerActor::Server => status == Status::Queued,
+            ContainerActor::Dispatcher => false,
         },
     }
 }

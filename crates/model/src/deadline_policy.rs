@@ -145,8 +145,9 @@ pub fn deadline_report(
 ) -> DeadlineReport {
     let spare = (began + Span::secs(deadline.within)).since(ended);
     let paid = |market: Market| -> f64 {
-        let of = stretches.iter().filter(|stretch| stretch.market == market);
-        of.map(|stretch| stretch.to.since(stretch.from).0.max(0) as f64 / 1e6).sum::<f64>() * f64::from(nodes)
+        let of = stretches.iter().filter(|node_time| node_time.market == market);
+        of.map(|node_time| node_time.to.since(node_time.from).0.max(0) as f64 / 1e6).sum::<f64>()
+            * f64::from(nodes)
     };
     DeadlineReport {
         on_time: spare.0 >= 0,

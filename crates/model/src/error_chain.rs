@@ -4,16 +4,16 @@ use std::error::Error;
 
 /// Returns an error and its causes in one line. A cause that the previous message already ends with is not repeated.
 pub fn format_chain(error: &dyn Error) -> String {
-    let mut said = error.to_string();
+    let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let words = cause.to_string();
-        if !said.ends_with(&words) {
-            said = format!("{said}: {words}");
+        if !message.ends_with(&words) {
+            message = format!("{message}: {words}");
         }
         source = cause.source();
     }
-    said
+    message
 }
 
 #[cfg(test)]

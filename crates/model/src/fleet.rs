@@ -24,7 +24,7 @@ words! {
         /// it cannot be processed
         Broken = "broken",
         /// a user deletes it while no job uses it, or the run that it was created for has ended
-        DeleteAsked = "delete-asked",
+        DeleteRequested = "delete-asked",
         /// the last instance is terminated
         Emptied = "emptied",
     }
@@ -42,7 +42,7 @@ impl StateMachine for FleetLifecycle {
     const NAME: &'static str = "fleet";
     const ABOUT: &'static str = "A set of instances with a minimum and a maximum size.";
     const START: &'static [Status] = &[Status::Active, Status::Submitted];
-    const STOP: &'static [Event] = &[Event::DeleteAsked];
+    const STOP: &'static [Event] = &[Event::DeleteRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -57,21 +57,21 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Submitted => match event {
             Activated => To(Active),
             Broken => To(Failed),
-            DeleteAsked => To(Terminating),
+            DeleteRequested => To(Terminating),
             Emptied => Refuse,
         },
         Active => match event {
-            DeleteAsked => To(Terminating),
+            DeleteRequested => To(Terminating),
             Activated => Stay,
             Broken | Emptied => Refuse,
         },
         Terminating => match event {
             Emptied => To(Terminated),
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
             Activated | Broken => Refuse,
         },
         Terminated | Failed => match event {
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
             Activated | Broken | Emptied => Refuse,
         },
     }

@@ -26,7 +26,7 @@ words! {
         /// a replica ended meanwhile, or none can be created
         Broken = "broken",
         /// a user deletes it: its replicas are terminated and the row is removed from all lists
-        DeleteAsked = "delete-asked",
+        DeleteRequested = "delete-asked",
     }
 
     /// Status of one replica of a gateway.
@@ -52,7 +52,7 @@ words! {
         /// its host failed, or was not ready in time
         Broken = "broken",
         /// the gateway is deleted or needs fewer replicas
-        StopAsked = "stop-asked",
+        StopRequested = "stop-asked",
         /// the backend's list does not contain its host any more
         Deleted = "deleted",
     }
@@ -72,7 +72,7 @@ impl StateMachine for GatewayLifecycle {
     const ABOUT: &'static str =
         "Receives requests for services. A deleted row keeps its status and is no longer listed.";
     const START: &'static [Status] = &[Status::Submitted];
-    const STOP: &'static [Event] = &[Event::DeleteAsked];
+    const STOP: &'static [Event] = &[Event::DeleteRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -87,21 +87,21 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Submitted => match event {
             Created => To(Provisioning),
             Broken => To(Failed),
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
             Ready => Refuse,
         },
         Provisioning => match event {
             Ready => To(Running),
             Broken => To(Failed),
-            Created | DeleteAsked => Stay,
+            Created | DeleteRequested => Stay,
         },
         // A replica lost later is replaced; the gateway stays in service with the others.
         Running => match event {
-            Ready | Broken | DeleteAsked => Stay,
+            Ready | Broken | DeleteRequested => Stay,
             Created => Refuse,
         },
         Failed => match event {
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
             Created | Ready | Broken => Refuse,
         },
     }
@@ -117,7 +117,7 @@ impl StateMachine for GatewayReplicaLifecycle {
     const NAME: &'static str = "gateway-replica";
     const ABOUT: &'static str = "One host of a gateway.";
     const START: &'static [ReplicaStatus] = &[ReplicaStatus::Submitted];
-    const STOP: &'static [ReplicaEvent] = &[ReplicaEvent::StopAsked];
+    const STOP: &'static [ReplicaEvent] = &[ReplicaEvent::StopRequested];
 
     fn step(status: ReplicaStatus, event: ReplicaEvent) -> Step<ReplicaStatus> {
         step_replica(status, event)
@@ -131,27 +131,27 @@ pub fn step_replica(status: ReplicaStatus, event: ReplicaEvent) -> Step<ReplicaS
     match status {
         Submitted => match event {
             Created => To(Provisioning),
-            Broken | StopAsked => To(Terminating),
+            Broken | StopRequested => To(Terminating),
             Ready | Deleted => Refuse,
         },
         Provisioning => match event {
             Ready => To(Running),
-            Broken | StopAsked => To(Terminating),
+            Broken | StopRequested => To(Terminating),
             Created => Stay,
             Deleted => Refuse,
         },
         Running => match event {
-            Broken | StopAsked => To(Terminating),
+            Broken | StopRequested => To(Terminating),
             Ready => Stay,
             Created | Deleted => Refuse,
         },
         Terminating => match event {
             Deleted => To(Terminated),
-            Broken | StopAsked => Stay,
+            Broken | StopRequested => Stay,
             Created | Ready => Refuse,
         },
         Terminated => match event {
-            StopAsked | Deleted => Stay,
+            StopRequested | Deleted => Stay,
             Created | Ready | Broken => Refuse,
         },
     }

@@ -275,16 +275,16 @@ pub fn vendor_of(name: &str) -> Option<GpuVendor> {
         return Some(model.vendor);
     }
     let name = name.to_ascii_lowercase();
-    let said =
+    let message =
         |word: &str| name.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|part| part == word);
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-    if said("nvidia") || said("tesla") || said("geforce") || starts(&["rtx", "gtx", "quadro"]) {
+    if message("nvidia") || message("tesla") || message("geforce") || starts(&["rtx", "gtx", "quadro"]) {
         Some(GpuVendor::Nvidia)
-    } else if said("amd") || said("radeon") || said("instinct") {
+    } else if message("amd") || message("radeon") || message("instinct") {
         Some(GpuVendor::Amd)
-    } else if said("intel") || said("habana") || starts(&["gaudi"]) {
+    } else if message("intel") || message("habana") || starts(&["gaudi"]) {
         Some(GpuVendor::Intel)
-    } else if said("tenstorrent") || starts(&["tt-", "wormhole", "blackhole", "grayskull"]) {
+    } else if message("tenstorrent") || starts(&["tt-", "wormhole", "blackhole", "grayskull"]) {
         Some(GpuVendor::Tenstorrent)
     } else if starts(&["v5litepod", "v5p", "v5e", "v6e", "v2-", "v3-", "v4-", "tpu"]) {
         Some(GpuVendor::Google)

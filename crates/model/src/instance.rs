@@ -42,7 +42,7 @@ words! {
         /// a cloud host was unreachable for too long
         Unreachable = "unreachable",
         /// a user deletes it or its fleet
-        StopAsked = "stop-asked",
+        StopRequested = "stop-asked",
         /// the backend's list does not contain it any more
         Deleted = "deleted",
     }
@@ -84,7 +84,7 @@ impl StateMachine for InstanceLifecycle {
     const NAME: &'static str = "instance";
     const ABOUT: &'static str = "One instance of a fleet.";
     const START: &'static [Status] = &[Status::Pending, Status::Provisioning];
-    const STOP: &'static [Event] = &[Event::StopAsked];
+    const STOP: &'static [Event] = &[Event::StopRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -100,36 +100,36 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Created => To(Provisioning),
             ReadyIdle => To(Idle),
             GaveUp => To(Terminated),
-            Expired | JobFinished | StopAsked => To(Terminating),
+            Expired | JobFinished | StopRequested => To(Terminating),
             JobAssigned => Stay,
             ReadyBusy | LastJobFreed | Surplus | Unreachable | Deleted => Refuse,
         },
         Provisioning => match event {
             ReadyIdle => To(Idle),
             ReadyBusy => To(Busy),
-            Expired | JobFinished | StopAsked => To(Terminating),
+            Expired | JobFinished | StopRequested => To(Terminating),
             Created | JobAssigned => Stay,
             GaveUp | LastJobFreed | Surplus | Unreachable | Deleted => Refuse,
         },
         Idle => match event {
             JobAssigned => To(Busy),
-            Surplus | Unreachable | StopAsked => To(Terminating),
+            Surplus | Unreachable | StopRequested => To(Terminating),
             ReadyIdle => Stay,
             Created | ReadyBusy | GaveUp | Expired | LastJobFreed | JobFinished | Deleted => Refuse,
         },
         Busy => match event {
             LastJobFreed => To(Idle),
-            JobFinished | Unreachable | StopAsked => To(Terminating),
+            JobFinished | Unreachable | StopRequested => To(Terminating),
             JobAssigned | ReadyBusy => Stay,
             Created | ReadyIdle | GaveUp | Expired | Surplus | Deleted => Refuse,
         },
         Terminating => match event {
             Deleted => To(Terminated),
-            Expired | LastJobFreed | JobFinished | Surplus | Unreachable | StopAsked => Stay,
+            Expired | LastJobFreed | JobFinished | Surplus | Unreachable | StopRequested => Stay,
             Created | ReadyIdle | ReadyBusy | GaveUp | JobAssigned => Refuse,
         },
         Terminated => match event {
-            StopAsked | Deleted => Stay,
+            StopRequested | Deleted => Stay,
             Created | ReadyIdle | ReadyBusy | GaveUp | Expired | JobAssigned => Refuse,
             LastJobFreed | JobFinished | Surplus | Unreachable => Refuse,
         },

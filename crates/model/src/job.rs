@@ -50,7 +50,7 @@ words! {
         /// utilization, inactivity or max_duration: the server ends it
         EndedByPolicy = "policy-ended",
         /// the run ends, the service scales down, or a sibling's failure retries the replica
-        StopAsked = "stop-asked",
+        StopRequested = "stop-asked",
         /// all released after done_by_runner
         ReleasedDone = "released-done",
         /// all released after a failure's reason
@@ -151,7 +151,7 @@ impl StateMachine for JobLifecycle {
     const NAME: &'static str = "job";
     const ABOUT: &'static str = "One submission of one job, from the queue to its end.";
     const START: &'static [Status] = &[Status::Submitted];
-    const STOP: &'static [Event] = &[Event::StopAsked];
+    const STOP: &'static [Event] = &[Event::StopRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -165,26 +165,26 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     match status {
         Submitted => match event {
             Placed => To(Provisioning),
-            NotPlaced | StopAsked => To(Terminating),
+            NotPlaced | StopRequested => To(Terminating),
             TaskAccepted | Started | Exited | Lost | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Provisioning => match event {
             TaskAccepted => To(Pulling),
             Started => To(Running),
-            Exited | Lost | StopAsked => To(Terminating),
+            Exited | Lost | StopRequested => To(Terminating),
             Placed | NotPlaced | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Pulling => match event {
             Started => To(Running),
-            Exited | Lost | StopAsked => To(Terminating),
+            Exited | Lost | StopRequested => To(Terminating),
             TaskAccepted => Stay,
             Placed | NotPlaced | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Running => match event {
-            Exited | Lost | EndedByPolicy | StopAsked => To(Terminating),
+            Exited | Lost | EndedByPolicy | StopRequested => To(Terminating),
             Started => Stay,
             Placed | NotPlaced | TaskAccepted => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
@@ -194,11 +194,11 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             ReleasedFailed => To(Failed),
             ReleasedTerminated => To(Terminated),
             ReleasedAborted => To(Aborted),
-            Exited | Lost | EndedByPolicy | StopAsked => Stay,
+            Exited | Lost | EndedByPolicy | StopRequested => Stay,
             Placed | NotPlaced | TaskAccepted | Started => Refuse,
         },
         Terminated | Aborted | Failed | Done => match event {
-            StopAsked => Stay,
+            StopRequested => Stay,
             Placed | NotPlaced | TaskAccepted | Started | Exited | Lost | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
@@ -317,13 +317,13 @@ pub struct Ending {
     detail: Option<TerminationDetail>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exit_status: Option<i32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    said: Option<String>,
+    #[serde(default, rename = "said", skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
 }
 
 impl Ending {
     pub const fn new(reason: TerminationReason) -> Self {
-        Self { reason, detail: None, exit_status: None, said: None }
+        Self { reason, detail: None, exit_status: None, message: None }
     }
 
     /// Returns the ending of a program that exited: 0 is done, anything else has failed.
@@ -332,21 +332,21 @@ impl Ending {
             0 => TerminationReason::DoneByRunner,
             _ => TerminationReason::ContainerExitedWithError,
         };
-        Self { reason, detail: None, exit_status: Some(code), said: None }
+        Self { reason, detail: None, exit_status: Some(code), message: None }
     }
 
-    pub fn no_capacity(said: impl Into<String>) -> Self {
-        Self::new(TerminationReason::FailedToStartDueToNoCapacity).with_message(said)
+    pub fn no_capacity(message: impl Into<String>) -> Self {
+        Self::new(TerminationReason::FailedToStartDueToNoCapacity).with_message(message)
     }
 
     /// Returns an ending without capacity, because no fleet matched at all.
-    pub fn no_fleets(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with_detail(TerminationDetail::NoFleets)
+    pub fn no_fleets(message: impl Into<String>) -> Self {
+        Self::no_capacity(message).with_detail(TerminationDetail::NoFleets)
     }
 
     /// Returns an ending without capacity that waiting cannot resolve: no instance fits, and none can be created.
-    pub fn never_fits(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with_detail(TerminationDetail::NeverFits)
+    pub fn never_fits(message: impl Into<String>) -> Self {
+        Self::no_capacity(message).with_detail(TerminationDetail::NeverFits)
     }
 
     /// Returns the ending of a program that was killed for its memory use. Clients know it as
@@ -386,8 +386,8 @@ impl Ending {
 
     /// Adds a message: from an agent, or the shortfalls.
     #[must_use]
-    pub fn with_message(mut self, said: impl Into<String>) -> Self {
-        self.said = Some(said.into());
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.message = Some(message.into());
         self
     }
 
@@ -400,8 +400,8 @@ impl Ending {
     pub const fn exit_status(&self) -> Option<i32> {
         self.exit_status
     }
-    pub fn said(&self) -> Option<&str> {
-        self.said.as_deref()
+    pub fn message(&self) -> Option<&str> {
+        self.message.as_deref()
     }
     pub const fn final_status(&self) -> FinalStatus {
         self.reason.final_status()

@@ -97,7 +97,7 @@ words! {
     }
 
     /// Schedule state of a job: the slots that it holds.
-    pub enum Schedule: "schedule state" {
+    pub enum ScheduleState: "schedule state" {
         /// the submission is incomplete
         Inactive = "INACTIVE",
         /// submitted, never claimed
@@ -138,7 +138,7 @@ words! {
 final_statuses!(Status: Succeeded | Cancelled | Failed | FailedSetup | FailedPrechecks
         | FailedNoResource | FailedController;
     active: Pending | Starting | Running | Recovering | Cancelling);
-final_statuses!(Schedule: Done;
+final_statuses!(ScheduleState: Done;
     active: Inactive | Waiting | Launching | Alive | AliveWaiting | AliveBackoff);
 
 /// State machine of a task's status.
@@ -247,21 +247,21 @@ fn step_cancelling(event: Event) -> Step<Status> {
 pub struct ScheduleLifecycle;
 
 impl StateMachine for ScheduleLifecycle {
-    type Status = Schedule;
+    type Status = ScheduleState;
     type Event = ScheduleEvent;
     const NAME: &'static str = "managed-job-schedule";
     const ABOUT: &'static str = "The schedule state of a managed job: which slots it holds.";
-    const START: &'static [Schedule] = &[Schedule::Inactive];
+    const START: &'static [ScheduleState] = &[ScheduleState::Inactive];
     const STOP: &'static [ScheduleEvent] = &[ScheduleEvent::Stopped];
 
-    fn step(status: Schedule, event: ScheduleEvent) -> Step<Schedule> {
+    fn step(status: ScheduleState, event: ScheduleEvent) -> Step<ScheduleState> {
         step_schedule(status, event)
     }
 }
 
-pub fn step_schedule(state: Schedule, event: ScheduleEvent) -> Step<Schedule> {
-    use Schedule::*;
+pub fn step_schedule(state: ScheduleState, event: ScheduleEvent) -> Step<ScheduleState> {
     use ScheduleEvent as E;
+    use ScheduleState::*;
     use Step::{Refuse, Stay, To};
     match state {
         Inactive => match event {
@@ -324,7 +324,7 @@ impl Status {
     }
 }
 
-impl Schedule {
+impl ScheduleState {
     pub const fn holds_launch_slot(self) -> bool {
         match self {
             Self::Launching => true,
@@ -347,24 +347,26 @@ impl Schedule {
 
 /// Returns whether a job may be in `state` while its current task is in `status`. `pending` is what a PENDING task
 /// waits for. Between two tasks the job is ALIVE and its next task PENDING and queued.
-pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -> bool {
+pub fn is_legal(state: ScheduleState, status: Status, pending: Option<PendingKind>) -> bool {
     use PendingKind::*;
     match state {
-        Schedule::Inactive | Schedule::Waiting => status == Status::Pending && pending == Some(Queued),
-        Schedule::Launching => match status {
+        ScheduleState::Inactive | ScheduleState::Waiting => {
+            status == Status::Pending && pending == Some(Queued)
+        }
+        ScheduleState::Launching => match status {
             Status::Starting | Status::Recovering | Status::Cancelling => true,
             Status::Pending | Status::Running => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
             Status::FailedPrechecks | Status::FailedNoResource | Status::FailedController => false,
         },
-        Schedule::Alive => match status {
+        ScheduleState::Alive => match status {
             Status::Pending => pending == Some(Queued),
             Status::Running | Status::Cancelling => true,
             Status::Starting | Status::Recovering => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => true,
             Status::FailedPrechecks | Status::FailedNoResource | Status::FailedController => true,
         },
-        Schedule::AliveWaiting => match status {
+        ScheduleState::AliveWaiting => match status {
             Status::Pending | Status::Recovering | Status::Cancelling => true,
             Status::Starting | Status::Running => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
@@ -372,7 +374,7 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
             // An internal error may occur at any time, and its nodes are still to be released.
             Status::FailedController => true,
         },
-        Schedule::AliveBackoff => match status {
+        ScheduleState::AliveBackoff => match status {
             Status::Pending => pending.is_some_and(|kind| kind != Queued),
             Status::Cancelling => true,
             Status::Starting | Status::Running | Status::Recovering => false,
@@ -381,7 +383,7 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
             // An internal error may occur at any time, and its nodes are still to be released.
             Status::FailedController => true,
         },
-        Schedule::Done => status.is_final(),
+        ScheduleState::Done => status.is_final(),
     }
 }
 

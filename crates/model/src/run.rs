@@ -42,7 +42,7 @@ words! {
         /// only replicas to retry are left, or the service is at zero
         JobsIdle = "idles",
         /// a user stopped or aborted it
-        StopAsked = "stop-asked",
+        StopRequested = "stop-asked",
         /// a failure, the end of all jobs, or a gateway error is a reason to end
         EndDecided = "end-decided",
         /// all jobs are final and the schedule continues: it waits for the next slot
@@ -94,7 +94,7 @@ impl StateMachine for RunLifecycle {
     const NAME: &'static str = "run";
     const ABOUT: &'static str = "A run, whose status follows from its jobs.";
     const START: &'static [Status] = &[Status::Submitted, Status::Pending];
-    const STOP: &'static [Event] = &[Event::StopAsked];
+    const STOP: &'static [Event] = &[Event::StopRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -108,7 +108,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     match status {
         Pending => match event {
             Resubmitted => To(Submitted),
-            StopAsked | EndDecided => To(Terminating),
+            StopRequested | EndDecided => To(Terminating),
             JobsIdle => Stay,
             Waits | Provisions | Runs => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
@@ -118,7 +118,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Provisions => To(Provisioning),
             Runs => To(Running),
             JobsIdle => To(Pending),
-            StopAsked | EndDecided => To(Terminating),
+            StopRequested | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
@@ -127,7 +127,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Provisions => Stay,
             Runs => To(Running),
             JobsIdle => To(Pending),
-            StopAsked | EndDecided => To(Terminating),
+            StopRequested | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
@@ -136,7 +136,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Provisions => To(Provisioning),
             Runs => Stay,
             JobsIdle => To(Pending),
-            StopAsked | EndDecided => To(Terminating),
+            StopRequested | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
@@ -145,11 +145,11 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             FinishedDone => To(Done),
             FinishedFailed => To(Failed),
             FinishedTerminated => To(Terminated),
-            StopAsked | EndDecided => Stay,
+            StopRequested | EndDecided => Stay,
             Resubmitted | Waits | Provisions | Runs | JobsIdle => Refuse,
         },
         Terminated | Failed | Done => match event {
-            StopAsked => Stay,
+            StopRequested => Stay,
             Resubmitted | Waits | Provisions | Runs | JobsIdle | EndDecided => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
@@ -229,13 +229,13 @@ pub struct Ending {
 }
 
 impl Ending {
-    pub fn new(reason: TerminationReason, said: impl Into<String>) -> Self {
-        Self { reason, message: said.into() }
+    pub fn new(reason: TerminationReason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
     }
     pub const fn reason(&self) -> TerminationReason {
         self.reason
     }
-    pub fn said(&self) -> &str {
+    pub fn message(&self) -> &str {
         &self.message
     }
     pub const fn final_status(&self) -> FinalStatus {

@@ -37,7 +37,7 @@ words! {
         /// the container ended by itself, or is gone; acquired resources are released
         Ended = "ended",
         /// the server requests its termination
-        TerminateAsked = "terminate-asked",
+        TerminateRequested = "terminate-asked",
         /// it was terminated as requested; acquired resources are released
         Stopped = "stopped",
         /// the server requests its removal
@@ -58,7 +58,7 @@ impl StateMachine for ShimTaskLifecycle {
     const ABOUT: &'static str =
         "The record that a shim keeps of one submission, from its acceptance to its removal.";
     const START: &'static [Status] = &[Status::Pending];
-    const STOP: &'static [Event] = &[Event::TerminateAsked];
+    const STOP: &'static [Event] = &[Event::TerminateRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -73,34 +73,34 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Pending => match event {
             Begun => To(Preparing),
             Failed | Stopped => To(Terminated),
-            TerminateAsked => Stay,
+            TerminateRequested => Stay,
             Prepared | Pulled | Started | Ended | RemoveRequested => Refuse,
         },
         Preparing => match event {
             Prepared => To(Pulling),
             Failed | Stopped => To(Terminated),
-            Begun | TerminateAsked => Stay,
+            Begun | TerminateRequested => Stay,
             Pulled | Started | Ended | RemoveRequested => Refuse,
         },
         Pulling => match event {
             Pulled => To(Creating),
             Failed | Stopped => To(Terminated),
-            Prepared | TerminateAsked => Stay,
+            Prepared | TerminateRequested => Stay,
             Begun | Started | Ended | RemoveRequested => Refuse,
         },
         Creating => match event {
             Started => To(Running),
             Failed | Ended | Stopped => To(Terminated),
-            Pulled | TerminateAsked => Stay,
+            Pulled | TerminateRequested => Stay,
             Begun | Prepared | RemoveRequested => Refuse,
         },
         Running => match event {
             Ended | Stopped => To(Terminated),
-            Started | TerminateAsked => Stay,
+            Started | TerminateRequested => Stay,
             Begun | Prepared | Pulled | Failed | RemoveRequested => Refuse,
         },
         Terminated => match event {
-            Ended | TerminateAsked | Stopped | RemoveRequested => Stay,
+            Ended | TerminateRequested | Stopped | RemoveRequested => Stay,
             Begun | Prepared | Pulled | Started | Failed => Refuse,
         },
     }

@@ -26,7 +26,7 @@ words! {
         /// the backend refused, or does not have it
         Broken = "broken",
         /// a user deletes it, or it was unattached for auto_cleanup_duration: the row is removed from all lists
-        DeleteAsked = "delete-asked",
+        DeleteRequested = "delete-asked",
     }
 }
 
@@ -43,7 +43,7 @@ impl StateMachine for VolumeLifecycle {
     const ABOUT: &'static str =
         "Storage that outlives jobs. A deleted row keeps its status and is no longer listed.";
     const START: &'static [Status] = &[Status::Submitted];
-    const STOP: &'static [Event] = &[Event::DeleteAsked];
+    const STOP: &'static [Event] = &[Event::DeleteRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -59,19 +59,19 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Created => To(Provisioning),
             Ready => To(Active),
             Broken => To(Failed),
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
         },
         Provisioning => match event {
             Ready => To(Active),
             Broken => To(Failed),
-            Created | DeleteAsked => Stay,
+            Created | DeleteRequested => Stay,
         },
         Active => match event {
-            Ready | DeleteAsked => Stay,
+            Ready | DeleteRequested => Stay,
             Created | Broken => Refuse,
         },
         Failed => match event {
-            DeleteAsked => Stay,
+            DeleteRequested => Stay,
             Created | Ready | Broken => Refuse,
         },
     }

@@ -356,18 +356,20 @@ impl Client {
             }
             if status == StatusCode::UNAUTHORIZED && !challenged {
                 challenged = true;
-                let asked = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
-                let challenge = asked.filter_map(|value| Challenge::parse(value.to_str().ok()?)).next();
+                let requested = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
+                let challenge = requested.filter_map(|value| Challenge::parse(value.to_str().ok()?)).next();
                 let Some(challenge) = challenge else { return Err(call.denied_error()) };
                 authorization = Some(self.authorize(call, &challenge).await?);
                 tries = 0;
                 continue;
             }
             if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
-                let asked = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-                let asked = asked.and_then(|text| text.parse().ok()).map_or(wait, Duration::from_secs);
-                if tries < ATTEMPTS_MAX && asked <= RETRY_AFTER_MAX {
-                    sleep(asked).await;
+                let requested =
+                    response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+                let requested =
+                    requested.and_then(|text| text.parse().ok()).map_or(wait, Duration::from_secs);
+                if tries < ATTEMPTS_MAX && requested <= RETRY_AFTER_MAX {
+                    sleep(requested).await;
                     wait *= 2;
                     continue;
                 }

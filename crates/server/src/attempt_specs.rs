@@ -193,8 +193,8 @@ mod tests {
         let avoided: Vec<String> = placing.avoided().0.iter().map(ToString::to_string).collect();
         assert_eq!(avoided, ["aws/us-east-1/us-east-1a", "gcp/europe"]);
         assert_eq!(placing.sought().unwrap().to_string(), "aws/us-west-2");
-        let beside = PlacementPreferences { prefer: Some(at("gcp/europe")), ..placing };
-        let avoided: Vec<String> = beside.avoided().0.iter().map(ToString::to_string).collect();
+        let nearby = PlacementPreferences { prefer: Some(at("gcp/europe")), ..placing };
+        let avoided: Vec<String> = nearby.avoided().0.iter().map(ToString::to_string).collect();
         assert_eq!(avoided, ["aws/us-east-1/us-east-1a"]);
         let own = PlacementPreferences { avoid: vec![], prefer: Some(at("local/this")) };
         assert_eq!(own.sought(), None);

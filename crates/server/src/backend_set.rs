@@ -27,7 +27,7 @@ impl BackendSet {
         let hosts = SshPool::new(Backoff::STANDARD).with_allowed(settings.allowed_hosts.clone());
         let hosts = Arc::new(hosts);
         let binaries = match AgentProgram::find(settings.agent_binary.as_deref()) {
-            Ok(program) => AgentBinaries::beside(program.path()),
+            Ok(program) => AgentBinaries::next_to(program.path()),
             Err(error) => {
                 tracing::warn!(%error, "failed to find the agent binary; cannot install agents");
                 AgentBinaries::default()

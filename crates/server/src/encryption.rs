@@ -105,7 +105,7 @@ impl Keyring {
     }
 
     /// Adds a new key that seals from now on. The old keys still open.
-    pub fn turn(&self) -> Result<(), KeyError> {
+    pub fn rotate(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
         let text = std::fs::read_to_string(&self.path).map_err(failed)? + &new_key_line()?;
@@ -345,7 +345,7 @@ mod tests {
     fn key_rotation_keeps_old_values_readable_until_old_keys_are_retired() {
         let (ring, home) = ring();
         let old = ring.seal(&HOME, b"value").unwrap();
-        ring.turn().unwrap();
+        ring.rotate().unwrap();
         let moved = ring.rewrap(&HOME, &old).unwrap().unwrap();
         assert!(ring.rewrap(&HOME, &moved).unwrap().is_none());
         ring.retire_old_keys().unwrap();

@@ -361,14 +361,14 @@ async fn throttle_failed_auth<T>(
     app: &App,
     peer: Option<IpAddr>,
     authorization: Option<&str>,
-    look: impl Future<Output = Result<T>>,
+    lookup: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     if let Some(peer) = peer
         && !auth::is_unguessable(app, authorization)
     {
         app.paces().check_login(peer)?;
     }
-    let found = look.await;
+    let found = lookup.await;
     if let (Err(Error::Denied { .. }), None) = (&found, authorization) {
         return Err(Error::Unauthenticated);
     }

@@ -87,7 +87,7 @@ pub(crate) async fn serve(
     app: &App,
     connections: ConnectionLimits,
     listener: TcpListener,
-    door: ListenerKind,
+    kind: ListenerKind,
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
@@ -120,9 +120,9 @@ pub(crate) async fn serve(
         let connection = connections.newcomers.connected(peer.ip());
         let caller =
             IncomingConnection { app: app.clone(), router: router.clone(), peer: Peer(peer.ip()), place };
-        let door = door.clone();
+        let kind = kind.clone();
         tokio::spawn(async move {
-            let served = caller.serve(stream, &door, &connection);
+            let served = caller.serve(stream, &kind, &connection);
             tokio::select! {
                 () = served => {}
                 () = connection.closed() => {
@@ -147,8 +147,8 @@ enum AcceptedStream {
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 
-async fn detect_protocol(stream: TcpStream, door: &ListenerKind) -> io::Result<AcceptedStream> {
-    let tls = match door {
+async fn detect_protocol(stream: TcpStream, kind: &ListenerKind) -> io::Result<AcceptedStream> {
+    let tls = match kind {
         ListenerKind::Tls { acceptor, .. } => Some(acceptor.clone()),
         ListenerKind::Plain(fallback) => {
             let mut first = [0];
@@ -183,18 +183,18 @@ struct IncomingConnection {
 }
 
 impl IncomingConnection {
-    async fn serve(self, stream: TcpStream, door: &ListenerKind, connection: &Arc<TrackedConnection>) {
-        let patience = self.app.settings().head_timeout;
-        let is_strict = matches!(door, ListenerKind::Tls { is_strict: true, .. });
-        match timeout(patience, detect_protocol(stream, door)).await {
+    async fn serve(self, stream: TcpStream, kind: &ListenerKind, connection: &Arc<TrackedConnection>) {
+        let time_limit = self.app.settings().head_timeout;
+        let is_strict = matches!(kind, ListenerKind::Tls { is_strict: true, .. });
+        match timeout(time_limit, detect_protocol(stream, kind)).await {
             Ok(Ok(AcceptedStream::Plain { stream, http2 })) => {
-                let manner = ConnectionProtocol { http2, encrypted: false, is_strict };
-                serve_connection(self, stream, manner, connection).await;
+                let protocol = ConnectionProtocol { http2, encrypted: false, is_strict };
+                serve_connection(self, stream, protocol, connection).await;
             }
             Ok(Ok(AcceptedStream::Encrypted(stream))) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let manner = ConnectionProtocol { http2, encrypted: true, is_strict };
-                serve_connection(self, *stream, manner, connection).await;
+                let protocol = ConnectionProtocol { http2, encrypted: true, is_strict };
+                serve_connection(self, *stream, protocol, connection).await;
             }
             Ok(Err(error)) => tracing::debug!(%error, "failed to detect the protocol of a connection"),
             Err(_) => tracing::debug!("timed out detecting the protocol of a connection"),
@@ -222,13 +222,13 @@ impl Drop for ConnectionCountGuard {
 async fn serve_connection<S>(
     caller: IncomingConnection,
     stream: S,
-    manner: ConnectionProtocol,
+    protocol: ConnectionProtocol,
     connection: &Arc<TrackedConnection>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let IncomingConnection { app, router, peer, place } = caller;
-    let ConnectionProtocol { http2, encrypted, is_strict } = manner;
+    let ConnectionProtocol { http2, encrypted, is_strict } = protocol;
     let routes = TowerToHyperService::new(router);
     let this = Arc::clone(connection);
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -247,15 +247,14 @@ async fn serve_connection<S>(
             answer
         })
     });
-    let patience = match encrypted {
+    let timeout = match encrypted {
         true => app.settings().head_timeout.max(TLS_IDLE_TIMEOUT_MIN),
         false => app.settings().head_timeout,
     };
     let stream = TokioIo::new(stream);
     let _counted = ConnectionCountGuard::new(&app);
     let served = if http2 {
-        let mut connection =
-            pin!(windlass_gateway::http2_builder(patience).serve_connection(stream, service));
+        let mut connection = pin!(windlass_gateway::http2_builder(timeout).serve_connection(stream, service));
         tokio::select! {
             served = connection.as_mut() => served,
             () = app.closed() => {
@@ -266,7 +265,7 @@ async fn serve_connection<S>(
     } else {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(patience)
+            .header_read_timeout(timeout)
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(stream, service)

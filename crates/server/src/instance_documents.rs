@@ -83,7 +83,7 @@ pub(crate) fn merge_host_report(
 ) {
     let before = |key: &str| stored.map(|stored| stored[key].clone()).filter(|value| !value.is_null());
     let processes = match news.and_then(|news| news.info.processes.as_ref()) {
-        Some(told) => Some(json!(told)),
+        Some(reported) => Some(json!(reported)),
         // A report without the field overrides an earlier one: it may come from an older agent.
         None if news.is_some() => None,
         None => Some(instance_type[PROCESSES].clone())
@@ -157,7 +157,7 @@ const DCGM_FAIL: i64 = 20;
 pub(crate) fn host_health(news: &HostReport) -> (Health, Option<String>) {
     let overall = news.health.dcgm.as_ref().map_or(0, |dcgm| dcgm.overall_health);
     let incidents = news.health.dcgm.iter().flat_map(|dcgm| &dcgm.incidents);
-    let said: Vec<&str> = incidents
+    let message: Vec<&str> = incidents
         .map(|incident| incident.error_message.as_str())
         .chain(news.health.problems.iter().map(String::as_str))
         .collect();
@@ -168,7 +168,7 @@ pub(crate) fn host_health(news: &HostReport) -> (Health, Option<String>) {
     } else {
         Health::Healthy
     };
-    (health, (!said.is_empty()).then(|| said.join("; ")))
+    (health, (!message.is_empty()).then(|| message.join("; ")))
 }
 
 #[cfg(test)]
@@ -185,15 +185,15 @@ mod tests {
 
     #[test]
     fn process_support_is_kept_until_the_host_reports_a_change() {
-        let told = ProcessesInfo {
+        let reported = ProcessesInfo {
             mode: ProcessMode::Confined,
             confined_by: Some(ConfinementMethod::Users),
             problem: None,
         };
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
-        merge_host_report(&mut kind, None, Some(&news(Some(told.clone()), None)), false);
-        assert_eq!(kind["processes"], json!(told));
+        merge_host_report(&mut kind, None, Some(&news(Some(reported.clone()), None)), false);
+        assert_eq!(kind["processes"], json!(reported));
         let (stored, mut again) = (kind, fresh());
         merge_host_report(&mut again, Some(&stored), None, false);
         assert_eq!(again, stored);

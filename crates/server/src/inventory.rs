@@ -48,9 +48,9 @@ struct InstanceType {
 
 impl InstanceType {
     fn runtimes(&self) -> Option<Runtimes> {
-        let told = self.processes.as_ref();
-        let processes = processes_from(told, told.map(|told| told.mode).unwrap_or_default());
-        let runtimes = match told {
+        let reported = self.processes.as_ref();
+        let processes = processes_from(reported, reported.map(|reported| reported.mode).unwrap_or_default());
+        let runtimes = match reported {
             // The agent reported, and the backend did not inspect the host: whether it runs images is known only when a
             // job is submitted.
             Some(_) if self.runtime.is_empty() => Runtimes { containers: ContainerSupport::Run, processes },

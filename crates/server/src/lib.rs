@@ -193,16 +193,16 @@ impl Server {
         let router = routes::all_routes().into_router(app.clone()).merge(front.router());
         let stop = stop.shared();
         let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
-        let door = http_listener::ListenerKind::Plain(Arc::new(fallback));
+        let kind = http_listener::ListenerKind::Plain(Arc::new(fallback));
         let connections = http_listener::ConnectionLimits::new(app.settings().connections_max);
         let plain =
-            http_listener::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
+            http_listener::serve(&app, connections.clone(), listener, kind, router.clone(), stop.clone());
         let second = async {
             if let Some((listener, acceptor)) = encrypted {
                 // Browsers ignore HSTS on a connection whose certificate they do not trust.
                 let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
-                let door = http_listener::ListenerKind::Tls { acceptor, is_strict };
-                http_listener::serve(&app, connections, listener, door, router, stop).await?;
+                let kind = http_listener::ListenerKind::Tls { acceptor, is_strict };
+                http_listener::serve(&app, connections, listener, kind, router, stop).await?;
             }
             Ok(())
         };
@@ -245,7 +245,7 @@ fn start_pipelines(app: &App, machines: &BackendSet) -> Option<pipelines::Runnin
 /// Writes buffered log pieces. The hosts still have what could not be written in time, and the next server copies it
 /// again.
 async fn flush_logs(app: &App) {
-    match tokio::time::timeout(LOG_FLUSH_TIMEOUT, app.logs().settle()).await {
+    match tokio::time::timeout(LOG_FLUSH_TIMEOUT, app.logs().flush()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "failed to write the last pieces of logs"),
         Err(_) => tracing::warn!("timed out writing the last pieces of logs to the object store"),

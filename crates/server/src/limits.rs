@@ -282,8 +282,8 @@ mod tests {
             (KEEP_EVENTS, "soon"),
             (KEEP_EVENTS, "30"),
         ] {
-            let said = limits(name, text).unwrap_err().to_string();
-            assert!(said.contains(name) && said.contains(text), "{said}");
+            let message = limits(name, text).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(text), "{message}");
         }
         assert_eq!(LimitSettings::default().named("prot"), None);
         assert!(limit_hint(UPLOAD_MAX).contains("`upload_max` (`--upload-max`)"));

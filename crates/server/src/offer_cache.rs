@@ -27,7 +27,7 @@ pub struct OfferCache {
     backends: Backends,
     known: Arc<Mutex<CachedSnapshot>>,
     /// Serializes queries: one caller queries, the others wait for its result.
-    asking: Arc<tokio::sync::Mutex<()>>,
+    refreshing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Offers of all backends at one time.
@@ -65,14 +65,14 @@ impl OfferSnapshot {
 
 impl OfferCache {
     pub fn new(backends: Backends) -> Self {
-        Self { backends, known: Arc::default(), asking: Arc::default() }
+        Self { backends, known: Arc::default(), refreshing: Arc::default() }
     }
 
     pub async fn seen(&self) -> Arc<OfferSnapshot> {
         if let Some(seen) = self.fresh_snapshot() {
             return seen;
         }
-        let _asking = self.asking.lock().await;
+        let _refreshing = self.refreshing.lock().await;
         if let Some(seen) = self.fresh_snapshot() {
             return seen;
         }
@@ -87,12 +87,12 @@ impl OfferCache {
     }
 
     async fn query_backends(&self) -> OfferSnapshot {
-        let asked = self.backends.all().map(|backend| async {
+        let requested = self.backends.all().map(|backend| async {
             let answer = timeout(OFFERS_TIMEOUT, backend.offers()).await;
             (backend.name(), answer)
         });
         let mut seen = OfferSnapshot::default();
-        for (name, answer) in join_all(asked).await {
+        for (name, answer) in join_all(requested).await {
             match answer {
                 Ok(Ok(offers)) => seen.offers.extend(offers),
                 Ok(Err(error)) => seen.silent.push(format!("{name}: {error}")),
@@ -101,8 +101,8 @@ impl OfferCache {
                 }
             }
         }
-        for said in &seen.silent {
-            tracing::warn!(said, "failed to list the offers of a backend");
+        for message in &seen.silent {
+            tracing::warn!(message, "failed to list the offers of a backend");
         }
         seen
     }

@@ -216,11 +216,11 @@ impl ParsedRunSpec {
     pub fn pace(&self) -> RolloutPolicy {
         let Configuration::Service(service) = &self.configuration else { return RolloutPolicy::default() };
         let number = |n: i64| u32::try_from(n).unwrap_or_default();
-        service.deployment.as_ref().map_or_else(RolloutPolicy::default, |asked| RolloutPolicy {
-            surge: number(asked.surge.get()),
-            unavailable: number(asked.unavailable.get()),
-            ready_timeout: Span::secs(asked.ready_within.0),
-            should_roll_back: asked.rollback,
+        service.deployment.as_ref().map_or_else(RolloutPolicy::default, |requested| RolloutPolicy {
+            surge: number(requested.surge.get()),
+            unavailable: number(requested.unavailable.get()),
+            ready_timeout: Span::secs(requested.ready_within.0),
+            should_roll_back: requested.rollback,
         })
     }
 
@@ -245,19 +245,19 @@ impl ParsedRunSpec {
 
     /// Requirements of a job for its instance.
     pub fn needs_of(&self, spec: &JobSpec) -> InstanceNeeds {
-        let asked = &spec.requirements;
+        let requested = &spec.requirements;
         let machines = &self.properties.provisioning;
         let backends = machines.backends.as_ref();
         InstanceNeeds {
-            resources: Some(asked.resources.clone()),
-            max_price: asked.max_price.map(Price::from_dollars),
-            spot: asked.spot,
-            is_spot_default: machines.spot_policy.is_none() && asked.spot == Some(false),
+            resources: Some(requested.resources.clone()),
+            max_price: requested.max_price.map(Price::from_dollars),
+            spot: requested.spot,
+            is_spot_default: machines.spot_policy.is_none() && requested.spot == Some(false),
             backends: backends.map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
             regions: machines.regions.clone(),
             zones: machines.availability_zones.clone(),
             instance_types: machines.instance_types.clone(),
-            reservation: asked.reservation.clone(),
+            reservation: requested.reservation.clone(),
             volumes: Vec::new(),
             instances: self
                 .properties
@@ -266,7 +266,7 @@ impl ParsedRunSpec {
                 .map(|list| list.0.iter().map(instance_name).collect()),
             avoid_locations: Vec::new(),
             avoid_instances: Vec::new(),
-            needs_whole_instance: asked.multinode == Some(true),
+            needs_whole_instance: requested.multinode == Some(true),
             image: ImageChoice::from_spec(spec),
             image_architectures: spec.image_architectures.clone(),
         }

@@ -41,7 +41,7 @@ impl QueueBackend {
 }
 
 fn unavailable(error: &DbError) -> BackendError {
-    BackendError::Unavailable { what: "failed to list the dispatchers", said: error.to_string() }
+    BackendError::Unavailable { what: "failed to list the dispatchers", message: error.to_string() }
 }
 
 fn offer(dispatcher: &DispatcherView, nodes: &NodeGroup) -> Offer {
@@ -90,13 +90,16 @@ impl Backend for QueueBackend {
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         async move {
             let InstanceSource::Offer(offer) = &order.want else {
-                let said = "a queue has no SSH hosts".to_owned();
-                return Err(BackendError::Refused { what: "cannot create an instance in the queue", said });
+                let message = "a queue has no SSH hosts".to_owned();
+                return Err(BackendError::Refused {
+                    what: "cannot create an instance in the queue",
+                    message,
+                });
             };
             let present = self.present().await.map_err(|error| unavailable(&error))?;
             if !present.iter().any(|one| one.name == offer.region) {
-                let said = format!("dispatcher `{}` is offline", offer.region);
-                return Err(BackendError::NoCapacity { said });
+                let message = format!("dispatcher `{}` is offline", offer.region);
+                return Err(BackendError::NoCapacity { message });
             }
             Ok(BackendInstance {
                 id: order.instance.to_string(),

@@ -86,7 +86,10 @@ pub(crate) async fn seal_document(
 async fn seal_password(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
     for held in rows::list_by_user(app.db(), project, user).await? {
         if app.keys().open_sealed(&password_aad(held.id), &held.sealed)? == password.as_bytes() {
-            return Ok(held.id);
+            // If retention deletes it at this moment, a new row is created.
+            if app.db().write(Unit::new().and([rows::touch(held.id)])).await?.is_done() {
+                return Ok(held.id);
+            }
         }
     }
     let id = app.db().new_id()?;

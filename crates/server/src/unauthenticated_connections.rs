@@ -207,13 +207,13 @@ mod tests {
             let _answering = known.request();
             known.mark_known();
         }
-        let asking = newcomers.connected(from("10.0.0.1"));
-        let answering = asking.request();
+        let refreshing = newcomers.connected(from("10.0.0.1"));
+        let answering = refreshing.request();
         let idle = newcomers.connected(from("10.0.0.1"));
-        assert!(!is_closed(&known) && !is_closed(&asking) && !is_closed(&idle));
+        assert!(!is_closed(&known) && !is_closed(&refreshing) && !is_closed(&idle));
         // An unauthenticated request puts the connection back in line, as the newest.
         drop(answering);
-        assert!(!is_closed(&known) && !is_closed(&asking) && is_closed(&idle));
+        assert!(!is_closed(&known) && !is_closed(&refreshing) && is_closed(&idle));
     }
 
     #[test]

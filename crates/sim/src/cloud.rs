@@ -25,7 +25,7 @@ use windlass_model::{
 
 use crate::{
     host::SimHost,
-    network::{ReplicaFreeze, SharedWorld, World},
+    network::{ReplicaFreeze, SharedSimState, SimState},
 };
 
 /// Timeout of a call.
@@ -64,7 +64,7 @@ pub struct CloudEntry {
 pub enum MachineEvent {
     Created,
     /// The server requested its deletion while this number of containers ran on it.
-    DeleteAsked {
+    DeleteRequested {
         running: usize,
     },
     /// The machine no longer exists.
@@ -145,7 +145,7 @@ impl Cloud {
     }
 }
 
-impl World {
+impl SimState {
     /// Applies all events of machines and disks that are due.
     pub(crate) fn advance_cloud(&mut self, now: i64) {
         let mut over = Vec::new();
@@ -213,12 +213,12 @@ impl World {
         let InstanceSource::Offer(offer) = &order.want else {
             return Err(BackendError::Refused {
                 what: "create a machine",
-                said: "it is not an offer".into(),
+                message: "it is not an offer".into(),
             });
         };
         let spot = offer.host.spot;
         if self.should_fail(rates.no_capacity, "no capacity") {
-            return Err(BackendError::NoCapacity { said: format!("no {} left", offer.instance_type) });
+            return Err(BackendError::NoCapacity { message: format!("no {} left", offer.instance_type) });
         }
         let boots_at = if self.should_fail(rates.never_boots, "machine never boots") {
             NEVER
@@ -256,7 +256,7 @@ impl World {
         match vms.and_then(|vms| vms.iter().find(|vm| vm.id == machine.id)) {
             None => InstanceState::Unknown,
             Some(vm) => match vm.gone {
-                Some(how) => InstanceState::Gone { said: how.into() },
+                Some(how) => InstanceState::Gone { message: how.into() },
                 None if now < vm.known_at => InstanceState::Unknown,
                 None if now < vm.boots_at => InstanceState::Starting(Cloud::machine(vm)),
                 None => InstanceState::Running(Cloud::machine(vm)),
@@ -269,15 +269,15 @@ impl World {
         let id = order.instance;
         let running = self.hosts.get_mut(&id).map_or(0, |host| host.running(now));
         let takes = self.rng.between(0, 20) as i64 * SECOND;
-        let mut asked = Vec::new();
+        let mut requested = Vec::new();
         for vm in self.cloud.vms.entry(id).or_default().iter_mut().filter(|vm| vm.gone.is_none()) {
             if vm.goes_at.is_none() {
                 vm.goes_at = Some(now + takes);
-                asked.push(vm.id.clone());
+                requested.push(vm.id.clone());
             }
         }
-        for machine in asked {
-            let kind = MachineEvent::DeleteAsked { running };
+        for machine in requested {
+            let kind = MachineEvent::DeleteRequested { running };
             self.cloud.journal.push(CloudEntry { at: now, instance: id, machine, kind });
         }
         self.advance_cloud(now);
@@ -317,7 +317,7 @@ impl World {
         let Some(disk) = self.cloud.disks.get_mut(id) else { return Ok(()) };
         if !disk.attached.is_empty() {
             self.cloud.outrages.push(format!("deletion of {id} requested while it is attached"));
-            return Err(BackendError::Refused { what: "delete a disk", said: "it is attached".into() });
+            return Err(BackendError::Refused { what: "delete a disk", message: "it is attached".into() });
         }
         disk.removed = true;
         Ok(())
@@ -330,7 +330,8 @@ impl World {
         now: i64,
     ) -> Result<AttachmentState, BackendError> {
         self.advance_cloud(now);
-        let refused = |said: &str| BackendError::Refused { what: "attach a disk", said: said.to_owned() };
+        let refused =
+            |message: &str| BackendError::Refused { what: "attach a disk", message: message.to_owned() };
         if !self.cloud.has_machine(&machine.id) {
             return Err(refused("the machine does not exist"));
         }
@@ -374,8 +375,8 @@ impl World {
         self.advance_cloud(now);
         let percent = self.cloud.rates.detach_hangs;
         let takes = self.rng.between(0, 10) as i64 * SECOND;
-        let fastening = |world: &mut Self| {
-            let disk = world.cloud.disks.get_mut(id)?;
+        let fastening = |state: &mut Self| {
+            let disk = state.cloud.disks.get_mut(id)?;
             disk.attached.get(&machine.id).map(|fastening| (fastening.stuck, fastening.ends_at))
         };
         let Some((stuck, ends_at)) = fastening(self) else { return };
@@ -394,7 +395,7 @@ impl World {
 
 /// One replica's connection to the cloud.
 pub struct SimBackend {
-    pub world: SharedWorld,
+    pub state: SharedSimState,
     pub freeze: ReplicaFreeze,
 }
 
@@ -406,13 +407,13 @@ impl SimBackend {
     fn call<'a, T: Send + 'static>(
         &'a self,
         what: &'static str,
-        effect: impl FnOnce(&mut World, i64) -> Result<T, BackendError> + Send + 'static,
+        effect: impl FnOnce(&mut SimState, i64) -> Result<T, BackendError> + Send + 'static,
     ) -> BackendFuture<'a, T> {
-        let silence = move || BackendError::Unavailable { what, said: "no response".into() };
+        let silence = move || BackendError::Unavailable { what, message: "no response".into() };
         Box::pin(async move {
             self.freeze.wait().await;
             let (there, back, lost, unanswered) = {
-                let mut w = self.world.lock();
+                let mut w = self.state.lock();
                 let rates = w.cloud.rates;
                 let most = if w.should_fail(rates.slow, "slow cloud") { 8_000 } else { 400 };
                 let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most / 8));
@@ -427,16 +428,16 @@ impl SimBackend {
                 sleep(CALL_TIMEOUT).await;
                 return Err(silence());
             }
-            let (tell, told) = oneshot::channel();
-            let world = Arc::clone(&self.world);
+            let (notify, reported) = oneshot::channel();
+            let state = Arc::clone(&self.state);
             tokio::spawn(async move {
                 sleep(there).await;
-                let mut w = world.lock();
+                let mut w = state.lock();
                 let now = w.now();
                 // The caller may be gone.
-                let _ = tell.send(effect(&mut w, now));
+                let _ = notify.send(effect(&mut w, now));
             });
-            let answer = told.await;
+            let answer = reported.await;
             if unanswered {
                 sleep(CALL_TIMEOUT).await;
                 return Err(silence());
@@ -485,7 +486,7 @@ impl Backend for SimBackend {
 
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         let order = order.clone();
-        self.call("create a machine", move |world, now| world.create(&order, now))
+        self.call("create a machine", move |state, now| state.create(&order, now))
     }
 
     fn find<'a>(
@@ -494,7 +495,7 @@ impl Backend for SimBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, InstanceState> {
         let (order, machine) = (order.clone(), machine.clone());
-        self.call("find a machine", move |world, now| Ok(world.find(&order, &machine, now)))
+        self.call("find a machine", move |state, now| Ok(state.find(&order, &machine, now)))
     }
 
     fn delete<'a>(
@@ -503,7 +504,7 @@ impl Backend for SimBackend {
         _machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress> {
         let order = order.clone();
-        self.call("delete a machine", move |world, now| Ok(world.delete(&order, now)))
+        self.call("delete a machine", move |state, now| Ok(state.delete(&order, now)))
     }
 
     fn volumes(&self) -> Option<&dyn VolumeBackend> {
@@ -514,28 +515,28 @@ impl Backend for SimBackend {
 impl VolumeBackend for SimBackend {
     fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume> {
         let order = order.clone();
-        self.call("create a disk", move |world, now| Ok(world.create_disk(&order, now)))
+        self.call("create a disk", move |state, now| Ok(state.create_disk(&order, now)))
     }
 
-    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
+    fn get<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         let (order, id) = (order.clone(), id.to_owned());
-        self.call("inspect a disk", move |world, now| Ok(world.disk_state(&order, &id, now)))
+        self.call("inspect a disk", move |state, now| Ok(state.disk_state(&order, &id, now)))
     }
 
     fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         let id = id.to_owned();
-        self.call("delete a disk", move |world, now| world.remove_disk(&id, now))
+        self.call("delete a disk", move |state, now| state.remove_disk(&id, now))
     }
 
     fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState> {
         let (id, machine) = (id.to_owned(), machine.clone());
-        self.call("attach a disk", move |world, now| world.attach(&id, &machine, now))
+        self.call("attach a disk", move |state, now| state.attach(&id, &machine, now))
     }
 
     fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()> {
         let (id, machine) = (id.to_owned(), machine.clone());
-        self.call("detach a disk", move |world, now| {
-            world.detach(&id, &machine, force, now);
+        self.call("detach a disk", move |state, now| {
+            state.detach(&id, &machine, force, now);
             Ok(())
         })
     }
@@ -546,7 +547,7 @@ impl VolumeBackend for SimBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, AttachmentState> {
         let (id, machine) = (id.to_owned(), machine.clone());
-        self.call("inspect a disk", move |world, now| Ok(world.attached(&id, &machine, now)))
+        self.call("inspect a disk", move |state, now| Ok(state.attached(&id, &machine, now)))
     }
 }
 
@@ -591,15 +592,15 @@ impl Backend for SimRemoteBackend {
 
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         let order = order.clone();
-        self.0.call("deploy to a host", move |world, now| {
-            let cut = world.is_partitioned(order.instance);
-            match world.hosts.get_mut(&order.instance) {
+        self.0.call("deploy to a host", move |state, now| {
+            let cut = state.is_partitioned(order.instance);
+            match state.hosts.get_mut(&order.instance) {
                 Some(host) if !cut => {
                     host.deploy(now);
                     Ok(Self::machine(&order))
                 }
                 Some(_) | None => {
-                    Err(BackendError::Unavailable { what: "deploy to a host", said: "no route".into() })
+                    Err(BackendError::Unavailable { what: "deploy to a host", message: "no route".into() })
                 }
             }
         })
@@ -611,8 +612,8 @@ impl Backend for SimRemoteBackend {
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, InstanceState> {
         let (order, machine) = (order.clone(), machine.clone());
-        self.0.call("inspect a host", move |world, _| match world.is_partitioned(order.instance) {
-            true => Err(BackendError::Unavailable { what: "inspect a host", said: "no route".into() }),
+        self.0.call("inspect a host", move |state, _| match state.is_partitioned(order.instance) {
+            true => Err(BackendError::Unavailable { what: "inspect a host", message: "no route".into() }),
             false => Ok(InstanceState::Running(machine)),
         })
     }
@@ -623,11 +624,11 @@ impl Backend for SimRemoteBackend {
         _machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress> {
         let id = order.instance;
-        self.0.call("clean a host", move |world, now| {
-            if world.is_partitioned(id) {
-                return Err(BackendError::Unavailable { what: "clean a host", said: "no route".into() });
+        self.0.call("clean a host", move |state, now| {
+            if state.is_partitioned(id) {
+                return Err(BackendError::Unavailable { what: "clean a host", message: "no route".into() });
             }
-            if let Some(host) = world.hosts.get_mut(&id) {
+            if let Some(host) = state.hosts.get_mut(&id) {
                 host.power_off(now);
             }
             Ok(DeleteProgress::Gone)

@@ -98,7 +98,7 @@ pub struct FleetRow {
 pub struct VolumeRow {
     pub id: Uuid,
     pub deleted: bool,
-    pub delete_asked: bool,
+    pub delete_requested: bool,
 }
 
 /// The stored log of one submission, compared with what its job wrote.

@@ -37,7 +37,7 @@ pub struct NetworkFaultRates {
 }
 
 /// The hosts, and the network between them and the servers.
-pub struct World {
+pub struct SimState {
     started: Instant,
     epoch_us: i64,
     pub(crate) hosts: BTreeMap<InstanceId, SimHost>,
@@ -51,10 +51,10 @@ pub struct World {
     pub fired: BTreeMap<&'static str, u64>,
 }
 
-pub type SharedWorld = Arc<Mutex<World>>;
+pub type SharedSimState = Arc<Mutex<SimState>>;
 
-impl World {
-    pub fn new(epoch_us: i64, rng: Rng) -> SharedWorld {
+impl SimState {
+    pub fn new(epoch_us: i64, rng: Rng) -> SharedSimState {
         Arc::new(Mutex::new(Self {
             started: Instant::now(),
             epoch_us,
@@ -156,7 +156,7 @@ impl ReplicaFreeze {
 
 /// One replica's connection to the hosts.
 pub struct SimNetwork {
-    pub world: SharedWorld,
+    pub state: SharedSimState,
     pub freeze: ReplicaFreeze,
 }
 
@@ -168,7 +168,7 @@ impl SimNetwork {
         Box::pin(async move {
             self.freeze.wait().await;
             let (there, back, lost, unanswered, doubled) = {
-                let mut w = self.world.lock();
+                let mut w = self.state.lock();
                 let rates = w.rates;
                 let slow = w.should_fail(rates.slow, "slow call");
                 let most = if slow { 8_000 } else { 40 };
@@ -184,15 +184,15 @@ impl SimNetwork {
                 return Err(unreachable());
             }
             if let Some(later) = doubled {
-                let (world, effect) = (self.world.clone(), effect.clone());
+                let (state, effect) = (self.state.clone(), effect.clone());
                 tokio::spawn(async move {
                     sleep(later).await;
                     // The response of a late duplicate is discarded.
-                    let _ = deliver(&world, instance, &effect);
+                    let _ = deliver(&state, instance, &effect);
                 });
             }
             sleep(there).await;
-            let answer = deliver(&self.world, instance, &effect);
+            let answer = deliver(&self.state, instance, &effect);
             if unanswered {
                 sleep(CALL_TIMEOUT).await;
                 return Err(unreachable());
@@ -204,8 +204,8 @@ impl SimNetwork {
     }
 }
 
-fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &HostCall<T>) -> Result<T, AgentError> {
-    let mut w = world.lock();
+fn deliver<T>(state: &SharedSimState, instance: InstanceId, effect: &HostCall<T>) -> Result<T, AgentError> {
+    let mut w = state.lock();
     let now = w.now();
     // A machine whose end is due is deleted before it can respond.
     w.advance_cloud(now);

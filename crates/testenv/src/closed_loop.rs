@@ -52,14 +52,14 @@ pub async fn run_load(
             let mut buffer = Vec::with_capacity(1 << 20);
             let mut taken = Vec::new();
             for repeat in 0.. {
-                let asked = Instant::now();
-                if asked.duration_since(started) >= load.lasts {
+                let start = Instant::now();
+                if start.duration_since(started) >= load.lasts {
                     break;
                 }
                 let bytes = make(n, repeat);
                 stream.write_all(bytes.as_deref().unwrap_or(&load.request)).await?;
                 read_response(&mut stream, &mut buffer).await?;
-                taken.push(asked.elapsed());
+                taken.push(start.elapsed());
             }
             anyhow::Ok(taken)
         });

@@ -61,9 +61,9 @@ impl QueueEnv {
         };
         let server = Server::start(&options).await.unwrap();
         let https = eventually_ok_async("the server is reached over HTTPS", async || {
-            let said = std::fs::read_to_string(&log).unwrap();
-            let found = said.lines().find_map(|line| line.split_once("HTTPS is at https://"));
-            found.map(|(_, at)| at.split_whitespace().next().unwrap_or_default().to_owned()).ok_or(said)
+            let log_tail = std::fs::read_to_string(&log).unwrap();
+            let found = log_tail.lines().find_map(|line| line.split_once("HTTPS is at https://"));
+            found.map(|(_, at)| at.split_whitespace().next().unwrap_or_default().to_owned()).ok_or(log_tail)
         })
         .await;
         Self {
@@ -90,6 +90,10 @@ impl QueueEnv {
     /// Certificate of the server's HTTPS port.
     pub fn certificate(&self) -> PathBuf {
         self.dir.join("data/tls/cert.pem")
+    }
+
+    pub fn server_pid(&self) -> u32 {
+        self.server.as_ref().unwrap().pid()
     }
 
     /// Client of the server's own API.
@@ -206,17 +210,17 @@ impl QueueEnv {
         RequestedContainer { request: part("uuid"), container: part("container_uuid") }
     }
 
-    pub async fn ask(&self, command: &[&str], more: Value) -> String {
+    pub async fn submit(&self, command: &[&str], more: Value) -> String {
         self.request(command, more).await.container
     }
 
-    pub async fn weigh(&self, asked: &RequestedContainer, priority: u64) {
+    pub async fn weigh(&self, requested: &RequestedContainer, priority: u64) {
         let change = json!({ "container_request": { "priority": priority } });
-        self.client().put(&format!("container_requests/{}", asked.request), &change).await.unwrap();
+        self.client().put(&format!("container_requests/{}", requested.request), &change).await.unwrap();
     }
 
-    pub async fn delete_request(&self, asked: &RequestedContainer) {
-        let path = format!("container_requests/{}?_method=DELETE", asked.request);
+    pub async fn delete_request(&self, requested: &RequestedContainer) {
+        let path = format!("container_requests/{}?_method=DELETE", requested.request);
         self.client().post(&path, &Value::Null).await.unwrap();
     }
 
@@ -269,7 +273,7 @@ impl QueueEnv {
     }
 
     /// Messages of dispatchers, by their `event`.
-    pub async fn said(&self, uuid: &str) -> Vec<String> {
+    pub async fn messages(&self, uuid: &str) -> Vec<String> {
         let filters = json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string();
         let path = format!("logs?order=id&limit=1000&filters={}", percent_encode(&filters));
         let page = self.client().get(&path).await.unwrap();

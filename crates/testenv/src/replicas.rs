@@ -1,4 +1,4 @@
-//! Several servers on one Postgres, with hollow hosts that all of them reach.
+//! Several servers on one Postgres, with simulated hosts that all of them reach.
 
 use std::{
     path::{Path, PathBuf},
@@ -149,7 +149,7 @@ impl Replicas {
             env,
             log: Some(&self.log_path(number)),
         };
-        let server = Server::start(&options).await.with_context(|| self.said(number))?;
+        let server = Server::start(&options).await.with_context(|| self.log_tail(number))?;
         self.servers[number] = Some(server);
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Replicas {
     }
 
     /// The end of a server's log.
-    pub fn said(&self, number: usize) -> String {
+    pub fn log_tail(&self, number: usize) -> String {
         let text = std::fs::read_to_string(self.log_path(number)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
@@ -219,13 +219,13 @@ impl Replicas {
     }
 
     /// Calls one of the servers and returns any response.
-    pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<ApiResponse> {
+    pub async fn request(&self, number: usize, path: &str, body: &Value) -> Result<ApiResponse> {
         call_api(self.server(number)?.address(), path, body).await
     }
 
     /// Calls one of the servers; the call must succeed.
     pub async fn post(&self, number: usize, path: &str, body: &Value) -> Result<Value> {
-        self.ask(number, path, body).await?.ok().with_context(|| self.said(number))
+        self.request(number, path, body).await?.ok().with_context(|| self.log_tail(number))
     }
 
     pub async fn apply(&self, number: usize, configuration: &Value) -> Result<Value> {
@@ -257,7 +257,7 @@ impl Replicas {
             if ready >= hosts {
                 return Ok(());
             }
-            ensure!(began.elapsed() < TIMEOUT, "{ready} of {hosts} hosts are ready\n{}", self.said(0));
+            ensure!(began.elapsed() < TIMEOUT, "{ready} of {hosts} hosts are ready\n{}", self.log_tail(0));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -272,7 +272,7 @@ impl Replicas {
                 return Ok(run);
             }
             ensure!(!FINAL_STATUSES.contains(&status), "{name} ended otherwise: {run:#}");
-            ensure!(began.elapsed() < TIMEOUT, "{name} takes too long: {run:#}\n{}", self.said(number));
+            ensure!(began.elapsed() < TIMEOUT, "{name} takes too long: {run:#}\n{}", self.log_tail(number));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -291,8 +291,9 @@ impl Replicas {
                             FROM runs r LEFT JOIN jobs j ON j.run_id = r.id \
                             WHERE r.status NOT IN ('done', 'failed', 'terminated') LIMIT 5";
                 let rows = self.postgres.run(rows).await?;
-                let said: Vec<String> = (0..self.servers.len()).map(|number| self.said(number)).collect();
-                anyhow::bail!("{left} runs are not over: {rows:?}\n{}", said.join("\n---\n"));
+                let log_tail: Vec<String> =
+                    (0..self.servers.len()).map(|number| self.log_tail(number)).collect();
+                anyhow::bail!("{left} runs are not over: {rows:?}\n{}", log_tail.join("\n---\n"));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -309,7 +310,7 @@ impl Drop for Replicas {
 
 /// Sends a signal to a process by its ID.
 pub fn signal(pid: u32, which: &str) -> Result<()> {
-    let told = Command::new("kill").args([which, &pid.to_string()]).status().context("run kill")?;
-    ensure!(told.success(), "signal {pid}");
+    let reported = Command::new("kill").args([which, &pid.to_string()]).status().context("run kill")?;
+    ensure!(reported.success(), "signal {pid}");
     Ok(())
 }

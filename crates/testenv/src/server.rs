@@ -106,8 +106,8 @@ impl Server {
 
     async fn is_answering(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
-        let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
-        asked.is_ok() && closed_loop::read_response(&mut stream, &mut Vec::new()).await.is_ok()
+        let requested = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
+        requested.is_ok() && closed_loop::read_response(&mut stream, &mut Vec::new()).await.is_ok()
     }
 
     /// Repeats a request for a while; `make` may change it each time.
@@ -145,8 +145,8 @@ impl Server {
     }
 
     fn interrupt(&self) -> Result<()> {
-        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
-        ensure!(told.success(), "signal the server");
+        let status = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
+        ensure!(status.success(), "signal the server");
         Ok(())
     }
 
@@ -163,8 +163,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.local && matches!(self.child.try_wait(), Ok(None)) && self.interrupt().is_ok() {
-            let told = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < TIMEOUT {
+            let start = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }

@@ -54,7 +54,7 @@ pub struct TestEnv {
     server: Option<Server>,
     client: Option<Client>,
     /// Time of the last request: the server closes idle connections.
-    asked: Instant,
+    requested: Instant,
 }
 
 /// Idle time after which a connection is not reused.
@@ -62,19 +62,19 @@ const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl TestEnv {
     pub async fn new(machines: HostMode) -> Self {
-        let mut stage = Self::new_unstarted(machines);
-        stage.start().await;
-        stage
+        let mut env = Self::new_unstarted(machines);
+        env.start().await;
+        env
     }
 
     /// Starts a server with settings that shorten the waits of a test.
     pub async fn with_settings(machines: HostMode, settings: &[(&'static str, &str)]) -> Self {
-        let mut stage = Self::new_unstarted(machines);
+        let mut env = Self::new_unstarted(machines);
         for (name, value) in settings {
-            stage = stage.with_env(name, value);
+            env = env.with_env(name, value);
         }
-        stage.start().await;
-        stage
+        env.start().await;
+        env
     }
 
     /// Starts a server with the default isolation of plain processes.
@@ -89,36 +89,36 @@ impl TestEnv {
 
     /// Starts an unprivileged server with the given privileges of plain processes.
     pub async fn unprivileged_with(processes: &str) -> Self {
-        let mut stage =
+        let mut env =
             Self::new_unstarted(HostMode::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
         // The build directory of the tests may be inaccessible to other users.
         let copy = |name: &str| {
-            let copy = stage.home.join(name);
+            let copy = env.home.join(name);
             std::fs::copy(binary_path(name).unwrap(), &copy).unwrap();
             copy
         };
         let (windlass, agent) = (copy("windlass"), copy("windlass-agent"));
         let script = format!(
             "#!/bin/sh\nexec setpriv --reuid={UNPRIVILEGED_UID} --regid={UNPRIVILEGED_UID} --clear-groups --no-new-privs env HOME={} {} \"$@\"\n",
-            stage.home.display(),
+            env.home.display(),
             windlass.display()
         );
-        let start = stage.home.join("start");
+        let start = env.home.join("start");
         std::fs::write(&start, script).unwrap();
         std::fs::set_permissions(&start, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        for path in [&stage.home, &stage.home.join("server")] {
+        for path in [&env.home, &env.home.join("server")] {
             std::os::unix::fs::chown(path, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
         }
-        (stage.windlass, stage.agent) = (start, agent);
-        stage.start().await;
-        stage
+        (env.windlass, env.agent) = (start, agent);
+        env.start().await;
+        env
     }
 
     fn new_unstarted(machines: HostMode) -> Self {
         let temp = temp_dir("e2e").unwrap();
-        let mut stage = Self::at(temp.path().to_owned(), machines);
-        stage.temp = Some(temp);
-        stage
+        let mut env = Self::at(temp.path().to_owned(), machines);
+        env.temp = Some(temp);
+        env
     }
 
     /// Uses a directory that is kept; the server is not started yet.
@@ -135,7 +135,7 @@ impl TestEnv {
             agent,
             server: None,
             client: None,
-            asked: Instant::now(),
+            requested: Instant::now(),
         }
     }
 
@@ -222,7 +222,7 @@ impl TestEnv {
         };
         let server = Server::start(&options).await.unwrap();
         self.client = Some(server.client().await.unwrap());
-        self.asked = Instant::now();
+        self.requested = Instant::now();
         self.server = Some(server);
     }
 
@@ -239,10 +239,10 @@ impl TestEnv {
     }
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Value {
-        if self.asked.elapsed() > CONNECTION_IDLE_MAX {
+        if self.requested.elapsed() > CONNECTION_IDLE_MAX {
             self.client = Some(self.server.as_ref().unwrap().client().await.unwrap());
         }
-        self.asked = Instant::now();
+        self.requested = Instant::now();
         let answer = self.client.as_mut().unwrap().post(path, body).await;
         answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", self.server_log()))
     }
@@ -269,17 +269,17 @@ impl TestEnv {
         &mut self,
         name: &str,
         statuses: &[&str],
-        patience: Duration,
+        timeout: Duration,
     ) -> Value {
         let wanted = statuses.join(" or ");
-        let (mut run, asked) = (self.run(name).await, Instant::now());
+        let (mut run, requested) = (self.run(name).await, Instant::now());
         loop {
             let status = run["status"].as_str().unwrap_or_default();
             if statuses.contains(&status) {
                 return run;
             }
             let over = FINAL_STATUSES.contains(&status);
-            if over || asked.elapsed() > patience {
+            if over || requested.elapsed() > timeout {
                 let why = if over { "ended otherwise" } else { "takes too long" };
                 panic!("{name} {why}, want {wanted}:\n{run:#}\n{}", self.server_log());
             }
@@ -392,16 +392,16 @@ impl TestEnv {
     pub async fn eventually_run(
         &mut self,
         name: &str,
-        patience: Duration,
+        timeout: Duration,
         holds: impl Fn(&Value) -> bool,
     ) -> Value {
-        let asked = Instant::now();
+        let start = Instant::now();
         loop {
             let run = self.run(name).await;
             if holds(&run) {
                 return run;
             }
-            assert!(asked.elapsed() < patience, "{run:#}\n{}", self.server_log());
+            assert!(start.elapsed() < timeout, "{run:#}\n{}", self.server_log());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -457,11 +457,11 @@ pub fn kill_processes_of(home: &Path) {
 }
 
 /// Preempts a machine of the mock cloud: its processes stop, and the cloud reports it as deleted.
-pub fn preempt_machine(books: &Path, machine: &str) -> std::io::Result<()> {
-    let signs = books.join("preempt");
+pub fn preempt_machine(cloud_state: &Path, machine: &str) -> std::io::Result<()> {
+    let signs = cloud_state.join("preempt");
     std::fs::create_dir_all(&signs)?;
     std::fs::write(signs.join(machine), "")?;
-    kill_processes_of(&books.join(&machine[..8]));
+    kill_processes_of(&cloud_state.join(&machine[..8]));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Hosts that servers of this machine reach by sockets, already members of a fleet: hollow ones, which do everything
+//! Hosts that servers of this machine reach by sockets, already members of a fleet: simulated ones, which do everything
 //! but the work and share one process, and real ones, whose jobs are processes.
 
 use std::{
@@ -13,15 +13,15 @@ use windlass_server::{
     encryption::Keyring,
 };
 
-use crate::hollow_hosts::insert_hosts;
+use crate::simulated_hosts::insert_hosts;
 
 /// Their fleet.
-pub const FLEET: &str = "hollow";
+pub const FLEET: &str = "simulated";
 
 /// A task that does nothing and writes one line.
 pub fn empty_job(name: &str) -> Value {
     json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
-        "env": {"HOLLOW_RUN_MS": "0", "HOLLOW_LOG_LINES": "1"},
+        "env": {"SIMULATED_RUN_MS": "0", "SIMULATED_LOG_LINES": "1"},
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
@@ -39,7 +39,7 @@ pub struct HostOptions<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostRuntime {
     /// All hosts in one process, without journals.
-    Hollow,
+    Simulated,
     /// A separate agent for each host; jobs are processes.
     Process,
 }
@@ -68,9 +68,9 @@ impl HostOptions<'_> {
             command.spawn().context("start the hosts")
         };
         match self.runtime {
-            HostRuntime::Hollow => {
+            HostRuntime::Simulated => {
                 let count = self.count.to_string();
-                running.agents.push(start(self.home, &["--runtime", "hollow", "--hosts", &count])?);
+                running.agents.push(start(self.home, &["--runtime", "simulated", "--hosts", &count])?);
             }
             HostRuntime::Process => {
                 for number in 1..=self.count {

@@ -85,7 +85,7 @@ impl ProxyListener {
 
 struct ProxyState {
     to: Endpoint,
-    weather: watch::Sender<ConnectionFaults>,
+    faults: watch::Sender<ConnectionFaults>,
     /// Increases with each cut: older connections end.
     cuts: watch::Sender<u64>,
     counts: FaultCounts,
@@ -137,7 +137,7 @@ impl FaultProxy {
     fn serve(listener: ProxyListener, to: Endpoint, address: String, seed: u64) -> Self {
         let shared = Arc::new(ProxyState {
             to,
-            weather: watch::Sender::new(ConnectionFaults::default()),
+            faults: watch::Sender::new(ConnectionFaults::default()),
             cuts: watch::Sender::new(0),
             counts: FaultCounts::default(),
             rng: Mutex::new(Rng::new(seed)),
@@ -151,8 +151,8 @@ impl FaultProxy {
         &self.address
     }
 
-    pub fn set(&self, weather: ConnectionFaults) {
-        self.shared.weather.send_replace(weather);
+    pub fn set(&self, faults: ConnectionFaults) {
+        self.shared.faults.send_replace(faults);
     }
 
     pub fn counts(&self) -> &FaultCounts {
@@ -179,7 +179,7 @@ impl Drop for FaultProxy {
 async fn accept(listener: ProxyListener, shared: Arc<ProxyState>) {
     while let Ok(client) = listener.accept().await {
         shared.counts.connections.fetch_add(1, Ordering::Relaxed);
-        if shared.weather.borrow().refuse {
+        if shared.faults.borrow().refuse {
             shared.counts.refused.fetch_add(1, Ordering::Relaxed);
             continue;
         }
@@ -199,30 +199,30 @@ async fn proxy_connection(client: Box<dyn ProxyStream>, shared: Arc<ProxyState>)
     let Ok(server) = connect(&shared.to).await else { return };
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_server, mut to_server) = tokio::io::split(server);
-    let (passed, mut said) = (AtomicU64::new(0), Vec::new());
+    let (passed, mut message) = (AtomicU64::new(0), Vec::new());
     let mut cuts = shared.cuts.subscribe();
     tokio::select! {
         () = async {
             tokio::join!(
-                copy_with_faults(&mut from_client, &mut to_server, &shared, &passed, Some(&mut said)),
+                copy_with_faults(&mut from_client, &mut to_server, &shared, &passed, Some(&mut message)),
                 copy_with_faults(&mut from_server, &mut to_client, &shared, &passed, None),
             );
         } => {}
         () = wait_for_cut(&shared, &passed) => { shared.counts.cut.fetch_add(1, Ordering::Relaxed); }
         _ = cuts.changed() => { shared.counts.cut.fetch_add(1, Ordering::Relaxed); }
     }
-    let replay = shared.weather.borrow().replay_after;
-    if let Some(after) = replay.filter(|_| !said.is_empty()) {
+    let replay = shared.faults.borrow().replay_after;
+    if let Some(after) = replay.filter(|_| !message.is_empty()) {
         let after = jitter(&shared, after);
         tokio::time::sleep(after).await;
-        let _ = replay_request(&said, &shared).await;
+        let _ = replay_request(&message, &shared).await;
     }
 }
 
 /// Waits until more bytes have passed than allowed.
 async fn wait_for_cut(shared: &ProxyState, passed: &AtomicU64) {
     loop {
-        let limit = shared.weather.borrow().cut_after;
+        let limit = shared.faults.borrow().cut_after;
         if limit.is_some_and(|limit| passed.load(Ordering::Relaxed) >= limit) {
             return;
         }
@@ -239,7 +239,7 @@ async fn copy_with_faults(
 ) {
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        let most = match shared.weather.borrow().drip {
+        let most = match shared.faults.borrow().drip {
             0 => CHUNK_BYTES,
             rate => usize::try_from((rate / DRIPS_PER_SECOND).max(1)).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES),
         };
@@ -258,8 +258,8 @@ async fn copy_with_faults(
 
 /// Applies the delays to one chunk.
 async fn apply_delay(shared: &ProxyState) {
-    let mut weather = shared.weather.subscribe();
-    let now = *weather.borrow();
+    let mut faults = shared.faults.subscribe();
+    let now = *faults.borrow();
     let mut wait = jitter(shared, now.latency);
     if now.drip > 0 {
         wait += jitter(shared, Duration::from_secs(1)) / u32::try_from(DRIPS_PER_SECOND).unwrap_or(1);
@@ -268,10 +268,10 @@ async fn apply_delay(shared: &ProxyState) {
         shared.counts.delayed.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(wait).await;
     }
-    if weather.borrow().hold {
+    if faults.borrow().hold {
         shared.counts.held.fetch_add(1, Ordering::Relaxed);
         // Ends with the proxy, if the stall is never lifted.
-        let _ = weather.wait_for(|weather| !weather.hold).await;
+        let _ = faults.wait_for(|faults| !faults.hold).await;
     }
 }
 
@@ -280,9 +280,9 @@ fn jitter(shared: &ProxyState, time: Duration) -> Duration {
 }
 
 /// Sends the same bytes on another connection; the response is discarded.
-async fn replay_request(said: &[u8], shared: &ProxyState) -> io::Result<()> {
+async fn replay_request(message: &[u8], shared: &ProxyState) -> io::Result<()> {
     let mut server = connect(&shared.to).await?;
-    server.write_all(said).await?;
+    server.write_all(message).await?;
     server.flush().await?;
     shared.counts.replayed.fetch_add(1, Ordering::Relaxed);
     let mut answer = vec![0; CHUNK_BYTES];

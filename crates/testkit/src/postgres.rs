@@ -106,8 +106,8 @@ impl Postgres {
             ShutdownMode::Fast => "-INT",
             ShutdownMode::Immediate => "-QUIT",
         };
-        let told = Command::new("kill").args([signal, &server.id().to_string()]).status()?;
-        ensure!(told.success(), "signal Postgres");
+        let status = Command::new("kill").args([signal, &server.id().to_string()]).status()?;
+        ensure!(status.success(), "signal Postgres");
         server.wait()?;
         Ok(())
     }
@@ -223,9 +223,9 @@ fn is_root() -> bool {
 }
 
 fn id(which: &str) -> Result<u32> {
-    let said = Command::new("id").args([which, USER]).output().context("run id")?;
-    ensure!(said.status.success(), "there is no user `{USER}`");
-    Ok(String::from_utf8(said.stdout)?.trim().parse()?)
+    let message = Command::new("id").args([which, USER]).output().context("run id")?;
+    ensure!(message.status.success(), "there is no user `{USER}`");
+    Ok(String::from_utf8(message.stdout)?.trim().parse()?)
 }
 
 /// The environment applies only to the program: `setpriv` still runs as root.

@@ -63,10 +63,10 @@ impl Connection {
             let tcp = connect(target, allowed).await?;
             return Self::handshake(tcp, None, target, cap).await;
         };
-        let (below, mut learned) = Box::pin(Self::open_allowed(via, cap, allowed)).await?;
+        let (below, mut host_keys) = Box::pin(Self::open_allowed(via, cap, allowed)).await?;
         let (connection, more) = Self::open_through(Arc::new(below), target, cap).await?;
-        learned.extend(more);
-        Ok((connection, learned))
+        host_keys.extend(more);
+        Ok((connection, host_keys))
     }
 
     /// As `open`, through an existing connection.
@@ -87,7 +87,7 @@ impl Connection {
         cap: usize,
     ) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
         // The semaphore is never closed, so acquiring cannot fail.
-        let _turn = KEY_EXCHANGES.acquire().await;
+        let _round = KEY_EXCHANGES.acquire().await;
         let name = target.name();
         let shown = Arc::new(Mutex::new(None));
         let checker = HostKeyVerifier { pin: target.pin.clone(), presented: Arc::clone(&shown) };
@@ -107,11 +107,11 @@ impl Connection {
         };
         with_timeout(&name, "log in", CONNECT_TIMEOUT, log_in(&mut handle, target)).await??;
         let shown = shown.map(|key| HostKeyEntry { host: target.known_hosts_name(), key });
-        let learned = match &target.pin {
+        let host_keys = match &target.pin {
             HostKeyPin::FirstUse => shown.iter().cloned().collect(),
             HostKeyPin::Known(_) => Vec::new(),
         };
-        Ok((Self { name, handle, cap, host_key: shown, via }, learned))
+        Ok((Self { name, handle, cap, host_key: shown, via }, host_keys))
     }
 
     /// Returns the keys of all hosts of the path, pinned before or not; the destination is the last.
@@ -181,12 +181,12 @@ impl std::fmt::Debug for Connection {
 async fn connect(target: &SshDestination, allowed: &AllowedAddresses) -> Result<TcpStream, TunnelError> {
     let failed = |source| TunnelError::Connect { host: target.name(), source: Arc::new(source) };
     let found = allowed.lookup(&target.host).await.map_err(|error| match error {
-        AddressError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
+        AddressError::Lookup(error) => TunnelError::Lookup { host: target.name(), message: error.why },
         AddressError::NotAllowed { .. } => TunnelError::NotAllowed { host: target.name() },
     })?;
     let connected = connect_first(&target.host, &found, target.port, CONNECT_TIMEOUT).await;
     connected.map_err(|error| match error {
-        DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
+        DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), message: error.why },
         DialError::NotAllowed { .. } => TunnelError::NotAllowed { host: target.name() },
         DialError::Connect { source, .. } | DialError::Tls { source, .. } => failed(source),
     })

@@ -6,8 +6,8 @@ use crate::HostKey;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TunnelError {
-    #[error("failed to resolve {host}: {said}")]
-    Lookup { host: String, said: String },
+    #[error("failed to resolve {host}: {message}")]
+    Lookup { host: String, message: String },
     /// The server may not dial it: it is an address of the server's own machine, or one that only that machine can
     /// reach.
     #[error("{host} cannot be reached: its address is not allowed for hosts")]
@@ -32,8 +32,8 @@ pub enum TunnelError {
         #[source]
         source: Arc<russh::Error>,
     },
-    #[error("failed to run `{command}` on {host}: it ended with {status}: {said}")]
-    Command { host: String, command: String, status: String, said: String },
+    #[error("failed to run `{command}` on {host}: it ended with {status}: {message}")]
+    Command { host: String, command: String, status: String, message: String },
     #[error("failed to upload to {host}: expected SHA-256 {here}, found {there}")]
     ChecksumMismatch { host: String, here: String, there: String },
     /// The last attempt failed and the next one is not due yet.

@@ -71,7 +71,7 @@ impl Connection {
             host: self.name.clone(),
             command: command.to_owned(),
             status: output.status.map_or_else(|| "a signal".to_owned(), |code| code.to_string()),
-            said: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         })
     }
 
@@ -104,12 +104,12 @@ impl Connection {
         stem: &str,
         whole: usize,
     ) -> Result<Option<(String, usize)>, TunnelError> {
-        let look = format!(
+        let command = format!(
             "for f in {stem}.*.part; do p=${{f%.part}}; [ -f $f ] && [ ! -e /proc/${{p##*.}} ] || continue; \
              n=$(($(wc -c < $f))); [ $n -lt {whole} ] || continue; echo $f $n; break; done"
         );
-        let said = self.run_checked(&sh_command(&look), b"").await?;
-        let found = said.trim().split_once(' ');
+        let message = self.run_checked(&sh_command(&command), b"").await?;
+        let found = message.trim().split_once(' ');
         let found = found.and_then(|(path, size)| Some((path.to_owned(), size.parse().ok()?)));
         // The output of a host is not trusted.
         Ok(found.filter(|(path, size)| path.starts_with(stem) && *size < whole))

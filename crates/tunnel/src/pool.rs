@@ -142,9 +142,9 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
         cap: usize,
     ) -> Result<(Arc<Connection>, Vec<HostKeyEntry>), TunnelError> {
         let mut state = line.state.lock().await;
-        let way = target_key(target);
-        if state.target_key != way {
-            *state = ConnectionState { target_key: way, ..ConnectionState::default() };
+        let key = target_key(target);
+        if state.target_key != key {
+            *state = ConnectionState { target_key: key, ..ConnectionState::default() };
         }
         if let Some(live) = &state.connection {
             if !live.is_closed() {
@@ -162,11 +162,11 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
             }
         }
         match self.open(target, cap).await {
-            Ok((connection, learned)) => {
+            Ok((connection, host_keys)) => {
                 let connection = Arc::new(connection);
                 (state.connection, state.failures, state.last_failure) =
                     (Some(Arc::clone(&connection)), 0, None);
-                Ok((connection, learned))
+                Ok((connection, host_keys))
             }
             // Not an attempt: the pooled connection of the jump host determines when the next one is due.
             Err(error @ TunnelError::BackingOff { .. }) => Err(error),
@@ -187,10 +187,10 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
             return Connection::open_allowed(target, cap, &self.allowed).await;
         };
         let gate = self.jump_host(via, cap);
-        let (below, mut learned) = Box::pin(self.get_or_connect(&gate, via, cap)).await?;
+        let (below, mut host_keys) = Box::pin(self.get_or_connect(&gate, via, cap)).await?;
         let (connection, more) = Connection::open_through(below, target, cap).await?;
-        learned.extend(more);
-        Ok((connection, learned))
+        host_keys.extend(more);
+        Ok((connection, host_keys))
     }
 }
 

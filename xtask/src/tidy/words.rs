@@ -1,5 +1,7 @@
 //! Words that names, doc comments and texts avoid (CONTRIBUTING.md, "Names and English").
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 
 use super::Problems;
@@ -113,6 +115,69 @@ const NAMES: &[&str] = &[
     "World",
 ];
 
+/// Words that no identifier contains, in tests as elsewhere: each was once a metaphor for a part of this program, or a
+/// bare participle for a message or a request.
+const IDENTIFIER_WORDS: &[&str] = &[
+    "asked",
+    "asks",
+    "asking",
+    "astray",
+    "beside",
+    "blown",
+    "bell",
+    "bells",
+    "books",
+    "chorus",
+    "crank",
+    "crew",
+    "dice",
+    "door",
+    "doors",
+    "errand",
+    "everybody",
+    "eye",
+    "fate",
+    "fortune",
+    "graves",
+    "heard",
+    "hears",
+    "hollow",
+    "judge",
+    "judged",
+    "lasting",
+    "lent",
+    "maker",
+    "manner",
+    "passage",
+    "patience",
+    "poke",
+    "poked",
+    "pokes",
+    "premises",
+    "said",
+    "settle",
+    "settled",
+    "shelf",
+    "somebody",
+    "stories",
+    "storm",
+    "story",
+    "stranger",
+    "strangers",
+    "stray",
+    "strays",
+    "sung",
+    "tally",
+    "told",
+    "traveller",
+    "unfit",
+    "voice",
+    "voices",
+    "weather",
+    "wish",
+    "wishes",
+];
+
 /// Phrases that are hard to understand, with the replacement.
 const PHRASES: &[(&str, &str)] = &[
     ("nobody", "name the actor, or use the passive"),
@@ -144,7 +209,55 @@ const OPENINGS: &[&str] =
     &["What", "How", "Whether", "Who", "Whom", "Whose", "Why", "Where", "Which", "That", "So", "And", "But"];
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
-    Ok(problems(&texts::product(workspace)?))
+    let mut problems = problems(&texts::product(workspace)?);
+    let columns = columns(workspace)?;
+    for path in workspace.files()?.into_iter().filter(|path| path.ends_with(".rs")) {
+        problems.extend(identifier_problems(&path, &workspace.read(&path)?, &columns)?);
+    }
+    Ok(problems)
+}
+
+/// Returns every word of the migrations. A field that mirrors a column has the name of the column, which stays.
+fn columns(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    let is_migration = |path: &String| path.starts_with("crates/server/migrations/");
+    let mut columns = BTreeSet::new();
+    for path in workspace.files()?.into_iter().filter(is_migration) {
+        let text = workspace.read(&path)?;
+        let statements = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let names =
+            statements.flat_map(|line| line.split(|char: char| !char.is_alphanumeric() && char != '_'));
+        columns.extend(names.filter(|name| name.contains('_')).map(str::to_owned));
+    }
+    Ok(columns)
+}
+
+fn identifier_problems(path: &str, source: &str, columns: &BTreeSet<String>) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for (line, name) in texts::identifiers(path, source)? {
+        let word = split_words(&name).into_iter().find(|word| IDENTIFIER_WORDS.contains(&word.as_str()));
+        if let Some(word) = word.filter(|_| !columns.contains(&name)) {
+            problems.push(format!(
+                "{path}:{line}: `{name}` contains \"{word}\", which does not describe a thing"
+            ));
+        }
+    }
+    Ok(problems)
+}
+
+/// Splits `snake_case`, `CamelCase` and `UPPER_CASE` names into lower-case words.
+fn split_words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_lower = false;
+    for char in name.chars() {
+        if char == '_' || (char.is_uppercase() && was_lower) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| char != '_') {
+            word.extend(char.to_lowercase());
+        }
+        was_lower = char.is_lowercase();
+    }
+    words
 }
 
 fn problems(texts: &[Text]) -> Problems {
@@ -189,6 +302,18 @@ fn contains(text: &str, phrase: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn discouraged_words_in_identifiers_are_found_unless_they_name_a_column() {
+        let source = "
+            fn f(stop_asked_at: u64) { let told = 1; HollowHosts::STORY_MAX; }
+            #[cfg(test)] mod tests { fn it_is_foretold() { let said = 2; } }
+        ";
+        let columns = BTreeSet::from(["stop_asked_at".to_owned()]);
+        let found = identifier_problems("a.rs", source, &columns).unwrap();
+        let names: Vec<&str> = found.iter().filter_map(|line| line.split('`').nth(1)).collect();
+        assert_eq!(names, ["told", "HollowHosts", "STORY_MAX", "said"]);
+    }
 
     #[test]
     fn discouraged_names_phrases_and_openings_are_found() {

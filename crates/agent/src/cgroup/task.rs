@@ -374,9 +374,9 @@ mod tests {
     #[test]
     fn limits_without_a_cgroup_controller_are_reported_as_not_enforced() {
         let limits = TaskLimits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
-        let said = apply_limits(&Group::default(), &limits);
-        assert_eq!(said.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
-        assert_eq!(said[0].to_string(), "the cpu limit is not enforced: failed to create a control group");
+        let message = apply_limits(&Group::default(), &limits);
+        assert_eq!(message.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
+        assert_eq!(message[0].to_string(), "the cpu limit is not enforced: failed to create a control group");
         assert!(apply_limits(&Group::default(), &TaskLimits::default()).is_empty());
     }
 

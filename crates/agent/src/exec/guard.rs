@@ -161,8 +161,8 @@ fn start(
     isolation: Option<Isolation>,
 ) -> io::Result<Pid> {
     // Opened here, so that between fork and exec a single write suffices.
-    let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
-    let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
+    let listener = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
+    let listeners: Vec<fs::File> = group.directories().iter().filter_map(listener).collect();
     let (program, rest) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(rest).stdin(Stdio::null()).process_group(0);
@@ -170,8 +170,8 @@ fn start(
     // SAFETY: a few system calls, which allocate nothing and acquire no lock.
     unsafe {
         command.pre_exec(move || {
-            for door in &doors {
-                let _ = rustix::io::write(door, b"0");
+            for listener in &listeners {
+                let _ = rustix::io::write(listener, b"0");
             }
             if let Some(isolation) = &isolation {
                 isolation.enter()?;
@@ -205,9 +205,9 @@ fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
         if !both[1].revents().is_empty() {
             return Ok(GuardOutcome::ExecutorGone);
         }
-        for asked in read_stop_signals(signals, Some(Duration::ZERO))? {
+        for requested in read_stop_signals(signals, Some(Duration::ZERO))? {
             // The program was not reaped, so its pid is still valid.
-            let _ = kill_process_group(child, asked);
+            let _ = kill_process_group(child, requested);
         }
     }
 }

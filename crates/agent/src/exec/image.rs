@@ -33,7 +33,7 @@ const ERROR_TEXT_MAX: usize = 500;
 
 /// Runtime for containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Runtime {
+pub(super) enum ImageRuntime {
     /// Docker, Podman or Apptainer, whichever is installed; if none is, containers with an image are refused
     Auto,
     /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only
@@ -87,7 +87,7 @@ fn refused_error(why: String) -> AttemptError {
 
 /// Chooses the engine. `Ok(None)` means a plain process. With a warning if the image is ignored.
 pub(super) async fn choose_engine(
-    runtime: Runtime,
+    runtime: ImageRuntime,
     allow_process: bool,
     image: &str,
 ) -> Result<(Option<Engine>, Option<String>), AttemptError> {
@@ -98,24 +98,24 @@ pub(super) async fn choose_engine(
         return Err(refused_error(format!("invalid image name `{image}`: must not start with `-`")));
     }
     let candidates: &[Engine] = match runtime {
-        Runtime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
-        Runtime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
-        Runtime::Auto => &[
+        ImageRuntime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
+        ImageRuntime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
+        ImageRuntime::Auto => &[
             Engine::Docker("docker"),
             Engine::Docker("podman"),
             Engine::Apptainer("apptainer"),
             Engine::Apptainer("singularity"),
         ],
-        Runtime::Docker => &[Engine::Docker("docker")],
-        Runtime::Podman => &[Engine::Docker("podman")],
-        Runtime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
+        ImageRuntime::Docker => &[Engine::Docker("docker")],
+        ImageRuntime::Podman => &[Engine::Docker("podman")],
+        ImageRuntime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
     };
     for engine in candidates {
         if engine.is_available().await {
             return Ok((Some(*engine), None));
         }
     }
-    if runtime == Runtime::Auto {
+    if runtime == ImageRuntime::Auto {
         let why = format!(
             "cannot run image `{image}`: none of Docker, Podman and Apptainer is available on this host"
         );
@@ -235,8 +235,8 @@ async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(said.trim().chars().take(ERROR_TEXT_MAX).collect())
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(message.trim().chars().take(ERROR_TEXT_MAX).collect())
 }
 
 impl Engine {
@@ -267,10 +267,12 @@ impl Engine {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let made = run_engine(program, &words).await;
             // Another process may have created it at the same time.
-            found = run_engine(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
+            found = run_engine(program, &inspect).await.map_err(|message| made.err().unwrap_or(message));
         }
-        let found = found.map_err(|said| {
-            AttemptError::Host(std::io::Error::other(format!("failed to create network {NETWORK}: {said}")))
+        let found = found.map_err(|message| {
+            AttemptError::Host(std::io::Error::other(format!(
+                "failed to create network {NETWORK}: {message}"
+            )))
         })?;
         let mut parts = found.split_whitespace();
         let id = parts.next().unwrap_or_default();
@@ -292,11 +294,14 @@ impl Engine {
         if run_engine(program, &["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
             return Ok(());
         }
-        run_engine(program, &["pull", "--quiet", image]).await.map(drop).map_err(|said| {
-            if is_image_missing(&said) {
-                AttemptError::CannotRun { reason: "image", why: format!("failed to pull `{image}`: {said}") }
+        run_engine(program, &["pull", "--quiet", image]).await.map(drop).map_err(|message| {
+            if is_image_missing(&message) {
+                AttemptError::CannotRun {
+                    reason: "image",
+                    why: format!("failed to pull `{image}`: {message}"),
+                }
             } else {
-                AttemptError::Host(std::io::Error::other(format!("failed to pull `{image}`: {said}")))
+                AttemptError::Host(std::io::Error::other(format!("failed to pull `{image}`: {message}")))
             }
         })
     }
@@ -316,11 +321,13 @@ impl Engine {
             Self::Apptainer(_) => return EngineReport::default(),
         };
         let format = "{{.State.OOMKilled}}\t{{.State.StartedAt}}\t{{.State.Error}}";
-        let said = match run_engine(program, &["inspect", "--format", format, name]).await {
-            Ok(said) => said,
-            Err(said) => return EngineReport { lost: Some(("crashed", said)), ..EngineReport::default() },
+        let message = match run_engine(program, &["inspect", "--format", format, name]).await {
+            Ok(message) => message,
+            Err(message) => {
+                return EngineReport { lost: Some(("crashed", message)), ..EngineReport::default() };
+            }
         };
-        let mut parts = said.split('\t');
+        let mut parts = message.split('\t');
         let out_of_memory = parts.next() == Some("true");
         let never = parts.next().is_some_and(|at| at.starts_with("0001-"));
         let error = parts.next().unwrap_or_default().to_owned();
@@ -353,11 +360,11 @@ impl EngineReport {
 }
 
 /// Returns whether the engine reports that there is no such image: then no other host can pull it either.
-fn is_image_missing(said: &str) -> bool {
-    let said = said.to_ascii_lowercase();
+fn is_image_missing(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
     ["not found", "manifest unknown", "access denied", "does not exist", "invalid reference", "unauthorized"]
         .iter()
-        .any(|word| said.contains(word))
+        .any(|word| message.contains(word))
 }
 
 fn removal_command(program: &str, name: &str) -> Vec<String> {
@@ -498,21 +505,23 @@ mod tests {
     #[tokio::test]
     async fn plain_processes_are_refused_unless_the_operator_allows_them() {
         for image in ["none", ""] {
-            let (word, why) = reason(choose_engine(Runtime::Auto, false, image).await.unwrap_err());
+            let (word, why) = reason(choose_engine(ImageRuntime::Auto, false, image).await.unwrap_err());
             assert_eq!(word, REFUSED_REASON);
             assert!(why.contains("`--allow-process`"), "{why}");
-            assert_eq!(choose_engine(Runtime::Auto, true, image).await.unwrap(), (None, None));
+            assert_eq!(choose_engine(ImageRuntime::Auto, true, image).await.unwrap(), (None, None));
         }
-        let (word, _) = reason(choose_engine(Runtime::Process, false, "debian").await.unwrap_err());
+        let (word, _) = reason(choose_engine(ImageRuntime::Process, false, "debian").await.unwrap_err());
         assert_eq!(word, REFUSED_REASON);
-        let ignored = choose_engine(Runtime::Process, true, "debian").await.unwrap();
+        let ignored = choose_engine(ImageRuntime::Process, true, "debian").await.unwrap();
         assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
     }
 
     #[tokio::test]
     async fn image_names_that_look_like_options_are_refused() {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
-            for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
+            for runtime in
+                [ImageRuntime::Auto, ImageRuntime::Docker, ImageRuntime::Apptainer, ImageRuntime::Process]
+            {
                 let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
                 assert!(word == REFUSED_REASON && why.contains(image), "{why}");
             }
@@ -525,32 +534,34 @@ mod tests {
         let file = dir.path().join("policy.yml");
         let write = |text: &str| fs::write(&file, text).unwrap();
         let docker = Engine::Docker("docker");
-        let ask = |engine, image: &str, network| confine_container(&file, engine, image, network, &[], None);
+        let request =
+            |engine, image: &str, network| confine_container(&file, engine, image, network, &[], None);
         write("pids: 77\ncapabilities: [CHOWN]\nhost_network: false\nregistries: [ghcr.io/team]\n");
-        let kept_in = ask(docker, "ghcr.io/team/x", Network::Bridge).unwrap();
+        let kept_in = request(docker, "ghcr.io/team/x", Network::Bridge).unwrap();
         assert_eq!((kept_in.pids_limit, kept_in.network), (Some(77), NETWORK));
         assert_eq!((kept_in.cap_drop, kept_in.cap_add), (vec!["ALL".to_owned()], vec!["CHOWN".to_owned()]));
         assert_eq!(kept_in.security_opt, ["no-new-privileges"]);
-        for (engine, image, network, told) in [
+        for (engine, image, network, reported) in [
             (docker, "evil/x", Network::Bridge, "not from an allowed registry"),
             (docker, "ghcr.io/team/x", Network::Host, "network_mode host"),
             (Engine::Apptainer("apptainer"), "docker://ghcr.io/team/x", Network::Bridge, "network_mode host"),
             (Engine::Apptainer("apptainer"), "/etc/passwd", Network::Bridge, "is a file"),
         ] {
-            let (word, why) = reason(ask(engine, image, network).unwrap_err());
-            assert!(word == REFUSED_REASON && why.contains(told), "{image}: {why}");
+            let (word, why) = reason(request(engine, image, network).unwrap_err());
+            assert!(word == REFUSED_REASON && why.contains(reported), "{image}: {why}");
         }
         write("");
         for image in ["/", "/etc", "instance://other", "dir:///etc"] {
-            let (word, why) = reason(ask(Engine::Apptainer("a"), image, Network::Bridge).unwrap_err());
+            let (word, why) = reason(request(Engine::Apptainer("a"), image, Network::Bridge).unwrap_err());
             assert!(word == REFUSED_REASON && why.contains(image), "{why}");
         }
         for target in ["/proc/x", "/a:b", "/a/../b"] {
-            let asked = confine_container(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
-            let (word, why) = reason(asked.unwrap_err());
+            let requested =
+                confine_container(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
+            let (word, why) = reason(requested.unwrap_err());
             assert!(word == REFUSED_REASON && why.contains("mount at"), "{why}");
         }
-        assert_eq!(ask(docker, "x", Network::Host).unwrap().network, "host");
+        assert_eq!(request(docker, "x", Network::Host).unwrap().network, "host");
         check_process_allowed(&file).unwrap();
         write("processes: refused\n");
         let (word, why) = reason(check_process_allowed(&file).unwrap_err());
@@ -574,15 +585,15 @@ mod tests {
 
     #[test]
     fn a_missing_image_is_distinguished_from_a_failing_engine() {
-        for said in
+        for message in
             ["Error response from daemon: manifest unknown", "pull access denied for x", "not found: y"]
         {
-            assert!(is_image_missing(said), "{said}");
+            assert!(is_image_missing(message), "{message}");
         }
-        for said in
+        for message in
             ["Cannot connect to the Docker daemon", "dial tcp: i/o timeout", "no space left on device"]
         {
-            assert!(!is_image_missing(said), "{said}");
+            assert!(!is_image_missing(message), "{message}");
         }
     }
 }

@@ -30,7 +30,7 @@ use windlass_model::error_chain::format_chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
-    image::{Network, Runtime},
+    image::{ImageRuntime, Network},
     output_upload::{FencedReceiver, OutputUpload},
     process_isolation::UserRange,
     program::{EndRequest, Program, ProgramSpec, RunningProgram},
@@ -63,7 +63,7 @@ pub struct Args {
     dir: Option<PathBuf>,
     /// Runtime of containers with an image
     #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
-    runtime: Runtime,
+    runtime: ImageRuntime,
     /// Run containers without an image as plain processes: each with a separate user if the executor is root, otherwise
     /// as the executor's user
     #[arg(long, env = "WINDLASS_EXEC_ALLOW_PROCESS")]
@@ -104,7 +104,7 @@ enum AttemptError {
     #[error("{why}")]
     CannotRun { reason: &'static str, why: String },
     #[error("stopped before the program was started")]
-    Told,
+    Reported,
     #[error("failed to reach the queue")]
     Queue(#[source] QueueError),
 }
@@ -183,7 +183,7 @@ async fn run_and_report(queue: &AttemptClient, record: &Value, home: &WorkDir, a
             ExitCode::from(EXIT_NOT_OWNER)
         }
         Err(AttemptError::Host(error)) => return_to_queue(queue, &error).await,
-        Err(AttemptError::Told) => {
+        Err(AttemptError::Reported) => {
             print_message("stopped before the program was started");
             let done = queue.put(&json!({ "state": "Queued" }), "give-back").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -237,7 +237,7 @@ async fn run_attempt(
     let work = tokio::select! {
         work = prepare(queue, record, home, args) => work?,
         // Pulling images may take long.
-        () = calls.next() => return Err(AttemptError::Told),
+        () = calls.next() => return Err(AttemptError::Reported),
     };
     if let Err(stopped) = queue.put(&json!({ "state": "Running" }), "run").await {
         work.clean_up().await;
@@ -258,14 +258,14 @@ async fn run_attempt(
     while let Ok(Some((stream, bytes))) = timeout(OUTPUT_DRAIN_TIMEOUT, running.output.recv()).await {
         report.append(stream, &bytes);
     }
-    let (status, told) = match watched {
+    let (status, reported) = match watched {
         Ok(ended) => ended,
         Err(stopped) => {
             work.clean_up().await;
             return Err(stopped);
         }
     };
-    let mut ending = work.ending(status, told).await;
+    let mut ending = work.ending(status, reported).await;
     let kept = save_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
     work.clean_up().await;
     let missing = report.finish().await.map_err(AttemptError::Fenced)?;
@@ -279,9 +279,9 @@ async fn run_attempt(
         Err(lost) => lost,
     };
     for warning in missing.into_iter().chain(lost) {
-        let said = &mut ending["runtime_status"];
-        let before = said["warning"].as_str().map(|warning| format!("{warning}; ")).unwrap_or_default();
-        said["warning"] = format!("{before}{warning}").into();
+        let message = &mut ending["runtime_status"];
+        let before = message["warning"].as_str().map(|warning| format!("{warning}; ")).unwrap_or_default();
+        message["warning"] = format!("{before}{warning}").into();
     }
     queue.put(&ending, "end").await
 }
@@ -362,11 +362,11 @@ async fn wait_for_end(
 ) -> Result<(std::process::ExitStatus, Option<EndRequest>), AttemptError> {
     let far = Instant::now() + FAR_FUTURE;
     let ends = limit.map_or(far, |secs| Instant::now() + Duration::from_secs(secs));
-    let mut told: Option<EndRequest> = None;
+    let mut reported: Option<EndRequest> = None;
     let mut kill_at = far;
     loop {
         tokio::select! {
-            status = running.child.wait() => return status.map(|status| (status, told)).map_err(AttemptError::Host),
+            status = running.child.wait() => return status.map(|status| (status, reported)).map_err(AttemptError::Host),
             Some((stream, bytes)) = running.output.recv() => report.append(stream, &bytes),
             Ok(error) = &mut *fenced => {
                 running.kill();
@@ -374,16 +374,16 @@ async fn wait_for_end(
                 return Err(AttemptError::Fenced(error));
             }
             () = calls.next() => {
-                told.get_or_insert(EndRequest::Stopped);
+                reported.get_or_insert(EndRequest::Stopped);
                 running.request_stop();
                 kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
-            () = sleep_until(ends), if told.is_none() => {
-                told = Some(EndRequest::TimedOut);
+            () = sleep_until(ends), if reported.is_none() => {
+                reported = Some(EndRequest::TimedOut);
                 running.request_stop();
                 kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
-            () = sleep_until(kill_at), if told.is_some() => {
+            () = sleep_until(kill_at), if reported.is_some() => {
                 running.kill();
                 work.kill().await;
                 kill_at = far;

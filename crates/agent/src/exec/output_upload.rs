@@ -153,31 +153,31 @@ impl Shared {
     }
 
     fn dropped_message(&self) -> Option<String> {
-        let told = self.streams.iter().filter_map(|(name, (_, progress))| {
+        let reported = self.streams.iter().filter_map(|(name, (_, progress))| {
             let Progress { kept, dropped, .. } = *progress.lock();
             (dropped > 0).then(|| format!("{name}: {dropped} bytes after the first {kept} were discarded"))
         });
-        let told: Vec<String> = told.collect();
-        (!told.is_empty()).then(|| told.join("; "))
+        let reported: Vec<String> = reported.collect();
+        (!reported.is_empty()).then(|| reported.join("; "))
     }
 }
 
 /// Sends until the server refuses the attempt. Retries if the server is unreachable.
 async fn run_sender(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
-    let (mut heard, mut pause) = (Instant::now(), Duration::ZERO);
+    let (mut received, mut pause) = (Instant::now(), Duration::ZERO);
     loop {
-        let idle = CHECK_INTERVAL.saturating_sub(heard.elapsed());
+        let idle = CHECK_INTERVAL.saturating_sub(received.elapsed());
         // Without new output, check the attempt.
         let is_news = timeout(idle, shared.news.notified()).await.is_ok();
         sleep(if is_news { pause.max(BATCH_DELAY) } else { pause }).await;
         let done = match shared.send().await {
-            Ok(false) if heard.elapsed() >= CHECK_INTERVAL => shared.check_attempt().await,
+            Ok(false) if received.elapsed() >= CHECK_INTERVAL => shared.check_attempt().await,
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };
         match done {
             Ok(()) => {
-                heard = Instant::now();
+                received = Instant::now();
                 pause = Duration::ZERO;
             }
             Err(error) if error.is_refusal() => {
@@ -208,8 +208,8 @@ mod tests {
         report.append("stdout", b"89abc");
         report.append("stdout", b"d");
         report.append("stderr", b"fits");
-        let told = report.shared.dropped_message();
-        assert_eq!(told.as_deref(), Some("stdout: 4 bytes after the first 10 were discarded"));
+        let reported = report.shared.dropped_message();
+        assert_eq!(reported.as_deref(), Some("stdout: 4 bytes after the first 10 were discarded"));
         assert_eq!(std::fs::read(dir.path().join("stdout.spool")).unwrap(), b"0123456789");
         assert_eq!(std::fs::read(dir.path().join("stderr.spool")).unwrap(), b"fits");
     }

@@ -20,7 +20,7 @@ use super::{
     AttemptError,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
-        ContainerSpec, Engine, EngineReport, Network, Runtime, check_process_allowed, choose_engine,
+        ContainerSpec, Engine, EngineReport, ImageRuntime, Network, check_process_allowed, choose_engine,
         confine_container, host_for_bridge,
     },
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
@@ -88,7 +88,7 @@ pub(super) struct ProgramSpec<'a> {
     pub(super) host: &'a str,
     /// True if a program cannot verify the certificate of `host`.
     pub(super) is_unknown: bool,
-    pub(super) runtime: Runtime,
+    pub(super) runtime: ImageRuntime,
     pub(super) allow_process: bool,
     /// User ids for plain processes, used if the executor is root.
     pub(super) users: UserRange,
@@ -234,8 +234,8 @@ impl Program {
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(AttemptError::Host)?;
         let mut targets = create_mounts(&root, &record["mounts"])?;
         targets.extend(create_mounts(&root, given.secrets)?);
-        let wants = &record["runtime_constraints"];
-        let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
+        let requirements = &record["runtime_constraints"];
+        let (memory, cpus) = (requirements["ram"].as_u64(), requirements["vcpus"].as_u64());
         // The engine limits its containers; its command-line program needs no limit.
         let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
         let (group, unenforced) = attempt_groups().map_err(AttemptError::Host)?.make(given.name, &limits);
@@ -271,7 +271,7 @@ impl Program {
             warning,
             started: std::sync::OnceLock::new(),
         };
-        let asked = record["cwd"].as_str().unwrap_or_default();
+        let requested = record["cwd"].as_str().unwrap_or_default();
         let ready = match (engine, confinement) {
             (Some(engine), Some(confinement)) => {
                 let binds =
@@ -279,7 +279,7 @@ impl Program {
                 let name = work.container_name();
                 let variables = work.environment.clone();
                 let (env_file, names) = match engine_variables(engine, &variables, &root) {
-                    Ok(told) => told,
+                    Ok(reported) => reported,
                     Err(stopped) => {
                         work.clean_up().await;
                         return Err(stopped);
@@ -289,7 +289,7 @@ impl Program {
                     name: &name,
                     image,
                     command: &work.command.clone(),
-                    cwd: if asked == "." { "" } else { asked },
+                    cwd: if requested == "." { "" } else { requested },
                     binds,
                     env_file,
                     names,
@@ -301,7 +301,7 @@ impl Program {
                 work.prepare_container(engine, &order);
                 Ok(())
             }
-            (None | Some(_), _) => work.prepare_process(&root, asked),
+            (None | Some(_), _) => work.prepare_process(&root, requested),
         };
         match ready {
             Ok(()) => Ok(work),
@@ -425,47 +425,47 @@ impl Program {
     }
 
     /// Builds the final update of the container: how it ended, and what it used.
-    pub(super) async fn ending(&self, status: ExitStatus, told: Option<EndRequest>) -> Value {
-        let mut said = json!({ "usage": self.usage() });
+    pub(super) async fn ending(&self, status: ExitStatus, reported: Option<EndRequest>) -> Value {
+        let mut message = json!({ "usage": self.usage() });
         if let Some(warning) = &self.warning {
-            said["warning"] = warning.as_str().into();
-            said[IMAGE_IGNORED] = "true".into();
+            message["warning"] = warning.as_str().into();
+            message[IMAGE_IGNORED] = "true".into();
         }
         let verdict = match self.engine {
             Some(engine) => engine.verdict(&self.container_name()).await,
             None => EngineReport::default(),
         };
         if let Ok(why) = fs::read_to_string(self.dir.join(START_ERROR_FILE)) {
-            said["reason"] = "start_failed".into();
-            said["error"] = format!("cannot start the program: {why}").into();
-            return json!({ "state": "Cancelled", "runtime_status": said });
+            message["reason"] = "start_failed".into();
+            message["error"] = format!("cannot start the program: {why}").into();
+            return json!({ "state": "Cancelled", "runtime_status": message });
         }
-        if let (None, Some(refusal)) = (told, verdict.refusal()) {
+        if let (None, Some(refusal)) = (reported, verdict.refusal()) {
             return refusal;
         }
         if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
-            said["reason"] = "oom_killed".into();
-            said["error"] = "it used more memory than it requested".into();
-            return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
+            message["reason"] = "oom_killed".into();
+            message["error"] = "it used more memory than it requested".into();
+            return json!({ "state": "Complete", "exit_code": 137, "runtime_status": message });
         }
-        match told {
+        match reported {
             Some(EndRequest::TimedOut) => {
-                said["reason"] = "max_run_time".into();
-                said["error"] = "it exceeded `max_run_time`".into();
-                json!({ "state": "Cancelled", "runtime_status": said })
+                message["reason"] = "max_run_time".into();
+                message["error"] = "it exceeded `max_run_time`".into();
+                json!({ "state": "Cancelled", "runtime_status": message })
             }
             Some(EndRequest::Stopped) => {
-                said["error"] = "it was stopped".into();
-                json!({ "state": "Cancelled", "runtime_status": said })
+                message["error"] = "it was stopped".into();
+                json!({ "state": "Cancelled", "runtime_status": message })
             }
             // The status of a guard that was killed does not describe the program.
             None if status.code().is_none() => {
-                said["reason"] = "crashed".into();
-                said["error"] = "its guard process was killed".into();
-                json!({ "state": "Cancelled", "runtime_status": said })
+                message["reason"] = "crashed".into();
+                message["error"] = "its guard process was killed".into();
+                json!({ "state": "Cancelled", "runtime_status": message })
             }
             None => {
-                json!({ "state": "Complete", "exit_code": status.code(), "runtime_status": said })
+                json!({ "state": "Complete", "exit_code": status.code(), "runtime_status": message })
             }
         }
     }
@@ -607,8 +607,9 @@ mod tests {
     fn container_variables_cannot_affect_the_engine_process() {
         let dir = temp_dir("variables").unwrap();
         let docker = Engine::Docker("docker");
-        let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
-        let (file, names) = engine_variables(docker, &asked, dir.path()).unwrap();
+        let requested =
+            variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
+        let (file, names) = engine_variables(docker, &requested, dir.path()).unwrap();
         assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
         let text = fs::read_to_string(file.unwrap()).unwrap();
         assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
@@ -617,7 +618,7 @@ mod tests {
         {
             assert!(engine_variables(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
         }
-        let apptainer = engine_variables(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
+        let apptainer = engine_variables(Engine::Apptainer("apptainer"), &requested, dir.path()).unwrap();
         assert_eq!(apptainer, (None, Vec::new()));
     }
 }

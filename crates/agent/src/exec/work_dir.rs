@@ -81,9 +81,9 @@ fn is_abandoned(dir: &Path) -> bool {
     };
     match proc::stat(pid) {
         Ok(found) => {
-            let lives =
+            let lifetimes =
                 |stat: proc::Stat| stat.name.start == start && stat.state == proc::ProcessState::Alive;
-            !found.is_some_and(lives) && !held()
+            !found.is_some_and(lifetimes) && !held()
         }
         Err(_) => false,
     }
@@ -135,11 +135,11 @@ mod tests {
             fs::create_dir_all(dir.join(name).join(ROOT_DIR)).unwrap();
             fs::write(dir.join(name).join(OWNER_FILE), owner.to_string()).unwrap();
         }
-        let lives = WorkDir::take("lives.1", Some(&dir.join("lives.1"))).unwrap().unwrap();
-        fs::create_dir_all(lives.dir.join(ROOT_DIR)).unwrap();
+        let lifetimes = WorkDir::take("lives.1", Some(&dir.join("lives.1"))).unwrap().unwrap();
+        fs::create_dir_all(lifetimes.dir.join(ROOT_DIR)).unwrap();
         let next = WorkDir::take("next.1", Some(&dir.join("next.1"))).unwrap().unwrap();
         let has_root = |name: &str| dir.join(name).join(ROOT_DIR).exists();
         assert_eq!(["dead.1", "odd.1", "lives.1"].map(has_root), [false, true, true]);
-        drop((lives, next));
+        drop((lifetimes, next));
     }
 }

@@ -120,9 +120,9 @@ fn parse_dcgm(text: &str) -> Option<Dcgm> {
     };
     let mut incidents = Vec::new();
     if overall_health != pass {
-        let mut said = Vec::new();
-        collect_text(overall.get("children").unwrap_or(&Value::Null), &mut said);
-        let error_message = said.join(" ");
+        let mut message = Vec::new();
+        collect_text(overall.get("children").unwrap_or(&Value::Null), &mut message);
+        let error_message = message.join(" ");
         incidents.push(DcgmIncident {
             system: 0,
             health: overall_health,
@@ -135,18 +135,18 @@ fn parse_dcgm(text: &str) -> Option<Dcgm> {
     Some(Dcgm { overall_health, incidents })
 }
 
-fn collect_text(value: &Value, said: &mut Vec<String>) {
+fn collect_text(value: &Value, message: &mut Vec<String>) {
     match value {
-        Value::String(text) => said.push(text.clone()),
+        Value::String(text) => message.push(text.clone()),
         Value::Object(fields) => {
             for (name, value) in fields {
                 if !matches!(name.as_str(), "value" | "children") {
-                    said.push(format!("{name}:"));
+                    message.push(format!("{name}:"));
                 }
-                collect_text(value, said);
+                collect_text(value, message);
             }
         }
-        Value::Array(values) => values.iter().for_each(|value| collect_text(value, said)),
+        Value::Array(values) => values.iter().for_each(|value| collect_text(value, message)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
@@ -185,7 +185,7 @@ mod tests {
             devices: vec![],
         };
         let both = [gpu("GPU-a"), gpu("GPU-b")];
-        let said = ["nvidia-smi: Unknown Error".to_owned()];
+        let message = ["nvidia-smi: Unknown Error".to_owned()];
         for (seen, expected) in [
             (
                 HealthFacts { disks: vec![(home, free_disk(100 << 20, 9999))], ..healthy_facts() },
@@ -212,7 +212,7 @@ mod tests {
                 HealthFacts {
                     gpus_before: &both,
                     gpus_now: &both[..1],
-                    gpu_problems: &said,
+                    gpu_problems: &message,
                     ..healthy_facts()
                 },
                 vec!["nvidia-smi: Unknown Error", "GPU 1 (T4, GPU-b) is gone"],

@@ -28,8 +28,8 @@ pub enum ToolError {
     Absent { tool: &'static str },
     #[error("{tool} did not respond within {secs} s")]
     Deadline { tool: &'static str, secs: u64 },
-    #[error("{tool} ended with {status}: {said}")]
-    Failed { tool: &'static str, status: String, said: String },
+    #[error("{tool} ended with {status}: {message}")]
+    Failed { tool: &'static str, status: String, message: String },
     #[error("failed to start {tool}")]
     Start {
         tool: &'static str,
@@ -69,15 +69,15 @@ async fn run_with_timeout(
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let whole = async { tokio::join!(read_all(stdout), read_all(stderr), child.wait()) };
     // After the time limit the child is killed but not waited for: blocked in the driver, it may not even die.
-    let Ok((said, complaint, status)) = tokio::time::timeout(within, whole).await else {
+    let Ok((message, complaint, status)) = tokio::time::timeout(within, whole).await else {
         return Err(ToolError::Deadline { tool, secs: within.as_secs() });
     };
     let status = status.map_err(started)?;
     if status.success() {
-        return Ok(said);
+        return Ok(message);
     }
-    let said = [said, complaint].concat().split_whitespace().collect::<Vec<_>>().join(" ");
-    Err(ToolError::Failed { tool, status: status.to_string(), said: said.chars().take(300).collect() })
+    let message = [message, complaint].concat().split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(ToolError::Failed { tool, status: status.to_string(), message: message.chars().take(300).collect() })
 }
 
 async fn read_all(from: Option<impl AsyncRead + Unpin>) -> String {
@@ -101,8 +101,8 @@ mod tests {
     #[tokio::test]
     async fn a_failing_or_missing_vendor_tool_is_reported() {
         let error = run("ls", &["/nonexistent"]).await.unwrap_err();
-        let ToolError::Failed { said, .. } = &error else { panic!("{error}") };
-        assert!(said.contains("/nonexistent"), "{said}");
+        let ToolError::Failed { message, .. } = &error else { panic!("{error}") };
+        assert!(message.contains("/nonexistent"), "{message}");
         let error = run("windlass-no-such-tool", &[]).await.unwrap_err();
         assert_eq!(error.to_string(), "windlass-no-such-tool is not installed");
         assert_eq!(run("echo", &["well"]).await.unwrap(), "well\n");

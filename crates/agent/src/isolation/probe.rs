@@ -27,8 +27,8 @@ pub fn detect_confinement(agent: &Path) -> Result<ConfinementMethod, String> {
         let is_root = rustix::process::geteuid().is_root();
         return Ok(if is_root { ConfinementMethod::Users } else { ConfinementMethod::Namespaces });
     }
-    let said = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
-    Err(if said.is_empty() { format!("failed to test confinement: {}", tried.status) } else { said })
+    let message = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
+    Err(if message.is_empty() { format!("failed to test confinement: {}", tried.status) } else { message })
 }
 
 /// Returns the protection that is missing although processes are confined.

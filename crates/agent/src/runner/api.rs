@@ -114,7 +114,7 @@ async fn hosts(
     State(job): State<Arc<Job>>,
     http::Json(hosts): http::Json<GroupHosts>,
 ) -> Result<(), ErrorResponse> {
-    job.tell_hosts(&hosts.hosts)
+    job.send_hosts(&hosts.hosts)
         .map_err(|error| ErrorResponse::conflict(format!("failed to write the host names: {error}")))
 }
 

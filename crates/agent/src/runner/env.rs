@@ -97,7 +97,7 @@ fn run_variables(
     let job = &submit.job_spec;
     let spec = submit.run_spec.as_ref().or(submit.run.run_spec.as_ref());
     let text = |value: Option<&String>| OsString::from(value.map(String::as_str).unwrap_or_default());
-    let mut told: Vec<(&'static str, OsString)> = vec![
+    let mut reported: Vec<(&'static str, OsString)> = vec![
         ("RUN_ID", submit.run.id.clone().into()),
         ("JOB_ID", submit.job_submission.id.clone().into()),
         ("RUN_NAME", text(spec.and_then(|spec| spec.run_name.as_ref()))),
@@ -108,7 +108,7 @@ fn run_variables(
         ("NODE_RANK", job.job_num.to_string().into()),
     ];
     if let Some(dir) = &job.repo_dir {
-        told.push(("REPO_DIR", site.resolve(dir).into()));
+        reported.push(("REPO_DIR", site.resolve(dir).into()));
     }
     let none = ClusterInfo::default();
     let cluster = submit.cluster_info.as_ref().unwrap_or(&none);
@@ -116,15 +116,15 @@ fn run_variables(
     let nodes = if ips == 0 { job.jobs_per_replica.max(1).to_string() } else { ips.to_string() };
     let gpus = gpus_per_node(cluster);
     let rank = usize::try_from(job.job_num).unwrap_or(usize::MAX);
-    told.push(("NODES_NUM", nodes.into()));
-    told.push(("NODES_IPS", cluster.job_ips.join("\n").into()));
-    told.push(("MASTER_NODE_IP", cluster.master_job_ip.clone().into()));
-    told.push(("GPUS_PER_NODE", gpus.get(rank).unwrap_or(&cluster.gpus_per_job).to_string().into()));
-    told.push(("GPUS_NUM", gpus.iter().sum::<i64>().to_string().into()));
+    reported.push(("NODES_NUM", nodes.into()));
+    reported.push(("NODES_IPS", cluster.job_ips.join("\n").into()));
+    reported.push(("MASTER_NODE_IP", cluster.master_job_ip.clone().into()));
+    reported.push(("GPUS_PER_NODE", gpus.get(rank).unwrap_or(&cluster.gpus_per_job).to_string().into()));
+    reported.push(("GPUS_NUM", gpus.iter().sum::<i64>().to_string().into()));
     if let Some(path) = hostfile {
-        told.push(("MPI_HOSTFILE", path.into()));
+        reported.push(("MPI_HOSTFILE", path.into()));
     }
-    told
+    reported
 }
 
 /// Returns the number of GPUs of each node, in the order of their addresses.
@@ -231,9 +231,9 @@ mod tests {
             ("GPUS_NUM", "12"),
             ("MPI_HOSTFILE", "/mpi"),
         ];
-        for (name, told) in expected {
-            assert_eq!(value(&env, &format!("DSTACK_{name}")), Some(told));
-            assert_eq!(value(&env, &format!("WINDLASS_{name}")), Some(told));
+        for (name, reported) in expected {
+            assert_eq!(value(&env, &format!("DSTACK_{name}")), Some(reported));
+            assert_eq!(value(&env, &format!("WINDLASS_{name}")), Some(reported));
         }
         assert_eq!(env.len(), 2 * expected.len() + 4);
     }

@@ -43,11 +43,11 @@ pub struct HostsFile {
 impl HostsFile {
     /// Returns the file of a job that requests names. `scratch` is the task's directory, outside of containers.
     pub(super) fn from_env(env: &mut Env, scratch: Option<&Path>) -> Option<Self> {
-        let asked = env.get_mut(OsStr::new(HOSTS_FILE))?;
-        let is_required = asked == OsStr::new("required");
+        let requested = env.get_mut(OsStr::new(HOSTS_FILE))?;
+        let is_required = requested == OsStr::new("required");
         let file =
             scratch.map_or_else(|| PathBuf::from(ETC_HOSTS), |scratch| scratch.join(".windlass-hosts"));
-        *asked = file.clone().into();
+        *requested = file.clone().into();
         Some(Self { file, is_copy: scratch.is_some(), is_required })
     }
 

@@ -373,9 +373,9 @@ fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
         if let ReapOutcome::Runner(status) = reap(Some(runner))? {
             return Ok(status);
         }
-        for asked in read_stop_signals(signals, None)? {
+        for requested in read_stop_signals(signals, None)? {
             // The runner was not reaped, so its pid is still valid.
-            let _ = kill_process(runner, asked);
+            let _ = kill_process(runner, requested);
         }
     }
 }
@@ -383,22 +383,22 @@ fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
 /// Waits for any signal and returns those of TERM and INT that arrived.
 pub(crate) fn read_stop_signals(
     signals: &SignalFd,
-    patience: Option<Duration>,
+    time_limit: Option<Duration>,
 ) -> io::Result<Vec<rustix::process::Signal>> {
-    let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    let timeout = time_limit.and_then(|time_limit| Timespec::try_from(time_limit).ok());
     match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
-    let mut asked = Vec::new();
+    let mut requested = Vec::new();
     while let Some(info) = signals.read_signal()? {
         if info.ssi_signo == Signal::SIGTERM as u32 {
-            asked.push(rustix::process::Signal::TERM);
+            requested.push(rustix::process::Signal::TERM);
         } else if info.ssi_signo == Signal::SIGINT as u32 {
-            asked.push(rustix::process::Signal::INT);
+            requested.push(rustix::process::Signal::INT);
         }
     }
-    Ok(asked)
+    Ok(requested)
 }
 
 pub(crate) enum ReapOutcome {

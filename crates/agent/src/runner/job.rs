@@ -76,7 +76,7 @@ enum AccountError {
 }
 
 impl RunnerContext {
-    pub fn look(run: &Path, config: RunnerConfig) -> io::Result<Self> {
+    pub fn inspect(run: &Path, config: RunnerConfig) -> io::Result<Self> {
         let in_container = run == Path::new(RUN_DIR_IN_CONTAINER);
         let scratch = run.parent().map(|task| task.join("scratch")).filter(|dir| dir.is_dir());
         let scratch = scratch.filter(|_| !in_container);
@@ -98,22 +98,24 @@ impl RunnerContext {
     }
 
     /// Returns the account of a job that requests this user.
-    fn account(&self, users: &UserDatabase, asked: Option<&User>) -> Result<Account, AccountError> {
-        let Some(inside) = &self.confined else { return Ok(users.account(asked, self.uid)?) };
+    fn account(&self, users: &UserDatabase, requested: Option<&User>) -> Result<Account, AccountError> {
+        let Some(inside) = &self.confined else { return Ok(users.account(requested, self.uid)?) };
         let by_id = |uid: u32| User { uid: Some(uid), ..User::default() };
         let own_id = inside.user.as_ref().map_or(self.uid, |user| user.id);
         let mut own = users.account(Some(&by_id(own_id)), self.uid)?;
         own.home.clone_from(&inside.home);
         let Some(user) = &inside.user else {
             // No other user is possible.
-            let asked = users.account(asked, self.uid)?;
-            return Ok(Account { home: own.home, ..asked });
+            let requested = users.account(requested, self.uid)?;
+            return Ok(Account { home: own.home, ..requested });
         };
         // Of the host's groups, a task gets only those of its GPUs.
         let groups = |gid: u32| std::iter::once(gid).chain(user.groups.iter().copied()).collect();
         (own.gid, own.groups) = (user.id, groups(user.id));
-        let Some(asked) = asked.filter(|asked| **asked != User::default()) else { return Ok(own) };
-        let other = users.account(Some(asked), self.uid)?;
+        let Some(requested) = requested.filter(|requested| **requested != User::default()) else {
+            return Ok(own);
+        };
+        let other = users.account(Some(requested), self.uid)?;
         let name = other.name.clone();
         match other.uid {
             uid if uid == own_id => Ok(own),
@@ -189,7 +191,7 @@ pub struct Job {
     inner: Mutex<Inner>,
     step: watch::Sender<Step>,
     halt: watch::Sender<Option<StopSignal>>,
-    end_told: watch::Sender<bool>,
+    end_reported: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -217,7 +219,7 @@ impl Job {
             inner: Mutex::default(),
             step: watch::Sender::new(Step::WaitSubmit),
             halt: watch::Sender::new(None),
-            end_told: watch::Sender::new(false),
+            end_reported: watch::Sender::new(false),
         }
     }
 
@@ -252,14 +254,14 @@ impl Job {
     /// Returns all states for a caller, and records that the caller has seen the end if it is among them.
     pub fn report_states(&self) -> Vec<JobState> {
         if self.states.end().is_some() {
-            self.end_told.send_replace(true);
+            self.end_reported.send_replace(true);
         }
         self.states.all()
     }
 
     /// Waits until a caller has received the end.
-    pub async fn end_told(&self) {
-        let _ = self.end_told.subscribe().wait_for(|told| *told).await;
+    pub async fn end_reported(&self) {
+        let _ = self.end_reported.subscribe().wait_for(|reported| *reported).await;
     }
 
     /// Returns the result that a call would have now.
@@ -335,7 +337,7 @@ impl Job {
 
     /// Writes the names and current addresses of the other tasks of its group. Does nothing for a job that requested
     /// none.
-    pub fn tell_hosts(&self, hosts: &[HostName]) -> io::Result<()> {
+    pub fn send_hosts(&self, hosts: &[HostName]) -> io::Result<()> {
         let names = self.inner.lock().names.clone();
         names.map_or(Ok(()), |names| names.write(self.around.config.task, hosts))
     }
@@ -484,9 +486,9 @@ impl Job {
 /// Replaces `PORT` by the host's port if the kernel does not rewrite ports.
 fn set_host_port(env: &mut Env, ports: &TaskPorts) {
     let name = std::ffi::OsStr::new("PORT");
-    let told = env.get(name).and_then(|port| port.to_str()?.parse().ok());
-    if let Some(told) = told.filter(|_| !ports.is_rewritten) {
-        env.insert(name.to_owned(), ports.own(told).to_string().into());
+    let reported = env.get(name).and_then(|port| port.to_str()?.parse().ok());
+    if let Some(reported) = reported.filter(|_| !ports.is_rewritten) {
+        env.insert(name.to_owned(), ports.own(reported).to_string().into());
     }
 }
 

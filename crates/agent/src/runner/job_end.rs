@@ -72,9 +72,10 @@ const EXIT_KILLED: i32 = 128 + 9;
 /// for lack of memory.
 pub fn describe_end(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
     let exit_status = exit.and_then(exit_code);
-    let told = |state, reason, message: String| JobEnd { state, reason, message, detail: None, exit_status };
+    let reported =
+        |state, reason, message: String| JobEnd { state, reason, message, detail: None, exit_status };
     match cause {
-        EndCause::Exited if exit_status == Some(0) => told(JobStateName::Done, "", String::new()),
+        EndCause::Exited if exit_status == Some(0) => reported(JobStateName::Done, "", String::new()),
         EndCause::Exited | EndCause::SetupFailed => {
             let is_oom = oom && exit_status == Some(EXIT_KILLED);
             let mut message = exit.map(describe_exit).unwrap_or_default();
@@ -83,7 +84,7 @@ pub fn describe_end(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Job
             }
             let in_setup = (cause == EndCause::SetupFailed).then_some("setup_failed");
             let detail = is_oom.then_some("oom_killed").or(in_setup);
-            JobEnd { detail, ..told(JobStateName::Failed, "container_exited_with_error", message) }
+            JobEnd { detail, ..reported(JobStateName::Failed, "container_exited_with_error", message) }
         }
         EndCause::Stopped { killed_after } => {
             let message = killed_after.map(|secs| {
@@ -91,29 +92,29 @@ pub fn describe_end(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Job
                     "it was still running {secs} s after the stop request (`stop_duration`) and was killed"
                 )
             });
-            told(JobStateName::Terminated, "terminated_by_server", message.unwrap_or_default())
+            reported(JobStateName::Terminated, "terminated_by_server", message.unwrap_or_default())
         }
         // The process that ended the task knows the reason; here it could be anything, including a shutdown of the
         // host.
-        EndCause::Ended => told(JobStateName::Terminated, "", "the task was stopped".to_owned()),
+        EndCause::Ended => reported(JobStateName::Terminated, "", "the task was stopped".to_owned()),
         EndCause::MaxDuration { secs } => {
             let message = format!("the commands ran longer than {secs} s");
-            told(JobStateName::Terminated, "max_duration_exceeded", message)
+            reported(JobStateName::Terminated, "max_duration_exceeded", message)
         }
         EndCause::LogQuota { bytes } => {
             let message = format!(
                 "the output exceeded {bytes} bytes per hour (`log_rate_max` of the server); the rest was discarded"
             );
-            told(JobStateName::Failed, "log_quota_exceeded", message)
+            reported(JobStateName::Failed, "log_quota_exceeded", message)
         }
         EndCause::OutputNotStored { why, no_disk } => {
             let message = format!("failed to store the output: {why}");
             JobEnd {
                 detail: no_disk.then_some("no_disk"),
-                ..told(JobStateName::Failed, "executor_error", message)
+                ..reported(JobStateName::Failed, "executor_error", message)
             }
         }
-        EndCause::NotStarted { reason, why } => told(JobStateName::Failed, reason, why),
+        EndCause::NotStarted { reason, why } => reported(JobStateName::Failed, reason, why),
     }
 }
 
@@ -266,8 +267,8 @@ mod tests {
             ),
         ];
         for (cause, exit, oom, state, reason, exit_status, detail) in table {
-            let told = describe_end(cause.clone(), exit, oom);
-            let got = (told.state, told.reason, told.exit_status, told.detail);
+            let reported = describe_end(cause.clone(), exit, oom);
+            let got = (reported.state, reported.reason, reported.exit_status, reported.detail);
             assert_eq!(got, (state, reason, exit_status, detail), "{cause:?} {exit:?}");
         }
     }

@@ -160,9 +160,9 @@ mod tests {
     fn gpu_metrics_follow_the_order_of_the_task_and_skip_other_gpus() {
         let used = |id: &str, memory_mib, percent| GpuUsage { id: id.into(), memory_mib, percent };
         let all = [used("GPU-a", 1, 10), used("GPU-b", 2, 20), used("GPU-c", 3, 30)];
-        let told = gpu_metrics(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
-        assert_eq!(told.iter().map(|gpu| gpu.gpu_util_percent).collect::<Vec<_>>(), [30, 10]);
-        assert_eq!(told[0].gpu_memory_usage_bytes, 3 << 20);
+        let reported = gpu_metrics(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
+        assert_eq!(reported.iter().map(|gpu| gpu.gpu_util_percent).collect::<Vec<_>>(), [30, 10]);
+        assert_eq!(reported[0].gpu_memory_usage_bytes, 3 << 20);
     }
 
     #[test]

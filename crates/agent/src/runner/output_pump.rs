@@ -30,22 +30,22 @@ pub enum OutputError {
 pub struct OutputPump {
     cut: Option<PipeWriter>,
     ended: oneshot::Receiver<()>,
-    trouble: oneshot::Receiver<OutputError>,
+    failure: oneshot::Receiver<OutputError>,
 }
 
 impl OutputPump {
     pub fn start(output: File, writer: Writer) -> io::Result<Self> {
-        let (told, cut) = io::pipe()?;
+        let (reported, cut) = io::pipe()?;
         let (end, ended) = oneshot::channel();
-        let (report, trouble) = oneshot::channel();
+        let (report, failure) = oneshot::channel();
         std::thread::Builder::new().name("output".to_owned()).spawn(move || {
             let mut flow = PumpThread { output, writer, report: Some(report) };
-            flow.run(&told);
+            flow.run(&reported);
             drop(flow);
             // The receiver is dropped if the job was abandoned; then no notification is needed.
             let _ = end.send(());
         })?;
-        Ok(Self { cut: Some(cut), ended, trouble })
+        Ok(Self { cut: Some(cut), ended, failure })
     }
 
     /// Waits until all output is in the spool and no process can write more.
@@ -56,18 +56,18 @@ impl OutputPump {
     }
 
     /// Waits for the first error; never returns if there is none.
-    pub async fn trouble(&mut self) -> OutputError {
-        if !self.trouble.is_terminated()
-            && let Ok(trouble) = (&mut self.trouble).await
+    pub async fn failure(&mut self) -> OutputError {
+        if !self.failure.is_terminated()
+            && let Ok(failure) = (&mut self.failure).await
         {
-            return trouble;
+            return failure;
         }
         std::future::pending().await
     }
 
     /// Returns an error that was not yet reported.
     pub fn take_error(&mut self) -> Option<OutputError> {
-        self.trouble.try_recv().ok()
+        self.failure.try_recv().ok()
     }
 
     /// Reads what is available now and ends, even if a process could still write.
@@ -83,10 +83,10 @@ struct PumpThread {
 }
 
 impl PumpThread {
-    fn run(&mut self, told: &PipeReader) {
+    fn run(&mut self, reported: &PipeReader) {
         let mut buffer = vec![0; BUFFER];
         loop {
-            let (readable, cut) = match self.wait(told) {
+            let (readable, cut) = match self.wait(reported) {
                 Ok(ready) => ready,
                 Err(error) => return self.report_error(OutputError::Io { why: error.to_string() }),
             };
@@ -99,8 +99,8 @@ impl PumpThread {
         }
     }
 
-    fn wait(&self, told: &PipeReader) -> io::Result<(bool, bool)> {
-        let mut fds = [PollFd::new(&self.output, PollFlags::IN), PollFd::new(told, PollFlags::IN)];
+    fn wait(&self, reported: &PipeReader) -> io::Result<(bool, bool)> {
+        let mut fds = [PollFd::new(&self.output, PollFlags::IN), PollFd::new(reported, PollFlags::IN)];
         match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => return Ok((false, false)),
             ready => ready?,
@@ -152,9 +152,9 @@ impl PumpThread {
         }
     }
 
-    fn report_error(&mut self, trouble: OutputError) {
+    fn report_error(&mut self, failure: OutputError) {
         if let Some(report) = self.report.take() {
-            let _ = report.send(trouble);
+            let _ = report.send(failure);
         }
     }
 }

@@ -31,27 +31,27 @@ pub(super) fn wants_private_home(env: &BTreeMap<String, String>, scratch: Option
 /// containers; there the job would otherwise share the home directory of its user.
 pub(super) fn set_phase_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
     if scratch.is_some()
-        && let Some(asked) = env.get_mut(OsStr::new(PRIVATE_HOME))
+        && let Some(requested) = env.get_mut(OsStr::new(PRIVATE_HOME))
     {
-        *asked = "1".into();
+        *requested = "1".into();
     }
-    let asked = env.get_mut(OsStr::new(PHASE_FILE))?;
+    let requested = env.get_mut(OsStr::new(PHASE_FILE))?;
     let path = match scratch {
         Some(scratch) => scratch.join(".windlass-phase"),
         None => Path::new("/tmp").join(format!(".windlass-phase-{submission}")),
     };
-    *asked = path.clone().into();
+    *requested = path.clone().into();
     Some(path)
 }
 
 /// Returns the file for which the job waits before it continues, if it requests one: its nodes start together.
 pub(super) fn set_gate_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
-    let asked = env.get_mut(OsStr::new(GATE_FILE))?;
+    let requested = env.get_mut(OsStr::new(GATE_FILE))?;
     let path = match scratch {
         Some(scratch) => scratch.join(".windlass-gate"),
         None => Path::new("/tmp").join(format!(".windlass-gate-{submission}")),
     };
-    *asked = path.clone().into();
+    *requested = path.clone().into();
     Some(path)
 }
 

@@ -33,8 +33,8 @@ pub(super) enum PythonError {
         #[source]
         source: std::io::Error,
     },
-    #[error("failed to prepare Python {version}: `{program}`: {said}")]
-    Failed { version: String, program: String, said: String },
+    #[error("failed to prepare Python {version}: `{program}`: {message}")]
+    Failed { version: String, program: String, message: String },
 }
 
 /// Returns the path of the job's virtual environment.
@@ -72,9 +72,9 @@ pub(super) async fn create_venv(
     for (program, args) in venv_commands(site, version, dir) {
         match run(site, env, &program, &args).await {
             Ok(()) => return Ok(()),
-            Err(said) => {
+            Err(message) => {
                 let program = program.display().to_string();
-                last = PythonError::Failed { version: version.to_owned(), program, said };
+                last = PythonError::Failed { version: version.to_owned(), program, message };
             }
         }
     }
@@ -101,14 +101,14 @@ async fn run(site: &UserContext, env: &Env, program: &Path, args: &[OsString]) -
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut group = helper_process::ProcessGroup::spawn(&mut command).map_err(|error| error.to_string())?;
     let stderr = group.child().stderr.take();
-    let (ended, said) =
+    let (ended, message) =
         tokio::join!(group.wait(TIMEOUT), helper_process::read_tail(stderr, ERROR_OUTPUT_MAX));
     match ended.map_err(|error| error.to_string())? {
         Some(status) if status.success() => Ok(()),
         Some(status) => {
-            let said = String::from_utf8_lossy(&said);
-            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-            Err(if said.is_empty() { status.to_string() } else { said })
+            let message = String::from_utf8_lossy(&message);
+            let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+            Err(if message.is_empty() { status.to_string() } else { message })
         }
         None => Err(format!("timed out after {} s", TIMEOUT.as_secs())),
     }

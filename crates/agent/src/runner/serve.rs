@@ -60,7 +60,7 @@ pub enum ServeError {
     #[error("failed to start the event loop")]
     Runtime(#[source] io::Error),
     #[error("failed to read the environment of the runner")]
-    Look(#[source] io::Error),
+    Observe(#[source] io::Error),
     #[error("failed to open the spool")]
     Spool(#[from] spool::write::Error),
     #[error("failed to open the log of states")]
@@ -88,13 +88,13 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn run(dir: &Path) -> Result<u8, ServeError> {
-    launch::mark_inherited_files().map_err(ServeError::Look)?;
+    launch::mark_inherited_files().map_err(ServeError::Observe)?;
     let config = read_config(dir)?;
-    let around = RunnerContext::look(dir, config).map_err(ServeError::Look)?;
+    let around = RunnerContext::inspect(dir, config).map_err(ServeError::Observe)?;
     match &around.confined {
         Some(ConfinedTask { user: Some(_), .. }) => restrict::restrict_children(),
         // The job has the same user: it must not read the memory of this process.
-        Some(ConfinedTask { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Look)?,
+        Some(ConfinedTask { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Observe)?,
         None => {}
     }
     let runtime =
@@ -254,44 +254,44 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
 
 /// Writes the file atomically: the shim may read it at any moment.
 fn write_port(file: &Path, port: u16) -> io::Result<()> {
-    let beside = file.with_extension("port.new");
-    launch::write_with_mode(&beside, format!("{port}\n").as_bytes(), 0o644)?;
-    std::fs::rename(beside, file)
+    let next_to = file.with_extension("port.new");
+    launch::write_with_mode(&next_to, format!("{port}\n").as_bytes(), 0o644)?;
+    std::fs::rename(next_to, file)
 }
 
 /// Runs all steps, from waiting for the job to the last reader of its output.
 async fn run_steps(job: &Job) -> u8 {
-    let patience = Duration::from_secs(job.around.config.wait_secs);
-    if !supervisor::wait_for_start(job, patience).await {
+    let timeout = Duration::from_secs(job.around.config.wait_secs);
+    if !supervisor::wait_for_start(job, timeout).await {
         job.happen(StepEvent::SubmitTimeout);
-        tracing::warn!(secs = patience.as_secs(), "job was not started in time");
+        tracing::warn!(secs = timeout.as_secs(), "job was not started in time");
         return EXIT_NOT_RUN;
     }
     job.reached(Step::ServeLogs).await;
     // The process that stops the runner reads the output from disk.
     if !job.is_ending() {
-        wait_for_readers(job, patience).await;
+        wait_for_readers(job, timeout).await;
     }
     let status = job.states.end().and_then(|end| end.exit_status);
     status.map_or(EXIT_NOT_RUN, |status| u8::try_from(status).unwrap_or(u8::MAX))
 }
 
 /// Waits for the server and the last reader, at most `patience`.
-async fn wait_for_readers(job: &Job, patience: Duration) {
+async fn wait_for_readers(job: &Job, time_limit: Duration) {
     let read = async {
         job.spool.all_read().await;
         // A dstack server cannot read the disk. The output of a job that printed nothing counts as read from the start,
         // but the server must still learn of the end.
         if job.around.config.compat_http.is_some() {
-            job.end_told().await;
+            job.end_reported().await;
         }
         job.happen(StepEvent::ServerReadAll);
         job.happen(StepEvent::NoReadersLeft);
     };
     tokio::select! {
-        read = timeout(patience, read) => {
+        read = timeout(time_limit, read) => {
             if read.is_err() {
-                tracing::warn!(secs = patience.as_secs(), "output was not read to its end in time");
+                tracing::warn!(secs = time_limit.as_secs(), "output was not read to its end in time");
                 job.happen(StepEvent::ReadTimeout);
             }
         }

@@ -28,7 +28,7 @@ pub struct StateLog {
 struct Inner {
     file: File,
     /// At most three: `running`, `ready` and an end.
-    said: Vec<JobState>,
+    message: Vec<JobState>,
 }
 
 impl StateLog {
@@ -39,7 +39,7 @@ impl StateLog {
         if let Err(error) = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVE_BYTES) {
             tracing::debug!(%error, "failed to reserve space for the job's states");
         }
-        Ok(Self { inner: Mutex::new(Inner { file, said: Vec::new() }), stamps })
+        Ok(Self { inner: Mutex::new(Inner { file, message: Vec::new() }), stamps })
     }
 
     pub fn running(&self) {
@@ -72,19 +72,19 @@ impl StateLog {
         if let Err(error) = append(&mut inner.file, &state) {
             tracing::error!(%error, state = state.state, "failed to store a state of the job");
         }
-        inner.said.push(state);
+        inner.message.push(state);
     }
 
     /// Returns all states, in order.
     pub fn all(&self) -> Vec<JobState> {
-        self.inner.lock().said.clone()
+        self.inner.lock().message.clone()
     }
 
     /// Returns the last state, if it is an end.
     pub fn end(&self) -> Option<JobState> {
         let inner = self.inner.lock();
         let goes_on = [JobStateName::Running, JobStateName::Ready].map(JobStateName::as_str);
-        inner.said.last().filter(|state| !goes_on.contains(&state.state.as_str())).cloned()
+        inner.message.last().filter(|state| !goes_on.contains(&state.state.as_str())).cloned()
     }
 }
 

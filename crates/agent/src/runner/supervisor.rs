@@ -284,7 +284,7 @@ struct SupervisedJob<'a> {
     /// True if the commands are led by an interactive shell, which ignores the stop signal.
     is_interactive: bool,
     /// Processes that the stop signal reached.
-    asked: Vec<proc::ProcessId>,
+    requested: Vec<proc::ProcessId>,
     /// Reason for which the job is being stopped, if it is.
     cause: Option<EndCause>,
     /// End of the grace period.
@@ -329,7 +329,7 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
         polite,
         grace,
         is_interactive: plan.argv.get(1).is_some_and(|word| word == INTERACTIVE_FLAG),
-        asked: Vec::new(),
+        requested: Vec::new(),
         cause: None,
         kill_at: None,
         was_killed: false,
@@ -373,9 +373,9 @@ impl SupervisedJob<'_> {
                     stop_cause(halt)
                 }
                 secs = wait_for_deadline(deadline), if is_free => EndCause::MaxDuration { secs },
-                trouble = self.pump.trouble(), if is_free => output_error_cause(trouble),
+                failure = self.pump.failure(), if is_free => output_error_cause(failure),
                 () = sleep(POLL_INTERVAL), if self.is_interactive && !is_free => {
-                    if self.tree.is_ignored_by_leader(self.polite, &self.asked) {
+                    if self.tree.is_ignored_by_leader(self.polite, &self.requested) {
                         self.tree.hang_up();
                         self.is_interactive = false;
                     }
@@ -390,7 +390,7 @@ impl SupervisedJob<'_> {
             };
             tracing::info!(?cause, grace_secs = self.grace.as_secs(), "stopping the job");
             self.cause = Some(cause);
-            self.asked = self.tree.signal_session(self.polite);
+            self.requested = self.tree.signal_session(self.polite);
             if let Some(keyboard) = &mut self.keyboard {
                 // An interactive shell returns to its prompt when it is interrupted, and reads this there.
                 let _ = keyboard.write_all(END_OF_INPUT);
@@ -421,15 +421,15 @@ impl SupervisedJob<'_> {
             self.pump.ended().await;
         }
         if self.cause.is_none()
-            && let Some(trouble) = self.pump.take_error()
+            && let Some(failure) = self.pump.take_error()
         {
-            self.cause = Some(output_error_cause(trouble));
+            self.cause = Some(output_error_cause(failure));
         }
     }
 }
 
-fn output_error_cause(trouble: OutputError) -> EndCause {
-    match trouble {
+fn output_error_cause(failure: OutputError) -> EndCause {
+    match failure {
         OutputError::Quota { per_hour } => EndCause::LogQuota { bytes: per_hour },
         OutputError::NoSpace { why } => EndCause::OutputNotStored { why, no_disk: true },
         OutputError::Io { why } => EndCause::OutputNotStored { why, no_disk: false },
@@ -455,6 +455,6 @@ async fn wait_for_deadline(deadline: Option<(u64, Instant)>) -> u64 {
 }
 
 /// Waits until the job has started. Returns false if that does not happen within `patience`.
-pub async fn wait_for_start(job: &Job, patience: Duration) -> bool {
-    timeout(patience, job.reached(Step::Running)).await.is_ok()
+pub async fn wait_for_start(job: &Job, time_limit: Duration) -> bool {
+    timeout(time_limit, job.reached(Step::Running)).await.is_ok()
 }

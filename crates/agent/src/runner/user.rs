@@ -97,14 +97,14 @@ impl UserDatabase {
     }
 
     /// Resolves the requested user; `None` means the user of the runner itself.
-    pub fn account(&self, asked: Option<&User>, own_uid: u32) -> Result<Account, UserError> {
-        let mut account = match asked {
+    pub fn account(&self, requested: Option<&User>, own_uid: u32) -> Result<Account, UserError> {
+        let mut account = match requested {
             None => self.by_uid(own_uid),
             Some(User { uid: Some(uid), .. }) => self.by_uid(*uid),
             Some(User { username: Some(name), .. }) if !name.is_empty() => self.by_name(name)?,
             Some(_) => self.by_uid(own_uid),
         };
-        if let Some(gid) = self.requested_gid(asked)? {
+        if let Some(gid) = self.requested_gid(requested)? {
             account.gid = gid;
             if !account.groups.contains(&gid) {
                 account.groups.insert(0, gid);
@@ -161,12 +161,14 @@ impl UserDatabase {
         }
     }
 
-    fn requested_gid(&self, asked: Option<&User>) -> Result<Option<u32>, UserError> {
-        let Some(asked) = asked else { return Ok(None) };
-        if asked.gid.is_some() {
-            return Ok(asked.gid);
+    fn requested_gid(&self, requested: Option<&User>) -> Result<Option<u32>, UserError> {
+        let Some(requested) = requested else { return Ok(None) };
+        if requested.gid.is_some() {
+            return Ok(requested.gid);
         }
-        let Some(name) = asked.groupname.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+        let Some(name) = requested.groupname.as_deref().filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
         if let Some(group) = self.groups.iter().find(|group| group.name == name) {
             return Ok(Some(group.gid));
         }

@@ -146,8 +146,8 @@ impl HostAuthorizedKeys {
         missing: MissingDir,
         change: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<(), KeysError> {
-        let asked = User { username: Some(user.to_owned()), ..User::default() };
-        let account = UserDatabase::read_file(&self.root)?.account(Some(&asked), 0)?;
+        let requested = User { username: Some(user.to_owned()), ..User::default() };
+        let account = UserDatabase::read_file(&self.root)?.account(Some(&requested), 0)?;
         let home = self.root.join(account.home.strip_prefix("/").unwrap_or(&account.home));
         let file = home.join(".ssh").join(FILE);
         let failed = |source: Errno| KeysError::Write { file: file.clone(), source: source.into() };

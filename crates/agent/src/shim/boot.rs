@@ -96,7 +96,7 @@ pub enum BootError {
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[cfg(feature = "testing")]
-    #[error("`--hosts` requires `--runtime hollow`")]
+    #[error("`--hosts` requires `--runtime simulated`")]
     ManyHosts,
     #[error("failed to recover the tasks of {home}")]
     Tasks {
@@ -113,7 +113,7 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
     let _lock = lock_home(&boot.home)?;
     let policy = Policy::load(&boot.policy)?;
     let chosen = select_runtime(&boot)?;
-    let mut doors = JoinSet::new();
+    let mut listeners = JoinSet::new();
     let mut hosts = Vec::new();
     match chosen {
         #[cfg(feature = "testing")]
@@ -122,7 +122,7 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
                 let shim = start_simulated_host(&home, boot.simulated.plan, policy.clone(), &stop).await?;
                 // There is one port, and it belongs to the first host.
                 let compat = boot.compat_tcp.filter(|_| hosts.is_empty());
-                start_listeners(&mut doors, &shim, &socket, compat).await?;
+                start_listeners(&mut listeners, &shim, &socket, compat).await?;
                 hosts.push(shim);
             }
         }
@@ -137,14 +137,14 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
             if boot.write_host_info {
                 write_host_info(&shim).await?;
             }
-            start_listeners(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
+            start_listeners(&mut listeners, &shim, &boot.socket, boot.compat_tcp).await?;
             tokio::spawn(watch_health(Arc::clone(&shim)));
             tokio::spawn(disk_limit::enforce_limits(Arc::clone(&shim)));
             hosts.push(shim);
         }
     }
     tracing::info!(home = %boot.home.display(), hosts = hosts.len(), "shim ready");
-    while doors.join_next().await.is_some() {}
+    while listeners.join_next().await.is_some() {}
     for shim in hosts {
         shim.tasks.close().await;
     }
@@ -220,7 +220,7 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     let usual = || socket().unwrap_or_else(|| PathBuf::from("/run/docker.sock"));
     let chosen = match boot.runtime {
         #[cfg(feature = "testing")]
-        Some(RuntimeName::Hollow) => SelectedRuntime::Simulated,
+        Some(RuntimeName::Simulated) => SelectedRuntime::Simulated,
         Some(RuntimeName::Process) => SelectedRuntime::Process,
         Some(RuntimeName::Docker) => SelectedRuntime::Docker(usual()),
         Some(RuntimeName::Any) => SelectedRuntime::Any(usual()),
@@ -232,7 +232,7 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     };
     let name = match &chosen {
         #[cfg(feature = "testing")]
-        SelectedRuntime::Simulated => "hollow",
+        SelectedRuntime::Simulated => "simulated",
         SelectedRuntime::Process => "process",
         SelectedRuntime::Docker(_) => "docker",
         SelectedRuntime::Any(_) => "any",
@@ -273,9 +273,10 @@ async fn start_host(
     let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
     let rules = policy.processes(boot.processes, hidden.collect());
     let mode = rules.mode;
-    let looked = tokio::task::spawn_blocking(move || probe::probe(Path::new("/proc/self/exe"), mode)).await;
+    let inspected =
+        tokio::task::spawn_blocking(move || probe::probe(Path::new("/proc/self/exe"), mode)).await;
     let processes_info =
-        looked.map_err(|error| io_error("failed to probe plain processes")(io::Error::other(error)))?;
+        inspected.map_err(|error| io_error("failed to probe plain processes")(io::Error::other(error)))?;
     if let Some(problem) = &processes_info.problem {
         tracing::warn!(problem, ?mode, "confinement of plain processes is incomplete or unavailable");
     }
@@ -310,12 +311,12 @@ async fn start_host(
     let policy = policy.with_agent_dirs(own).with_sensitive_paths(engine);
     let gpus = gpu::discover().await;
     let events = EventLog::new(random_boot_id());
-    let premises = HostResources::new(&boot.home, policy);
-    let keys = premises.clone();
+    let host_resources = HostResources::new(&boot.home, policy);
+    let keys = host_resources.clone();
     let growth = OutputWatcher::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
     let mut settings = TasksSettings::on_disk(boot.home.clone(), gpus.gpus.clone());
     settings.compat_tcp = boot.compat_tcp.is_some();
-    let host = Arc::new(premises.clone());
+    let host = Arc::new(host_resources.clone());
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
         .map_err(|source| BootError::Tasks { home: boot.home.clone(), source })?;
@@ -325,7 +326,7 @@ async fn start_host(
         tasks,
         runtime,
         enrolment: EnrolmentFile::new(&boot.home),
-        premises: Some(premises),
+        host_resources: Some(host_resources),
         events,
         growth,
         gpus,
@@ -386,7 +387,7 @@ async fn start_simulated_host(
         tasks,
         runtime,
         enrolment: EnrolmentFile::new(home),
-        premises: None,
+        host_resources: None,
         events,
         growth,
         gpus: gpu::Inventory::default(),
@@ -412,7 +413,7 @@ fn random_boot_id() -> String {
 }
 
 async fn start_listeners(
-    doors: &mut JoinSet<()>,
+    listeners: &mut JoinSet<()>,
     shim: &Arc<Shim>,
     socket: &Path,
     compat: Option<SocketAddr>,
@@ -423,11 +424,11 @@ async fn start_listeners(
         fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(parent).map_err(io_error(&what))?;
     }
     let listener = http::bind_unix(socket, SOCKET_MODE).map_err(io_error(what))?;
-    doors.spawn(http::serve(listener, api::socket_router(Arc::clone(shim)), shim.stop.clone()));
+    listeners.spawn(http::serve(listener, api::socket_router(Arc::clone(shim)), shim.stop.clone()));
     if let Some(address) = compat {
         let listener =
             TcpListener::bind(address).await.map_err(io_error(format!("cannot bind {address}")))?;
-        doors.spawn(http::serve(listener, api::compat_router(Arc::clone(shim)), shim.stop.clone()));
+        listeners.spawn(http::serve(listener, api::compat_router(Arc::clone(shim)), shim.stop.clone()));
     }
     Ok(())
 }
@@ -517,12 +518,12 @@ mod tests {
             SelectedRuntime::Any(_)
         ));
         assert_eq!(fs::read_to_string(&note).unwrap(), "any");
-        let asked = BootConfig {
+        let requested = BootConfig {
             runtime: Some(RuntimeName::Process),
             ..boot_config(dir.path(), Some("/engine.sock"))
         };
         assert!(
-            matches!(select_runtime(&asked).unwrap(), SelectedRuntime::Process),
+            matches!(select_runtime(&requested).unwrap(), SelectedRuntime::Process),
             "who asks for processes gets them"
         );
     }

@@ -83,7 +83,7 @@ struct Flags {
     hosts: Option<u32>,
     #[cfg(feature = "testing")]
     #[command(flatten)]
-    hollow: super::simulated_runtime::SimulationFlags,
+    simulation: super::simulated_runtime::SimulationFlags,
     /// Start a new session, so that the shim outlives the process and the terminal that started it
     #[arg(long)]
     own_session: bool,
@@ -118,7 +118,7 @@ pub enum RuntimeName {
     Process,
     /// Simulated tasks, for tests
     #[cfg(feature = "testing")]
-    Hollow,
+    Simulated,
 }
 
 /// Plain processes that are accepted.
@@ -202,7 +202,7 @@ fn start(flags: &Flags) -> ExitCode {
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
         #[cfg(feature = "testing")]
-        simulated: boot::SimulationConfig { hosts: flags.hosts, plan: flags.hollow.into() },
+        simulated: boot::SimulationConfig { hosts: flags.hosts, plan: flags.simulation.into() },
         write_host_info: false,
     };
     run(boot, flags.log)
@@ -275,8 +275,8 @@ mod tests {
             (LogLevel::Debug, "bollard", Level::WARN, true),
             (LogLevel::Error, "bollard", Level::WARN, false),
         ];
-        for (log, target, level, is_heard) in table {
-            assert_eq!(log.targets().would_enable(target, &level), is_heard, "{log:?} {target} {level}");
+        for (log, target, level, is_received) in table {
+            assert_eq!(log.targets().would_enable(target, &level), is_received, "{log:?} {target} {level}");
         }
     }
 

@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn the_disk_limit_message_states_the_usage_and_the_limit() {
-        let said = limit_message(3 << 30, 1 << 30);
+        let message = limit_message(3 << 30, 1 << 30);
         assert!(
-            said.starts_with("disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB"),
-            "{said}"
+            message.starts_with("disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB"),
+            "{message}"
         );
     }
 }

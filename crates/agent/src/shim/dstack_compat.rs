@@ -58,8 +58,8 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|arg| arg == "--version" || arg == "-v") {
         // The third field is the version; dstack reads no further.
         let own = env!("CARGO_PKG_VERSION");
-        let said = writeln!(std::io::stdout(), "{NAME} version {COMPAT_VERSION} (windlass-agent {own})");
-        return if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let message = writeln!(std::io::stdout(), "{NAME} version {COMPAT_VERSION} (windlass-agent {own})");
+        return if message.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let args = Args::parse();
     let boot = BootConfig {

@@ -54,7 +54,7 @@ struct Shared {
     volumes: Volumes,
     env: Vec<(String, String)>,
     /// Accounts that hold keys of tasks now.
-    lent: Mutex<BTreeMap<SubmissionId, GrantedKeys>>,
+    granted: Mutex<BTreeMap<SubmissionId, GrantedKeys>>,
 }
 
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl HostResources {
                 .iter()
                 .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
                 .collect(),
-            lent: Mutex::new(BTreeMap::new()),
+            granted: Mutex::new(BTreeMap::new()),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -86,8 +86,9 @@ impl HostResources {
     pub async fn check(&self, spec: &TaskSpec) -> Result<(), MountError> {
         let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
         // A path may be on a file server that does not respond.
-        let looked = tokio::task::spawn_blocking(move || mounts::check_policy(&spec, &shared.policy)).await;
-        looked.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+        let inspected =
+            tokio::task::spawn_blocking(move || mounts::check_policy(&spec, &shared.policy)).await;
+        inspected.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
     /// Restricts the keys of a task to the port of its SSH server, once that is known.
@@ -95,12 +96,12 @@ impl HostResources {
         if info.status != TaskStatus::Running {
             return;
         }
-        let Some(lent) = self.shared.lent.lock().get(&info.id).cloned() else { return };
+        let Some(granted) = self.shared.granted.lock().get(&info.id).cloned() else { return };
         let mapped = info.ports.iter().flatten().find(|port| port.container == SSH_PORT);
         let port = mapped.map_or(SSH_PORT, |port| port.host);
         let (shared, task) = (Arc::clone(&self.shared), info.id);
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.grant(task, &lent, &[port]) {
+            if let Err(error) = shared.grant(task, &granted, &[port]) {
                 tracing::warn!(error = &error as &dyn std::error::Error, %task, "failed to restrict keys of task");
             }
         });
@@ -117,9 +118,9 @@ impl HostResources {
 }
 
 impl Shared {
-    fn grant(&self, task: SubmissionId, lent: &GrantedKeys, ports: &[u16]) -> Result<(), KeysError> {
-        let grant = authorized_keys::KeyGrant { task, user: &lent.user, keys: &lent.keys, ports };
-        self.keys.grant(&grant, || self.lent.lock().contains_key(&task))
+    fn grant(&self, task: SubmissionId, granted: &GrantedKeys, ports: &[u16]) -> Result<(), KeysError> {
+        let grant = authorized_keys::KeyGrant { task, user: &granted.user, keys: &granted.keys, ports };
+        self.keys.grant(&grant, || self.granted.lock().contains_key(&task))
     }
 }
 
@@ -127,13 +128,14 @@ impl HostResources {
     /// Permits the keys of a task for this port alone.
     fn grant_task_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> HostFuture<'a, ()> {
         let task = spec.id;
-        let lent = GrantedKeys { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
+        let granted = GrantedKeys { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
         Box::pin(async move {
-            if lent.user.is_empty() || lent.keys.is_empty() {
+            if granted.user.is_empty() || granted.keys.is_empty() {
                 return Ok(());
             }
-            self.shared.lent.lock().insert(task, lent.clone());
-            self.run_blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys_error)).await
+            self.shared.granted.lock().insert(task, granted.clone());
+            self.run_blocking(move |shared| shared.grant(task, &granted, &[port]).map_err(from_keys_error))
+                .await
         })
     }
 }
@@ -168,7 +170,7 @@ impl Host for HostResources {
                 return Ok(());
             }
             self.run_blocking(move |shared| {
-                shared.lent.lock().remove(&task);
+                shared.granted.lock().remove(&task);
                 shared.keys.revoke(task, &user).map_err(from_keys_error)
             })
             .await

@@ -86,17 +86,21 @@ pub fn resolve_binds(
         return Err(forbidden_error(policy, verdict.problems));
     }
     let mut binds = Vec::new();
-    for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
+    for (index, (requested, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
         let Ok(source) = found else { continue };
         if verdict.left_out.contains(&index) {
             continue;
         }
         let made = create_missing(source);
-        if made.is_err() && asked.optional {
+        if made.is_err() && requested.optional {
             continue;
         }
         made.map_err(|error| MountError::Make { path: source.real.clone(), source: error })?;
-        binds.push(BindMount { source: source.real.clone(), target: asked.path.clone(), read_only: false });
+        binds.push(BindMount {
+            source: source.real.clone(),
+            target: requested.path.clone(),
+            read_only: false,
+        });
     }
     for mount in &spec.volume_mounts {
         let source = volume(&mount.name).ok_or_else(|| MountError::NoVolume { name: mount.name.clone() })?;
@@ -111,16 +115,16 @@ fn forbidden_error(policy: &Policy, problems: Vec<PolicyProblem>) -> MountError 
 }
 
 /// Returns the existing part of the path without links, and the rest.
-fn follow_links(asked: &str) -> Result<MountSource, String> {
-    let path = Path::new(asked);
-    if !path.is_absolute() || asked.contains('\0') {
+fn follow_links(requested: &str) -> Result<MountSource, String> {
+    let path = Path::new(requested);
+    if !path.is_absolute() || requested.contains('\0') {
         return Err("not an absolute path".to_owned());
     }
     if path.components().any(|part| part == Component::ParentDir) {
         return Err("contains `..`".to_owned());
     }
     // Engines parse a bind as `source:target`.
-    if asked.contains(':') {
+    if requested.contains(':') {
         return Err("contains a colon".to_owned());
     }
     let mut missing = Vec::new();

@@ -174,10 +174,10 @@ struct FileCursor {
 impl FileCursor {
     fn publish_changes(&mut self, events: &EventLog) {
         let id = self.id;
-        for (stream, told) in [(Stream::Job, &mut self.job), (Stream::Runner, &mut self.runner)] {
+        for (stream, reported) in [(Stream::Job, &mut self.job), (Stream::Runner, &mut self.runner)] {
             let end = file_length(&self.run, stream.log_name());
-            if end > *told {
-                *told = end;
+            if end > *reported {
+                *reported = end;
                 events.publish(ShimEventKind::Log { id, stream: stream.as_str().to_owned(), end });
             }
         }
@@ -236,8 +236,8 @@ mod tests {
         growth.changed(&info(id, "terminated"));
         assert!(growth.ended(id).is_cancelled());
         let mut reader = events.reader(Some(0), None);
-        let StreamItem::Events(told) = reader.next().await else { panic!("events") };
-        let told: Vec<&str> = told
+        let StreamItem::Events(reported) = reader.next().await else { panic!("events") };
+        let reported: Vec<&str> = reported
             .iter()
             .map(|event| match &event.kind {
                 ShimEventKind::Task { .. } => "task",
@@ -252,6 +252,6 @@ mod tests {
                 | ShimEventKind::Alive => "other",
             })
             .collect();
-        assert_eq!(told, ["task", "log", "running", "running", "task"]);
+        assert_eq!(reported, ["task", "log", "running", "running", "task"]);
     }
 }

@@ -1,5 +1,5 @@
 //! Interface to the runtimes that start tasks: a container engine, plain processes, both by the task's choice, or a
-//! simulation (`hollow`).
+//! simulation (`simulated`).
 //!
 //! The shim decides and a runtime executes. All arguments are already permitted, resolved and allocated. Every call is
 //! idempotent, also when a shim that was killed during the first call repeats it.
@@ -135,10 +135,10 @@ pub struct RegistryAuth {
 }
 
 pub trait Runtime: Send + Sync + 'static {
-    /// `docker`, `process`, `any` or `hollow`.
+    /// `docker`, `process`, `any` or `simulated`.
     fn name(&self) -> &'static str;
 
-    /// Name of the runtime that starts such a task: `docker`, `process` or `hollow`.
+    /// Name of the runtime that starts such a task: `docker`, `process` or `simulated`.
     fn name_for(&self, _spec: &TaskSpec) -> &'static str {
         self.name()
     }

@@ -43,8 +43,8 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
-    #[error("`{program}` failed: {said}")]
-    Program { program: &'static str, said: String },
+    #[error("`{program}` failed: {message}")]
+    Program { program: &'static str, message: String },
 }
 
 /// Tasks that use each volume.
@@ -252,9 +252,9 @@ fn check_success(program: &'static str, output: Output) -> Result<Output, Volume
     if output.status.success() {
         return Ok(output);
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.lines().last().unwrap_or_default().to_owned();
-    Err(VolumeError::Program { program, said: format!("{}: {said}", output.status) })
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message = message.lines().last().unwrap_or_default().to_owned();
+    Err(VolumeError::Program { program, message: format!("{}: {message}", output.status) })
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -78,9 +78,9 @@ impl StreamSource {
     }
 
     /// Waits until there are bytes after `offset`, the stream is complete, or `patience` has elapsed.
-    pub async fn wait(&self, offset: u64, patience: Duration) -> io::Result<Position> {
+    pub async fn wait(&self, offset: u64, timeout: Duration) -> io::Result<Position> {
         let mut waiter = self.waiter();
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let position = self.position().await?;
             if position.complete || position.end > offset || Instant::now() >= deadline {
@@ -152,8 +152,8 @@ impl Waiter {
                 }
             }
             Waiter::There { dir, ended } => {
-                let look = if dir.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
-                let look = deadline.min(Instant::now() + look);
+                let poll_interval = if dir.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
+                let poll_interval = deadline.min(Instant::now() + poll_interval);
                 let changed = async {
                     match dir {
                         Some(dir) => {
@@ -166,7 +166,7 @@ impl Waiter {
                     () = changed => {}
                     // Once it has ended there is nothing to wait for.
                     () = ended.cancelled() => {}
-                    () = sleep_until(look) => {}
+                    () = sleep_until(poll_interval) => {}
                 }
             }
         }

@@ -72,7 +72,7 @@ pub struct EventRange {
 
 /// Range of bytes that differ from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Damage {
+pub struct SpoolDamage {
     pub start: u64,
     pub end: u64,
 }
@@ -173,7 +173,7 @@ impl Reader {
     }
 
     /// Compares the bytes with the checksums of the index. Reads everything once, so it may take a while.
-    pub fn damage(&self) -> io::Result<Vec<Damage>> {
+    pub fn damage(&self) -> io::Result<Vec<SpoolDamage>> {
         let end = self.end()?;
         let index = self.index()?;
         let mut damaged = Vec::new();
@@ -185,7 +185,7 @@ impl Reader {
                 && record.offset >= start
                 && (record.offset > end || self.crc(start, record.offset)? != crc)
             {
-                damaged.push(Damage { start, end: record.offset });
+                damaged.push(SpoolDamage { start, end: record.offset });
             }
             start = record.map(|record| record.offset);
         }

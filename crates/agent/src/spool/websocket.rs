@@ -34,8 +34,8 @@ enum TailEnd {
 
 /// Sends everything from the follower's offset on, closes the connection and releases the tailer's slot.
 pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place: TailerGuard) {
-    let (mut sink, mut heard) = socket.split();
-    let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
+    let (mut sink, mut received) = socket.split();
+    let (code, reason) = match send_all(&mut sink, &mut received, &mut follow).await {
         TailEnd::ClientLeft => return,
         TailEnd::Complete => {
             place.mark_complete();
@@ -49,7 +49,7 @@ pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place:
     let close = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
     let goodbye = async {
         if sink.send(close).await.is_ok() {
-            while let Some(Ok(_)) = heard.next().await {}
+            while let Some(Ok(_)) = received.next().await {}
         }
     };
     // The socket is closed in either case.
@@ -58,7 +58,7 @@ pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place:
 
 async fn send_all(
     sink: &mut SplitSink<WebSocket, Message>,
-    heard: &mut SplitStream<WebSocket>,
+    received: &mut SplitStream<WebSocket>,
     follow: &mut Follower,
 ) -> TailEnd {
     let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
@@ -70,11 +70,11 @@ async fn send_all(
                 Err(error) => return TailEnd::Failed(error),
             },
             _ = ping.tick() => Message::Ping(Bytes::new()),
-            () = wait_closed(heard) => return TailEnd::ClientLeft,
+            () = wait_closed(received) => return TailEnd::ClientLeft,
         };
         let sent = tokio::select! {
             sent = timeout(SEND_TIMEOUT, sink.send(message)) => matches!(sent, Ok(Ok(()))),
-            () = wait_closed(heard) => false,
+            () = wait_closed(received) => false,
         };
         if !sent {
             return TailEnd::ClientLeft;
@@ -83,9 +83,9 @@ async fn send_all(
 }
 
 /// Returns when the client closes or has disconnected. Other messages are ignored.
-async fn wait_closed(heard: &mut SplitStream<WebSocket>) {
+async fn wait_closed(received: &mut SplitStream<WebSocket>) {
     loop {
-        match heard.next().await {
+        match received.next().await {
             Some(Ok(Message::Close(_)) | Err(_)) | None => return,
             Some(Ok(Message::Text(_) | Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
         }

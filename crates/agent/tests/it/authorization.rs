@@ -73,7 +73,7 @@ fn is_task_event(what: &ShimEventKind, wanted: SubmissionId, status: TaskStatus)
 
 #[tokio::test]
 async fn every_call_but_the_health_check_needs_the_credential() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let (without, wrong) = (Client::unix(&shim.socket()), Client::unix(&shim.socket()).credential("wrong"));
     let health: Value = without.get("/api/healthcheck").await.json();
     assert_eq!(health, json!({"service": "dstack-shim", "version": env!("CARGO_PKG_VERSION")}));
@@ -94,7 +94,7 @@ async fn every_call_but_the_health_check_needs_the_credential() {
 
 #[tokio::test]
 async fn a_credential_is_rotated_without_a_restart() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let next = Client::unix(&shim.socket()).credential("next");
     next.get("/api/tasks").await.expect(401);
     shim.enrol(&shim.home(), &[CREDENTIAL, "next"]);
@@ -107,14 +107,14 @@ async fn a_credential_is_rotated_without_a_restart() {
 
 #[tokio::test]
 async fn a_host_that_is_not_enrolled_rejects_calls_and_explains_how_to_enrol_it() {
-    let shim = Shim::start(Setup::hollow().not_enrolled());
+    let shim = Shim::start(Setup::simulated().not_enrolled());
     let reply = shim.client().get("/api/tasks").await.expect(401);
     assert!(reply.text().contains("windlass-agent shim enrol"), "{}", reply.text());
 }
 
 #[tokio::test]
 async fn x8_a_specification_must_be_unexpired_and_signed_for_this_host_and_epoch() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let mut spec = shim.spec("t");
     let body = serde_json::to_vec(&spec).unwrap();
     let refuse = async |client: &Client, body: &[u8], why: &str| {
@@ -148,7 +148,7 @@ async fn x8_a_specification_must_be_unexpired_and_signed_for_this_host_and_epoch
 
 #[tokio::test]
 async fn l2_a_call_with_an_older_epoch_has_no_effect() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let spec = shim.spec("t");
     let id = shim.submit(&spec, 5).await;
     shim.submit(&spec, 5).await;
@@ -167,7 +167,7 @@ async fn l2_a_call_with_an_older_epoch_has_no_effect() {
 
 #[tokio::test]
 async fn a_repeated_submission_succeeds_and_creates_no_second_task() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let spec = shim.spec("t");
     shim.submit(&spec, 1).await;
     shim.submit(&spec, 1).await;
@@ -177,7 +177,7 @@ async fn a_repeated_submission_succeeds_and_creates_no_second_task() {
 
 #[tokio::test]
 async fn oversized_and_malformed_requests_are_rejected() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let long = vec![b' '; (1 << 20) + 1];
     submit_raw(&shim.client(), &long).await.expect(413);
     submit_raw(&shim.client(), b"{").await.expect(400);
@@ -195,17 +195,17 @@ async fn oversized_and_malformed_requests_are_rejected() {
 
 #[tokio::test]
 async fn a_second_shim_on_the_same_home_reports_the_pid_of_the_first() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let output = shim.command().output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains(&format!("process {}", shim.pid())), "{said}");
+    assert!(message.contains(&format!("process {}", shim.pid())), "{message}");
     shim.client().get("/api/tasks").await.expect(200);
 }
 
 #[tokio::test]
 async fn a_shim_stops_promptly_and_with_status_0_even_with_an_open_event_stream() {
-    let mut shim = Shim::start(Setup::hollow());
+    let mut shim = Shim::start(Setup::simulated());
     let mut lines = EventLines::open(&shim.client(), "").await;
     lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
     let begun = Instant::now();
@@ -218,7 +218,7 @@ async fn a_shim_stops_promptly_and_with_status_0_even_with_an_open_event_stream(
 
 #[tokio::test]
 async fn the_event_stream_resumes_where_a_reader_stopped() {
-    let mut shim = Shim::start(Setup::hollow());
+    let mut shim = Shim::start(Setup::simulated());
     let spec = shim.spec("t");
     let id = task_id(&spec);
     let mut lines = EventLines::open(&shim.client(), "").await;
@@ -244,21 +244,21 @@ async fn the_event_stream_resumes_where_a_reader_stopped() {
 
 #[tokio::test]
 async fn an_event_reader_that_connects_late_gets_every_task() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let (one, two) = (shim.submit(&shim.spec("a"), 1).await, shim.submit(&shim.spec("b"), 1).await);
     shim.wait_for(one, TaskStatus::Running).await;
     let mut lines = EventLines::open(&shim.client(), "").await;
     assert!(matches!(lines.next().await.kind, ShimEventKind::Reset { .. }));
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let ShimEventKind::Task { info } = lines.next().await.kind {
-        told.push(info.id);
+        reported.push(info.id);
     }
-    assert!(told.contains(&one) && told.contains(&two), "{told:?}");
+    assert!(reported.contains(&one) && reported.contains(&two), "{reported:?}");
 }
 
 #[tokio::test]
 async fn x7_an_event_stream_ends_when_its_credential_is_revoked() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let mut lines = EventLines::open(&shim.client(), "").await;
     lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
     shim.enrol(&shim.home(), &["another"]);
@@ -322,7 +322,7 @@ async fn without_the_compat_flag_the_shim_listens_on_no_tcp_port() {
 
 #[tokio::test]
 async fn a_dstack_server_needs_no_credential_and_can_make_only_its_own_calls() {
-    let shim = Shim::start(Setup::hollow().compat().not_enrolled());
+    let shim = Shim::start(Setup::simulated().compat().not_enrolled());
     let compat = shim.compat();
     let health: Value = compat.get("/api/healthcheck").await.json();
     assert_eq!(health, json!({"service": "dstack-shim", "version": "latest"}));
@@ -360,7 +360,7 @@ fn the_shim_refuses_a_compat_address_that_is_not_loopback() {
 
 #[tokio::test]
 async fn one_process_can_simulate_many_hosts() {
-    let shim = Shim::start(Setup::hollow().arg("--hosts").arg("3").not_enrolled());
+    let shim = Shim::start(Setup::simulated().arg("--hosts").arg("3").not_enrolled());
     for number in 1..=3 {
         let home = shim.home().join(format!("host-{number:04}"));
         shim.enrol(&home, &[CREDENTIAL]);
@@ -371,7 +371,7 @@ async fn one_process_can_simulate_many_hosts() {
 
 #[tokio::test]
 async fn a_log_file_has_no_colours_and_no_debug_lines_of_libraries() {
-    let mut shim = Shim::start(Setup::hollow());
+    let mut shim = Shim::start(Setup::simulated());
     for _ in 0..3 {
         shim.client().get("/api/tasks").await.expect(200);
     }

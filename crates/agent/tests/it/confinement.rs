@@ -135,8 +135,8 @@ const ALLOWED: [&str; 5] = ["scratch", "home", "tmp", "var-tmp", "shm"];
 
 fn attempts(text: &str) -> Vec<(&str, bool)> {
     let of_line = |line: &'_ str| -> Option<(usize, bool)> {
-        let (name, said) = line.split_once(": ")?;
-        matches!(said, "worked" | "refused").then_some((name.len(), said == "worked"))
+        let (name, message) = line.split_once(": ")?;
+        matches!(message, "worked" | "refused").then_some((name.len(), message == "worked"))
     };
     text.lines().filter_map(|line| of_line(line).map(|(end, worked)| (&line[..end], worked))).collect()
 }
@@ -284,8 +284,8 @@ async fn confined_tasks_have_distinct_users_that_survive_a_shim_restart() {
     }
     let third = start(&shim, |_| {}).await;
     assert!(![users.0, users.1].contains(&user(&shim, third)), "users of living tasks are not given again");
-    let said = run(&shim, first, &job("id -u; whoami; stat -c %u . \"$HOME\"")).await;
-    assert_eq!(said, format!("{0}\nwindlass\n{0}\n{0}\n", users.0));
+    let message = run(&shim, first, &job("id -u; whoami; stat -c %u . \"$HOME\"")).await;
+    assert_eq!(message, format!("{0}\nwindlass\n{0}\n{0}\n", users.0));
     shim.terminate(first, 1, 0).await;
     shim.remove(first, 1).await;
     let ledger = format!("/run/windlass/user-ids/{}", users.0);
@@ -307,8 +307,8 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
     let command = "id -u; pwd; tty || true; grep -E '^(CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; echo x > f; \
                    unshare -U true || echo refused";
     client.args(["-tt", "root@127.0.0.1", command]);
-    let said = ssh::run(&mut client, b"");
-    let text = ssh::text(&said.stdout).replace('\r', "");
+    let message = ssh::run(&mut client, b"");
+    let text = ssh::text(&message.stdout).replace('\r', "");
     let user = process_record(&shim, id)["user"].as_u64().unwrap();
     assert!(text.starts_with(&format!("{user}\n/run/windlass-task/{id}/scratch\n/dev/pts/0\n")), "{text}");
     assert!(text.contains("CapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n"), "{text}");
@@ -318,9 +318,9 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
     // The file server, too.
     let mut copy = ssh::client(keys.path(), "sftp", "-P", port);
     copy.args(["-b", "-", "root@127.0.0.1"]);
-    let said = ssh::run(&mut copy, b"ls -l f\nls /run/windlass\n");
-    assert!(ssh::text(&said.stdout).contains(" f"), "{said:?}");
-    assert!(!said.status.success(), "what is hidden is hidden from it: {said:?}");
+    let message = ssh::run(&mut copy, b"ls -l f\nls /run/windlass\n");
+    assert!(ssh::text(&message.stdout).contains(" f"), "{message:?}");
+    assert!(!message.status.success(), "what is hidden is hidden from it: {message:?}");
 }
 
 #[tokio::test]
@@ -374,13 +374,13 @@ async fn the_flag_and_the_policy_decide_which_plain_processes_are_accepted() {
     let refused = async |shim: &Shim, isolation: &str, why: &[&str]| {
         let mut spec = shim.spec("refused");
         spec["process_isolation"] = json!(isolation);
-        let said = shim.try_submit(&spec, 1).await.expect(403).text().to_owned();
-        assert!(why.iter().all(|part| said.contains(part)), "{why:?} not in {said}");
+        let message = shim.try_submit(&spec, 1).await.expect(403).text().to_owned();
+        assert!(why.iter().all(|part| message.contains(part)), "{why:?} not in {message}");
     };
     let taken = async |shim: &Shim, isolation: &str, user: &str| {
         let id = start(shim, |spec| spec["process_isolation"] = json!(isolation)).await;
-        let said = run(shim, id, &job("id -un")).await;
-        assert_eq!(said.trim(), user);
+        let message = run(shim, id, &job("id -un")).await;
+        assert_eq!(message.trim(), user);
     };
     let shim = Shim::start(Setup::confined());
     refused(&shim, "own", &["confines plain processes", "`processes: own`"]).await;
@@ -404,8 +404,8 @@ async fn a_job_can_run_as_another_user_only_if_the_policy_lists_that_user() {
     };
     let shim = Shim::start(Setup::confined().policy("users: [nobody]\n"));
     let id = start(&shim, |_| {}).await;
-    let said = run(&shim, id, &as_user(json!({"username": "nobody"}))).await;
-    assert_eq!(said, format!("{NOBODY}\n{NOBODY}\nCapBnd:\t0000000000000000\nSeccomp:\t2\n"));
+    let message = run(&shim, id, &as_user(json!({"username": "nobody"}))).await;
+    assert_eq!(message, format!("{NOBODY}\n{NOBODY}\nCapBnd:\t0000000000000000\nSeccomp:\t2\n"));
     for (user, why) in [
         (json!({"username": "daemon"}), "add `daemon` to `users`"),
         (json!({"uid": 12345}), "add `12345` to `users`"),

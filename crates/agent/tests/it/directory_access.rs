@@ -51,8 +51,8 @@ async fn a_job_of_another_user_can_access_only_its_own_directory_of_the_task() {
     .await;
     assert_eq!(record.states.last().unwrap().exit_status, Some(0), "{record:?}");
     let task = shim.home().join("tasks").join(id.to_string());
-    let said = std::fs::read_to_string(task.join("run/job.log")).unwrap();
-    assert_eq!(said, format!("written\n{}\nover\n", task.join("scratch/below").display()));
+    let message = std::fs::read_to_string(task.join("run/job.log")).unwrap();
+    assert_eq!(message, format!("written\n{}\nover\n", task.join("scratch/below").display()));
 
     let file = task.join("scratch/file");
     assert_eq!(std::fs::metadata(&file).unwrap().uid(), NOBODY);

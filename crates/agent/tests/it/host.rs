@@ -28,14 +28,14 @@ fn the_host_report_lists_gpus_as_the_driver_reports_them() {
             echo '1, GPU-1b, Tesla V100-SXM2-16GB, 16160, 418.87.00, 00000000:00:1F.0';;
         esac"#;
     write_tool(scratch.path(), "nvidia-smi", script);
-    let told = host_report(scratch.path());
-    assert_eq!(told["host"]["gpu_vendor"], "nvidia");
-    assert_eq!(told["host"]["gpu_name"], "Tesla V100-SXM2-16GB");
-    assert_eq!(told["host"]["gpu_count"], 2);
-    assert_eq!(told["host"]["gpu_memory"], 16160);
-    assert_eq!(told["driver_version"], "418.87.00");
-    assert_eq!(told["gpus"][1]["id"], "GPU-1b");
-    assert_eq!(told["problems"], serde_json::json!([]));
+    let reported = host_report(scratch.path());
+    assert_eq!(reported["host"]["gpu_vendor"], "nvidia");
+    assert_eq!(reported["host"]["gpu_name"], "Tesla V100-SXM2-16GB");
+    assert_eq!(reported["host"]["gpu_count"], 2);
+    assert_eq!(reported["host"]["gpu_memory"], 16160);
+    assert_eq!(reported["driver_version"], "418.87.00");
+    assert_eq!(reported["gpus"][1]["id"], "GPU-1b");
+    assert_eq!(reported["problems"], serde_json::json!([]));
 }
 
 #[test]
@@ -46,9 +46,9 @@ fn a_broken_gpu_driver_is_reported_as_a_problem_and_is_not_fatal() {
         "nvidia-smi",
         "echo \"NVIDIA-SMI has failed because it couldn't communicate\"; exit 9",
     );
-    let told = host_report(scratch.path());
-    assert_eq!(told["host"]["gpu_vendor"], "none");
-    let problem = told["problems"][0].as_str().unwrap();
+    let reported = host_report(scratch.path());
+    assert_eq!(reported["host"]["gpu_vendor"], "none");
+    let problem = reported["problems"][0].as_str().unwrap();
     assert!(problem.contains("exit status: 9") && problem.contains("couldn't communicate"), "{problem}");
-    assert!(told["host"]["cpus"].as_u64().unwrap() > 0);
+    assert!(reported["host"]["cpus"].as_u64().unwrap() > 0);
 }

@@ -51,7 +51,7 @@ async fn check_concurrent_calls(setup: Setup) {
     let again: TaskInfo =
         client.post(&terminate, &json!({"termination_reason": "aborted_by_user"})).await.json();
     assert_eq!(again, ended, "the first reason is kept");
-    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::TerminateAsked { .. })), 1);
+    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::TerminateRequested { .. })), 1);
     assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::Terminated { .. })), 1);
     assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::ContainerExited { .. })), 1);
 

@@ -26,9 +26,9 @@ mod support;
 
 #[test]
 fn the_binary_prints_its_version() {
-    let said = std::process::Command::new(support::agent()).arg("--version").output().unwrap();
+    let message = std::process::Command::new(support::agent()).arg("--version").output().unwrap();
     assert_eq!(
-        String::from_utf8(said.stdout).unwrap(),
+        String::from_utf8(message.stdout).unwrap(),
         concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
     );
 }

@@ -240,7 +240,7 @@ async fn o3_f16_a_killed_runner_keeps_every_byte_it_had_reported() {
     let mut runner = OutputRunner::start("killed").await;
     runner.run_job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
     let deadline = Instant::now() + TIMEOUT;
-    let told = loop {
+    let reported = loop {
         let end = runner.end().await;
         if end > 300_000 {
             break end;
@@ -259,7 +259,7 @@ async fn o3_f16_a_killed_runner_keeps_every_byte_it_had_reported() {
         }
         kept.extend(bytes);
     }
-    assert!(kept.len() as u64 >= told, "{} of {told} bytes", kept.len());
+    assert!(kept.len() as u64 >= reported, "{} of {reported} bytes", kept.len());
     assert!(!reader.is_complete().unwrap(), "nobody said so");
     let text = String::from_utf8(kept).unwrap();
     let whole = &text[..=text.rfind('\n').unwrap()];

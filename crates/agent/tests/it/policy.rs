@@ -102,7 +102,7 @@ fn a_policy_file_that_is_invalid_or_writable_by_others_prevents_shim_startup() {
     let file = scratch.path().join("policy.yml");
     let start = || {
         let mut command = Command::new(agent());
-        command.args(["shim", "--runtime", "hollow", "--home"]).arg(scratch.path().join("home"));
+        command.args(["shim", "--runtime", "simulated", "--home"]).arg(scratch.path().join("home"));
         let output = command.arg("--policy").arg(&file).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).unwrap()
@@ -115,8 +115,8 @@ fn a_policy_file_that_is_invalid_or_writable_by_others_prevents_shim_startup() {
     assert!(start().contains("must belong to root"));
     std::os::unix::fs::chown(&file, Some(0), None).unwrap();
     fs::write(&file, "mouns: [/data]\n").unwrap();
-    let said = start();
-    assert!(said.contains("did you mean `mounts`?") && said.contains("policy.yml:1:1"), "{said}");
+    let message = start();
+    assert!(message.contains("did you mean `mounts`?") && message.contains("policy.yml:1:1"), "{message}");
 }
 
 fn read_text(file: &std::path::Path) -> String {

@@ -231,9 +231,9 @@ async fn a_job_that_ignores_sigterm_is_killed_after_its_grace_period() {
     let host = ProcessHost::new("trap '' TERM INT; echo up > up; while :; do sleep 1000; done");
     let handle = host.start().await;
     host.line("up").await;
-    let asked = Instant::now();
+    let start = Instant::now();
     host.runtime.stop(&host.task.dir, &handle, GRACE).await.unwrap();
-    assert!(asked.elapsed() >= GRACE);
+    assert!(start.elapsed() >= GRACE);
     assert_eq!(host.wait().await.code, Some(137));
 }
 
@@ -309,8 +309,8 @@ async fn c5_another_process_with_the_recorded_pid_is_never_signalled() {
     let host = ProcessHost::new("exit 0");
     let handle = host.start().await;
     host.wait().await;
-    let stranger = KillOnDrop::spawn(Command::new("/bin/sleep").arg("1000"));
-    let name = proc::stat(stranger.pid()).unwrap().unwrap().name;
+    let other = KillOnDrop::spawn(Command::new("/bin/sleep").arg("1000"));
+    let name = proc::stat(other.pid()).unwrap().unwrap().name;
     let boot = proc::boot_id().unwrap();
     let reused = ProcessId { start: name.start - 1, ..name };
     for (boot, process) in [(boot.as_str(), reused), ("another boot", name)] {
@@ -373,8 +373,8 @@ async fn a_limit_that_cannot_be_enforced_is_reported_to_the_runner() {
         ProcessHost::with("printenv WINDLASS_NOTICES > said.new; mv said.new said", Hierarchies::default());
     host.task.spec.memory = 64 << 20;
     host.start().await;
-    let said = host.line("said").await;
-    assert!(said.contains("the memory limit is not enforced"), "{said}");
+    let message = host.line("said").await;
+    assert!(message.contains("the memory limit is not enforced"), "{message}");
 }
 
 #[tokio::test]

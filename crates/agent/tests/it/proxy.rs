@@ -102,9 +102,9 @@ async fn task_ports_and_the_ssh_server_are_reachable_through_the_shim() {
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         let (mut guest, _) = listener.accept().await.unwrap();
-        let mut asked = [0; 4];
-        guest.read_exact(&mut asked).await.unwrap();
-        guest.write_all(&[&asked[..], b" pong"].concat()).await.unwrap();
+        let mut requested = [0; 4];
+        guest.read_exact(&mut requested).await.unwrap();
+        guest.write_all(&[&requested[..], b" pong"].concat()).await.unwrap();
     });
     let open = |credential: &'static str, port: u16| {
         let socket = shim.home().join("shim.sock");
@@ -121,8 +121,8 @@ async fn task_ports_and_the_ssh_server_are_reachable_through_the_shim() {
 
     let refused = open(CREDENTIAL, port).await.unwrap_err().to_string();
     assert!(refused.contains(&format!("failed to connect to port {port}")), "{refused}");
-    let stranger = open("wrong", port).await.unwrap_err().to_string();
-    assert!(stranger.contains("credential"), "{stranger}");
+    let other = open("wrong", port).await.unwrap_err().to_string();
+    assert!(other.contains("credential"), "{other}");
     let plain = shim.client().get(&format!("/api/tasks/{id}/runner/api/connect?port={port}")).await;
     plain.expect(400);
 
@@ -188,9 +188,9 @@ async fn output_and_state_events_are_sent_as_they_happen() {
     let response = shim.client().open(Method::GET, "/api/events", Body::empty()).await;
     let mut body = response.into_body();
     run(&shim, id, "echo one; exit 0").await;
-    let (mut text, mut told) = (Vec::new(), Vec::new());
+    let (mut text, mut reported) = (Vec::new(), Vec::new());
     let until = tokio::time::Instant::now() + TIMEOUT;
-    while !told.iter().any(|what| *what == "done") {
+    while !reported.iter().any(|what| *what == "done") {
         let frame = tokio::time::timeout_at(until, body.frame()).await.expect("told in time");
         text.extend_from_slice(&frame.unwrap().unwrap().into_data().unwrap());
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
@@ -199,9 +199,9 @@ async fn output_and_state_events_are_sent_as_they_happen() {
             match event.kind {
                 ShimEventKind::Log { id: of, stream, end } if of == id && stream == "job" => {
                     assert!(end >= 4, "{end}");
-                    told.push("log".to_owned());
+                    reported.push("log".to_owned());
                 }
-                ShimEventKind::Job { id: of, state } if of == id => told.push(state.state),
+                ShimEventKind::Job { id: of, state } if of == id => reported.push(state.state),
                 ShimEventKind::Reset { .. }
                 | ShimEventKind::Task { .. }
                 | ShimEventKind::Gone { .. }
@@ -212,7 +212,7 @@ async fn output_and_state_events_are_sent_as_they_happen() {
             }
         }
     }
-    assert!(told.contains(&"running".to_owned()) && told.contains(&"log".to_owned()), "{told:?}");
+    assert!(reported.contains(&"running".to_owned()) && reported.contains(&"log".to_owned()), "{reported:?}");
 }
 
 async fn read_all_messages<S>(mut socket: WebSocketStream<S>) -> Vec<u8>

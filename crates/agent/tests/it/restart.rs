@@ -106,8 +106,8 @@ fn check_job_ended(info: &TaskInfo) {
 /// Killed before the container runs: the task continues, runs its job once and leaves nothing.
 async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) {
     let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", status));
-    let asked = spec(&shim);
-    let id = shim.submit(&asked, 1).await;
+    let requested = spec(&shim);
+    let id = shim.submit(&requested, 1).await;
     let paused_at: TaskStatus = serde_json::from_value(json!(status)).unwrap();
     shim.wait_for(id, paused_at).await;
     shim.kill();
@@ -125,7 +125,7 @@ async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) 
         1
     );
     // The submission is repeated: one effect.
-    shim.submit(&asked, 1).await;
+    shim.submit(&requested, 1).await;
     check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
@@ -179,10 +179,11 @@ async fn check_killed_while_terminating(setup: Setup, runtime: &str) {
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
     let playing = RunningJob::begin(&shim, id, runtime).await;
-    let ask =
+    let request =
         json!({"termination_reason": "terminated_by_user", "termination_message": "enough", "timeout": 0});
-    let asked = shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &ask).await.expect(200);
-    assert_eq!(asked.json::<TaskInfo>().status, TaskStatus::Running);
+    let requested =
+        shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &request).await.expect(200);
+    assert_eq!(requested.json::<TaskInfo>().status, TaskStatus::Running);
     shim.kill();
     shim.without_env("WINDLASS_AGENT_PAUSE_AT");
     shim.restart();

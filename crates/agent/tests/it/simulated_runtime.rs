@@ -97,10 +97,11 @@ impl SimulatedHost {
 
 #[tokio::test]
 async fn a_simulated_job_behaves_as_its_environment_specifies() {
-    let host = SimulatedHost::new(SimulationPlan::default(), "hollow");
+    let host = SimulatedHost::new(SimulationPlan::default(), "simulated");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
-    let env = serde_json::json!({ "HOLLOW_RUN_MS": "30", "HOLLOW_EXIT": "9", "HOLLOW_LOG_LINES": "4" });
+    let env =
+        serde_json::json!({ "SIMULATED_RUN_MS": "30", "SIMULATED_EXIT": "9", "SIMULATED_LOG_LINES": "4" });
     assert_eq!(host.submit(&env).await, StatusCode::OK);
     let started: JobStarted = host.call_json("POST", "/api/run").await;
     assert_eq!(started.username, "root");
@@ -130,7 +131,7 @@ async fn a_simulated_job_behaves_as_its_environment_specifies() {
 #[tokio::test]
 async fn a_simulated_task_ends_when_stopped_and_is_gone_when_removed() {
     let plan = SimulationPlan { run: Duration::from_secs(3600), ..SimulationPlan::default() };
-    let host = SimulatedHost::new(plan, "hollow");
+    let host = SimulatedHost::new(plan, "simulated");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
     let _: JobStarted = host.call_json("POST", "/api/run").await;
@@ -147,10 +148,10 @@ async fn a_simulated_task_ends_when_stopped_and_is_gone_when_removed() {
 #[tokio::test]
 async fn the_image_tag_sets_the_duration_of_a_simulated_pull() {
     let begun = std::time::Instant::now();
-    SimulatedHost::new(SimulationPlan::default(), "hollow:pull-300").start().await;
+    SimulatedHost::new(SimulationPlan::default(), "simulated:pull-300").start().await;
     assert!(begun.elapsed() >= Duration::from_millis(300));
     let slow = SimulationPlan { pull: Duration::from_secs(3600), ..SimulationPlan::default() };
-    let host = SimulatedHost::new(slow, "registry:5000/hollow");
+    let host = SimulatedHost::new(slow, "registry:5000/simulated");
     let pulling = tokio::time::timeout(Duration::from_millis(50), host.start());
     assert!(pulling.await.is_err(), "a port is no tag");
 }
@@ -158,7 +159,7 @@ async fn the_image_tag_sets_the_duration_of_a_simulated_pull() {
 #[tokio::test]
 async fn a_reader_of_simulated_output_waits_for_more() {
     let plan = SimulationPlan { run: Duration::from_millis(300), log_lines: 1, ..SimulationPlan::default() };
-    let host = SimulatedHost::new(plan, "hollow");
+    let host = SimulatedHost::new(plan, "simulated");
     host.start().await;
     let (_, headers, output) = host.call("GET", "/api/logs?offset=0&wait_ms=10", "").await;
     assert_eq!((output.len(), &headers[LOG_COMPLETE_HEADER]), (0, &"false".parse().unwrap()));

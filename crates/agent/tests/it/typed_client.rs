@@ -139,7 +139,7 @@ async fn a_stop_reaches_the_job_and_archives_reach_the_runner() {
 
 #[tokio::test]
 async fn x5_an_unauthenticated_client_can_only_check_the_health() {
-    let shim = Shim::start(Setup::hollow());
+    let shim = Shim::start(Setup::simulated());
     let host = connect(&shim, "guessed").await;
     host.health().await.unwrap();
     let (id, spec) = sign_spec(&shim, "wire-0-2");

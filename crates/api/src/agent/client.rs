@@ -181,10 +181,10 @@ impl ShimClient {
         let path =
             format!("/api/tasks/{id}/logs?stream={stream}&offset={offset}&limit={limit}&wait_ms={wait}");
         let answer = self.send(self.request(Method::GET, &path, None).body(full_body(Vec::new()))).await?;
-        let said =
+        let message =
             |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let end = said(LOG_END_HEADER).parse().unwrap_or(offset);
-        let is_complete = said(LOG_COMPLETE_HEADER) == "true";
+        let end = message(LOG_END_HEADER).parse().unwrap_or(offset);
+        let is_complete = message(LOG_COMPLETE_HEADER) == "true";
         Ok(LogPart { bytes: read_body(answer).await?, end, is_complete })
     }
 

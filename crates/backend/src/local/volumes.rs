@@ -33,11 +33,7 @@ impl VolumeBackend for LocalBackend {
         Box::pin(async move { Ok(local_volume(order)) })
     }
 
-    fn look<'a>(
-        &'a self,
-        order: &'a VolumeRequest,
-        _id: &'a str,
-    ) -> BackendFuture<'a, Option<BackendVolume>> {
+    fn get<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         Box::pin(async move { Ok(Some(local_volume(order))) })
     }
 
@@ -47,7 +43,7 @@ impl VolumeBackend for LocalBackend {
             match tokio::fs::remove_dir_all(&directory).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BackendError::Unavailable {
                     what: "delete the volume",
-                    said: format!("{}: {error}", directory.display()),
+                    message: format!("{}: {error}", directory.display()),
                 }),
                 Ok(()) | Err(_) => Ok(()),
             }

@@ -38,7 +38,7 @@ impl MockCloud {
         }
         if faults.quota.is_some_and(|most| self.ledger.instance_count() >= most) {
             self.ledger.count("quota")?;
-            return Err(BackendError::NoCapacity { said: "the instance quota is exhausted".to_owned() });
+            return Err(BackendError::NoCapacity { message: "the instance quota is exhausted".to_owned() });
         }
         Ok(())
     }
@@ -72,6 +72,6 @@ impl MockCloud {
     }
 }
 
-fn unavailable(what: &'static str, said: &str) -> BackendError {
-    BackendError::Unavailable { what, said: format!("{said} (scripted)") }
+fn unavailable(what: &'static str, message: &str) -> BackendError {
+    BackendError::Unavailable { what, message: format!("{message} (scripted)") }
 }

@@ -55,7 +55,7 @@ pub(super) fn now_ms() -> i64 {
 fn ledger_error(path: &Path, error: &io::Error) -> BackendError {
     BackendError::Unavailable {
         what: "access the records of the mock cloud",
-        said: format!("{}: {error}", path.display()),
+        message: format!("{}: {error}", path.display()),
     }
 }
 

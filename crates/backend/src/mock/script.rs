@@ -71,7 +71,7 @@ pub struct FaultRates {
 pub enum MockRuntime {
     /// Simulated jobs: nothing runs.
     #[default]
-    Hollow,
+    Simulated,
     /// Jobs are processes of this machine.
     Process,
 }

@@ -23,7 +23,7 @@ impl MockCloud {
 
     fn known(&self, id: &str) -> Result<VolumeRecord, BackendError> {
         let absent =
-            || BackendError::Refused { what: "find the volume", said: format!("{id} does not exist") };
+            || BackendError::Refused { what: "find the volume", message: format!("{id} does not exist") };
         self.ledger.volume(id)?.ok_or_else(absent)
     }
 
@@ -60,11 +60,7 @@ impl VolumeBackend for MockCloud {
         })
     }
 
-    fn look<'a>(
-        &'a self,
-        _order: &'a VolumeRequest,
-        id: &'a str,
-    ) -> BackendFuture<'a, Option<BackendVolume>> {
+    fn get<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         Box::pin(async move { Ok(self.ledger.volume(id)?.map(|volume| self.shown(&volume))) })
     }
 
@@ -77,7 +73,7 @@ impl VolumeBackend for MockCloud {
             match self.ledger.volume(id)? {
                 Some(volume) if !volume.attached.is_empty() => Err(BackendError::Unavailable {
                     what: "delete the volume",
-                    said: format!("{id} is still attached"),
+                    message: format!("{id} is still attached"),
                 }),
                 Some(_) => self.ledger.remove_volume(id),
                 None => Ok(()),
@@ -89,7 +85,7 @@ impl VolumeBackend for MockCloud {
         Box::pin(async move {
             let _alone = self.lock_ledger().await?;
             let mut volume = self.known(id)?;
-            let failed = |said| Err(BackendError::Unavailable { what: "attach the volume", said });
+            let failed = |message| Err(BackendError::Unavailable { what: "attach the volume", message });
             if let Some(other) = volume.attached.keys().find(|other| **other != machine.id) {
                 return failed(format!("{id} is attached to {other}"));
             }

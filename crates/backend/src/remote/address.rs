@@ -11,7 +11,7 @@ pub(super) fn select_internal_ip(
     addresses: &[String],
     local: &str,
 ) -> Result<Option<IpAddr>, BackendError> {
-    let refuse = |said: String| BackendError::Refused { what: "find the internal address", said };
+    let refuse = |message: String| BackendError::Refused { what: "find the internal address", message };
     if site.internal_ip.is_some() {
         return Ok(site.internal_ip);
     }

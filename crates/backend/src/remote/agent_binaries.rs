@@ -57,7 +57,7 @@ pub struct AgentBinary {
 
 impl AgentBinaries {
     /// Uses the agent at `path`, and those for other architectures next to it as `NAME-x86_64` and `NAME-aarch64`.
-    pub fn beside(path: &Path) -> Self {
+    pub fn next_to(path: &Path) -> Self {
         let named = ELF_MACHINES.iter().map(|(arch, _)| {
             let mut name = path.as_os_str().to_owned();
             name.push(format!("-{arch}"));
@@ -164,7 +164,7 @@ mod tests {
         fs::write(&agent, program(62, b"one")).unwrap();
         fs::write(dir.join("agent-aarch64"), program(183, b"")).unwrap();
         fs::write(dir.join("agent-x86_64"), b"#!/bin/sh, and no program").unwrap();
-        let binaries = AgentBinaries::beside(&agent);
+        let binaries = AgentBinaries::next_to(&agent);
         let arches = binaries.arches();
         let (first, held) = (binaries.sum("x86_64").unwrap(), binaries.load("x86_64").unwrap().unwrap());
         let same = Arc::ptr_eq(&held, &binaries.load("x86_64").unwrap().unwrap());

@@ -11,10 +11,10 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
     let cause = error.cause();
     let (host, is_gate) = (cause.host(), cause.host() != target.name());
     let who = if is_gate { format!("jump host {host}") } else { host.to_owned() };
-    let unavailable = |what, said: String| {
-        let said = match error {
+    let unavailable = |what, message: String| {
+        let message = match error {
             TunnelError::BackingOff { wait, .. } => {
-                format!("{said}. The next attempt is in {} s", wait.as_secs())
+                format!("{message}. The next attempt is in {} s", wait.as_secs())
             }
             TunnelError::Lookup { .. }
             | TunnelError::NotAllowed { .. }
@@ -24,9 +24,9 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
             | TunnelError::Denied { .. }
             | TunnelError::Protocol { .. }
             | TunnelError::Command { .. }
-            | TunnelError::ChecksumMismatch { .. } => said,
+            | TunnelError::ChecksumMismatch { .. } => message,
         };
-        BackendError::Unavailable { what, said }
+        BackendError::Unavailable { what, message }
     };
     match cause {
         TunnelError::HostKeyChanged { expected, shown, .. } => BackendError::HostKeyChanged {
@@ -36,47 +36,47 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
         },
         TunnelError::Denied { user, offered, .. } => BackendError::Refused {
             what: "log in",
-            said: format!(
+            message: format!(
                 "{who} accepts none of the {offered} keys for user `{user}`. Check the user name, and that the public \
                  key is in ~{user}/.ssh/authorized_keys on that host"
             ),
         },
         TunnelError::NotAllowed { .. } => BackendError::Refused {
             what: "connect",
-            said: format!(
+            message: format!(
                 "{who} cannot be reached: its address is not allowed for hosts. The operator of the server can allow \
                  networks with `--allow-host-networks`"
             ),
         },
-        TunnelError::Lookup { said, .. } => {
-            unavailable("connect", format!("cannot resolve the name of {who}: {said}. Check its spelling"))
+        TunnelError::Lookup { message, .. } => {
+            unavailable("connect", format!("cannot resolve the name of {who}: {message}. Check its spelling"))
         }
         TunnelError::Connect { source, .. } => {
             let hint = connect_hint(source.kind());
             unavailable("connect", format!("{who}: {source}: {hint}"))
         }
         TunnelError::Timeout { what, limit, .. } => {
-            let said = format!(
+            let message = format!(
                 "{who}: timed out after {} s ({what}). The host may be overloaded or disconnected",
                 limit.as_secs()
             );
-            unavailable("connect", said)
+            unavailable("connect", message)
         }
         TunnelError::Protocol { what, source, .. } if *what == "connect through the jump host" => {
             unavailable("connect", format!("the jump host cannot reach {host}: {source}. Check the address"))
         }
         TunnelError::Protocol { what, source, .. } => {
-            let mut said = format!("{who}: {what}: {source}");
+            let mut message = format!("{who}: {what}: {source}");
             let mut below = source.source();
             while let Some(deeper) = below {
-                said += &format!(": {deeper}");
+                message += &format!(": {deeper}");
                 below = deeper.source();
             }
-            unavailable("communicate with the host", said)
+            unavailable("communicate with the host", message)
         }
-        TunnelError::Command { said, status, .. } => unavailable(
+        TunnelError::Command { message, status, .. } => unavailable(
             "run a command on the host",
-            format!("it ended with {status}: {}", super::shell_scripts::sanitize(said)),
+            format!("it ended with {status}: {}", super::shell_scripts::sanitize(message)),
         ),
         TunnelError::ChecksumMismatch { .. } => unavailable("upload the agent", cause.to_string()),
         // A cause is never `BackingOff`.
@@ -116,11 +116,11 @@ mod tests {
 
     #[track_caller]
     fn check(error: TunnelError, is_final: bool, words: &[&str]) {
-        let told = to_backend_error(&error, &target());
-        let refused = matches!(told, BackendError::Refused { .. } | BackendError::HostKeyChanged { .. });
-        assert_eq!(refused, is_final, "{told}");
+        let reported = to_backend_error(&error, &target());
+        let refused = matches!(reported, BackendError::Refused { .. } | BackendError::HostKeyChanged { .. });
+        assert_eq!(refused, is_final, "{reported}");
         for word in words {
-            assert!(told.to_string().contains(word), "{told}");
+            assert!(reported.to_string().contains(word), "{reported}");
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
             &["cannot be reached", "--allow-host-networks"],
         );
         check(
-            TunnelError::Lookup { host: ours(), said: "no such name".into() },
+            TunnelError::Lookup { host: ours(), message: "no such name".into() },
             false,
             &["Check its spelling"],
         );

@@ -46,7 +46,7 @@ impl<'a> HostSetup<'a> {
         order: &'a InstanceRequest,
         site: &'a RemoteHost,
     ) -> Result<Self, BackendError> {
-        remote.tell(order, || format!("connecting to {}", site.target.name()));
+        remote.report_progress(order, || format!("connecting to {}", site.target.name()));
         let connected = remote.hosts.control_connection(&order.instance, &site.target).await;
         let (connection, _) =
             connected.map_err(|error| error_hints::to_backend_error(&error, &site.target))?;
@@ -55,8 +55,8 @@ impl<'a> HostSetup<'a> {
 
     /// Sets up a host until its agent responds.
     pub(super) async fn bring_up(&self) -> Result<BackendInstance, BackendError> {
-        self.remote.tell(self.order, || "inspecting the host".to_owned());
-        let host = self.look().await?;
+        self.remote.report_progress(self.order, || "inspecting the host".to_owned());
+        let host = self.inspect().await?;
         let stock = self.probe_installation(&host).await?;
         self.refuse_foreign(&stock)?;
         let sha256 = self.remote.sum(host.arch).await?;
@@ -111,7 +111,7 @@ impl<'a> HostSetup<'a> {
         }
     }
 
-    async fn look(&self) -> Result<HostAccess, BackendError> {
+    async fn inspect(&self) -> Result<HostAccess, BackendError> {
         let text = self.script("inspect the host", "exec /bin/sh -s", shell_scripts::PROBE_HOST).await?;
         shell_scripts::check_host(
             &ScriptOutput::read(&text),
@@ -131,13 +131,13 @@ impl<'a> HostSetup<'a> {
         if enrolled.instance_id == self.order.instance.to_string() {
             return Ok(());
         }
-        let said = format!(
+        let message = format!(
             "it already belongs to another fleet or server, as instance {}. Remove it there first. If that server no \
              longer exists, run on the host as root: rm {}/home/enrolment.json",
             enrolled.instance_id,
             shell_scripts::ROOT
         );
-        Err(refused("use the host", said))
+        Err(refused("use the host", message))
     }
 
     /// Returns whether the host has a newer agent than this server: another server of the same fleet is ahead, and
@@ -146,18 +146,18 @@ impl<'a> HostSetup<'a> {
         if stock.agent.is_empty() {
             return Ok(false);
         }
-        let said = self.run_root_command(host, &format!("{AGENT} --version\n")).await?;
-        let there = String::from_utf8_lossy(&said.stdout).trim().rsplit(' ').next().map(str::to_owned);
-        Ok(said.status == Some(0) && there.is_some_and(|there| is_newer(&there, super::VERSION)))
+        let message = self.run_root_command(host, &format!("{AGENT} --version\n")).await?;
+        let there = String::from_utf8_lossy(&message.stdout).trim().rsplit(' ').next().map(str::to_owned);
+        Ok(message.status == Some(0) && there.is_some_and(|there| is_newer(&there, super::VERSION)))
     }
 
     async fn upload(&self, host: &HostAccess, sha256: &str) -> Result<(), BackendError> {
-        self.remote.tell(self.order, || "waiting for other uploads of the agent".to_owned());
+        self.remote.report_progress(self.order, || "waiting for other uploads of the agent".to_owned());
         // The semaphore is never closed, so acquiring cannot fail.
-        let _turn = self.remote.uploads.acquire().await;
+        let _round = self.remote.uploads.acquire().await;
         let binary = self.remote.load(host.arch).await?;
         let mib = binary.bytes.len() >> 20;
-        self.remote.tell(self.order, || format!("uploading the agent ({mib} MiB)"));
+        self.remote.report_progress(self.order, || format!("uploading the agent ({mib} MiB)"));
         self.run_root_script(
             host,
             "create the agent's directory",
@@ -166,20 +166,20 @@ impl<'a> HostSetup<'a> {
         .await?;
         let uploaded = self.connection.upload(INCOMING, &binary.bytes, &binary.sha256).await;
         let uploaded = uploaded.map_err(|error| {
-            let told = error_hints::to_backend_error(&error, &self.site.target);
-            let BackendError::Unavailable { said, .. } = told else { return told };
-            unavailable("upload the agent", said)
+            let reported = error_hints::to_backend_error(&error, &self.site.target);
+            let BackendError::Unavailable { message, .. } = reported else { return reported };
+            unavailable("upload the agent", message)
         })?;
         tracing::debug!(host = self.site.target.name(), resumed_at = uploaded.resumed_at, "agent uploaded");
         let installed = self.run_root_command(host, &shell_scripts::install_script(&uploaded.path)).await?;
         if installed.status == Some(0) {
             return Ok(());
         }
-        let said = shell_scripts::sanitize(&String::from_utf8_lossy(&installed.stderr));
+        let message = shell_scripts::sanitize(&String::from_utf8_lossy(&installed.stderr));
         Err(refused(
             "install the agent",
             format!(
-                "it cannot run from {}: {said}. Check that the file system is not mounted with `noexec`",
+                "it cannot run from {}: {message}. Check that the file system is not mounted with `noexec`",
                 shell_scripts::ROOT
             ),
         ))
@@ -187,17 +187,17 @@ impl<'a> HostSetup<'a> {
 
     /// Starts the agent unless it runs, and waits until it responds through the tunnel.
     async fn start(&self, host: &HostAccess) -> Result<Health, BackendError> {
-        self.remote.tell(self.order, || "starting the agent".to_owned());
+        self.remote.report_progress(self.order, || "starting the agent".to_owned());
         self.run_root_script(host, "start the agent", shell_scripts::START_AGENT).await?;
         let until = Instant::now() + START_TIMEOUT;
-        for look in 1.. {
+        for inspect in 1.. {
             match self.health().await {
                 Ok(health) => return Ok(health),
                 Err(error @ BackendError::Refused { .. }) => return Err(error),
                 Err(_) => {}
             }
             let is_late = Instant::now() >= until;
-            if is_late || look % POLLS_PER_LIVENESS_CHECK == 0 {
+            if is_late || inspect % POLLS_PER_LIVENESS_CHECK == 0 {
                 let is_running = self.probe_installation(host).await?.is_running;
                 if is_late || !is_running {
                     let words =
@@ -238,17 +238,17 @@ impl<'a> HostSetup<'a> {
 
     fn socket_error(&self, error: &TunnelError) -> BackendError {
         if error.is_forbidden() {
-            let said = "its SSH server forbids forwarding to Unix sockets. Set `AllowStreamLocalForwarding yes` in \
+            let message = "its SSH server forbids forwarding to Unix sockets. Set `AllowStreamLocalForwarding yes` in \
                         /etc/ssh/sshd_config on the host and reload the SSH server";
-            return refused("connect to the agent", said.to_owned());
+            return refused("connect to the agent", message.to_owned());
         }
         error_hints::to_backend_error(error, &self.site.target)
     }
 
     /// Ends all tasks, stops the agent and removes the installation. Returns false if there was none.
     pub(super) async fn uninstall(&self) -> Result<bool, BackendError> {
-        self.remote.tell(self.order, || "removing the agent from the host".to_owned());
-        let host = self.look().await?;
+        self.remote.report_progress(self.order, || "removing the agent from the host".to_owned());
+        let host = self.inspect().await?;
         let stock = self.probe_installation(&host).await?;
         if !stock.any || self.refuse_foreign(&stock).is_err() {
             return Ok(false);
@@ -335,8 +335,8 @@ impl<'a> HostSetup<'a> {
         match output.status {
             Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             Some(status) => {
-                let said = shell_scripts::sanitize(&String::from_utf8_lossy(&output.stderr));
-                Err(unavailable(what, format!("exit status {status}: {said}")))
+                let message = shell_scripts::sanitize(&String::from_utf8_lossy(&output.stderr));
+                Err(unavailable(what, format!("exit status {status}: {message}")))
             }
             None => Err(unavailable(what, "the connection was lost, or the command was killed".to_owned())),
         }
@@ -347,12 +347,12 @@ fn shell_for(host: &HostAccess) -> &'static str {
     if host.is_root { "exec /bin/sh -s" } else { "exec sudo -n /bin/sh -s" }
 }
 
-pub(super) fn unavailable(what: &'static str, said: String) -> BackendError {
-    BackendError::Unavailable { what, said }
+pub(super) fn unavailable(what: &'static str, message: String) -> BackendError {
+    BackendError::Unavailable { what, message }
 }
 
-fn refused(what: &'static str, said: String) -> BackendError {
-    BackendError::Refused { what, said }
+fn refused(what: &'static str, message: String) -> BackendError {
+    BackendError::Refused { what, message }
 }
 
 /// Compares `1.10.2` with `1.9.0` by its numbers.

@@ -148,7 +148,7 @@ pub(super) fn check_host(
     user: &str,
     arches: &[&str],
 ) -> Result<HostAccess, BackendError> {
-    let refuse = |said: String| BackendError::Refused { what: "use the host", said };
+    let refuse = |message: String| BackendError::Refused { what: "use the host", message };
     let (os, machine) = (answers.text("os"), answers.text("arch"));
     if os != "Linux" {
         return Err(refuse(format!("it runs `{os}`, and the agent supports only Linux")));
@@ -292,10 +292,10 @@ impl Files {
                 || !name.chars().enumerate().all(|(at, c)| is_name(at, c))
                 || value.contains('\0')
             {
-                let said = format!(
+                let message = format!(
                     "invalid environment variable `{name}`: invalid name, or a value with a zero byte"
                 );
-                return Err(BackendError::Refused { what: "set the agent's environment", said });
+                return Err(BackendError::Refused { what: "set the agent's environment", message });
             }
             lines += &format!("{name}={}\n", shell_quote(value));
         }
@@ -424,7 +424,7 @@ pub(super) fn sanitize(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn judged(text: &str) -> String {
+    fn evaluated(text: &str) -> String {
         match check_host(&ScriptOutput::read(text), "ada", &["x86_64"]) {
             Ok(host) => format!("{} root={} at {}", host.arch, host.is_root, host.local),
             Err(error) => error.to_string(),
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn an_unsupported_host_is_rejected_with_instructions() {
         let ids = "uid=1000\ngid=1000\nlocal=10.0.0.1\n";
-        let good = judged(&format!("os=Linux\narch=amd64\nrights=sudo\n{ids}"));
+        let good = evaluated(&format!("os=Linux\narch=amd64\nrights=sudo\n{ids}"));
         assert_eq!(good, "x86_64 root=false at 10.0.0.1");
         let table = [
             ("os=Darwin\narch=arm64\nrights=root\n", "the agent supports only Linux"),
@@ -445,8 +445,11 @@ mod tests {
             ("", "it runs ``"),
         ];
         for (answers, expected) in table {
-            let said = judged(&format!("{answers}{ids}"));
-            assert!(said.starts_with("failed to use the host: ") && said.contains(expected), "{said}");
+            let message = evaluated(&format!("{answers}{ids}"));
+            assert!(
+                message.starts_with("failed to use the host: ") && message.contains(expected),
+                "{message}"
+            );
         }
     }
 

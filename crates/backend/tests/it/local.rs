@@ -43,7 +43,7 @@ async fn jobs_survive_a_server_restart_and_a_killed_agent() {
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     assert_eq!(machine.has.as_ref().unwrap().runtime, "process");
-    assert_eq!(machine.said(), Some("this machine, jobs as plain processes (as configured)"));
+    assert_eq!(machine.message(), Some("this machine, jobs as plain processes (as configured)"));
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
     wait_until(&shim, task, TaskStatus::Running).await;
@@ -159,14 +159,14 @@ async fn a_second_instance_is_refused_unless_a_server_with_another_key_requests_
     wait_until(&connect(&machine).await, task, TaskStatus::Running).await;
     assert_eq!(local.offers().await.unwrap()[0].availability, Availability::Busy);
     let error = local.create(&order(&local, 1).await).await.unwrap_err();
-    let BackendError::NoCapacity { said } = &error else { panic!("{error:?}") };
-    assert!(said.contains(&first.instance.to_string()), "{said}");
+    let BackendError::NoCapacity { message } = &error else { panic!("{error:?}") };
+    assert!(message.contains(&first.instance.to_string()), "{message}");
 
-    let stranger = order(&local, 2).await;
-    let taken = local.create(&stranger).await.unwrap();
+    let other = order(&local, 2).await;
+    let taken = local.create(&other).await.unwrap();
     assert!(connect(&taken).await.tasks().await.unwrap().tasks.is_empty());
     assert!(matches!(local.find(&first, &machine).await.unwrap(), InstanceState::Gone { .. }));
-    local.delete(&stranger, Some(&taken)).await.unwrap();
+    local.delete(&other, Some(&taken)).await.unwrap();
 }
 
 #[tokio::test]
@@ -176,8 +176,8 @@ async fn create_without_an_agent_program_fails_with_the_expected_path() {
     let known = LocalBackend::new(settings(&dir));
     let local = LocalBackend::new(Settings { agent: Some(absent.clone()), ..settings(&dir) });
     let error = local.create(&order(&known, 1).await).await.unwrap_err();
-    let BackendError::Refused { said, .. } = &error else { panic!("{error:?}") };
-    assert!(said.contains(absent.to_str().unwrap()) && said.contains("WINDLASS_AGENT"), "{said}");
+    let BackendError::Refused { message, .. } = &error else { panic!("{error:?}") };
+    assert!(message.contains(absent.to_str().unwrap()) && message.contains("WINDLASS_AGENT"), "{message}");
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn jobs_run_in_docker_when_an_engine_responds() {
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     assert_eq!(machine.has.as_ref().unwrap().runtime, "any");
-    assert!(machine.said().unwrap().contains(&socket), "{:?}", machine.said());
+    assert!(machine.message().unwrap().contains(&socket), "{:?}", machine.message());
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, &image(&socket)).await;
     wait_until(&shim, task, TaskStatus::Running).await;

@@ -97,7 +97,7 @@ async fn volumes_fail_to_attach_and_hang_on_detach_as_scripted() {
     cloud.detach(&made.id, &here, true).await.unwrap();
     assert_eq!(cloud.attached(&made.id, &here).await.unwrap(), AttachmentState::No);
     cloud.remove(&wanted, &made.id).await.unwrap();
-    assert_eq!(cloud.look(&wanted, &made.id).await.unwrap(), None);
+    assert_eq!(cloud.get(&wanted, &made.id).await.unwrap(), None);
     for order in [one, two] {
         cloud.delete(&order, None).await.unwrap();
     }

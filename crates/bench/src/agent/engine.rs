@@ -48,12 +48,12 @@ impl BenchEngine {
         command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);
         let started = Instant::now();
         let mut child = command.stdout(Stdio::piped()).spawn().context("failed to start docker")?;
-        let mut said = [0; 6];
+        let mut message = [0; 6];
         child
             .stdout
             .take()
             .context("no output")?
-            .read_exact(&mut said)
+            .read_exact(&mut message)
             .context("docker run printed nothing")?;
         let line = started.elapsed();
         ensure!(child.wait()?.success(), "docker run failed");

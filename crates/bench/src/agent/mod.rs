@@ -23,12 +23,12 @@ const REPEATS: usize = 20;
 /// Output of a job, for measuring the throughput.
 const OUTPUT_BYTES: usize = 512 << 20;
 const TAILERS: usize = 2;
-const HOLLOW_HOSTS: usize = 2_000;
+const SIMULATED_HOSTS: usize = 2_000;
 /// Read size of a tailer.
 const TAIL_READ_BYTES: usize = 4 << 20;
 const LOG_WAIT: Duration = Duration::from_secs(20);
 /// Time after which a started shim has released unused memory.
-const SETTLE_TIME: Duration = Duration::from_millis(500);
+const QUIET_TIME: Duration = Duration::from_millis(500);
 
 /// `agent` is the `windlass-agent` binary.
 pub async fn run(agent: &Path) -> Result<()> {
@@ -37,7 +37,7 @@ pub async fn run(agent: &Path) -> Result<()> {
     measure_starts(agent, scratch.path(), &mut out).await?;
     measure_tasks(agent, scratch.path(), &mut out).await?;
     measure_output(agent, scratch.path(), &mut out).await?;
-    measure_hollow_hosts(agent, scratch.path(), &mut out).await
+    measure_simulated_hosts(agent, scratch.path(), &mut out).await
 }
 
 /// Measures the time from exec to the first response.
@@ -48,7 +48,7 @@ async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
             ShimProcess::start(agent, &scratch.join(format!("start-{time}")), &["--runtime", "process"])?;
         taken.push(host.ready);
         if time + 1 == REPEATS {
-            tokio::time::sleep(SETTLE_TIME).await;
+            tokio::time::sleep(QUIET_TIME).await;
             writeln!(out, "{:<46} {:>9.1} MB", "shim, resident memory, idle", host.resident_kb()? / 1024.0)?;
         }
     }
@@ -115,13 +115,13 @@ async fn measure_first_line(
     isolation: ProcessIsolation,
 ) -> Result<(Duration, Duration)> {
     let shim = host.connect().await?;
-    let asked = Instant::now();
+    let start = Instant::now();
     let task = host.submit(&shim, image, isolation).await?;
     task.submit_job(&job(&["echo", "hello"])?).await?;
-    let answered = asked.elapsed();
+    let answered = start.elapsed();
     task.run().await?;
     let part = shim.log(task.id, "job", 0, TAIL_READ_BYTES, LOG_WAIT).await?;
-    let line = asked.elapsed();
+    let line = start.elapsed();
     ensure!(part.bytes == "hello\n", "unexpected output of the job: {:?}", part.bytes);
     task.finish().await?;
     Ok((answered, line))
@@ -187,26 +187,29 @@ async fn tail(shim: ShimClient, id: windlass_model::id::SubmissionId) -> Result<
 }
 
 /// Measures many hosts in one process.
-async fn measure_hollow_hosts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
-    let one = ShimProcess::start(agent, &scratch.join("hollow-one"), &["--runtime", "hollow"])?;
-    tokio::time::sleep(SETTLE_TIME).await;
+async fn measure_simulated_hosts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
+    let one = ShimProcess::start(agent, &scratch.join("simulated-one"), &["--runtime", "simulated"])?;
+    tokio::time::sleep(QUIET_TIME).await;
     let alone = one.resident_kb()?;
     drop(one);
-    let count = HOLLOW_HOSTS.to_string();
-    let host =
-        ShimProcess::start(agent, &scratch.join("hollow"), &["--runtime", "hollow", "--hosts", &count])?;
-    tokio::time::sleep(SETTLE_TIME).await;
+    let count = SIMULATED_HOSTS.to_string();
+    let host = ShimProcess::start(
+        agent,
+        &scratch.join("simulated"),
+        &["--runtime", "simulated", "--hosts", &count],
+    )?;
+    tokio::time::sleep(QUIET_TIME).await;
     let idle = host.resident_kb()?;
-    for number in 1..=HOLLOW_HOSTS {
+    for number in 1..=SIMULATED_HOSTS {
         let shim = host.connect_to(number).await?;
         host.submit(&shim, "none", ProcessIsolation::Own).await?;
     }
     let busy = host.resident_kb()?;
-    let each = |kb: f64| (kb - alone) / HOLLOW_HOSTS as f64;
+    let each = |kb: f64| (kb - alone) / SIMULATED_HOSTS as f64;
     writeln!(
         out,
         "{:<46} {:>9.0} ms to respond   {:.1} kB each   {:.1} kB each with a task",
-        format!("{HOLLOW_HOSTS} hollow hosts in one process"),
+        format!("{SIMULATED_HOSTS} simulated hosts in one process"),
         host.ready.as_secs_f64() * 1e3,
         each(idle),
         each(busy),

@@ -25,7 +25,7 @@ struct PreemptingCloud {
     jobs: JobsClient,
     home: PathBuf,
     /// Directory of the mock cloud's state and machines.
-    books: PathBuf,
+    cloud_state: PathBuf,
 }
 
 pub(super) async fn run(
@@ -53,7 +53,7 @@ pub(super) async fn run(
         "nodes": {"min": 0, "target": 0, "max": MACHINES}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
     jobs.call("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await?;
-    let cloud = PreemptingCloud { jobs, home: home.to_owned(), books: home.join("cloud.yml.d") };
+    let cloud = PreemptingCloud { jobs, home: home.to_owned(), cloud_state: home.join("cloud.yml.d") };
     sheet.say("processes on instances of a mock cloud, SQLite")?;
     sheet.about("cloud");
     let measured = async {
@@ -98,10 +98,10 @@ impl PreemptingCloud {
                 go.display(),
                 end.display()
             );
-            let asked = Instant::now();
+            let start = Instant::now();
             let id = *self.jobs.launch("end", &text, 1).await?.first().context("no job")?;
             self.jobs.wait_until(id, "running", |job| job.status == "RUNNING").await?;
-            let ran = asked.elapsed();
+            let ran = start.elapsed();
             self.wait_for_file(&begun).await?;
             std::fs::write(&go, "")?;
             self.jobs.wait_until(id, "succeeded", |job| job.status == "SUCCEEDED").await?;
@@ -130,7 +130,7 @@ impl PreemptingCloud {
             let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
             let instance = self.instance(run).await?;
             let lost = Instant::now();
-            test_env::preempt_machine(&self.books, &instance)?;
+            test_env::preempt_machine(&self.cloud_state, &instance)?;
             let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
                 job.status != "RUNNING" || job.recovery_count > 0
             };

@@ -1,4 +1,4 @@
-//! Thousands of managed jobs on hollow hosts.
+//! Thousands of managed jobs on simulated hosts.
 
 use std::{
     path::Path,
@@ -17,7 +17,7 @@ use crate::{
     results::BenchResults,
     runs::Binaries,
 };
-use windlass_testenv::{hollow_hosts::BLOCKS, process};
+use windlass_testenv::{process, simulated_hosts::BLOCKS};
 
 /// Number of jobs with which SkyPilot was measured.
 const PEER_BURST: usize = 100;
@@ -39,41 +39,41 @@ pub(super) async fn run(
     let blocks = usize::try_from(BLOCKS)?;
     let hosts = plan.most.max(plan.burst).max(PEER_BURST).div_ceil(blocks) + 16;
     let opening = ClusterOptions { hosts, history: 0, postgres: plan.postgres.as_deref() };
-    let house = LoadCluster::open(binaries, home, &opening).await?;
-    let jobs = JobsClient { pool: ConnectionPool::new(house.server.address()) };
+    let cluster = LoadCluster::open(binaries, home, &opening).await?;
+    let jobs = JobsClient { pool: ConnectionPool::new(cluster.server.address()) };
     let database = if plan.postgres.is_some() { "Postgres" } else { "SQLite" };
-    sheet.say(&format!("{hosts} hollow hosts, {database}"))?;
+    sheet.say(&format!("{hosts} simulated hosts, {database}"))?;
     sheet.about("crowd");
     sheet.put("hosts", hosts as f64);
-    process::wait_until_idle(house.server.pid()).await?;
-    sheet.figure("idle_resident_mb", "server memory, hosts idle", house.server.resident_mb()?, "MB")?;
+    process::wait_until_idle(cluster.server.pid()).await?;
+    sheet.figure("idle_resident_mb", "server memory, hosts idle", cluster.server.resident_mb()?, "MB")?;
     measure_single_jobs(&jobs, plan, sheet).await?;
     measure_burst(&jobs, "together", PEER_BURST, sheet).await?;
     measure_burst(&jobs, "burst", plan.burst, sheet).await?;
-    measure_live_jobs(&house, &jobs, plan, sheet).await?;
+    measure_live_jobs(&cluster, &jobs, plan, sheet).await?;
     sheet.about("");
-    house.close()
+    cluster.close()
 }
 
 /// A job that does nothing for the given time.
 fn task_file(run_ms: u64) -> String {
     format!(
-        "envs: {{HOLLOW_RUN_MS: \"{run_ms}\", HOLLOW_LOG_LINES: \"1\"}}\nresources: {{cpus: 1+}}\nrun: 'true'\n"
+        "envs: {{SIMULATED_RUN_MS: \"{run_ms}\", SIMULATED_LOG_LINES: \"1\"}}\nresources: {{cpus: 1+}}\nrun: 'true'\n"
     )
 }
 
 async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for time in 0..=plan.times {
-        let asked = Instant::now();
+        let start = Instant::now();
         // Long enough to be observed as running.
         let id = *jobs.launch("alone", &task_file(50), 1).await?.first().context("no job")?;
         jobs.wait_until(id, "running", |job| matches!(job.status.as_str(), "RUNNING" | "SUCCEEDED")).await?;
-        let ran = asked.elapsed();
+        let ran = start.elapsed();
         jobs.wait_until(id, "over", |job| job.schedule_state == "DONE").await?;
         if time > 0 {
             running.push(ran);
-            ended.push(asked.elapsed());
+            ended.push(start.elapsed());
         }
     }
     sheet.times("running", "launch to RUNNING, alone", &mut running)?;
@@ -82,9 +82,9 @@ async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut Ben
 
 /// Launches many jobs of one second in one call, and measures when each of them ran, and how many ran per minute.
 async fn measure_burst(jobs: &JobsClient, name: &str, count: usize, sheet: &mut BenchResults) -> Result<()> {
-    let asked = Instant::now();
+    let start = Instant::now();
     jobs.launch(name, &task_file(SHORT_MS), count).await?;
-    let answered = asked.elapsed();
+    let answered = start.elapsed();
     jobs.wait_until_none(name, &[], CROWD_TIMEOUT).await?;
     let all = jobs.all(name).await?;
     anyhow::ensure!(all.len() == count, "found {} jobs, expected {count}", all.len());
@@ -113,12 +113,12 @@ fn since_created(job: &ManagedJob, at: Option<Timestamp>) -> Option<Duration> {
 
 /// Measures the cost of running jobs, and of their end.
 async fn measure_live_jobs(
-    house: &LoadCluster,
+    cluster: &LoadCluster,
     jobs: &JobsClient,
     plan: &JobsPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
-    let server = &house.server;
+    let server = &cluster.server;
     process::wait_until_idle(server.pid()).await?;
     let before = server.resident_mb()?;
     let each = |resident: f64, count: usize| (resident - before) * 1024.0 / count as f64;
@@ -142,12 +142,12 @@ async fn measure_live_jobs(
     tokio::time::sleep(WATCH_TIME).await;
     let cores = (server.cpu_secs()? - cpu) / WATCH_TIME.as_secs_f64();
     sheet.figure("most_cpu_cores", "server CPU, while they run", cores, "cores")?;
-    let asked = Instant::now();
+    let start = Instant::now();
     jobs.call("jobs/list", &json!({"limit": 1_000})).await?;
     sheet.figure(
         "list_ms",
         "list the first 1,000 of the queue",
-        asked.elapsed().as_secs_f64() * 1e3,
+        start.elapsed().as_secs_f64() * 1e3,
         "ms",
     )?;
     measure_cancel(jobs, plan, sheet).await
@@ -183,11 +183,11 @@ async fn measure_cancel(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchRes
     if plan.cancel == 0 {
         return Ok(());
     }
-    let asked = Instant::now();
+    let start = Instant::now();
     jobs.cancel("cancelled").await?;
-    let answered = asked.elapsed();
+    let answered = start.elapsed();
     jobs.wait_until_none("cancelled", &[], CROWD_TIMEOUT).await?;
-    let took = asked.elapsed();
+    let took = start.elapsed();
     let wrong = jobs.all("cancelled").await?.into_iter().find(|job| job.status != "CANCELLED");
     anyhow::ensure!(wrong.is_none(), "a cancelled job did not end as cancelled: {wrong:?}");
     sheet.say(&format!("{} jobs cancelled in one call", plan.cancel))?;

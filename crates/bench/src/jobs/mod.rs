@@ -1,7 +1,7 @@
 //! Benchmarks of managed jobs: time to run, time to detect an end and a loss, and the cost of thousands.
 //!
 //! There are two environments. On a mock cloud jobs are real processes on machines that are preempted: the end of a
-//! program and the loss of its machine are known to the millisecond. Hollow hosts, which do everything but the work,
+//! program and the loss of its machine are known to the millisecond. Simulated hosts, which do everything but the work,
 //! have capacity for thousands of jobs at once.
 
 mod cloud;

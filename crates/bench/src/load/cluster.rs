@@ -10,13 +10,13 @@ use anyhow::Result;
 use super::{create_history, create_subdir};
 use crate::runs::{Binaries, wait_for_hosts};
 use windlass_testenv::{
-    hollow_hosts::HollowHosts,
     server::{Server, ServerOptions},
+    simulated_hosts::SimulatedHosts,
 };
 
 pub(crate) struct LoadCluster {
     pub(crate) server: Server,
-    pub(super) hosts: HollowHosts,
+    pub(super) hosts: SimulatedHosts,
     /// Time from the start of the server until all hosts accept jobs.
     pub(super) ready: Duration,
 }
@@ -50,10 +50,11 @@ impl LoadCluster {
         Server::start(&options).await?.stop()?;
         create_history(&data, opening).await?;
         let (postgres, count) = (opening.postgres, opening.hosts);
-        let hosts = HollowHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
+        let hosts =
+            SimulatedHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
         let started = Instant::now();
         let server = Server::start(&options).await?;
-        wait_for_hosts(&server, "hollow", opening.hosts).await?;
+        wait_for_hosts(&server, "simulated", opening.hosts).await?;
         Ok(Self { server, hosts, ready: started.elapsed() })
     }
 

@@ -1,4 +1,4 @@
-//! Full load: thousands of hollow hosts and active runs, held for minutes under a mixed open-loop load.
+//! Full load: thousands of simulated hosts and active runs, held for minutes under a mixed open-loop load.
 //!
 //! Sequence: the hosts start, with 100,000 finished runs in the database; the population is submitted; then, for the
 //! requested time, runs are submitted, read, listed and stopped at random times; finally half of the population is
@@ -23,7 +23,7 @@ use self::{
 use super::{
     api, flags::Flags, open_loop::ConnectionPool, postgres_url, results::BenchResults, runs::Binaries,
 };
-use windlass_testenv::{hollow_hosts, process};
+use windlass_testenv::{process, simulated_hosts};
 use windlass_testkit::temp_dir;
 
 /// Sampling interval of the memory.
@@ -74,39 +74,39 @@ pub async fn run(binaries: &Binaries<'_>, plan: &LoadPlan) -> Result<()> {
     let mut sheet = BenchResults::new(&format!("load-{database}"))?;
     let opening =
         ClusterOptions { hosts: plan.hosts, history: plan.history, postgres: plan.postgres.as_deref() };
-    let house = LoadCluster::open(binaries, scratch.path(), &opening).await?;
-    let server = &house.server;
+    let cluster = LoadCluster::open(binaries, scratch.path(), &opening).await?;
+    let server = &cluster.server;
     sheet.say(&format!(
-        "{} hollow hosts, {} active runs, {} finished, {database}",
+        "{} simulated hosts, {} active runs, {} finished, {database}",
         plan.hosts, plan.runs, plan.history
     ))?;
     sheet.put("hosts", plan.hosts as f64);
     sheet.put("runs", plan.runs as f64);
     sheet.put("minutes", plan.hold.as_secs_f64() / 60.0);
     sheet.put("rate_per_s", plan.per_second);
-    sheet.figure("hosts_ready_s", "start until all hosts accept jobs", house.ready.as_secs_f64(), "s")?;
-    measure_idle(&house, &mut sheet).await?;
+    sheet.figure("hosts_ready_s", "start until all hosts accept jobs", cluster.ready.as_secs_f64(), "s")?;
+    measure_idle(&cluster, &mut sheet).await?;
 
     let pool = ConnectionPool::new(server.address());
     let traffic = Arc::new(LoadTraffic::new(pool, plan.runs));
     traffic.fill(plan, &mut sheet).await?;
     sheet.figure("full_resident_mb", "server memory, all runs active", server.resident_mb()?, "MB")?;
-    measure_load(&house, &traffic, plan, &mut sheet).await?;
+    measure_load(&cluster, &traffic, plan, &mut sheet).await?;
     traffic.cancel(plan.cancel, &mut sheet).await?;
     sheet.figure("end_resident_mb", "server memory, at the end", server.resident_mb()?, "MB")?;
     traffic.errors(&mut sheet)?;
     sheet.save()?;
-    house.close()
+    cluster.close()
 }
 
 /// Measures the cost of idle hosts.
-async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<()> {
-    let (server, hosts) = (house.server.pid(), house.hosts.pid());
+async fn measure_idle(cluster: &LoadCluster, sheet: &mut BenchResults) -> Result<()> {
+    let (server, hosts) = (cluster.server.pid(), cluster.hosts.pid());
     process::wait_until_idle(server).await?;
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
     tokio::time::sleep(IDLE_TIME).await;
     let share = |now: f64, before: f64| (now - before) / IDLE_TIME.as_secs_f64() * 1e3;
-    let count = house.hosts.count as f64;
+    let count = cluster.hosts.count as f64;
     let core = share(process::cpu_secs(server)?, before);
     let core_hosts = share(process::cpu_secs(hosts)?, before_hosts);
     sheet.figure("idle_resident_mb", "server memory, hosts idle", process::resident_mb(server)?, "MB")?;
@@ -116,12 +116,12 @@ async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<(
 }
 
 async fn measure_load(
-    house: &LoadCluster,
+    cluster: &LoadCluster,
     traffic: &Arc<LoadTraffic>,
     plan: &LoadPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
-    let (server, hosts) = (house.server.pid(), house.hosts.pid());
+    let (server, hosts) = (cluster.server.pid(), cluster.hosts.pid());
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
     let resident = process::resident_mb(server)?;
     let peak = watch_memory(server);
@@ -136,7 +136,7 @@ async fn measure_load(
     sheet.figure("hold_resident_peak_mb", "server memory, peak", peak, "MB")?;
     let grown = process::resident_mb(server)? - resident;
     sheet.figure("hold_resident_grown_mb", "server memory, growth during the test", grown, "MB")?;
-    let each = process::resident_mb(hosts)? * 1024.0 / house.hosts.count as f64;
+    let each = process::resident_mb(hosts)? * 1024.0 / cluster.hosts.count as f64;
     sheet.figure("host_full_kb", "memory per host", each, "KiB")?;
     traffic.report(sheet)?;
     let active = traffic.active().await?;
@@ -174,7 +174,7 @@ impl MemoryWatch {
 
 /// Inserts finished runs into the database before a server starts on it.
 async fn create_history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
-    let url = hollow_hosts::database_url(data, opening.postgres);
+    let url = simulated_hosts::database_url(data, opening.postgres);
     if opening.history > 0 { api::insert_finished_runs(&url, opening.history).await } else { Ok(()) }
 }
 

@@ -14,7 +14,7 @@ use windlass_testkit::rng::Rng;
 
 use super::LoadPlan;
 use crate::{
-    open_loop::{ArrivalPlan, ConnectionPool, LatencyTally, StreamLimit},
+    open_loop::{ArrivalPlan, ConnectionPool, LatencyCounts, StreamLimit},
     results::BenchResults,
 };
 use windlass_testenv::server::submission;
@@ -50,16 +50,16 @@ pub(super) struct LoadTraffic {
 
 #[derive(Default)]
 struct TrafficTallies {
-    fill_submit: LatencyTally,
-    fill_running: LatencyTally,
-    submit: LatencyTally,
-    running: LatencyTally,
-    get: LatencyTally,
-    list: LatencyTally,
-    logs: LatencyTally,
-    stop: LatencyTally,
-    stopped: LatencyTally,
-    late: LatencyTally,
+    fill_submit: LatencyCounts,
+    fill_running: LatencyCounts,
+    submit: LatencyCounts,
+    running: LatencyCounts,
+    get: LatencyCounts,
+    list: LatencyCounts,
+    logs: LatencyCounts,
+    stop: LatencyCounts,
+    stopped: LatencyCounts,
+    late: LatencyCounts,
 }
 
 impl LoadTraffic {
@@ -154,15 +154,15 @@ impl LoadTraffic {
         }
         tallies.running.took(planned);
         // Not before it runs, even if that took longer.
-        let asked = (planned + STOP_AFTER).max(Instant::now());
-        tokio::time::sleep_until(asked.into()).await;
+        let requested = (planned + STOP_AFTER).max(Instant::now());
+        tokio::time::sleep_until(requested.into()).await;
         let body = json!({"runs_names": [name], "abort": false});
         if tallies.stop.keep(self.pool.post("/api/project/main/runs/stop", &body).await).is_none() {
             return;
         }
-        tallies.stop.took(asked);
+        tallies.stop.took(requested);
         if tallies.stopped.keep(self.wait_for_status(&name, &["terminated"]).await).is_some() {
-            tallies.stopped.took(asked);
+            tallies.stopped.took(requested);
         }
     }
 
@@ -204,7 +204,7 @@ impl LoadTraffic {
         while let Some(stopped) = calls.join_next().await {
             stopped?.context("failed to stop the runs")?;
         }
-        let asked = began.elapsed();
+        let requested = began.elapsed();
         let names: BTreeSet<String> = names.into_iter().collect();
         // The first page is enough; the complete count is done at the end.
         while self.page(&Value::Null, true).await?.iter().any(|run| is_one_of(run, &names)) {
@@ -215,7 +215,7 @@ impl LoadTraffic {
         let left = self.all().await?.iter().filter(|run| is_one_of(run, &names)).count();
         ensure!(left == 0, "{left} cancelled runs are still active after {took:?}");
         sheet.say(&format!("{count} runs cancelled at once"))?;
-        sheet.figure("cancel_asked_s", "all requests answered after", asked.as_secs_f64(), "s")?;
+        sheet.figure("cancel_asked_s", "all requests answered after", requested.as_secs_f64(), "s")?;
         sheet.figure("cancel_final_s", "all final after", took.as_secs_f64(), "s")
     }
 
@@ -245,8 +245,8 @@ impl LoadTraffic {
             ("stop to final", &t.stopped),
         ];
         let mut count = 0;
-        for (what, tally) in all {
-            for (error, times) in tally.errors() {
+        for (what, latencies) in all {
+            for (error, times) in latencies.errors() {
                 count += times;
                 sheet.say(&format!("  {what}: {times} times: {error}"))?;
             }
@@ -256,7 +256,7 @@ impl LoadTraffic {
 
     /// Waits for one of these statuses.
     async fn wait_for_status(&self, name: &str, wanted: &[&str]) -> Result<()> {
-        let asked = Instant::now();
+        let start = Instant::now();
         let body = json!({"run_name": name});
         loop {
             let run = self.pool.post("/api/project/main/runs/get", &body).await?;
@@ -265,8 +265,8 @@ impl LoadTraffic {
                 return Ok(());
             }
             ensure!(!matches!(status, "failed" | "done" | "terminated"), "{name} ended as {status}");
-            ensure!(asked.elapsed() < TIMEOUT, "{name} is still {status}");
-            tokio::time::sleep(POLL_INTERVAL.max(asked.elapsed() / POLL_INTERVAL_SHARE)).await;
+            ensure!(start.elapsed() < TIMEOUT, "{name} is still {status}");
+            tokio::time::sleep(POLL_INTERVAL.max(start.elapsed() / POLL_INTERVAL_SHARE)).await;
         }
     }
 
@@ -312,6 +312,6 @@ fn is_one_of(run: &Value, names: &BTreeSet<String>) -> bool {
 
 fn job(name: &str, run_ms: u64, lines: u64) -> Value {
     json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
-        "env": {"HOLLOW_RUN_MS": run_ms.to_string(), "HOLLOW_LOG_LINES": lines.to_string()},
+        "env": {"SIMULATED_RUN_MS": run_ms.to_string(), "SIMULATED_LOG_LINES": lines.to_string()},
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }

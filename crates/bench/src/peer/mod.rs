@@ -228,12 +228,12 @@ impl MeasuredSystem {
 
     async fn measure_run(&self, name: &str, command: &str) -> Result<RunTimes> {
         let mut client = self.client().await?;
-        let asked = Instant::now();
+        let start = Instant::now();
         client.post("/api/project/main/runs/apply", &submission(name, command)).await?;
         let mut running = None;
         loop {
             let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
-            let seen = asked.elapsed();
+            let seen = start.elapsed();
             match run["status"].as_str().unwrap_or_default() {
                 "running" => running = running.or(Some(seen)),
                 "done" => return Ok(RunTimes { running, ended: seen }),
@@ -258,10 +258,10 @@ impl MeasuredSystem {
                     if n >= SUBMITS {
                         return anyhow::Ok(taken);
                     }
-                    let asked = Instant::now();
+                    let start = Instant::now();
                     let body = submission(&format!("many-{n}"), "sleep 3600");
                     client.post("/api/project/main/runs/apply", &body).await?;
-                    taken.push(asked.elapsed());
+                    taken.push(start.elapsed());
                 }
             });
         }

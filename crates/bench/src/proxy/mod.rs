@@ -214,18 +214,18 @@ async fn measure_added_latency(
     sheet: &mut BenchResults,
 ) -> Result<()> {
     sheet.say("one client, sequential requests")?;
-    let ask = async |address: SocketAddr| {
+    let send_request = async |address: SocketAddr| {
         let request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec();
         let load = RequestLoad { address: address.to_string(), request, connections: 1, lasts: plan.lasts };
         closed_loop::run_load(&load, |_, _| None).await
     };
     let us = |span: Duration| span.as_secs_f64() * 1e6;
-    let direct = ask(upstream.address).await?;
+    let direct = send_request(upstream.address).await?;
     sheet.figure("direct_p50_us", "directly to the upstream, p50", us(direct.p50), "µs")?;
     sheet.figure("direct_p99_us", "directly to the upstream, p99", us(direct.p99), "µs")?;
     for system in ProxySystem::BOTH {
         let proxy = system.start(upstream.address, scratch).await?;
-        let through = ask(proxy.address).await?;
+        let through = send_request(proxy.address).await?;
         sheet.about(system.name());
         let added = |part: Duration, plain: Duration| us(part) - us(plain);
         sheet.figure(

@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
         routing: RequestRouting::Hosts,
         challenges: None,
         tls: None,
-        patience: ListenerLimits::USUAL,
+        limits: ListenerLimits::USUAL,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

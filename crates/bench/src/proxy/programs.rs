@@ -46,12 +46,16 @@ impl PinnedProcess {
             .spawn()
             .with_context(|| format!("failed to start {}", program.display()))?;
         let mut pinned = Self { child, address };
-        let asked = Instant::now();
+        let started_at = Instant::now();
         while TcpStream::connect(address).await.is_err() {
             if let Some(status) = pinned.child.try_wait()? {
                 bail!("{} exited: {status}", program.display());
             }
-            ensure!(asked.elapsed() < READY_TIMEOUT, "{} does not listen at {address}", program.display());
+            ensure!(
+                started_at.elapsed() < READY_TIMEOUT,
+                "{} does not listen at {address}",
+                program.display()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(pinned)
@@ -131,15 +135,15 @@ async fn serve_requests(mut stream: TcpStream) -> Result<()> {
         format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {BODY_BYTES}\r\n\r\n")
             .into_bytes();
     answer.resize(answer.len() + BODY_BYTES, b'x');
-    let mut asked = Vec::with_capacity(2048);
+    let mut requested = Vec::with_capacity(2048);
     loop {
-        asked.clear();
-        while !asked.ends_with(b"\r\n\r\n") {
-            if stream.read_buf(&mut asked).await? == 0 {
+        requested.clear();
+        while !requested.ends_with(b"\r\n\r\n") {
+            if stream.read_buf(&mut requested).await? == 0 {
                 return Ok(());
             }
         }
-        if asked.starts_with(b"GET /sse") {
+        if requested.starts_with(b"GET /sse") {
             return serve_events(stream).await;
         }
         stream.write_all(&answer).await?;
@@ -238,7 +242,7 @@ fn parse_milliseconds(text: &str) -> Result<f64> {
 mod tests {
     use super::*;
 
-    const SAID: &str = "\
+    const MESSAGE: &str = "\
 Running 5s test @ http://127.0.0.1:8080/
   1 threads and 64 connections
   Thread Stats   Avg      Stdev     Max   +/- Stdev
@@ -256,10 +260,10 @@ Transfer/sec:     67.63MB
 
     #[test]
     fn wrk_output_is_parsed_with_its_errors() {
-        let (sample, count) = parse_sample(SAID).unwrap();
+        let (sample, count) = parse_sample(MESSAGE).unwrap();
         assert_eq!((sample.per_second, sample.p50_ms, sample.p99_ms), (61_689.12, 0.812, 2.05));
         assert_eq!((count, sample.errors), (308_500.0, 0.0));
-        let ill = SAID.replace(
+        let ill = MESSAGE.replace(
             "Requests/sec",
             "  Socket errors: connect 0, read 5, write 1, timeout 2\n  Non-2xx or 3xx responses: 10\nRequests/sec",
         );

@@ -1,10 +1,10 @@
-//! Whole runs through the real server: on hollow hosts, as processes of this machine, in containers.
+//! Whole runs through the real server: on simulated hosts, as processes of this machine, in containers.
 //!
-//! Figures that are compared are measured in one run: hollow hosts on SQLite and on Postgres, containers and `docker
+//! Figures that are compared are measured in one run: simulated hosts on SQLite and on Postgres, containers and `docker
 //! run`.
 
-mod hollow;
 mod real;
+mod simulated;
 
 use std::{
     path::Path,
@@ -36,10 +36,10 @@ pub struct Binaries<'a> {
 pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
     let scratch = temp_dir("runs")?;
     let mut sheet = BenchResults::new("runs")?;
-    hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut sheet).await?;
+    simulated::run(binaries, &scratch.path().join("sqlite"), None, &mut sheet).await?;
     match &postgres {
         Some(url) => {
-            hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut sheet).await?;
+            simulated::run(binaries, &scratch.path().join("postgres"), Some(url), &mut sheet).await?;
         }
         None => sheet.say("Postgres: not measured, WINDLASS_BENCH_DATABASE_URL is not set")?,
     }
@@ -67,12 +67,12 @@ pub(super) struct RunTimes {
 /// Submits a run and follows it to its end.
 pub(super) async fn measure_run(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
     let name = configuration["name"].as_str().context("the configuration has no name")?.to_owned();
-    let asked = Instant::now();
+    let start = Instant::now();
     client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
     let mut running = None;
     loop {
         let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
-        let seen = asked.elapsed();
+        let seen = start.elapsed();
         match run["status"].as_str().unwrap_or_default() {
             "running" => running = running.or(Some(seen)),
             "done" => return Ok(RunTimes { running, ended: seen }),

@@ -132,11 +132,11 @@ async fn measure_containers(
         let job = task_config(&format!("line-{time}"), &engine.image, "echo hello");
         let line = measure_first_line(&mut client, &job).await?;
         let (alike, _) = engine.run(&JOB_NETWORK_ARGS)?;
-        let (said, _) = engine.run(&["host"])?;
+        let (message, _) = engine.run(&["host"])?;
         if time > 0 {
             lines.push(line);
             same.push(alike);
-            bare.push(said);
+            bare.push(message);
         }
     }
     sheet.say("this machine, containers, SQLite")?;
@@ -151,23 +151,23 @@ async fn measure_containers(
 
 /// Measures the time from the submission until the server returns the output.
 async fn measure_first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
-    let asked = Instant::now();
+    let start = Instant::now();
     let run = client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
     let body = json!({"run_name": configuration["name"], "limit": 10,
         "job_submission_id": run["jobs"][0]["job_submissions"][0]["id"]});
     let took = loop {
         let page = client.post("/api/project/main/logs/poll", &body).await?;
-        let said: Vec<u8> = page["logs"]
+        let message: Vec<u8> = page["logs"]
             .as_array()
             .into_iter()
             .flatten()
             .filter_map(|event| STANDARD.decode(event["message"].as_str()?).ok())
             .flatten()
             .collect();
-        if said.starts_with(b"hello") {
-            break asked.elapsed();
+        if message.starts_with(b"hello") {
+            break start.elapsed();
         }
-        ensure!(asked.elapsed() < TIMEOUT, "no log line received: {page}");
+        ensure!(start.elapsed() < TIMEOUT, "no log line received: {page}");
         tokio::time::sleep(POLL_INTERVAL).await;
     };
     wait_end(client, configuration["name"].as_str().context("no name")?).await?;
@@ -175,13 +175,13 @@ async fn measure_first_line(client: &mut Client, configuration: &Value) -> Resul
 }
 
 async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
         if matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")) {
             return Ok(());
         }
-        ensure!(asked.elapsed() < TIMEOUT, "{name} did not end in time: {run}");
+        ensure!(start.elapsed() < TIMEOUT, "{name} did not end in time: {run}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
@@ -219,25 +219,25 @@ async fn measure_stop_to_signal(client: &mut Client, name: &str, scratch: &Path)
     while !ready.exists() {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let asked = Instant::now();
+    let start = Instant::now();
     client.post("/api/project/main/runs/stop", &json!({"runs_names": [name], "abort": false})).await?;
     while !flag.exists() {
-        ensure!(asked.elapsed() < TIMEOUT, "{name} did not receive a signal in time");
+        ensure!(start.elapsed() < TIMEOUT, "{name} did not receive a signal in time");
         std::thread::sleep(Duration::from_micros(100));
     }
-    let took = asked.elapsed();
+    let took = start.elapsed();
     wait_end(client, name).await?;
     Ok(took)
 }
 
 async fn wait_running(client: &mut Client, name: &str) -> Result<()> {
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
         if run["status"] == "running" {
             return Ok(());
         }
-        ensure!(asked.elapsed() < TIMEOUT, "{name} did not start in time: {run}");
+        ensure!(start.elapsed() < TIMEOUT, "{name} did not start in time: {run}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

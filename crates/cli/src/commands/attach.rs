@@ -65,14 +65,14 @@ pub(crate) struct Args {
     pub(crate) stdio: bool,
     /// File that describes how to reach the server; for OpenSSH
     #[arg(long, value_name = "FILE", hide = true)]
-    pub(crate) door: Option<PathBuf>,
+    pub(crate) connection: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) at: ServerArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.stdio {
-        let at = match &args.door {
+        let at = match &args.connection {
             Some(file) => ssh::read_saved_server(file, args.at.project.clone())?,
             None => args.at.clone(),
         };

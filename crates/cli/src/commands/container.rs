@@ -125,8 +125,8 @@ async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -
     output::print_one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
         let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
         for one in &found {
-            let told = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);
-            let why = told("error").or_else(|| told("activity"));
+            let reported = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);
+            let why = reported("error").or_else(|| reported("activity"));
             table.row(vec![
                 field_text(one, "uuid").into(),
                 Cell::status(field_text(one, "state")),
@@ -145,8 +145,8 @@ async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) 
     let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| queue_error(&error))?;
     let filters =
         percent_encode(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
-    let said = fetch_items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
-    let document = json!({ "container": record, "dispatch": said });
+    let message = fetch_items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
+    let document = json!({ "container": record, "dispatch": message });
     output::print_one(format, &document, uuid, |_| {
         let mut facts = DetailView::new();
         facts.add("Container", uuid);
@@ -165,13 +165,13 @@ async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) 
         ] {
             facts.add(name, field_text(&record, attribute));
         }
-        let told = |name: &str| record["runtime_status"][name].as_str().unwrap_or_default();
-        facts.add("Activity", told("activity"));
-        facts.add("Why", told("error"));
-        facts.add("Warning", told("warning"));
+        let reported = |name: &str| record["runtime_status"][name].as_str().unwrap_or_default();
+        facts.add("Activity", reported("activity"));
+        facts.add("Why", reported("error"));
+        facts.add("Warning", reported("warning"));
         facts.add("Output", field_text(&record, "output"));
         facts.add("Usage", format_usage(&record["runtime_status"]["usage"]));
-        for row in &said {
+        for row in &message {
             let properties = &row["properties"];
             facts.add(
                 "Dispatcher",

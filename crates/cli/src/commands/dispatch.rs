@@ -106,7 +106,8 @@ pub(crate) enum Action {
     },
     /// Make a dispatcher poll immediately; for a hook that runs when a job ends
     #[command(after_help = "Examples:\n  windlass dispatch knock /run/windlass/dispatch.sock")]
-    Knock {
+    #[command(name = "knock")]
+    Notify {
         /// Path that was passed to the dispatcher as `--hook-socket`
         #[arg(value_name = "FILE")]
         socket: PathBuf,
@@ -160,7 +161,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
     let begun = Instant::now();
     match args.action {
         Action::Token { at } => create_token(&at),
-        Action::Knock { socket } => {
+        Action::Notify { socket } => {
             wake_socket::notify(&socket).map_err(|error| {
                 CliError::from_error(
                     &format!("failed to wake the dispatcher at {}", socket.display()),
@@ -221,9 +222,9 @@ fn find_agent_binary(common: &CommonArgs) -> Result<PathBuf, CliError> {
     }
     let own = std::env::current_exe()
         .map_err(|error| CliError::from_error("failed to find the path of this program", &error))?;
-    let beside = own.with_file_name("windlass-agent");
-    if beside.is_file() {
-        Ok(beside)
+    let next_to = own.with_file_name("windlass-agent");
+    if next_to.is_file() {
+        Ok(next_to)
     } else {
         Err(CliError::new("`windlass-agent` is not in the directory of this program")
             .hint("pass its path with `--agent FILE`"))
@@ -278,15 +279,15 @@ async fn serve(
             .map_err(|error| anyhow::anyhow!("failed to listen on {}: {error}", path.display()))
     });
     let hook = hook.transpose()?;
-    let door = loop {
+    let listener = loop {
         match QueueClient::open(client.clone()).await {
-            Ok(door) => break door.named(name),
+            Ok(listener) => break listener.named(name),
             Err(error) if common.once || error.is_refusal() => return Err(error.into()),
             Err(error) => tracing::warn!(error = %format_chain(&error), "failed to reach the queue"),
         }
         tokio::time::sleep(pause).await;
     };
-    tracing::info!(token = %door.token_uuid, "dispatcher started");
+    tracing::info!(token = %listener.token_uuid, "dispatcher started");
     let mut environment = vec![
         ("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone()),
         ("WINDLASS_EXEC_NETWORK".to_owned(), common.network.clone()),
@@ -316,10 +317,10 @@ async fn serve(
         lease: Duration::from_secs(common.lease),
     };
     let mut metrics = Metrics::new(common.metrics_file.clone());
-    let mut dispatcher = Dispatcher::new(door, scheduler, settings);
+    let mut dispatcher = Dispatcher::new(listener, scheduler, settings);
     let mut waits_for = None;
     loop {
-        let looked = Instant::now();
+        let inspected = Instant::now();
         let done = match dispatcher.round().await {
             Ok(done) => {
                 if waits_for.take().is_some() {
@@ -329,11 +330,11 @@ async fn serve(
             }
             Err(error) if common.once => return Err(error.into()),
             Err(error @ RoundError::Waits { .. }) => {
-                let told = error.to_string();
-                if waits_for.as_ref() != Some(&told) {
-                    tracing::warn!("{told}");
+                let reported = error.to_string();
+                if waits_for.as_ref() != Some(&reported) {
+                    tracing::warn!("{reported}");
                 }
-                waits_for = Some(told);
+                waits_for = Some(reported);
                 None
             }
             Err(error) => {
@@ -341,7 +342,7 @@ async fn serve(
                 None
             }
         };
-        metrics.add(done, looked.elapsed());
+        metrics.add(done, inspected.elapsed());
         if common.once {
             dispatcher.release().await;
             return Ok(Exit::Done);

@@ -107,10 +107,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             .hint("use `-o jsonl`"));
     }
     context::with_context(&args.at, async |cx| {
-        let asked = build_request(cx, args).await?;
+        let requested = build_request(cx, args).await?;
         let events = match from {
-            Some(from) => fetch_after(cx, &asked, from).await?,
-            None => fetch_newest(cx, &asked, args.last.into()).await?,
+            Some(from) => fetch_after(cx, &requested, from).await?,
+            None => fetch_newest(cx, &requested, args.last.into()).await?,
         };
         if !args.follow {
             let name = |event: &Event| event.id.to_string();
@@ -123,11 +123,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         print_events(&events, args.output.format)?;
         // The feed starts after the last event, so fetch it even if it is not shown.
-        let last = if events.is_empty() { fetch_newest(cx, &asked, 1).await? } else { events };
-        let mut feed = EventFeed::after(asked, &last);
+        let last = if events.is_empty() { fetch_newest(cx, &requested, 1).await? } else { events };
+        let mut feed = EventFeed::after(requested, &last);
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            print_events(&feed.look(cx).await?, args.output.format)?;
+            print_events(&feed.poll(cx).await?, args.output.format)?;
         }
     })
 }
@@ -183,20 +183,20 @@ pub(crate) async fn project_request(cx: &Context) -> Result<ListRequest, CliErro
 
 pub(crate) async fn fetch_newest(
     cx: &Context,
-    asked: &ListRequest,
+    requested: &ListRequest,
     count: i64,
 ) -> Result<Vec<Event>, CliError> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    let mut events = cx.call::<ListEvents>(&ListRequest { limit: count, ..asked.clone() }).await?;
+    let mut events = cx.call::<ListEvents>(&ListRequest { limit: count, ..requested.clone() }).await?;
     events.reverse();
     Ok(events)
 }
 
 /// Returns the events from a time on, page by page.
-async fn fetch_after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
-    let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..asked.clone() };
+async fn fetch_after(cx: &Context, requested: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
+    let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..requested.clone() };
     let mut all: Vec<Event> = Vec::new();
     loop {
         let page = cx.call_with_retry::<ListEvents>(&request).await?;
@@ -215,7 +215,7 @@ async fn fetch_after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Resu
 
 /// Stream of new events, each returned once.
 pub(crate) struct EventFeed {
-    asked: ListRequest,
+    requested: ListRequest,
     from: Timestamp,
     /// Times of the recently shown events.
     shown: BTreeMap<Uuid, Timestamp>,
@@ -223,8 +223,8 @@ pub(crate) struct EventFeed {
 
 impl EventFeed {
     /// Starts at the last of these events, or at the beginning if there are none.
-    pub(crate) fn after(asked: ListRequest, events: &[Event]) -> Self {
-        let mut feed = Self { asked, from: Timestamp(0), shown: BTreeMap::new() };
+    pub(crate) fn after(requested: ListRequest, events: &[Event]) -> Self {
+        let mut feed = Self { requested, from: Timestamp(0), shown: BTreeMap::new() };
         feed.mark_shown(events);
         feed
     }
@@ -240,8 +240,8 @@ impl EventFeed {
     }
 
     /// Returns new events. Waits for a server that restarts.
-    pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, CliError> {
-        let mut events = fetch_after(cx, &self.asked, self.from).await?;
+    pub(crate) async fn poll(&mut self, cx: &Context) -> Result<Vec<Event>, CliError> {
+        let mut events = fetch_after(cx, &self.requested, self.from).await?;
         let known: BTreeSet<Uuid> = self.shown.keys().copied().collect();
         events.retain(|event| !known.contains(&event.id));
         self.mark_shown(&events);

@@ -374,9 +374,9 @@ mod tests {
     #[test]
     fn an_unready_or_unreachable_host_shows_the_reason() {
         let why = "connect to 10.0.0.7: no route to host";
-        let told = format!("rack-0 (10.0.0.7): {why}");
-        assert_eq!(format_unusable_reason(&instance("pending", Some(why), false)), Some(told.clone()));
-        assert_eq!(format_unusable_reason(&instance("idle", Some(why), true)), Some(told));
+        let text = format!("rack-0 (10.0.0.7): {why}");
+        assert_eq!(format_unusable_reason(&instance("pending", Some(why), false)), Some(text.clone()));
+        assert_eq!(format_unusable_reason(&instance("idle", Some(why), true)), Some(text));
         assert_eq!(format_unusable_reason(&instance("idle", None, false)), None);
         assert_eq!(format_unusable_reason(&instance("pending", None, false)), None);
     }

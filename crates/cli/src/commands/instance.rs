@@ -94,12 +94,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-async fn list_selected(cx: &Context, asked: &ListArgs) -> Result<Vec<Instance>, CliError> {
+async fn list_selected(cx: &Context, requested: &ListArgs) -> Result<Vec<Instance>, CliError> {
     let mut fleets = Vec::new();
-    for name in &asked.fleet {
+    for name in &requested.fleet {
         fleets.push(super::fleet::find(cx, name).await?.id);
     }
-    list(cx, !asked.all, (!fleets.is_empty()).then_some(fleets)).await
+    list(cx, !requested.all, (!fleets.is_empty()).then_some(fleets)).await
 }
 
 /// Returns one page of the project's instances, which is more than a screen.
@@ -174,8 +174,8 @@ pub(crate) fn processes(instance: &Instance) -> Option<ProcessSupport> {
     if kind["runtime"] == "docker" {
         return Some(ProcessSupport::None);
     }
-    let told: ProcessesInfo = serde_json::from_value(kind["processes"].clone()).ok()?;
-    Some(processes_from(Some(&told), told.mode))
+    let reported: ProcessesInfo = serde_json::from_value(kind["processes"].clone()).ok()?;
+    Some(processes_from(Some(&reported), reported.mode))
 }
 
 pub(crate) fn facts(instance: &Instance) -> DetailView {

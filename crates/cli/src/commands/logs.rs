@@ -199,7 +199,7 @@ impl LogQuery<'_> {
         if parts.is_empty() {
             return Err(self.no_such_log(run));
         }
-        let mut voices = LogPrinter::new(self.args.raw, parts.len() > 1, self.grep.clone())
+        let mut printer = LogPrinter::new(self.args.raw, parts.len() > 1, self.grep.clone())
             .with_timestamps(self.args.timestamps);
         let mut is_empty = true;
         let mut sources = Vec::new();
@@ -214,12 +214,12 @@ impl LogQuery<'_> {
         }
         while let Some(Reverse((_, index, piece))) = heads.pop() {
             is_empty &= piece.bytes.is_empty();
-            if !voices.write(sources[index].place, piece.at, &piece.bytes) {
+            if !printer.write(sources[index].place, piece.at, &piece.bytes) {
                 return Ok(Exit::Done);
             }
             heads.extend(sources[index].next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
         }
-        voices.end();
+        printer.end();
         if is_empty {
             self.print_not_started(run);
         }
@@ -246,10 +246,10 @@ impl LogQuery<'_> {
         let request = ReadRequest { run_name: None, id: Some(run.id) };
         // No progress is drawn: the user only requested logs.
         let mut tree = ProgressTree::new(&self.args.name);
-        let voices =
+        let printer =
             LogPrinter::new(self.args.raw, false, self.grep.clone()).with_timestamps(self.args.timestamps);
         self.print_not_started(&run);
-        let mut chorus = LogMux::new(OutputMode::Text(voices));
+        let mut log_mux = LogMux::new(OutputMode::Text(printer));
         let mut pace = PollBackoff::new();
         loop {
             let finished = is_finished(&run.status);
@@ -258,28 +258,28 @@ impl LogQuery<'_> {
                 return Err(self.no_such_log(&run));
             }
             for (place, part) in parts {
-                match chorus.submission_of(place) {
+                match log_mux.submission_of(place) {
                     Some(known) if known == part.submission => continue,
                     Some(_) => {
                         // First print the rest of the previous attempt.
-                        if !chorus.remove(place, &mut tree).await? {
+                        if !log_mux.remove(place, &mut tree).await? {
                             return Ok(Exit::Done);
                         }
-                        chorus.add(place, LogTail::new(cx, part));
+                        log_mux.add(place, LogTail::new(cx, part));
                     }
-                    None => chorus.add(place, LogTail::new(cx, self.apply_tail(cx, part).await?)),
+                    None => log_mux.add(place, LogTail::new(cx, self.apply_tail(cx, part).await?)),
                 }
                 pace.news();
             }
             if finished {
-                chorus.finish(&mut tree).await?;
+                log_mux.finish(&mut tree).await?;
                 return Ok(Exit::Done);
             }
             let due = Instant::now() + pace.wait();
-            if chorus.is_empty() {
+            if log_mux.is_empty() {
                 sleep_until(due).await;
             } else {
-                match chorus.pump(due, &mut tree).await? {
+                match log_mux.pump(due, &mut tree).await? {
                     PumpEnd::DeadlineReached => {}
                     PumpEnd::Over => pace.news(),
                     PumpEnd::OutputClosed => return Ok(Exit::Done),

@@ -97,25 +97,26 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 /// Prints the metrics of the service as a whole.
 async fn show_requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let query = ServiceQuery { seconds: 60 };
-    let ask = async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
-        Ok(asked) => Ok(asked),
-        Err(error) => Err(cx.explain(&error).await),
-    };
+    let request =
+        async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
+            Ok(requested) => Ok(requested),
+            Err(error) => Err(cx.explain(&error).await),
+        };
     if args.watch {
         return watch::watch_table(args.output.format, async |_| {
-            Ok(requests_table(&args.name, &ask().await?))
+            Ok(requests_table(&args.name, &request().await?))
         })
         .await;
     }
-    let asked = ask().await?;
-    output::print_one(args.output.format, &asked, &args.name, |_| {
-        let lines = requests_table(&args.name, &asked).lines(Style::stdout());
+    let requested = request().await?;
+    output::print_one(args.output.format, &requested, &args.name, |_| {
+        let lines = requests_table(&args.name, &requested).lines(Style::stdout());
         lines.iter().for_each(|line| output::print_data(line));
     })?;
     Ok(Exit::Done)
 }
 
-fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
+fn requests_table(name: &str, requested: &ServiceMetrics) -> Table {
     let mut table = Table::new([
         "SERVICE",
         "PER SECOND",
@@ -130,15 +131,15 @@ fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
         "5XX",
     ]);
     let ms = |time: Option<f64>| time.map_or_else(String::new, |ms| format!("{ms:.1} ms"));
-    let class = |at: usize| asked.classes.get(at).copied().unwrap_or_default().to_string();
+    let class = |at: usize| requested.classes.get(at).copied().unwrap_or_default().to_string();
     table.row(vec![
         name.into(),
-        format!("{:.2}", asked.requests_per_second).into(),
-        format!("{:.2}", asked.in_flight).into(),
-        format!("{:.2}", asked.waiting).into(),
-        ms(asked.p50_ms).into(),
-        ms(asked.p99_ms).into(),
-        ms(asked.average_ms).into(),
+        format!("{:.2}", requested.requests_per_second).into(),
+        format!("{:.2}", requested.in_flight).into(),
+        format!("{:.2}", requested.waiting).into(),
+        ms(requested.p50_ms).into(),
+        ms(requested.p99_ms).into(),
+        ms(requested.average_ms).into(),
         class(1).into(),
         class(2).into(),
         class(3).into(),

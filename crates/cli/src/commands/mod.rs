@@ -40,7 +40,7 @@ pub(crate) mod why;
 use std::process::ExitCode;
 
 pub(crate) use self::fleet::{format_status as instance_status, show as show_fleets};
-pub(crate) use self::instance::status_reason as instance_trouble;
+pub(crate) use self::instance::status_reason as instance_failure;
 pub(crate) use self::stop::{is_finished, wait_for_end};
 
 use crate::{

@@ -40,7 +40,7 @@ If nothing fits, each candidate is listed with the reasons why it does not fit."
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) wants: ResourceArgs,
+    pub(crate) requirements: ResourceArgs,
     /// Group offers by GPU: `gpu`, optionally with `backend`, `region` (of a backend) and `count`
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) group_by: Vec<String>,
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    let spec = build_run_spec(&args.wants)?;
+    let spec = build_run_spec(&args.requirements)?;
     let by = parse_group_by(&args.group_by)?;
     context::with_context(&args.at, async |cx| match by {
         Some(by) => show_groups(cx, args, spec.clone(), by.clone()).await,
@@ -63,12 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// Builds a task with only the requirements of the flags. Reports all invalid flags.
-fn build_run_spec(wants: &ResourceArgs) -> Result<Document, CliError> {
+fn build_run_spec(requirements: &ResourceArgs) -> Result<Document, CliError> {
     let mut configuration = json!({
         "type": "task", "image": "scratch", "user": "root", "commands": [":"],
         "resources": { "cpu": "1..", "memory": "0..", "gpu": "0..", "disk": null },
     });
-    wants.write_to(&mut configuration);
+    requirements.write_to(&mut configuration);
     let configuration = Configuration::from_json(&configuration).map_err(|problems| {
         CliError::usage("invalid requirements")
             .why(error::summary(&problems))
@@ -301,12 +301,12 @@ mod tests {
 
     #[test]
     fn invalid_resource_flags_are_refused_by_the_client() {
-        let wants = ResourceArgs {
+        let requirements = ResourceArgs {
             gpu: Some("H100:80GB:2..".to_owned()),
             max_price: Some(3.5),
             ..ResourceArgs::default()
         };
-        let sent = build_run_spec(&wants).unwrap().value().unwrap();
+        let sent = build_run_spec(&requirements).unwrap().value().unwrap();
         assert_eq!(sent["configuration"]["resources"]["gpu"]["name"], json!(["H100"]));
         assert_eq!(sent["configuration"]["max_price"], 3.5);
         let wrong = ResourceArgs { memory: Some("lots".to_owned()), ..ResourceArgs::default() };

@@ -11,7 +11,6 @@ use windlass_api::{
         MembersRequest, Project, ProjectList, ProjectRole, RemoveMembersRequest, UpdateRequest,
     },
     server::EmptyRequest,
-    users::GlobalRole,
 };
 
 use crate::{
@@ -183,17 +182,17 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let request =
                 CreateRequest { project_name: name.clone(), is_public: *public, templates_repo: None };
             let project = cx.call::<CreateProject>(&request).await?;
-            let said = format!(
+            let message = format!(
                 "Created project `{name}`. Run `windlass project set-default {name}` to make it your default."
             );
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::SetDefault { name }) => {
             let project = find(cx, name).await?;
             let file = login::set_default_project(&Home::find()?, name)?;
-            let said = format!("Your default project is now `{name}` (written to {}).", file.display());
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            let message = format!("Your default project is now `{name}` (written to {}).", file.display());
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::Update { name, default_image, no_default_image, public }) => {
@@ -212,16 +211,16 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::GrantBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<GrantBackend>(&request).await?;
-            let said = format!("Fleets of `{name}` may now use `{backend}`.");
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            let message = format!("Fleets of `{name}` may now use `{backend}`.");
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::RevokeBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<RevokeBackend>(&request).await?;
-            let said =
+            let message =
                 format!("Fleets of `{name}` may no longer use `{backend}`. Existing instances are kept.");
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
         Some(Action::Members { name, set, remove, allow_ssh_fleets, deny_ssh_fleets }) => {
@@ -368,8 +367,7 @@ fn members_table(members: &[Member], wide: bool) -> Table {
             vec![member.user.username.as_str().into(), parse_role(member.project_role).into()];
         if wide {
             let secrets = if member.permissions.can_manage_secrets { "yes" } else { "" };
-            let is_admin = member.user.global_role == GlobalRole::Admin;
-            let fleets = if is_admin || member.permissions.can_manage_ssh_fleets { "yes" } else { "" };
+            let fleets = if member.permissions.can_manage_ssh_fleets { "yes" } else { "" };
             row.extend([member.user.email.clone().unwrap_or_default().into(), secrets.into(), fleets.into()]);
         }
         table.row(row);

@@ -65,8 +65,8 @@ pub(crate) struct Args {
 impl Args {
     /// Returns whether finished runs are excluded.
     fn only_active(&self) -> bool {
-        let asks = self.all || self.last.is_some() || !self.names.is_empty();
-        !asks && !self.status.iter().any(|status| is_finished(status))
+        let filters = self.all || self.last.is_some() || !self.names.is_empty();
+        !filters && !self.status.iter().any(|status| is_finished(status))
     }
 
     fn includes(&self, run: &Run) -> bool {

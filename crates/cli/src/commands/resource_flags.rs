@@ -20,31 +20,31 @@ pub(crate) struct ResourceArgs {
     #[arg(long, value_name = "RANGE", help_heading = "Resources")]
     pub(crate) disk: Option<String>,
     /// Maximum price per hour, in dollars
-    #[arg(long, value_name = "PRICE", help_heading = "Machines")]
+    #[arg(long, value_name = "PRICE", help_heading = "Instances")]
     pub(crate) max_price: Option<f64>,
     /// Backend to use; may be repeated
-    #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(short, long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) backend: Vec<String>,
     /// Region to use; may be repeated
-    #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(short, long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) region: Vec<String>,
     /// Instance type to use; may be repeated
-    #[arg(long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(long, value_name = "NAME", help_heading = "Instances")]
     pub(crate) instance_type: Vec<String>,
     /// Fleet to use; may be repeated
-    #[arg(long, value_name = "FLEET", help_heading = "Machines")]
+    #[arg(long, value_name = "FLEET", help_heading = "Instances")]
     pub(crate) fleet: Vec<String>,
     /// Use only existing instances
-    #[arg(short = 'R', long, help_heading = "Machines")]
+    #[arg(short = 'R', long, help_heading = "Instances")]
     pub(crate) reuse: bool,
     /// Use only spot instances, which may be preempted
-    #[arg(long, help_heading = "Machines", conflicts_with_all = ["on_demand", "spot_auto"])]
+    #[arg(long, help_heading = "Instances", conflicts_with_all = ["on_demand", "spot_auto"])]
     pub(crate) spot: bool,
     /// Use only on-demand instances
-    #[arg(long, help_heading = "Machines", conflicts_with = "spot_auto")]
+    #[arg(long, help_heading = "Instances", conflicts_with = "spot_auto")]
     pub(crate) on_demand: bool,
     /// Use spot or on-demand instances
-    #[arg(long, help_heading = "Machines")]
+    #[arg(long, help_heading = "Instances")]
     pub(crate) spot_auto: bool,
 }
 
@@ -104,8 +104,8 @@ impl ResourceArgs {
             (self.on_demand, "--on-demand", "on-demand"),
             (self.spot_auto, "--spot-auto", "auto"),
         ];
-        let said = policies.into_iter().filter(|(said, _, _)| *said);
-        all.extend(said.map(|(_, flag, policy)| FlagSetting::new(flag, "spot_policy", policy)));
+        let message = policies.into_iter().filter(|(message, _, _)| *message);
+        all.extend(message.map(|(_, flag, policy)| FlagSetting::new(flag, "spot_policy", policy)));
         all
     }
 
@@ -131,11 +131,11 @@ pub(crate) struct RunPolicyArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Run")]
     pub(crate) retry_duration: Option<String>,
     /// Policy for the creation of instances: `reuse` uses only existing ones
-    #[arg(long, value_name = "POLICY", help_heading = "Machines", conflicts_with = "reuse",
+    #[arg(long, value_name = "POLICY", help_heading = "Instances", conflicts_with = "reuse",
           value_parser = ["reuse", "reuse-or-create"])]
     pub(crate) creation_policy: Option<String>,
     /// Idle time after which an instance that was created for the run is deleted: `1h`, or `off` for never
-    #[arg(long, value_name = "DURATION", help_heading = "Machines")]
+    #[arg(long, value_name = "DURATION", help_heading = "Instances")]
     pub(crate) idle_duration: Option<String>,
 }
 
@@ -185,7 +185,7 @@ fn parse_duration(text: &str) -> Value {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Overrides {
     #[command(flatten)]
-    pub(crate) wants: ResourceArgs,
+    pub(crate) requirements: ResourceArgs,
     #[command(flatten)]
     pub(crate) lifetime: RunPolicyArgs,
 }
@@ -195,7 +195,7 @@ impl Overrides {
     pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), CliError> {
         let mut document = serde_json::to_value(&*configuration)
             .map_err(|error| CliError::from_error("failed to add the flags to the configuration", &error))?;
-        let mut settings = self.wants.settings();
+        let mut settings = self.requirements.settings();
         settings.extend(self.lifetime.settings(&document));
         if settings.is_empty() {
             return Ok(());
@@ -255,7 +255,7 @@ mod tests {
             "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 8GB..}\nretry: {on_events: [interruption], duration: 5m}\n",
         );
         let flags = Overrides {
-            wants: ResourceArgs {
+            requirements: ResourceArgs {
                 gpu: Some("H100:80GB:8".to_owned()),
                 memory: Some("64GB..".to_owned()),
                 max_price: Some(12.5),
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn invalid_and_inapplicable_flags_are_named_in_the_error() {
         let gpu = |text: &str| Overrides {
-            wants: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
+            requirements: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
             ..Overrides::default()
         };
         let mut task = file("type: task\ncommands: [a]\n");

@@ -201,7 +201,7 @@ fn read_value(name: &str, given: Option<&str>) -> Result<String, CliError> {
 }
 
 fn table(secrets: &[SecretRow], wide: bool) -> Table {
-    let mut head = vec!["NAME", "VALUE", "USED BY"];
+    let mut head = vec!["NAME", "VALUE", "ALLOWED"];
     if wide {
         head.push("ID");
     }

@@ -524,9 +524,9 @@ fn show_first_token(token: &str, data_dir: &Path) -> std::io::Result<()> {
 }
 
 fn print_dev_help(url: &str, token: &str, data_dir: &Path, kept: bool) {
-    let fate = if kept { "kept" } else { "removed at exit" };
+    let outcome = if kept { "kept" } else { "removed at exit" };
     output::print_message(&format!(
-        "Development server: its data in {} is {fate}. In another terminal:\n\n  \
+        "Development server: its data in {} is {outcome}. In another terminal:\n\n  \
          export WINDLASS_URL={url} WINDLASS_TOKEN={token}\n  \
          windlass apply -f FILE\n\nor, to use it in all terminals:\n\n  \
          windlass login --url {url} --token {token}\n",

@@ -125,7 +125,7 @@ fn row(job: &Job, submission: &JobSubmission, wide: bool) -> Vec<Cell> {
     let region = given["region"].as_str().unwrap_or_default();
     let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
     let (word, sentence) = format::split_status(&submission.status, &submission.status_message);
-    let said = submission.termination_reason_message.as_deref().and_then(|said| said.lines().next());
+    let message = submission.termination_reason_message.as_deref().and_then(|message| message.lines().next());
     let mut row: Vec<Cell> = vec![
         field_text(&spec["job_name"]).into(),
         Cell::status(word),
@@ -134,7 +134,7 @@ fn row(job: &Job, submission: &JobSubmission, wide: bool) -> Vec<Cell> {
         format::resources(&given["instance_type"]["resources"]).into(),
         format::ago(submission.submitted_at, now).into(),
         submission.finished_at.map(|time| format::ago(time, now)).unwrap_or_default().into(),
-        said.unwrap_or(sentence).into(),
+        message.unwrap_or(sentence).into(),
     ];
     if wide {
         row.insert(1, submission.submission_num.to_string().into());

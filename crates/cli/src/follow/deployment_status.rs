@@ -71,9 +71,9 @@ pub(crate) fn is_scaled_to_zero(run: &Run) -> bool {
 /// Desired number of replicas of each group, with the measured load.
 pub(crate) fn format_scaling(run: &Run) -> Vec<String> {
     let line = |group: &windlass_api::runs::GroupScaling| {
-        let said = group.message.as_ref()?;
+        let message = group.message.as_ref()?;
         Some(format!(
-            "group {}: {} desired; {said}",
+            "group {}: {} desired; {message}",
             group.group,
             crate::output::format::count(group.desired as usize, "replica")
         ))
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn deployment_status_is_described_from_rollout_to_end() {
-        let told = |state: &str, message: Value, rolled_back: Value| {
+        let reported = |state: &str, message: Value, rolled_back: Value| {
             format_deployment(&run(
                 2,
                 json!({"num": 2, "state": state, "ready": 1, "wanted": 2, "old": 1, "message": message,
@@ -109,18 +109,18 @@ mod tests {
             ))
         };
         assert_eq!(
-            told("rolling", json!("replica 2 starts"), Value::Null).unwrap(),
+            reported("rolling", json!("replica 2 starts"), Value::Null).unwrap(),
             "deployment 2: 1 of 2 new replicas ready, 1 old remaining; replica 2 starts"
         );
-        assert_eq!(told("complete", Value::Null, Value::Null).unwrap(), "deployment 2 is complete");
+        assert_eq!(reported("complete", Value::Null, Value::Null).unwrap(), "deployment 2 is complete");
         assert_eq!(
-            told("failed", json!("replica 2 ended"), Value::Null).unwrap(),
+            reported("failed", json!("replica 2 ended"), Value::Null).unwrap(),
             "deployment 2 failed: replica 2 ended; 1 of 2 new replicas ready, 1 old remaining"
         );
         let undone = json!({"num": 1, "message": "replica 2 ended"});
-        let back = told("complete", Value::Null, undone).unwrap();
+        let back = reported("complete", Value::Null, undone).unwrap();
         assert_eq!(back, "deployment 1 was rolled back: replica 2 ended");
-        assert_eq!(told("asleep", Value::Null, Value::Null), None);
+        assert_eq!(reported("asleep", Value::Null, Value::Null), None);
         // A deployment that the server has not processed yet is not described.
         let before = run(3, json!({"num": 2, "state": "complete", "ready": 1, "wanted": 1, "old": 0}));
         assert_eq!((format_deployment(&before), is_complete(&before)), (None, false));

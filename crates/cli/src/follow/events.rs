@@ -34,7 +34,7 @@ impl EventWriter {
     }
 
     /// Emits the changes since the last call.
-    pub(crate) fn look(&mut self, run: &Run) {
+    pub(crate) fn update(&mut self, run: &Run) {
         let status = (run.status.clone(), run.status_message.clone());
         if self.status.as_ref() != Some(&status) {
             emit("run", json!({ "status": status.0, "message": status.1 }));

@@ -58,9 +58,9 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
         if submission.status == "running" && submission.status_message.starts_with("not ready") {
             all.push(submission.status_message.clone());
         }
-        let said = submission.termination_reason_message.iter().chain(&submission.error);
+        let message = submission.termination_reason_message.iter().chain(&submission.error);
         let before = all.len();
-        all.extend(said.filter(|said| !said.trim().is_empty()).cloned());
+        all.extend(message.filter(|message| !message.trim().is_empty()).cloned());
         // The agent's message contains the exit code already.
         if all.len() == before
             && let Some(code) = submission.exit_status.filter(|code| *code != 0)
@@ -74,9 +74,9 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
             all.push(reason.replace('_', " "));
         }
     }
-    all.extend(run.error.iter().filter(|said| !said.trim().is_empty()).cloned());
+    all.extend(run.error.iter().filter(|message| !message.trim().is_empty()).cloned());
     let mut seen = std::collections::BTreeSet::new();
-    all.retain(|said| seen.insert(said.trim().to_lowercase()));
+    all.retain(|message| seen.insert(message.trim().to_lowercase()));
     all
 }
 

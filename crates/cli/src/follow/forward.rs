@@ -60,7 +60,7 @@ impl PortForwards {
     }
 
     /// Switches to a running job or to its new submission. The first call opens and prints the ports.
-    pub(crate) fn turn_to(
+    pub(crate) fn switch_to(
         &mut self,
         cx: &Context,
         run: &str,
@@ -88,7 +88,7 @@ impl PortForwards {
                 port,
                 target: Arc::clone(&self.target),
                 places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-                said: Arc::default(),
+                message: Arc::default(),
             };
             self.servers.spawn(line.serve(listener));
         }
@@ -106,7 +106,7 @@ struct PortForward {
     target: Arc<Mutex<Option<Uuid>>>,
     places: Arc<Semaphore>,
     /// Last warning, which is not repeated.
-    said: Arc<Mutex<String>>,
+    message: Arc<Mutex<String>>,
 }
 
 impl PortForward {
@@ -137,17 +137,17 @@ impl PortForward {
             Ok(mut far) => {
                 // Either side may close at any time: this is the normal end of a connection.
                 let _ = copy_bidirectional(&mut guest, &mut far).await;
-                self.said.lock().clear();
+                self.message.lock().clear();
             }
             Err(error) => self.warn_once(&error.to_string()),
         }
     }
 
     fn warn_once(&self, why: &str) {
-        let mut said = self.said.lock();
-        if *said != why {
+        let mut message = self.message.lock();
+        if *message != why {
             output::print_message(&output::printable(&format!("port {}: {why}", self.port)));
-            why.clone_into(&mut said);
+            why.clone_into(&mut message);
         }
     }
 }

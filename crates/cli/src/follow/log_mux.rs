@@ -40,15 +40,15 @@ pub(crate) enum OutputMode {
 }
 
 pub(crate) struct LogMux<'a> {
-    manner: OutputMode,
+    output: OutputMode,
     tails: Vec<(JobIndex, LogTail<'a>)>,
     /// Round-robin index, for fairness between streams.
-    turn: usize,
+    next_stream: usize,
 }
 
 impl<'a> LogMux<'a> {
-    pub(crate) fn new(manner: OutputMode) -> Self {
-        Self { manner, tails: Vec::new(), turn: 0 }
+    pub(crate) fn new(output: OutputMode) -> Self {
+        Self { output, tails: Vec::new(), next_stream: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -57,8 +57,8 @@ impl<'a> LogMux<'a> {
 
     /// Returns whether the output ends within a line.
     pub(super) fn mid_line(&self) -> bool {
-        match &self.manner {
-            OutputMode::Text(voices) => voices.mid_line,
+        match &self.output {
+            OutputMode::Text(printer) => printer.mid_line,
             OutputMode::Events => false,
         }
     }
@@ -70,21 +70,21 @@ impl<'a> LogMux<'a> {
 
     /// Sets the prefix for the lines of a job, instead of its replica and job number.
     pub(crate) fn set_label(&mut self, place: JobIndex, label: String) {
-        if let OutputMode::Text(voices) = &mut self.manner {
-            voices.labels.insert(place, label);
+        if let OutputMode::Text(printer) = &mut self.output {
+            printer.labels.insert(place, label);
         }
     }
 
     pub(crate) fn add(&mut self, place: JobIndex, tail: LogTail<'a>) {
         self.tails.push((place, tail));
-        if let OutputMode::Text(voices) = &mut self.manner {
-            voices.several |= self.tails.len() > 1;
+        if let OutputMode::Text(printer) = &mut self.output {
+            printer.several |= self.tails.len() > 1;
         }
     }
 
     /// Follows the newest submission of each job, after printing the rest of the previous one. Returns false if stdout
     /// is closed.
-    pub(super) async fn turn_to(
+    pub(super) async fn switch_to(
         &mut self,
         cx: &'a Context,
         name: &str,
@@ -93,8 +93,8 @@ impl<'a> LogMux<'a> {
         tree: &mut ProgressTree,
     ) -> Result<bool, CliError> {
         let all = job_progress(run);
-        if let OutputMode::Text(voices) = &mut self.manner {
-            voices.several |= all.len() > 1;
+        if let OutputMode::Text(printer) = &mut self.output {
+            printer.several |= all.len() > 1;
         }
         for job in all {
             let place = (job.replica, job.job);
@@ -115,10 +115,10 @@ impl<'a> LogMux<'a> {
         tree: &mut ProgressTree,
     ) -> Result<PumpEnd, CliError> {
         loop {
-            let Ok((index, heard)) = timeout_at(until, self.next_event()).await else {
+            let Ok((index, received)) = timeout_at(until, self.next_event()).await else {
                 return Ok(PumpEnd::DeadlineReached);
             };
-            match heard? {
+            match received? {
                 TailEvent::Chunks(pieces) => {
                     if !self.write(index, &pieces, tree) {
                         return Ok(PumpEnd::OutputClosed);
@@ -163,8 +163,8 @@ impl<'a> LogMux<'a> {
         while !self.tails[index].1.is_over() && empty < EMPTY_PAGES_MAX {
             let tail = &mut self.tails[index].1;
             // A log without an end, because its host is lost, has been read as far as it was stored.
-            let Ok(heard) = timeout(DRAIN_TIMEOUT, poll_fn(|cx| tail.poll_next(cx))).await else { break };
-            match heard? {
+            let Ok(received) = timeout(DRAIN_TIMEOUT, poll_fn(|cx| tail.poll_next(cx))).await else { break };
+            match received? {
                 TailEvent::Chunks(pieces) => {
                     empty = 0;
                     if !self.write(index, &pieces, tree) {
@@ -183,10 +183,10 @@ impl<'a> LogMux<'a> {
         poll_fn(|cx| {
             let count = self.tails.len();
             for step in 0..count {
-                let index = (self.turn + step) % count;
-                if let Poll::Ready(heard) = self.tails[index].1.poll_next(cx) {
-                    self.turn = index + 1;
-                    return Poll::Ready((index, heard));
+                let index = (self.next_stream + step) % count;
+                if let Poll::Ready(received) = self.tails[index].1.poll_next(cx) {
+                    self.next_stream = index + 1;
+                    return Poll::Ready((index, received));
                 }
             }
             Poll::Pending
@@ -197,24 +197,24 @@ impl<'a> LogMux<'a> {
     /// Returns false if stdout is closed.
     fn write(&mut self, index: usize, pieces: &[LogChunk], tree: &mut ProgressTree) -> bool {
         let (place, tail) = &self.tails[index];
-        match &mut self.manner {
+        match &mut self.output {
             OutputMode::Events => {
                 pieces.iter().for_each(|piece| EventWriter::log(*place, tail.submission(), piece));
                 true
             }
-            OutputMode::Text(voices) => {
+            OutputMode::Text(printer) => {
                 tree.erase();
-                pieces.iter().all(|piece| voices.write(*place, piece.at, &piece.bytes))
+                pieces.iter().all(|piece| printer.write(*place, piece.at, &piece.bytes))
             }
         }
     }
 
     fn flush_line(&mut self, index: usize, tree: &mut ProgressTree) -> bool {
-        match &mut self.manner {
+        match &mut self.output {
             OutputMode::Events => true,
-            OutputMode::Text(voices) => {
+            OutputMode::Text(printer) => {
                 tree.erase();
-                voices.finish_job(self.tails[index].0)
+                printer.finish_job(self.tails[index].0)
             }
         }
     }

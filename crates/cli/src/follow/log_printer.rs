@@ -68,14 +68,14 @@ impl LogPrinter {
     pub(crate) fn write(&mut self, place: JobIndex, at: Timestamp, bytes: &[u8]) -> bool {
         let (raw, is_by_lines) = (self.raw, self.is_by_lines());
         let label = self.labels.get(&place);
-        let voice = self.each.entry(place).or_insert_with(|| JobWriter::new(place, label, raw));
+        let name = self.each.entry(place).or_insert_with(|| JobWriter::new(place, label, raw));
         if !is_by_lines {
             self.mid_line = bytes.last().map_or(self.mid_line, |byte| *byte != b'\n');
-            return voice.out.write(bytes);
+            return name.out.write(bytes);
         }
         let shown =
             LineFormat { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
-        let JobWriter { prefix, lines, out } = voice;
+        let JobWriter { prefix, lines, out } = name;
         let mut text = Vec::new();
         lines.add(bytes, at, |line, at| shown.add(&mut text, prefix, line, at));
         // One write for all lines: a write for each would take longer than finding it.

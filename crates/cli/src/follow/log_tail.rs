@@ -75,7 +75,7 @@ type ReadFuture<'a> = Pin<Box<dyn Future<Output = (LogReader<'a>, Result<TailEve
 pub(crate) struct LogTail<'a> {
     submission: Uuid,
     /// Kept between calls, so that a cancelled wait loses nothing. `None` after the log was read completely.
-    turn: Option<ReadFuture<'a>>,
+    event: Option<ReadFuture<'a>>,
 }
 
 impl<'a> LogTail<'a> {
@@ -89,8 +89,8 @@ impl<'a> LogTail<'a> {
             follow: true,
             diagnose: part.diagnose,
         };
-        let reader = LogReader { cx, request, way: StreamState::Closed { since: Instant::now() } };
-        Self { submission, turn: Some(Box::pin(reader.turn())) }
+        let reader = LogReader { cx, request, state: StreamState::Closed { since: Instant::now() } };
+        Self { submission, event: Some(Box::pin(reader.event())) }
     }
 
     pub(crate) fn submission(&self) -> Uuid {
@@ -99,16 +99,16 @@ impl<'a> LogTail<'a> {
 
     /// Returns whether the log was read completely.
     pub(crate) fn is_over(&self) -> bool {
-        self.turn.is_none()
+        self.event.is_none()
     }
 
     /// Stays pending after the log was read completely. Cancel-safe.
     pub(crate) fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<TailEvent, CliError>> {
-        let Some(turn) = &mut self.turn else { return Poll::Pending };
-        let (reader, heard) = ready!(turn.as_mut().poll(cx));
-        let goes_on = matches!(heard, Ok(TailEvent::Chunks(_) | TailEvent::Idle));
-        self.turn = goes_on.then(|| -> ReadFuture<'a> { Box::pin(reader.turn()) });
-        Poll::Ready(heard)
+        let Some(event) = &mut self.event else { return Poll::Pending };
+        let (reader, received) = ready!(event.as_mut().poll(cx));
+        let goes_on = matches!(received, Ok(TailEvent::Chunks(_) | TailEvent::Idle));
+        self.event = goes_on.then(|| -> ReadFuture<'a> { Box::pin(reader.event()) });
+        Poll::Ready(received)
     }
 }
 
@@ -124,18 +124,18 @@ enum StreamState {
 struct LogReader<'a> {
     cx: &'a Context,
     request: StreamRequest,
-    way: StreamState,
+    state: StreamState,
 }
 
 impl LogReader<'_> {
-    async fn turn(mut self) -> (Self, Result<TailEvent, CliError>) {
-        let heard = self.next().await;
-        (self, heard)
+    async fn event(mut self) -> (Self, Result<TailEvent, CliError>) {
+        let received = self.next().await;
+        (self, received)
     }
 
     async fn next(&mut self) -> Result<TailEvent, CliError> {
         loop {
-            match &mut self.way {
+            match &mut self.state {
                 StreamState::Closed { since } => {
                     let since = *since;
                     self.open(since).await?;
@@ -146,9 +146,9 @@ impl LogReader<'_> {
                         return Ok(TailEvent::Chunks(vec![LogChunk { offset: Some(offset), at, bytes }]));
                     }
                     Ok(Some(LogStreamEvent::End { .. })) => return Ok(TailEvent::Over),
-                    Ok(None) => self.way = StreamState::Closed { since: Instant::now() },
+                    Ok(None) => self.state = StreamState::Closed { since: Instant::now() },
                     Err(error) if error.is_unconfirmed() => {
-                        self.way = StreamState::Closed { since: Instant::now() }
+                        self.state = StreamState::Closed { since: Instant::now() }
                     }
                     Err(error) => return Err(self.cx.explain(&error).await),
                 },
@@ -166,13 +166,13 @@ impl LogReader<'_> {
 
     async fn open(&mut self, since: Instant) -> Result<(), CliError> {
         match self.cx.client.stream_logs(&self.cx.project, &self.request).await {
-            Ok(stream) => self.way = StreamState::Open(stream),
+            Ok(stream) => self.state = StreamState::Open(stream),
             Err(error) if error.is_unconfirmed() && since.elapsed() < RECONNECT_TIMEOUT => {
                 sleep(RETRY_DELAY).await
             }
             Err(error) if error.is_unconfirmed() => return Err(self.cx.explain(&error).await),
             // Fall back to pages; if the request itself is wrong, that call reports it.
-            Err(_) => self.way = StreamState::Pages(LogPages::from(&self.request)),
+            Err(_) => self.state = StreamState::Pages(LogPages::from(&self.request)),
         }
         Ok(())
     }
@@ -187,8 +187,8 @@ pub(crate) struct LogPages {
 }
 
 impl From<&StreamRequest> for LogPages {
-    fn from(asked: &StreamRequest) -> Self {
-        let StreamRequest { run_name, job_submission_id, offset, start_time, diagnose, .. } = asked;
+    fn from(requested: &StreamRequest) -> Self {
+        let StreamRequest { run_name, job_submission_id, offset, start_time, diagnose, .. } = requested;
         Self::new(&LogRange {
             run: run_name.clone(),
             submission: *job_submission_id,

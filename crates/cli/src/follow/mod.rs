@@ -78,8 +78,11 @@ impl SshLogin {
             let spec = job.job_spec.value().unwrap_or_default();
             spec["replica_num"] == self.place.replica && spec["job_num"] == self.place.job
         });
-        let way = of_place.and_then(|job| job.job_connection_info.as_ref()?.value().ok()).unwrap_or_default();
-        if let (Some(editor), Some(link)) = (way["ide_name"].as_str(), way["attached_ide_url"].as_str()) {
+        let connection =
+            of_place.and_then(|job| job.job_connection_info.as_ref()?.value().ok()).unwrap_or_default();
+        if let (Some(editor), Some(link)) =
+            (connection["ide_name"].as_str(), connection["attached_ide_url"].as_str())
+        {
             output::print_message(&output::printable(&format!("{editor}: {link}")));
         }
         Ok(())
@@ -90,7 +93,7 @@ struct RunFollower<'a> {
     cx: &'a Context,
     name: String,
     tree: ProgressTree,
-    chorus: Option<LogMux<'a>>,
+    log_mux: Option<LogMux<'a>>,
     since: Option<Timestamp>,
     /// Emits progress as JSON, instead of the tree.
     events: Option<EventWriter>,
@@ -101,19 +104,19 @@ struct RunFollower<'a> {
     seen: String,
     /// Last printed state of the deployment.
     rollout: Option<String>,
-    wish: InterruptListener,
+    request: InterruptListener,
     may_stop: bool,
 }
 
 pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Result<Exit, CliError> {
     let name = run_name(run);
     let as_events = matches!(how.output, Some(OutputMode::Events));
-    let chorus = how.output.map(LogMux::new);
+    let log_mux = how.output.map(LogMux::new);
     let mut following = RunFollower {
         cx,
         tree: ProgressTree::new(&name),
         name,
-        chorus,
+        log_mux,
         since: how.since,
         events: as_events.then(EventWriter::default),
         forwards: how.forwards,
@@ -126,15 +129,15 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
         } else {
             None
         },
-        wish: InterruptListener::listen()?,
+        request: InterruptListener::listen()?,
         may_stop: how.may_stop,
     };
     let request = ReadRequest { run_name: None, id: Some(run.id) };
     let mut run = run.clone();
     loop {
-        following.look(&run).await?;
+        following.update(&run).await?;
         let finished = is_finished(&run.status);
-        if !following.turn_to(&run, finished).await? {
+        if !following.switch_to(&run, finished).await? {
             // The reader closed stdout; the run continues.
             return Ok(Exit::Done);
         }
@@ -150,7 +153,7 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
 
 impl RunFollower<'_> {
     /// Shows the changes of a run.
-    async fn look(&mut self, run: &Run) -> Result<(), CliError> {
+    async fn update(&mut self, run: &Run) -> Result<(), CliError> {
         let jobs = job_progress(run);
         let seen = format!(
             "{} {:?} {:?}",
@@ -163,13 +166,13 @@ impl RunFollower<'_> {
             self.pace.news();
         }
         if let Some(events) = &mut self.events {
-            events.look(run);
+            events.update(run);
         } else if !is_finished(&run.status) {
             self.print_deployment(run);
             self.draw(run, &jobs);
         }
         if let Some(forwards) = &mut self.forwards {
-            forwards.turn_to(self.cx, &self.name, &jobs, self.events.is_some())?;
+            forwards.switch_to(self.cx, &self.name, &jobs, self.events.is_some())?;
         }
         if !self.is_open
             && let Some(login) = &self.login
@@ -197,7 +200,7 @@ impl RunFollower<'_> {
 
     fn draw(&mut self, run: &Run, jobs: &[JobProgress]) {
         // The tree cannot be drawn below an incomplete line of output.
-        if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) {
+        if self.log_mux.as_ref().is_some_and(|log_mux| log_mux.mid_line()) {
             return;
         }
         let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
@@ -205,12 +208,12 @@ impl RunFollower<'_> {
     }
 
     /// Returns false if stdout is closed.
-    async fn turn_to(&mut self, run: &Run, finished: bool) -> Result<bool, CliError> {
-        let Some(chorus) = &mut self.chorus else { return Ok(true) };
-        if !chorus.turn_to(self.cx, &self.name, run, self.since, &mut self.tree).await? {
+    async fn switch_to(&mut self, run: &Run, finished: bool) -> Result<bool, CliError> {
+        let Some(log_mux) = &mut self.log_mux else { return Ok(true) };
+        if !log_mux.switch_to(self.cx, &self.name, run, self.since, &mut self.tree).await? {
             return Ok(false);
         }
-        if finished { chorus.finish(&mut self.tree).await } else { Ok(true) }
+        if finished { log_mux.finish(&mut self.tree).await } else { Ok(true) }
     }
 
     /// Writes output until the next poll of the run is due, or until the user makes a request. `Some` ends the command.
@@ -218,18 +221,18 @@ impl RunFollower<'_> {
         let due = Instant::now() + self.pace.wait();
         loop {
             let until = if self.tree.is_animated() { due.min(Instant::now() + FRAME_INTERVAL) } else { due };
-            let sung = async {
-                match &mut self.chorus {
-                    Some(chorus) => chorus.pump(until, &mut self.tree).await,
+            let event = async {
+                match &mut self.log_mux {
+                    Some(log_mux) => log_mux.pump(until, &mut self.tree).await,
                     None => {
                         tokio::time::sleep_until(until).await;
                         Ok(PumpEnd::DeadlineReached)
                     }
                 }
             };
-            let asked = tokio::select! {
-                asked = self.wish.next() => Some(asked),
-                sung = sung => match sung? {
+            let requested = tokio::select! {
+                requested = self.request.next() => Some(requested),
+                event = event => match event? {
                     PumpEnd::DeadlineReached => None,
                     PumpEnd::Over => {
                         self.pace.news();
@@ -238,8 +241,8 @@ impl RunFollower<'_> {
                     PumpEnd::OutputClosed => return Ok(Some(Exit::Done)),
                 },
             };
-            if let Some(asked) = asked {
-                return self.answer(asked).await;
+            if let Some(requested) = requested {
+                return self.answer(requested).await;
             }
             if Instant::now() >= due {
                 return Ok(None);
@@ -251,16 +254,16 @@ impl RunFollower<'_> {
     }
 
     /// `Some` ends the command.
-    async fn answer(&mut self, asked: UserRequest) -> Result<Option<Exit>, CliError> {
+    async fn answer(&mut self, requested: UserRequest) -> Result<Option<Exit>, CliError> {
         self.tree.erase();
-        let asked = match asked {
+        let requested = match requested {
             UserRequest::Interrupt if !self.may_stop => UserRequest::Detach,
             UserRequest::Interrupt if output::can_prompt() => {
                 let question = format!(
                     "`{}` has not ended. [s]top it, or [d]etach and leave it running? (Ctrl-C detaches)",
                     self.name
                 );
-                self.wish.prompt(&question).await
+                self.request.prompt(&question).await
             }
             UserRequest::Interrupt => UserRequest::Stop,
             UserRequest::Stop if !self.may_stop => UserRequest::Detach,
@@ -269,7 +272,7 @@ impl RunFollower<'_> {
             | UserRequest::Detach
             | UserRequest::StopWaiting) => other,
         };
-        match asked {
+        match requested {
             UserRequest::Stop | UserRequest::Interrupt => self.stop(false).await?,
             UserRequest::Abort => self.stop(true).await?,
             UserRequest::Detach => {
@@ -299,7 +302,7 @@ impl RunFollower<'_> {
         let request = StopRequest { runs_names: vec![self.name.clone()], abort };
         // Safe to repeat: stopping a run is idempotent.
         self.cx.call_with_retry::<StopRuns>(&request).await?;
-        self.wish.set_stopping(abort);
+        self.request.set_stopping(abort);
         self.pace.news();
         Ok(())
     }
@@ -318,7 +321,7 @@ impl RunFollower<'_> {
         let style = Style::stderr();
         let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
         let start =
-            if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) && output::is_same_screen() {
+            if self.log_mux.as_ref().is_some_and(|log_mux| log_mux.mid_line()) && output::is_same_screen() {
                 "\n"
             } else {
                 ""
@@ -329,7 +332,7 @@ impl RunFollower<'_> {
             for why in reasons {
                 // If the commands failed, the lines after the first repeat the end of the output, which is visible
                 // right above.
-                let shown = if matches!(exit, Exit::Job(_) | Exit::JobCodeTooHigh) && self.chorus.is_some() {
+                let shown = if matches!(exit, Exit::Job(_) | Exit::JobCodeTooHigh) && self.log_mux.is_some() {
                     why.lines().next().unwrap_or_default()
                 } else {
                     why.trim_end()

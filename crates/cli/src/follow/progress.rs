@@ -90,8 +90,8 @@ fn progress_of(job: &Job) -> Option<JobProgress> {
     let noted = latest.why.as_ref().filter(|_| latest.status == "submitted");
     let noted = noted.and_then(|why| format_refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
     // For a finished attempt, use its termination message.
-    let said = latest.termination_reason_message.as_deref().filter(|_| lacks);
-    let why = noted.or_else(|| said.and_then(|said| said.lines().next()).map(str::to_owned));
+    let text = latest.termination_reason_message.as_deref().filter(|_| lacks);
+    let why = noted.or_else(|| text.and_then(|text| text.lines().next()).map(str::to_owned));
     Some(JobProgress {
         replica: spec["replica_num"].as_i64().unwrap_or(0),
         job: spec["job_num"].as_i64().unwrap_or(0),
@@ -181,7 +181,7 @@ pub(super) mod tests {
         };
         let why = json!({"refusals": [{"place": "gpu-0", "count": 1, "shortfalls": [
             {"kind": "cpus", "message": "needs 8 CPUs, has 2", "cure": "", "passes": true}]}], "left_out": 0});
-        let said: Vec<String> = job_progress(&run(&[
+        let message: Vec<String> = job_progress(&run(&[
             json!({"status": "submitted", "queue_position": 0}),
             json!({"status": "submitted", "queue_position": 3, "why": why}),
             json!({"status": "provisioning", "job_provisioning_data": {"instance_id": "gpu-0"}}),
@@ -194,7 +194,7 @@ pub(super) mod tests {
         .map(super::JobProgress::words)
         .collect();
         assert_eq!(
-            said,
+            message,
             [
                 "queued, next in line",
                 "queued, 3 ahead of it: gpu-0: needs 8 CPUs, has 2",

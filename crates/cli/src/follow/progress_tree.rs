@@ -35,7 +35,7 @@ pub(crate) struct ProgressTree {
     /// Number of lines to erase.
     drawn: usize,
     /// Steps reported for each job since it last ran, so that attempts that fail alike are not repeated.
-    told: Vec<ReportedStep>,
+    reported: Vec<ReportedStep>,
     status: String,
 }
 
@@ -48,7 +48,7 @@ impl ProgressTree {
             began: Instant::now(),
             frame: 0,
             drawn: 0,
-            told: Vec::new(),
+            reported: Vec::new(),
             status: String::new(),
         }
     }
@@ -61,7 +61,7 @@ impl ProgressTree {
     /// Shows the state of the jobs, as a tree until the run starts. `status` is that of the run.
     pub(crate) fn show(&mut self, status: &str, jobs: &[JobProgress], is_coming: bool) {
         if !self.is_live {
-            return self.tell(status, jobs);
+            return self.print(status, jobs);
         }
         self.erase();
         if is_coming {
@@ -71,7 +71,7 @@ impl ProgressTree {
             lines.iter().for_each(|line| output::print_message(line));
         } else {
             // The final state stays on the screen.
-            self.tell(status, jobs);
+            self.print(status, jobs);
         }
     }
 
@@ -95,7 +95,7 @@ impl ProgressTree {
     }
 
     /// Prints each step once, with its time.
-    fn tell(&mut self, status: &str, jobs: &[JobProgress]) {
+    fn print(&mut self, status: &str, jobs: &[JobProgress]) {
         let stamp = self.stamp();
         let style = Style::stderr();
         if jobs.is_empty() && status != self.status {
@@ -106,13 +106,13 @@ impl ProgressTree {
         for job in jobs {
             let step = job.milestone();
             let step = ((job.replica, job.job), step);
-            if self.told.contains(&step) {
+            if self.reported.contains(&step) {
                 continue;
             }
             if job.status == "running" {
-                self.told.retain(|(place, _)| *place != step.0);
+                self.reported.retain(|(place, _)| *place != step.0);
             }
-            self.told.push(step);
+            self.reported.push(step);
             let who = if several { format!("{} {}", self.name, job.label()) } else { self.name.clone() };
             output::print_message(&format!(
                 "{stamp}{who}: {}",

@@ -64,7 +64,7 @@ pub(crate) async fn write_entry(
         None => write_private_key(cx, &dir).await?,
     };
     let host = host_alias(name, place);
-    let door = dir.join("runs").join(format!("{host}.json"));
+    let connection = dir.join("runs").join(format!("{host}.json"));
     let is_named = [&at.url, &at.token, &at.server_cert].into_iter().flatten().any(|value| !value.is_empty());
     if is_named {
         let text = serde_json::to_string(&SavedServer {
@@ -73,7 +73,7 @@ pub(crate) async fn write_entry(
             certificate: cx.certificate.clone(),
         })
         .map_err(|error| CliError::from_error("failed to encode the address of the server", &error))?;
-        write_private(&door, &text).map_err(failed)?;
+        write_private(&connection, &text).map_err(failed)?;
     }
     let program = std::env::current_exe().map_err(failed)?;
     let entry = SshConfigEntry {
@@ -85,7 +85,7 @@ pub(crate) async fn write_entry(
         project: &cx.project,
         run: name,
         place,
-        door: is_named.then_some(door.as_path()),
+        connection: is_named.then_some(connection.as_path()),
     };
     write_private(&dir.join("runs").join(format!("{host}.conf")), &entry.text()).map_err(failed)?;
     let all = dir.join("runs").join("*.conf");
@@ -110,9 +110,14 @@ pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<
             .why("the file does not exist")
             .hint("run `windlass attach RUN` to write it")
     })?;
-    let door: SavedServer = serde_json::from_str(&text)
+    let connection: SavedServer = serde_json::from_str(&text)
         .map_err(|error| CliError::from_error(&format!("failed to parse `{}`", file.display()), &error))?;
-    Ok(ServerArgs { project, url: door.url, token: door.token, server_cert: door.certificate })
+    Ok(ServerArgs {
+        project,
+        url: connection.url,
+        token: connection.token,
+        server_cert: connection.certificate,
+    })
 }
 
 /// Name of the run for its first job, else the job name: `RUN-RANK-REPLICA`.
@@ -172,18 +177,20 @@ struct SshConfigEntry<'a> {
     project: &'a str,
     run: &'a str,
     place: LoginTarget,
-    door: Option<&'a Path>,
+    connection: Option<&'a Path>,
 }
 
 impl SshConfigEntry<'_> {
     fn text(&self) -> String {
-        let door = self.door.map(|door| format!(" --door {}", quote_shell(&door.display().to_string())));
+        let connection = self
+            .connection
+            .map(|connection| format!(" --connection {}", quote_shell(&connection.display().to_string())));
         // OpenSSH expands percent signs.
         let proxy = format!(
             "env WINDLASS_HOME={} {} attach --stdio{} --project {} --replica {} --job {} {}",
             quote_shell(&self.home.display().to_string()),
             quote_shell(&self.program.display().to_string()),
-            door.unwrap_or_default(),
+            connection.unwrap_or_default(),
             quote_shell(self.project),
             self.place.replica,
             self.place.job,
@@ -255,7 +262,7 @@ mod tests {
             project: "main",
             run: "train",
             place: LoginTarget { replica: 0, job: 1 },
-            door: None,
+            connection: None,
         };
         let text = entry.text();
         assert!(text.contains("IdentityFile \"/home/a b/.windlass/ssh/a.key\"\n"), "{text}");

@@ -124,8 +124,8 @@ pub(crate) fn split_status<'a>(status: &'a str, message: &'a str) -> (&'a str, &
         message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
     match message {
         "" => (status, ""),
-        said if is_short => (said, ""),
-        said => (status, said),
+        text if is_short => (text, ""),
+        text => (status, text),
     }
 }
 
@@ -143,16 +143,16 @@ mod tests {
     #[test]
     fn ages_are_formatted_in_the_largest_unit() {
         let now = Timestamp::from_secs(1_000_000);
-        let said = |secs| ago(now - Span::secs(secs), now);
-        let all = [said(0), said(59), said(60), said(7200), said(3 * 86_400)];
+        let message = |secs| ago(now - Span::secs(secs), now);
+        let all = [message(0), message(59), message(60), message(7200), message(3 * 86_400)];
         assert_eq!(all, ["now", "59 s ago", "1 min ago", "2 h ago", "3 d ago"]);
     }
 
     #[test]
     fn local_machine_and_remote_hosts_are_shown_as_different_backends() {
-        let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
+        let message = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
             .map(|(name, region)| backend(name, region));
-        assert_eq!(said, ["local", "ssh", "aws"]);
+        assert_eq!(message, ["local", "ssh", "aws"]);
     }
 
     #[test]

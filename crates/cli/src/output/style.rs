@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn colours_default_to_terminals_and_environment_variables_override() {
         let check = |terminal: bool, name: &str, value: &str| {
-            decide_colours(terminal, |asked| (asked == name).then(|| value.to_owned()))
+            decide_colours(terminal, |requested| (requested == name).then(|| value.to_owned()))
         };
         assert!(check(true, "", "") && !check(false, "", ""));
         assert!(!check(true, "NO_COLOR", "1") && check(true, "NO_COLOR", ""));

@@ -11,7 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// they follow each other.
 pub(crate) async fn watch_table(
     format: Format,
-    mut look: impl AsyncFnMut(bool) -> Result<Table, CliError>,
+    mut refresh: impl AsyncFnMut(bool) -> Result<Table, CliError>,
 ) -> Result<Exit, CliError> {
     let wide = match format {
         Format::Table => false,
@@ -24,7 +24,7 @@ pub(crate) async fn watch_table(
     };
     let mut before = Vec::new();
     loop {
-        let table = look(wide).await?;
+        let table = refresh(wide).await?;
         let lines = if wide { table.whole().screen() } else { table.screen() };
         if lines != before {
             if std::io::stdout().is_terminal() {

@@ -8,57 +8,57 @@ const TASK: &str = "type: task\nname: hello\ncommands: [echo hi]\n";
 
 #[test]
 fn a_run_is_submitted_listed_and_stopped() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
-    let applied = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
+    let applied = env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
     assert_eq!(applied.stdout, "later\n");
     applied.says("Run           later (task)");
-    let listed = stage.windlass(&["ps", "-o", "json"]).ok().json();
+    let listed = env.windlass(&["ps", "-o", "json"]).ok().json();
     assert_eq!(listed["runs"][0]["run_spec"]["run_name"], "later");
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
-    let line = stage.windlass(&["ps", "-o", "jsonl"]).ok();
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
+    let line = env.windlass(&["ps", "-o", "jsonl"]).ok();
     assert_eq!(line.stdout.lines().count(), 1);
-    let table = stage.windlass(&["ps"]).ok().stdout;
+    let table = env.windlass(&["ps"]).ok().stdout;
     assert!(table.starts_with("NAME") && table.contains("later"), "{table}");
     assert!(!table.contains('\u{1b}'), "colours go to terminals only");
 
     // Applying an unchanged configuration returns the existing run.
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("is already active and unchanged");
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("is already active and unchanged");
     // A different name creates a different run.
-    let other = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", "other", "-o", "name"]).ok();
+    let other = env.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", "other", "-o", "name"]).ok();
     assert_eq!(other.stdout, "other\n");
 
-    assert_eq!(stage.windlass(&["stop", "later"]).code, Some(2), "nobody can answer");
-    let typo = stage.windlass(&["stop", "-y", "laterr", "other"]);
+    assert_eq!(env.windlass(&["stop", "later"]).code, Some(2), "nobody can answer");
+    let typo = env.windlass(&["stop", "-y", "laterr", "other"]);
     assert_eq!(typo.code, Some(1));
     typo.says("did you mean `later`?");
-    let stopped = stage.windlass(&["stop", "-y", "--wait", "later", "other", "-o", "jsonl"]).ok().stdout;
+    let stopped = env.windlass(&["stop", "-y", "--wait", "later", "other", "-o", "jsonl"]).ok().stdout;
     let stopped: Vec<serde_json::Value> =
         stopped.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(stopped.iter().map(|run| &run["status"]).collect::<Vec<_>>(), ["terminated", "terminated"]);
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
-    let all = stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout;
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+    let all = env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout;
     assert_eq!(all.lines().count(), 2, "{all}");
-    let again = stage.windlass(&["stop", "-y", "later", "-o", "name"]).ok();
+    let again = env.windlass(&["stop", "-y", "later", "-o", "name"]).ok();
     again.says("has already ended");
     assert_eq!(again.stdout, "later\n");
-    stage.windlass(&["why", "later"]).ok();
+    env.windlass(&["why", "later"]).ok();
 }
 
 #[test]
 fn an_incompatible_change_names_the_field_and_replaces_the_active_run() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
-    let before = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok().json();
-    stage.file("later.yml", &WAITING.replace("echo hi", "echo ho"));
-    let after = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
+    let before = env.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok().json();
+    env.file("later.yml", &WAITING.replace("echo hi", "echo ho"));
+    let after = env.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
     after.says("`configuration.commands` cannot be changed in place");
     assert_ne!(before["id"], after.json()["id"]);
-    stage.file(
+    env.file(
         "later.yml",
         &WAITING.replace("echo hi", "echo ho").replace("name: later", "name: later\npriority: 5"),
     );
-    let updated = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
+    let updated = env.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
     updated.says("can be updated in place.\n  ");
     updated.says("priority: ");
     assert_eq!(updated.json()["id"], after.json()["id"]);
@@ -66,35 +66,35 @@ fn an_incompatible_change_names_the_field_and_replaces_the_active_run() {
 
 #[test]
 fn apply_exits_200_and_explains_why_nothing_fits() {
-    let stage = CliEnv::new();
-    stage.file("hello.yml", TASK);
-    let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y"]);
+    let env = CliEnv::new();
+    env.file("hello.yml", TASK);
+    let applied = env.windlass(&["apply", "-f", "hello.yml", "-y"]);
     assert_eq!(applied.code, Some(200), "{}", applied.stderr);
     assert_eq!(applied.stdout, "");
     applied.says("why:");
     applied.says("Nothing fits now:\n  ");
     applied.says("hint: run `windlass why hello`");
-    let why = stage.windlass(&["why", "hello", "-o", "json"]).ok().json();
+    let why = env.windlass(&["why", "hello", "-o", "json"]).ok().json();
     assert!(!why["reasons"].as_array().unwrap().is_empty(), "{why}");
-    let why = stage.windlass(&["why", "hello"]).ok().stdout;
+    let why = env.windlass(&["why", "hello"]).ok().stdout;
     assert!(
         why.contains("reason: failed to start due to no capacity") && why.contains("does not fit"),
         "{why}"
     );
     // No output is not an error.
-    assert_eq!(stage.windlass(&["logs", "hello"]).ok().stdout, "");
+    assert_eq!(env.windlass(&["logs", "hello"]).ok().stdout, "");
 }
 
 #[test]
 fn apply_and_why_show_what_a_waiting_run_lacks() {
-    let stage = CliEnv::new();
-    stage.file("hello.yml", &(TASK.to_owned() + "retry: {on_events: [no-capacity], duration: 1h}\n"));
-    let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y", "-d"]).ok();
+    let env = CliEnv::new();
+    env.file("hello.yml", &(TASK.to_owned() + "retry: {on_events: [no-capacity], duration: 1h}\n"));
+    let applied = env.windlass(&["apply", "-f", "hello.yml", "-y", "-d"]).ok();
     applied.says("Nothing fits now:\n  ");
     let place = applied.stderr.split("Nothing fits now:\n  ").nth(1).unwrap().lines().next().unwrap();
-    let why = stage.windlass(&["why", "hello"]).ok().stdout;
+    let why = env.windlass(&["why", "hello"]).ok().stdout;
     assert!(why.contains("does not fit") && why.contains(place), "no `{place}` in\n{why}");
-    stage.windlass(&["stop", "-xy", "--wait", "hello"]).ok();
+    env.windlass(&["stop", "-xy", "--wait", "hello"]).ok();
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn configuration_errors_show_their_line_and_need_no_server() {
 fn apply_usage_errors_exit_2_and_name_the_flag() {
     let home = TestHome::new();
     home.0.file("hello.yml", TASK);
-    let ask = home.windlass(&["apply", "-f", "hello.yml"]);
-    assert_eq!(ask.code, Some(2));
-    ask.says("pass `-y`");
+    let first_output = home.windlass(&["apply", "-f", "hello.yml"]);
+    assert_eq!(first_output.code, Some(2));
+    first_output.says("pass `-y`");
     let output = home.windlass(&["apply", "-f", "hello.yml", "-y", "-o", "json"]);
     assert_eq!(output.code, Some(2));
     output.says("`-o` cannot be used while the run is followed");
@@ -132,12 +132,12 @@ fn apply_usage_errors_exit_2_and_name_the_flag() {
 
 #[test]
 fn variables_and_arguments_of_the_command_line_reach_the_run() {
-    let stage = CliEnv::new();
+    let env = CliEnv::new();
     let text = WAITING.replace("echo hi", "\"echo ${{ run.args }}\"") + "env: [A=1, B]\n";
-    stage.file("later.yml", &text);
+    env.file("later.yml", &text);
     let args =
         ["apply", "-f", "later.yml", "-y", "-d", "-o", "json", "-e", "B=2", "-e", "C=3", "--", "--lr", "a b"];
-    let run = stage.windlass(&args).ok().json();
+    let run = env.windlass(&args).ok().json();
     let configuration = &run["run_spec"]["configuration"];
     assert_eq!(configuration["env"], serde_json::json!({ "A": "1", "B": "2", "C": "3" }));
     assert_eq!(configuration["commands"][0], "echo --lr 'a b'");
@@ -145,12 +145,12 @@ fn variables_and_arguments_of_the_command_line_reach_the_run() {
 
 #[test]
 fn identical_files_reuse_the_uploaded_archive() {
-    let stage = CliEnv::new();
-    stage.file("conf/data/a.txt", "1");
-    stage.file("conf/later.yml", &(WAITING.to_owned() + "files: [data, data/a.txt:/etc/a]\n"));
+    let env = CliEnv::new();
+    env.file("conf/data/a.txt", "1");
+    env.file("conf/later.yml", &(WAITING.to_owned() + "files: [data, data/a.txt:/etc/a]\n"));
     let apply = |name: &str| {
         let args = ["apply", "-f", "conf/later.yml", "-y", "-d", "-o", "json", "-n", name];
-        stage.windlass(&args).ok().json()["run_spec"]["file_archives"].clone()
+        env.windlass(&args).ok().json()["run_spec"]["file_archives"].clone()
     };
     let (first, second) = (apply("one"), apply("two"));
     assert_eq!(first.as_array().unwrap().len(), 2);
@@ -160,10 +160,10 @@ fn identical_files_reuse_the_uploaded_archive() {
 
 #[test]
 fn a_directory_without_git_is_uploaded_whole() {
-    let stage = CliEnv::new();
-    stage.file("code/main.py", "print(1)");
-    stage.file("code/later.yml", &(WAITING.to_owned() + "repos: [.]\n"));
-    let run = stage.windlass(&["apply", "-f", "code/later.yml", "-y", "-d", "-o", "json"]).ok();
+    let env = CliEnv::new();
+    env.file("code/main.py", "print(1)");
+    env.file("code/later.yml", &(WAITING.to_owned() + "repos: [.]\n"));
+    let run = env.windlass(&["apply", "-f", "code/later.yml", "-y", "-d", "-o", "json"]).ok();
     run.says("it is not a git repository");
     let spec = &run.json()["run_spec"];
     assert_eq!(spec["repo_data"]["repo_type"], "virtual");
@@ -172,8 +172,8 @@ fn a_directory_without_git_is_uploaded_whole() {
 
 #[test]
 fn ssh_fleet_keys_are_read_by_the_client_and_private_keys_are_never_returned() {
-    let stage = CliEnv::new();
-    let key = stage.home.path().join("id");
+    let env = CliEnv::new();
+    let key = env.home.path().join("id");
     let made = std::process::Command::new("ssh-keygen")
         .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
         .arg(&key)
@@ -182,30 +182,30 @@ fn ssh_fleet_keys_are_read_by_the_client_and_private_keys_are_never_returned() {
     assert!(made.success());
     let text =
         "type: fleet\nname: rack\nssh_config:\n  user: root\n  identity_file: id\n  hosts: [127.0.0.1]\n";
-    stage.file("rack.yml", text);
-    let fleet = stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d", "-o", "json"]).ok();
+    env.file("rack.yml", text);
+    let fleet = env.windlass(&["apply", "-f", "rack.yml", "-y", "-d", "-o", "json"]).ok();
     let ssh = fleet.json()["spec"]["configuration"]["ssh_config"]["ssh_key"].clone();
     let public = std::fs::read_to_string(key.with_extension("pub")).unwrap();
     assert_eq!(ssh["public"].as_str().unwrap().trim(), public.trim());
     assert_eq!(ssh["private"], serde_json::Value::Null);
     let private = std::fs::read_to_string(&key).unwrap();
     assert!(!fleet.stdout.contains(private.lines().nth(1).unwrap()));
-    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
-    let near = stage.windlass(&["fleet", "get", "rac"]);
+    assert_eq!(env.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
+    let near = env.windlass(&["fleet", "get", "rac"]);
     assert_eq!(near.code, Some(1));
     near.says("did you mean `rack`?");
-    stage.windlass(&["fleet", "delete", "-y", "rack"]).ok();
+    env.windlass(&["fleet", "delete", "-y", "rack"]).ok();
 }
 
 #[test]
 fn an_unusable_key_is_refused_by_the_client() {
-    let stage = CliEnv::new();
-    stage.file("id", "not a key");
-    stage.file(
+    let env = CliEnv::new();
+    env.file("id", "not a key");
+    env.file(
         "rack.yml",
         "type: fleet\nname: rack\nssh_config:\n  user: root\n  identity_file: id\n  hosts: [127.0.0.1]\n",
     );
-    let refused = stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]);
+    let refused = env.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]);
     assert_eq!(refused.code, Some(200));
     refused.says("read the private key");
     refused.says("without a passphrase");

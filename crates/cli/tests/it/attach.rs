@@ -11,9 +11,9 @@ use crate::{TestDir, TestHome, relay::Relay};
 /// The server looks for its agent next to its own binary, or at `WINDLASS_AGENT`.
 #[track_caller]
 pub(crate) fn require_agent() {
-    let beside = Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name("windlass-agent");
+    let next_to = Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name("windlass-agent");
     let given = std::env::var_os("WINDLASS_AGENT").is_some();
-    assert!(given || beside.exists(), "build it first: `cargo build -p windlass-agent`");
+    assert!(given || next_to.exists(), "build it first: `cargo build -p windlass-agent`");
 }
 
 fn task(home: &TestHome, command: &str) {
@@ -38,8 +38,8 @@ fn apply_prints_job_output_byte_for_byte_and_exits_with_its_code() {
     let failed = home.windlass(&["apply", "-f", "job.yml", "-y"]);
     assert_eq!(failed.code, Some(7), "{}", failed.stderr);
     failed.says("exited with status 7");
-    let said = failed.stderr.to_lowercase();
-    assert!(!said.contains("exit code"), "said twice: {said}");
+    let message = failed.stderr.to_lowercase();
+    assert!(!message.contains("exit code"), "said twice: {message}");
     let why = home.windlass(&["why", "job"]).ok().stdout;
     assert!(why.contains("reason: container exited with error"), "{why}");
 
@@ -111,8 +111,8 @@ fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Rel
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
     let done = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert_eq!((rest.trim_end(), done.status.code()), ("two", Some(3)), "{said}");
+    let message = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!((rest.trim_end(), done.status.code()), ("two", Some(3)), "{message}");
     let logs = crate::run_command(
         local(&["logs", "-f", "job"]).env("WINDLASS_URL", relay.url()).env("WINDLASS_TOKEN", token.trim()),
     );

@@ -78,9 +78,9 @@ fn concurrent_commands_start_one_server() {
     let mut started = 0;
     for child in racing {
         let done = child.wait_with_output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert!(done.status.success(), "{said}");
-        started += usize::from(said.contains("started one at"));
+        let message = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success(), "{message}");
+        started += usize::from(message.contains("started one at"));
     }
     assert_eq!(started, 1);
 }

@@ -134,8 +134,11 @@ fn backup_and_restore_of_postgres_name_pg_dump_and_pg_restore() {
     for (action, tool) in [("backup", "pg_dump"), ("restore", "pg_restore")] {
         let refused = windlass(dir.path(), &["--database-url", url, action, "/tmp/none.db"]);
         assert_eq!(refused.status.code(), Some(1));
-        let said = output_text(&refused);
-        assert!(said.contains(tool) && said.contains("postgres://windlass@db.example/windlass"), "{said}");
-        assert!(!said.contains("hidden"), "{said}");
+        let message = output_text(&refused);
+        assert!(
+            message.contains(tool) && message.contains("postgres://windlass@db.example/windlass"),
+            "{message}"
+        );
+        assert!(!message.contains("hidden"), "{message}");
     }
 }

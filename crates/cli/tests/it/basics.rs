@@ -15,11 +15,11 @@ use crate::{
 #[test]
 fn version_help_and_usage_errors_are_printed() {
     let home = TestHome::new();
-    let mut story = CliSnapshot::new("windlass", &home);
-    story.run(&["--version"]);
-    story.run(&["--no-such-flag"]);
-    story.run(&["no-such-command"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("windlass", &home);
+    transcript.run(&["--version"]);
+    transcript.run(&["--no-such-flag"]);
+    transcript.run(&["no-such-command"]);
+    transcript.end();
     let help = home.windlass(&["--help"]).ok().stdout;
     assert!(help.contains("Usage: windlass <COMMAND>") && help.contains("Examples:"), "{help}");
     let nothing = home.windlass(&[]);
@@ -51,17 +51,17 @@ fn colours_can_be_forced_and_no_color_overrides() {
 
 #[test]
 fn login_prints_the_server_user_and_project() {
-    let stage = CliEnv::new();
-    let url = stage.server.url();
-    let mut story = CliSnapshot::new("login", &stage.home);
-    story.run(&["login", "--url", &url, "--token", TOKEN]);
-    story.run(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]);
-    story.run(&["login", "--url", &url, "--token", TOKEN, "--project", "main", "-o", "name"]);
-    story.run(&["login", "--url", &url, "--token", "wrong"]);
-    story.run(&["login", "--url", &url, "--token", TOKEN, "--project", "other"]);
-    story.run(&["login", "--url", &url, "--token", "-"]);
-    story.run(&["login"]);
-    story.end();
+    let env = CliEnv::new();
+    let url = env.server.url();
+    let mut transcript = CliSnapshot::new("login", &env.home);
+    transcript.run(&["login", "--url", &url, "--token", TOKEN]);
+    transcript.run(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]);
+    transcript.run(&["login", "--url", &url, "--token", TOKEN, "--project", "main", "-o", "name"]);
+    transcript.run(&["login", "--url", &url, "--token", "wrong"]);
+    transcript.run(&["login", "--url", &url, "--token", TOKEN, "--project", "other"]);
+    transcript.run(&["login", "--url", &url, "--token", "-"]);
+    transcript.run(&["login"]);
+    transcript.end();
 }
 
 #[test]
@@ -71,12 +71,12 @@ fn check_reports_each_file_separately() {
     home.0
         .file("bad.yml", "type: task\nname: bad\ncommands: [echo]\nresources:\n  gpu: lots\n  memroy: 8GB\n");
     let files = ["good.yml", "bad.yml", "absent.yml"];
-    let mut story = CliSnapshot::new("check", &home);
+    let mut transcript = CliSnapshot::new("check", &home);
     for format in ["table", "json", "jsonl", "name"] {
-        story.run(&[&["check", "-o", format], &files[..]].concat());
+        transcript.run(&[&["check", "-o", format], &files[..]].concat());
     }
-    story.run(&["check", "good.yml"]);
-    story.end();
+    transcript.run(&["check", "good.yml"]);
+    transcript.end();
 }
 
 #[test]
@@ -84,22 +84,23 @@ fn dev_server_prints_how_to_use_it() {
     let home = TestHome::new();
     let args = ["dev", "--log-level", "error"];
     let mut child = home.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
+    let mut message = String::new();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    while !said.contains("ready at") {
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+    while !message.contains("ready at") {
+        assert!(stderr.read_line(&mut message).unwrap() > 0, "it ended: {message}");
     }
     let ended = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(ended.success());
-    std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+    std::io::Read::read_to_string(&mut stderr, &mut message).unwrap();
     let done = child.wait_with_output().unwrap();
-    let token = said.split("WINDLASS_TOKEN=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-    let place = said.split("its data in ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let token =
+        message.split("WINDLASS_TOKEN=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let place = message.split("its data in ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(!std::path::Path::new(&place).exists(), "{place} is left");
-    let mut story = CliSnapshot::new("dev", &home);
-    story.mask_patterns(&token, "[TOKEN]");
-    story.mask_patterns(&place, "[DATA]");
+    let mut transcript = CliSnapshot::new("dev", &home);
+    transcript.mask_patterns(&token, "[TOKEN]");
+    transcript.mask_patterns(&place, "[DATA]");
     let stdout = String::from_utf8(done.stdout).unwrap();
-    story.add(&args, &crate::CommandOutput { code: done.status.code(), stdout, stderr: said });
-    story.end();
+    transcript.add(&args, &crate::CommandOutput { code: done.status.code(), stdout, stderr: message });
+    transcript.end();
 }

@@ -185,7 +185,7 @@ fn check_accepts_the_same_real_task_files_as_launch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_images_asks_the_registry_whether_images_exist() {
+async fn check_images_looks_images_up_in_their_registry() {
     let registry = windlass_testkit::lab::registry::Registry::start().await;
     let (there, by_digest) = registry.put("team/app", "1", b"a layer".to_vec());
     let missing = registry.name("team/app:2");

@@ -19,28 +19,28 @@ fn complete(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn names_are_completed_in_five_shells() {
-    let stage = CliEnv::new();
+    let env = CliEnv::new();
     for name in ["train-a", "train-b"] {
-        stage.file("run.yml", &WAITING.replace("NAME", name));
-        stage.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
+        env.file("run.yml", &WAITING.replace("NAME", name));
+        env.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
     }
     for shell in SHELLS {
-        let mut found = complete(stage.command(&[]), shell, &["windlass", "logs", "train-"]);
+        let mut found = complete(env.command(&[]), shell, &["windlass", "logs", "train-"]);
         found.sort();
         assert_eq!(found, ["train-a", "train-b"], "{shell}");
         assert_eq!(
-            complete(stage.command(&[]), shell, &["windlass", "why", "train-b"]),
+            complete(env.command(&[]), shell, &["windlass", "why", "train-b"]),
             ["train-b"],
             "{shell}"
         );
         assert_eq!(
-            complete(stage.command(&[]), shell, &["windlass", "ps", "--project", "m"]),
+            complete(env.command(&[]), shell, &["windlass", "ps", "--project", "m"]),
             ["main"],
             "{shell}"
         );
-        assert_eq!(complete(stage.command(&[]), shell, &["windlass", "expl"]), ["explain"], "{shell}");
+        assert_eq!(complete(env.command(&[]), shell, &["windlass", "expl"]), ["explain"], "{shell}");
         let elsewhere = ["windlass", "logs", "--project", "other", "train-"];
-        assert_eq!(complete(stage.command(&[]), shell, &elsewhere), [""; 0], "{shell}");
+        assert_eq!(complete(env.command(&[]), shell, &elsewhere), [""; 0], "{shell}");
     }
 }
 
@@ -68,14 +68,14 @@ fn completion_without_a_server_returns_no_names_and_starts_no_server() {
 
 #[test]
 fn generated_script_completes_in_real_bash() {
-    let stage = CliEnv::new();
-    stage.file("run.yml", &WAITING.replace("NAME", "train-a"));
-    stage.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
+    let env = CliEnv::new();
+    env.file("run.yml", &WAITING.replace("NAME", "train-a"));
+    env.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
     let script = "source <(windlass completion bash) && COMP_WORDS=(windlass stop tr) COMP_CWORD=2 && \
                   _clap_complete_windlass windlass tr stop && echo \"${COMPREPLY[*]}\"";
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_windlass")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    let like = stage.command(&[]);
+    let like = env.command(&[]);
     let mut bash = Command::new("bash");
     bash.args(["--norc", "-c", script]).env("PATH", path);
     for (name, value) in like.get_envs() {
@@ -94,8 +94,8 @@ fn completion_prints_a_script_for_every_shell() {
         let script = home.windlass(&["completion", shell]).ok().stdout;
         assert!(script.contains("WINDLASS_COMPLETE") && script.contains(shell), "{script}");
     }
-    let mut story = CliSnapshot::new("completion", &home);
-    story.run(&["completion", "csh"]);
-    story.run(&["completion", "--help"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("completion", &home);
+    transcript.run(&["completion", "csh"]);
+    transcript.run(&["completion", "--help"]);
+    transcript.end();
 }

@@ -13,13 +13,13 @@ fn dev_server_prints_how_to_reach_it_and_deletes_its_data_on_exit() {
     let mut command = home.command(&["dev", "--log-level", "error"]);
     command.env("TMPDIR", home.path());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
+    let mut message = String::new();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    while !said.contains("windlass is ready") {
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+    while !message.contains("windlass is ready") {
+        assert!(stderr.read_line(&mut message).unwrap() > 0, "{message}");
     }
     let word = |name: &str| {
-        let (_, rest) = said.split_once(&format!("{name}=")).unwrap();
+        let (_, rest) = message.split_once(&format!("{name}=")).unwrap();
         rest.split_whitespace().next().unwrap().to_owned()
     };
     let mut ps = home.command(&["ps", "-o", "json"]);

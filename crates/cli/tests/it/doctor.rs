@@ -46,8 +46,8 @@ fn doctor_lists_missing_tools_and_starts_no_server() {
 
 #[test]
 fn doctor_checks_url_token_and_project() {
-    let stage = CliEnv::new();
-    let well = stage.windlass(&["doctor", "-o", "json"]);
+    let env = CliEnv::new();
+    let well = env.windlass(&["doctor", "-o", "json"]);
     let found = well.json();
     assert_eq!(check(&found, "server")["status"], "ok", "{found}");
     assert_eq!(check(&found, "version")["status"], "ok", "{found}");
@@ -56,7 +56,7 @@ fn doctor_checks_url_token_and_project() {
         ("--project", "other", "windlass project"),
         ("--url", "http://127.0.0.1:9", "windlass server"),
     ] {
-        let bad = stage.windlass(&["doctor", "-o", "json", flag, value]);
+        let bad = env.windlass(&["doctor", "-o", "json", flag, value]);
         assert_eq!(bad.code, Some(1), "{}", bad.stdout);
         let found = bad.json();
         assert_eq!(check(&found, "server")["status"], "bad", "{found}");
@@ -81,16 +81,16 @@ fn init_writes_a_valid_configuration_for_a_folder() {
     let home = TestHome::new();
     home.0.file("code/requirements.txt", "torch\n");
     home.0.file("code/train.py", "print(1)\n");
-    let mut story = CliSnapshot::new("init", &home);
-    story.run(&["init", "code", "--stdout"]);
-    story.run(&["init", "code"]);
-    story.run(&["check", "code/windlass.yml"]);
-    story.run(&["init", "code"]);
-    story.run(&["init", "code", "--force", "--type", "dev-environment", "-n", "desk", "-o", "json"]);
-    story.run(&["check", "code/windlass.yml", "-o", "json"]);
-    story.run(&["init", "code", "--force", "-n", "Not A Name"]);
-    story.run(&["init", "nowhere"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("init", &home);
+    transcript.run(&["init", "code", "--stdout"]);
+    transcript.run(&["init", "code"]);
+    transcript.run(&["check", "code/windlass.yml"]);
+    transcript.run(&["init", "code"]);
+    transcript.run(&["init", "code", "--force", "--type", "dev-environment", "-n", "desk", "-o", "json"]);
+    transcript.run(&["check", "code/windlass.yml", "-o", "json"]);
+    transcript.run(&["init", "code", "--force", "-n", "Not A Name"]);
+    transcript.run(&["init", "nowhere"]);
+    transcript.end();
     let written = std::fs::read_to_string(home.path().join("code/windlass.yml")).unwrap();
     let header = written.lines().next().unwrap();
     let schema = header.strip_prefix("# yaml-language-server: $schema=").unwrap();
@@ -102,16 +102,16 @@ fn init_writes_a_valid_configuration_for_a_folder() {
 #[test]
 fn server_start_status_and_stop_control_the_local_server() {
     let home = TestHome::new();
-    let mut story = CliSnapshot::new("server", &home);
-    story.run(&["server", "status"]);
-    let started = story.run(&["server", "start", "-o", "json"]).ok();
-    story.mask_patterns(&started.json()["pid"].to_string(), "[PID]");
-    story.run(&["server", "start"]);
-    story.run(&["server", "status"]);
-    story.run(&["server", "status", "-o", "name"]);
-    story.run(&["server", "start", "--data-dir", "elsewhere"]);
-    story.run(&["server", "stop"]);
-    story.run(&["server", "stop"]);
-    story.run(&["server", "status", "-o", "json"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("server", &home);
+    transcript.run(&["server", "status"]);
+    let started = transcript.run(&["server", "start", "-o", "json"]).ok();
+    transcript.mask_patterns(&started.json()["pid"].to_string(), "[PID]");
+    transcript.run(&["server", "start"]);
+    transcript.run(&["server", "status"]);
+    transcript.run(&["server", "status", "-o", "name"]);
+    transcript.run(&["server", "start", "--data-dir", "elsewhere"]);
+    transcript.run(&["server", "stop"]);
+    transcript.run(&["server", "stop"]);
+    transcript.run(&["server", "status", "-o", "json"]);
+    transcript.end();
 }

@@ -5,46 +5,46 @@ use crate::{TestHome, cli_env::CliEnv, snapshot::CliSnapshot};
 #[test]
 fn explain_describes_an_error_code_without_a_server() {
     let home = TestHome::new();
-    let mut story = CliSnapshot::new("explain", &home);
-    story.run(&["explain"]);
-    story.run(&["explain", "w010"]);
-    story.run(&["explain", "C011", "-o", "json"]);
-    story.run(&["explain", "-o", "name"]);
-    story.run(&["explain", "W999"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("explain", &home);
+    transcript.run(&["explain"]);
+    transcript.run(&["explain", "w010"]);
+    transcript.run(&["explain", "C011", "-o", "json"]);
+    transcript.run(&["explain", "-o", "name"]);
+    transcript.run(&["explain", "W999"]);
+    transcript.end();
     assert!(!home.path().join("home/server").exists(), "no server was started for that");
 }
 
 #[test]
 fn help_knows_commands_and_topics() {
     let home = TestHome::new();
-    let mut story = CliSnapshot::new("help", &home);
+    let mut transcript = CliSnapshot::new("help", &home);
     for topic in ["exit-codes", "environment", "output"] {
-        story.run(&["help", topic]);
+        transcript.run(&["help", topic]);
     }
-    story.run(&["help", "explain"]);
-    story.run(&["help", "server", "stop"]);
-    story.run(&["help", "appyl"]);
-    story.run(&["explain", "--no-such-flag"]);
-    story.end();
+    transcript.run(&["help", "explain"]);
+    transcript.run(&["help", "server", "stop"]);
+    transcript.run(&["help", "appyl"]);
+    transcript.run(&["explain", "--no-such-flag"]);
+    transcript.end();
 }
 
 #[test]
 fn an_unreachable_or_refusing_server_is_reported_with_a_hint() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("errors", &stage);
-    story.run(&["ps", "--url", "http://127.0.0.1:9"]);
-    story.run(&["ps", "--url", "https://127.0.0.1:9"]);
-    story.run(&["ps", "--url", "https://127.0.0.1:9", "--server-cert", "absent.pem"]);
-    story.run(&["ps", "--url", "gopher://x"]);
-    story.run(&["ps", "--token", "wrong"]);
-    story.run(&["ps", "--project", "mian"]);
-    story.run(&["logs", "nobody"]);
-    story.run(&["fleet", "get", "nobody"]);
-    story.run(&["stop", "nobody"]);
-    stage.file("bad.yml", "type: task\nname: bad\ncomands:\n  - echo\n");
-    story.run(&["apply", "-y", "-f", "bad.yml"]);
-    story.run(&["apply", "-y", "-f", "absent.yml"]);
-    story.run(&["apply", "-f", "bad.yml"]);
-    story.end();
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("errors", &env);
+    transcript.run(&["ps", "--url", "http://127.0.0.1:9"]);
+    transcript.run(&["ps", "--url", "https://127.0.0.1:9"]);
+    transcript.run(&["ps", "--url", "https://127.0.0.1:9", "--server-cert", "absent.pem"]);
+    transcript.run(&["ps", "--url", "gopher://x"]);
+    transcript.run(&["ps", "--token", "wrong"]);
+    transcript.run(&["ps", "--project", "mian"]);
+    transcript.run(&["logs", "nobody"]);
+    transcript.run(&["fleet", "get", "nobody"]);
+    transcript.run(&["stop", "nobody"]);
+    env.file("bad.yml", "type: task\nname: bad\ncomands:\n  - echo\n");
+    transcript.run(&["apply", "-y", "-f", "bad.yml"]);
+    transcript.run(&["apply", "-y", "-f", "absent.yml"]);
+    transcript.run(&["apply", "-f", "bad.yml"]);
+    transcript.end();
 }

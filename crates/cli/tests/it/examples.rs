@@ -78,8 +78,8 @@ fn small_examples_run_on_this_machine() {
     assert_eq!(words, "hi, one\nhi, two three\n");
     for (name, rate) in [("sweep-lr-1", "0.1"), ("sweep-lr-01", "0.01")] {
         let variable = format!("LR={rate}");
-        let said = apply(&home, "sweep.yml", &["-n", name, "-e", &variable]);
-        assert_eq!(said, format!("training with a rate of {rate} and seed 7\n"));
+        let message = apply(&home, "sweep.yml", &["-n", name, "-e", &variable]);
+        assert_eq!(message, format!("training with a rate of {rate} and seed 7\n"));
     }
     assert_eq!(run_local(&home, &["ps", "-a", "-o", "name"]).ok().stdout.lines().count(), 4);
 

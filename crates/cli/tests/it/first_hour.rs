@@ -14,8 +14,8 @@ const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n
 
 #[test]
 fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
     let flags = [
         "apply",
         "-f",
@@ -41,7 +41,7 @@ fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
         "--region",
         "eu-west-1",
     ];
-    let applied = stage.windlass(&flags).ok();
+    let applied = env.windlass(&flags).ok();
     for row in [
         "mem=100MB..200MB",
         "gpu=H100:2",
@@ -65,83 +65,83 @@ fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
         (&"auto".into(), &"reuse".into())
     );
 
-    let wrong = stage.windlass(&["apply", "-f", "later.yml", "-y", "--gpu", "8xH100"]);
+    let wrong = env.windlass(&["apply", "-f", "later.yml", "-y", "--gpu", "8xH100"]);
     assert_eq!(wrong.code, Some(2));
     wrong.says("`--gpu`: ");
     wrong.says("did you mean `H100:8`?");
-    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 1\n");
-    let fleet = stage.windlass(&["apply", "-f", "rack.yml", "-y", "--gpu", "1", "--retry"]);
+    env.file("rack.yml", "type: fleet\nname: rack\nnodes: 1\n");
+    let fleet = env.windlass(&["apply", "-f", "rack.yml", "-y", "--gpu", "1", "--retry"]);
     assert_eq!(fleet.code, Some(2));
     fleet.says("`--gpu`, `--retry` cannot be used with a fleet");
-    let stray = stage.windlass(&["apply", "later.yml"]);
-    assert_eq!(stray.code, Some(2));
-    stray.says("`windlass apply -f later.yml`");
+    let orphan = env.windlass(&["apply", "later.yml"]);
+    assert_eq!(orphan.code, Some(2));
+    orphan.says("`windlass apply -f later.yml`");
 }
 
 #[test]
 fn apply_reports_unknown_secrets_and_unreachable_remotes_before_submitting() {
-    let stage = CliEnv::new();
-    stage.windlass(&["secret", "set", "TOKEN", "x"]).ok();
-    stage.file("later.yml", &(WAITING.to_owned() + "env: {A: '${{ secrets.TOKNE }}'}\n"));
-    let unknown = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]);
+    let env = CliEnv::new();
+    env.windlass(&["secret", "set", "TOKEN", "x"]).ok();
+    env.file("later.yml", &(WAITING.to_owned() + "env: {A: '${{ secrets.TOKNE }}'}\n"));
+    let unknown = env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]);
     assert_eq!(unknown.code, Some(200));
     unknown.says("no secret named `TOKNE` in project `main`");
     unknown.says("did you mean `TOKEN`?");
-    stage.file("repo.yml", &(WAITING.to_owned() + "repos: ['file:///srv/app.git']\n"));
-    let remote = stage.windlass(&["apply", "-f", "repo.yml", "-y", "-d"]);
+    env.file("repo.yml", &(WAITING.to_owned() + "repos: ['file:///srv/app.git']\n"));
+    let remote = env.windlass(&["apply", "-f", "repo.yml", "-y", "-d"]);
     assert_eq!(remote.code, Some(200));
     remote.says("instances clone only over https, ssh or git");
-    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+    assert_eq!(env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
 fn delete_by_name_requires_a_finished_run_and_delete_by_file_stops_it_first() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
-    let active = stage.windlass(&["delete", "-y", "later"]);
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let active = env.windlass(&["delete", "-y", "later"]);
     assert_eq!(active.code, Some(1));
     active.says("cannot delete runs that are not finished: `later` is pending");
     active.says("`windlass stop --wait later` first");
-    assert_eq!(stage.windlass(&["delete", "-f", "later.yml"]).code, Some(2), "no terminal to ask on");
+    assert_eq!(env.windlass(&["delete", "-f", "later.yml"]).code, Some(2), "no terminal to ask on");
 
-    stage.windlass(&["stop", "-y", "--wait", "later"]).ok();
-    let typo = stage.windlass(&["delete", "-y", "later", "latr"]);
+    env.windlass(&["stop", "-y", "--wait", "later"]).ok();
+    let typo = env.windlass(&["delete", "-y", "later", "latr"]);
     assert_eq!(typo.code, Some(1));
-    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "later\n", "all or none");
-    stage.windlass(&["delete", "-y", "later"]).ok().says("Deleted later.");
-    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+    assert_eq!(env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "later\n", "all or none");
+    env.windlass(&["delete", "-y", "later"]).ok().says("Deleted later.");
+    assert_eq!(env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
 
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
-    stage.windlass(&["delete", "-y", "-f", "later.yml"]).ok().says("Stopping `later`");
-    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
-    stage.file("unnamed.yml", "type: task\ncommands: [a]\n");
-    assert_eq!(stage.windlass(&["delete", "-y", "-f", "unnamed.yml"]).code, Some(2));
-    let absent = stage.windlass(&["delete", "-y", "-f", "later.yml"]);
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    env.windlass(&["delete", "-y", "-f", "later.yml"]).ok().says("Stopping `later`");
+    assert_eq!(env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+    env.file("unnamed.yml", "type: task\ncommands: [a]\n");
+    assert_eq!(env.windlass(&["delete", "-y", "-f", "unnamed.yml"]).code, Some(2));
+    let absent = env.windlass(&["delete", "-y", "-f", "later.yml"]);
     absent.says("no run named `later` in project `main`");
 }
 
 #[test]
 fn delete_with_a_fleet_file_deletes_the_fleet() {
-    let stage = CliEnv::new();
-    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
-    stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
-    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
-    stage.windlass(&["delete", "-y", "--wait", "-f", "rack.yml"]).ok().says("Deleting rack.");
-    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "");
+    let env = CliEnv::new();
+    env.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
+    env.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
+    assert_eq!(env.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
+    env.windlass(&["delete", "-y", "--wait", "-f", "rack.yml"]).ok().says("Deleting rack.");
+    assert_eq!(env.windlass(&["fleet", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
 fn ps_filters_by_name_status_and_user() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
     for name in ["train-1", "train-2", "eval"] {
-        stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", name]).ok();
+        env.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", name]).ok();
     }
-    stage.windlass(&["stop", "-y", "--wait", "train-2"]).ok();
+    env.windlass(&["stop", "-y", "--wait", "train-2"]).ok();
     let names = |args: &[&str]| {
         let all = [&["ps", "-o", "name"], args].concat();
-        let mut names: Vec<String> = stage.windlass(&all).ok().stdout.lines().map(str::to_owned).collect();
+        let mut names: Vec<String> = env.windlass(&all).ok().stdout.lines().map(str::to_owned).collect();
         names.sort();
         names
     };
@@ -149,18 +149,18 @@ fn ps_filters_by_name_status_and_user() {
     assert_eq!(names(&["--status", "terminated"]), ["train-2"]);
     assert_eq!(names(&["--status", "pending", "eval", "train-?"]), ["eval", "train-1"]);
     assert_eq!(names(&["--user", "admin", "-n", "1", "train-*"]).len(), 1);
-    stage.windlass(&["ps", "nothing-like-it"]).ok().says("No matching runs");
-    let table = stage.windlass(&["ps"]).ok().stdout;
+    env.windlass(&["ps", "nothing-like-it"]).ok().says("No matching runs");
+    let table = env.windlass(&["ps"]).ok().stdout;
     assert!(table.lines().next().unwrap().contains("NEXT START"), "{table}");
-    let nothing = stage.windlass(&["stop", "-y", "eval", "nosuch"]);
+    let nothing = env.windlass(&["stop", "-y", "eval", "nosuch"]);
     assert_eq!(nothing.code, Some(1));
     nothing.says("no run named `nosuch` in project `main`: nothing was stopped");
 
-    let shown = stage.windlass(&["show", "eval"]).ok().stdout;
+    let shown = env.windlass(&["show", "eval"]).ok().stdout;
     for part in ["Name", "eval", "Next start", "echo hi", "later.yml"] {
         assert!(shown.contains(part), "no {part} in\n{shown}");
     }
-    assert_eq!(stage.windlass(&["show", "eval", "-o", "json"]).ok().json()["run_spec"]["run_name"], "eval");
+    assert_eq!(env.windlass(&["show", "eval", "-o", "json"]).ok().json()["run_spec"]["run_name"], "eval");
 }
 
 #[test]
@@ -204,13 +204,15 @@ fn a_command_runs_without_a_file_and_can_be_inspected_while_running() {
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
         run_command(&mut command)
     };
-    let wants = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
-    let done =
-        local(&[&["run", "-y"], &wants[..], &["-e", "A=1 2", "--", "sh", "-c", "echo $A; exit 3"]].concat());
+    let requirements = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
+    let done = local(
+        &[&["run", "-y"], &requirements[..], &["-e", "A=1 2", "--", "sh", "-c", "echo $A; exit 3"]].concat(),
+    );
     assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(3), "1 2\n"), "{}", done.stderr);
 
     let name = local(
-        &[&["run", "-y", "-d", "-n", "stays"], &wants[..], &["--", "echo started; sleep 600"]].concat(),
+        &[&["run", "-y", "-d", "-n", "stays"], &requirements[..], &["--", "echo started; sleep 600"]]
+            .concat(),
     )
     .ok();
     assert_eq!(name.stdout, "stays\n");
@@ -246,7 +248,7 @@ fn the_local_fleet_can_be_deleted_and_added_again() {
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "");
     local(&["fleet", "add", "-y", "local"]).ok();
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
-    let wants = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
-    let done = local(&[&["run", "-y"], &wants[..], &["--", "echo back"]].concat()).ok();
+    let requirements = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
+    let done = local(&[&["run", "-y"], &requirements[..], &["--", "echo back"]].concat()).ok();
     assert_eq!(done.stdout.replace('\r', ""), "back\n");
 }

@@ -55,9 +55,9 @@ fn job_ports_are_forwarded_while_apply_is_attached() {
     let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let told = wait_for_line(&mut lines, &format!("Port {port} of the job: http://"));
-    let address = told.rsplit("http://").next().unwrap().to_owned();
-    let ask = || -> std::io::Result<String> {
+    let reported = wait_for_line(&mut lines, &format!("Port {port} of the job: http://"));
+    let address = reported.rsplit("http://").next().unwrap().to_owned();
+    let output = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(&address)?;
         stream.write_all(b"ping")?;
         let mut answer = String::new();
@@ -65,9 +65,9 @@ fn job_ports_are_forwarded_while_apply_is_attached() {
         Ok(answer)
     };
     // The program may need a moment before it listens.
-    eventually("the job answers", || ask().is_ok_and(|answer| answer == "ping pong"));
+    eventually("the job answers", || output().is_ok_and(|answer| answer == "ping pong"));
     for _ in 0..2 {
-        assert_eq!(ask().unwrap(), "ping pong");
+        assert_eq!(output().unwrap(), "ping pong");
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(201));

@@ -4,39 +4,39 @@ use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
 fn managed_job_commands_print_clear_results_and_errors() {
-    let stage = CliEnv::new();
-    stage.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
-    stage.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
-    stage.file("service.yaml", "service:\n  replicas: 1\nrun: echo hi\n");
-    stage.file("secret.yaml", "secrets:\n  TOKEN: null\nrun: echo hi\n");
-    stage.file("circle.yaml", "name: a\ndepends_on: [b]\nrun: a\n---\nname: b\ndepends_on: [a]\nrun: b\n");
-    let mut story = CliSnapshot::new("jobs", &stage);
-    story.run(&["jobs"]);
-    story.run(&["jobs", "queue", "-o", "json"]);
+    let env = CliEnv::new();
+    env.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
+    env.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
+    env.file("service.yaml", "service:\n  replicas: 1\nrun: echo hi\n");
+    env.file("secret.yaml", "secrets:\n  TOKEN: null\nrun: echo hi\n");
+    env.file("circle.yaml", "name: a\ndepends_on: [b]\nrun: a\n---\nname: b\ndepends_on: [a]\nrun: b\n");
+    let mut transcript = CliSnapshot::new("jobs", &env);
+    transcript.run(&["jobs"]);
+    transcript.run(&["jobs", "queue", "-o", "json"]);
     for file in ["wrong.yaml", "service.yaml", "circle.yaml", "none.yaml"] {
-        story.run(&["jobs", "launch", "-y", file]);
+        transcript.run(&["jobs", "launch", "-y", file]);
     }
-    story.run(&["jobs", "launch", "-y", "-d", "secret.yaml"]);
-    story.run(&["jobs", "launch", "-y", "-d", "--secret", "NOWHERE_TO_BE_FOUND", "secret.yaml"]);
-    story.run(&["jobs", "launch", "good.yaml"]);
-    story.run(&["jobs", "launch", "-y", "-d", "good.yaml"]);
-    story.run(&["jobs", "launch", "-y", "-d", "-n", "many", "--num-jobs", "3", "good.yaml"]);
-    story.run(&["jobs", "launch", "-y", "-d", "-o", "name", "echo hi"]);
-    story.run(&["jobs", "queue", "-s", "RUNING"]);
-    story.run(&["jobs", "logs", "77"]);
-    story.run(&["jobs", "logs", "1", "nothing"]);
-    story.run(&["jobs", "cancel"]);
-    story.run(&["jobs", "cancel", "-y", "77"]);
-    story.run(&["jobs", "cancel", "1"]);
-    story.end();
+    transcript.run(&["jobs", "launch", "-y", "-d", "secret.yaml"]);
+    transcript.run(&["jobs", "launch", "-y", "-d", "--secret", "NOWHERE_TO_BE_FOUND", "secret.yaml"]);
+    transcript.run(&["jobs", "launch", "good.yaml"]);
+    transcript.run(&["jobs", "launch", "-y", "-d", "good.yaml"]);
+    transcript.run(&["jobs", "launch", "-y", "-d", "-n", "many", "--num-jobs", "3", "good.yaml"]);
+    transcript.run(&["jobs", "launch", "-y", "-d", "-o", "name", "echo hi"]);
+    transcript.run(&["jobs", "queue", "-s", "RUNING"]);
+    transcript.run(&["jobs", "logs", "77"]);
+    transcript.run(&["jobs", "logs", "1", "nothing"]);
+    transcript.run(&["jobs", "cancel"]);
+    transcript.run(&["jobs", "cancel", "-y", "77"]);
+    transcript.run(&["jobs", "cancel", "1"]);
+    transcript.end();
     for name in ["1", "good"] {
-        let why = stage.windlass(&["why", name]).ok().stdout;
+        let why = env.windlass(&["why", name]).ok().stdout;
         assert!(why.starts_with("good: managed job 1, FAILED_PRECHECKS, DONE (launched "), "{why}");
         assert!(why.contains("\n  why:  no fleet can run it: "), "{why}");
         assert!(why.contains("\n  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
     }
-    let why = stage.windlass(&["why", "1", "-o", "json"]).ok().json();
-    let queue = stage.windlass(&["jobs", "queue", "-a", "-o", "json"]).ok().json();
+    let why = env.windlass(&["why", "1", "-o", "json"]).ok().json();
+    let queue = env.windlass(&["jobs", "queue", "-a", "-o", "json"]).ok().json();
     let of_queue = queue["jobs"].as_array().unwrap().iter().find(|job| job["job_id"] == 1).unwrap();
     assert_eq!((&why["reason"], &why["tasks"][0]["reason"]), (&of_queue["reason"], &of_queue["reason"]));
 }

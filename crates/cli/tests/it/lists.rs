@@ -4,27 +4,27 @@ use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
 fn an_empty_list_prints_a_hint_instead_of_a_table() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("lists-empty", &stage);
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("lists-empty", &env);
     for thing in ["ps", "fleet", "volume", "gateway", "jobs"] {
         for format in ["table", "json", "jsonl", "name"] {
-            story.run(&[thing, "-o", format]);
+            transcript.run(&[thing, "-o", format]);
         }
     }
-    story.end();
+    transcript.end();
 }
 
 #[test]
 fn delete_is_refused_without_a_terminal_or_yes_flag() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("delete-unasked", &stage);
-    story.run(&["secret", "set", "SOME", "value"]);
-    story.run(&["secret", "delete", "SOME"]);
-    story.run(&["secret", "-o", "name"]);
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("delete-unasked", &env);
+    transcript.run(&["secret", "set", "SOME", "value"]);
+    transcript.run(&["secret", "delete", "SOME"]);
+    transcript.run(&["secret", "-o", "name"]);
     for thing in ["volume", "gateway", "fleet"] {
-        story.run(&[thing, "delete", "some"]);
+        transcript.run(&[thing, "delete", "some"]);
     }
-    story.end();
+    transcript.end();
 }
 
 /// A new list must be documented.

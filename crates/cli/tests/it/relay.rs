@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 #[derive(Default)]
 struct RelayState {
     /// First line of each connection's first request.
-    asked: Mutex<Vec<String>>,
+    requested: Mutex<Vec<String>>,
     open: Mutex<Vec<TcpStream>>,
     over: AtomicBool,
 }
@@ -57,7 +57,7 @@ impl Relay {
     }
 
     pub(crate) fn streams(&self) -> usize {
-        self.state.asked.lock().iter().filter(|line| line.contains("/logs/stream")).count()
+        self.state.requested.lock().iter().filter(|line| line.contains("/logs/stream")).count()
     }
 }
 
@@ -75,7 +75,7 @@ fn copy_both_ways(state: &RelayState, mut client: TcpStream, server: &str, strea
     let length = client.read(&mut first).ok()?;
     let line = String::from_utf8_lossy(&first[..length]).lines().next().unwrap_or_default().to_owned();
     let hidden = !streams && line.contains("/logs/stream");
-    state.asked.lock().push(line);
+    state.requested.lock().push(line);
     if hidden {
         return client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok();
     }

@@ -30,77 +30,77 @@ fn run_with_input(command: &mut Command, input: &str) -> CommandOutput {
 
 const FORMATS: [&str; 5] = ["table", "wide", "json", "jsonl", "name"];
 
-fn run_in_all_formats<G: SnapshotEnv>(story: &mut CliSnapshot<'_, G>, args: &[&str]) {
+fn run_in_all_formats<G: SnapshotEnv>(transcript: &mut CliSnapshot<'_, G>, args: &[&str]) {
     for format in FORMATS {
-        story.run(&[args, &["-o", format]].concat());
+        transcript.run(&[args, &["-o", format]].concat());
     }
 }
 
 #[test]
 fn a_secret_is_stored_read_and_deleted() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("secret", &stage);
-    story.run(&["secret"]);
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("secret", &env);
+    transcript.run(&["secret"]);
     let set = ["secret", "set", "TOKEN"];
-    let stored = run_with_input(&mut stage.command(&set), "from standard input\n");
-    story.add(&set, &stored);
-    story.run(&["secret", "set", "OTHER", "on the line", "-o", "json"]);
-    story.run(&["secret", "set", "OTHER", "on the line", "--for", "managers"]);
-    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin,nobody"]);
-    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin"]);
-    run_in_all_formats(&mut story, &["secret"]);
-    story.run(&["secret", "get", "TOKEN"]);
-    story.run(&["secret", "get", "OTHER", "-o", "json"]);
-    story.run(&["secret", "get", "TOKNE"]);
-    story.run(&["secret", "set", "EMPTY"]);
-    story.run(&["secret", "set", "bad name", "x"]);
-    story.run(&["secret", "delete", "TOKEN"]);
-    story.run(&["secret", "delete", "-y", "TOKEN", "NONE"]);
-    story.run(&["secret", "delete", "-y", "TOKEN", "OTHER"]);
-    story.run(&["secret", "-o", "name"]);
-    story.end();
+    let stored = run_with_input(&mut env.command(&set), "from standard input\n");
+    transcript.add(&set, &stored);
+    transcript.run(&["secret", "set", "OTHER", "on the line", "-o", "json"]);
+    transcript.run(&["secret", "set", "OTHER", "on the line", "--for", "managers"]);
+    transcript.run(&["secret", "set", "OTHER", "on the line", "--for", "admin,nobody"]);
+    transcript.run(&["secret", "set", "OTHER", "on the line", "--for", "admin"]);
+    run_in_all_formats(&mut transcript, &["secret"]);
+    transcript.run(&["secret", "get", "TOKEN"]);
+    transcript.run(&["secret", "get", "OTHER", "-o", "json"]);
+    transcript.run(&["secret", "get", "TOKNE"]);
+    transcript.run(&["secret", "set", "EMPTY"]);
+    transcript.run(&["secret", "set", "bad name", "x"]);
+    transcript.run(&["secret", "delete", "TOKEN"]);
+    transcript.run(&["secret", "delete", "-y", "TOKEN", "NONE"]);
+    transcript.run(&["secret", "delete", "-y", "TOKEN", "OTHER"]);
+    transcript.run(&["secret", "-o", "name"]);
+    transcript.end();
     // A multi-line value keeps its lines; only the last line break is removed.
-    run_with_input(&mut stage.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
-    assert_eq!(stage.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
+    run_with_input(&mut env.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
+    assert_eq!(env.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
 }
 
 #[test]
 fn project_commands_manage_projects_and_members() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("project", &stage);
-    run_in_all_formats(&mut story, &["project"]);
-    story.run(&["project", "add", "lab"]);
-    story.run(&["project", "add", "lab"]);
-    story.run(&["project"]);
-    story.run(&["project", "get", "lab"]);
-    story.run(&["project", "get", "labb"]);
-    story.run(&["project", "members", "lab"]);
-    story.run(&["user", "create", "ada", "-o", "name"]);
-    story.run(&["project", "members", "lab", "--set", "ada=user"]);
-    story.run(&["project", "members", "lab", "--set", "ada=manager", "-o", "wide"]);
-    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "ada", "-o", "wide"]);
-    story.run(&["project", "members", "lab", "--deny-ssh-fleets", "ada", "-o", "name"]);
-    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "nobody"]);
-    story.run(&["project", "grant-backend", "lab", "slurm"]);
-    story.run(&["project", "get", "lab"]);
-    story.run(&["project", "revoke-backend", "lab", "slurm"]);
-    story.run(&["project", "revoke-backend", "lab", "slurm"]);
-    story.run(&["project", "grant-backend", "lab", "clouds"]);
-    story.run(&["project", "members", "lab", "--set", "nobody=user"]);
-    story.run(&["project", "members", "lab", "--set", "ada=king"]);
-    story.run(&["project", "members", "lab", "--remove", "ada", "-o", "name"]);
-    story.run(&["project", "delete", "lab"]);
-    story.run(&["project", "delete", "-y", "lab"]);
-    story.run(&["project", "-o", "name"]);
-    story.end();
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("project", &env);
+    run_in_all_formats(&mut transcript, &["project"]);
+    transcript.run(&["project", "add", "lab"]);
+    transcript.run(&["project", "add", "lab"]);
+    transcript.run(&["project"]);
+    transcript.run(&["project", "get", "lab"]);
+    transcript.run(&["project", "get", "labb"]);
+    transcript.run(&["project", "members", "lab"]);
+    transcript.run(&["user", "create", "ada", "-o", "name"]);
+    transcript.run(&["project", "members", "lab", "--set", "ada=user"]);
+    transcript.run(&["project", "members", "lab", "--set", "ada=manager", "-o", "wide"]);
+    transcript.run(&["project", "members", "lab", "--allow-ssh-fleets", "ada", "-o", "wide"]);
+    transcript.run(&["project", "members", "lab", "--deny-ssh-fleets", "ada", "-o", "name"]);
+    transcript.run(&["project", "members", "lab", "--allow-ssh-fleets", "nobody"]);
+    transcript.run(&["project", "grant-backend", "lab", "slurm"]);
+    transcript.run(&["project", "get", "lab"]);
+    transcript.run(&["project", "revoke-backend", "lab", "slurm"]);
+    transcript.run(&["project", "revoke-backend", "lab", "slurm"]);
+    transcript.run(&["project", "grant-backend", "lab", "clouds"]);
+    transcript.run(&["project", "members", "lab", "--set", "nobody=user"]);
+    transcript.run(&["project", "members", "lab", "--set", "ada=king"]);
+    transcript.run(&["project", "members", "lab", "--remove", "ada", "-o", "name"]);
+    transcript.run(&["project", "delete", "lab"]);
+    transcript.run(&["project", "delete", "-y", "lab"]);
+    transcript.run(&["project", "-o", "name"]);
+    transcript.end();
 }
 
 #[test]
 fn commands_use_the_default_project() {
-    let stage = CliEnv::new();
-    stage.windlass(&["project", "add", "lab"]).ok();
-    let url = stage.server.url();
-    let logged_in = |args: &[&str]| run_command(&mut stage.home.command(args));
+    let env = CliEnv::new();
+    env.windlass(&["project", "add", "lab"]).ok();
+    let url = env.server.url();
+    let logged_in = |args: &[&str]| run_command(&mut env.home.command(args));
     logged_in(&["login", "--url", &url, "--token", TOKEN]).ok().says("project `main`");
     logged_in(&["project", "set-default", "lab"]).ok().says("Your default project is now `lab`");
     logged_in(&["secret", "set", "A", "1"]).ok();
@@ -125,64 +125,64 @@ fn the_default_project_is_kept_for_the_local_server() {
 
 #[test]
 fn users_are_added_and_their_token_is_shown_once() {
-    let stage = CliEnv::new();
-    let mut story = CliSnapshot::new("user", &stage);
-    run_in_all_formats(&mut story, &["user"]);
-    let made = story.run(&["user", "create", "ada", "--email", "ada@example.org"]);
-    story.run(&["user", "create", "ada"]);
-    story.run(&["user", "create", "eve", "--admin", "-o", "json"]);
-    story.run(&["user", "-o", "wide"]);
-    story.run(&["user", "get", "aad"]);
-    story.run(&["user", "grant", "ada", "queue"]);
-    story.run(&["user", "get", "ada"]);
-    story.run(&["user", "revoke", "ada", "queue"]);
-    story.run(&["user", "revoke", "eve", "queue"]);
-    story.run(&["user", "grant", "ada", "everything"]);
-    story.run(&["user", "refresh-token", "ada"]);
-    let again = story.run(&["user", "refresh-token", "-y", "ada"]);
-    story.run(&["user", "delete", "ada"]);
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("user", &env);
+    run_in_all_formats(&mut transcript, &["user"]);
+    let made = transcript.run(&["user", "create", "ada", "--email", "ada@example.org"]);
+    transcript.run(&["user", "create", "ada"]);
+    transcript.run(&["user", "create", "eve", "--admin", "-o", "json"]);
+    transcript.run(&["user", "-o", "wide"]);
+    transcript.run(&["user", "get", "aad"]);
+    transcript.run(&["user", "grant", "ada", "queue"]);
+    transcript.run(&["user", "get", "ada"]);
+    transcript.run(&["user", "revoke", "ada", "queue"]);
+    transcript.run(&["user", "revoke", "eve", "queue"]);
+    transcript.run(&["user", "grant", "ada", "everything"]);
+    transcript.run(&["user", "refresh-token", "ada"]);
+    let again = transcript.run(&["user", "refresh-token", "-y", "ada"]);
+    transcript.run(&["user", "delete", "ada"]);
     // A user who is not an admin sees only themselves, and cannot create users.
-    let as_ada = |args: &[&str]| run_command(stage.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
+    let as_ada = |args: &[&str]| run_command(env.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
     for args in [&["user", "-o", "name"][..], &["user", "create", "mallory"], &["secret"]] {
-        story.add(args, &as_ada(args));
+        transcript.add(args, &as_ada(args));
     }
-    story.run(&["user", "delete", "-y", "ada", "eve"]);
-    story.run(&["user", "-o", "name"]);
-    story.end();
+    transcript.run(&["user", "delete", "-y", "ada", "eve"]);
+    transcript.run(&["user", "-o", "name"]);
+    transcript.end();
     assert_ne!(made.stdout, again.stdout);
     assert!(
         made.stdout.starts_with("wl_") && made.stdout.lines().count() == 1,
         "the token alone: {}",
         made.stdout
     );
-    let old = run_command(stage.command(&["user"]).env("WINDLASS_TOKEN", made.stdout.trim()));
+    let old = run_command(env.command(&["user"]).env("WINDLASS_TOKEN", made.stdout.trim()));
     assert_eq!(old.code, Some(1), "the old token is dead");
 }
 
 #[test]
 fn events_are_listed_oldest_first_and_filtered() {
-    let stage = CliEnv::new();
-    stage.windlass(&["secret", "set", "ONE", "1"]).ok();
-    stage.windlass(&["secret", "set", "TWO", "2"]).ok();
-    stage.windlass(&["secret", "set", "ONE", "3"]).ok();
-    stage.file("later.yml", "type: task\nname: later\ncommands: [echo]\nschedule: {cron: \"0 0 1 1 *\"}\n");
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
-    let mut story = CliSnapshot::new("event", &stage);
-    run_in_all_formats(&mut story, &["event", "--target-secret", "ONE"]);
-    story.run(&["event", "-n", "1", "--include-target-type", "secret"]);
-    story.run(&["event", "--within-run", "later"]);
-    story.run(&["event", "--target-run", "latter"]);
-    story.run(&["event", "--target-run", "later", "--within-fleet", "x"]);
-    story.run(&["event", "--since", "yesterday"]);
-    story.run(&["event", "--since", "1h", "--include-target-type", "volume"]);
-    story.run(&["event", "-f", "-o", "json"]);
-    story.end();
+    let env = CliEnv::new();
+    env.windlass(&["secret", "set", "ONE", "1"]).ok();
+    env.windlass(&["secret", "set", "TWO", "2"]).ok();
+    env.windlass(&["secret", "set", "ONE", "3"]).ok();
+    env.file("later.yml", "type: task\nname: later\ncommands: [echo]\nschedule: {cron: \"0 0 1 1 *\"}\n");
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let mut transcript = CliSnapshot::new("event", &env);
+    run_in_all_formats(&mut transcript, &["event", "--target-secret", "ONE"]);
+    transcript.run(&["event", "-n", "1", "--include-target-type", "secret"]);
+    transcript.run(&["event", "--within-run", "later"]);
+    transcript.run(&["event", "--target-run", "latter"]);
+    transcript.run(&["event", "--target-run", "later", "--within-fleet", "x"]);
+    transcript.run(&["event", "--since", "yesterday"]);
+    transcript.run(&["event", "--since", "1h", "--include-target-type", "volume"]);
+    transcript.run(&["event", "-f", "-o", "json"]);
+    transcript.end();
     // More than a page, from a time on: no event is repeated or missing.
     for number in 0..60 {
-        stage.windlass(&["secret", "set", &format!("S{number}"), "x"]).ok();
-        stage.windlass(&["secret", "delete", "-y", &format!("S{number}")]).ok();
+        env.windlass(&["secret", "set", &format!("S{number}"), "x"]).ok();
+        env.windlass(&["secret", "delete", "-y", &format!("S{number}")]).ok();
     }
-    let all = stage
+    let all = env
         .windlass(&["event", "--since", "1h", "--include-target-type", "secret", "-o", "name"])
         .ok()
         .stdout;
@@ -192,10 +192,10 @@ fn events_are_listed_oldest_first_and_filtered() {
 
 #[test]
 fn event_follow_prints_new_events() {
-    let stage = CliEnv::new();
-    stage.windlass(&["secret", "set", "BEFORE", "1"]).ok();
+    let env = CliEnv::new();
+    env.windlass(&["secret", "set", "BEFORE", "1"]).ok();
     let mut follow =
-        stage.command(&["event", "-f", "-n", "1", "--include-target-type", "secret", "-o", "jsonl"]);
+        env.command(&["event", "-f", "-n", "1", "--include-target-type", "secret", "-o", "jsonl"]);
     let mut child = follow.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let mut next = || {
@@ -204,7 +204,7 @@ fn event_follow_prints_new_events() {
     };
     assert_eq!(next(), "BEFORE");
     for name in ["FIRST", "SECOND"] {
-        stage.windlass(&["secret", "set", name, "1"]).ok();
+        env.windlass(&["secret", "set", name, "1"]).ok();
         assert_eq!(next(), name);
     }
     child.kill().unwrap();
@@ -231,10 +231,10 @@ impl CloudServer {
         let script = home.0.file("cloud.yml", CLOUD);
         let args = ["--admin-token", TOKEN];
         let server = server::with_mock_cloud(&home.path().join("data"), &args, &script);
-        let stage = CliEnv { server, home };
-        stage.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
-        stage.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();
-        Self(stage)
+        let env = CliEnv { server, home };
+        env.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
+        env.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();
+        Self(env)
     }
 }
 
@@ -251,23 +251,23 @@ impl Drop for CloudServer {
 #[test]
 fn offer_lists_prices_of_fitting_offers_and_shortfalls_of_others() {
     let cloud = CloudServer::new();
-    let mut story = CliSnapshot::new("offer", &cloud.0);
-    run_in_all_formats(&mut story, &["offer"]);
-    story.run(&["offer", "--gpu", "H100:1..", "--max-price", "4", "--spot"]);
-    story.run(&["offer", "--gpu", "80GB", "--on-demand", "--max-offers", "1"]);
-    story.run(&["offer", "-r", "east", "--cpu", "2..", "--memory", "8GB.."]);
-    story.run(&["offer", "--gpu", "H200"]);
-    story.run(&["offer", "-R"]);
-    story.run(&["offer", "--memory", "lots"]);
-    run_in_all_formats(&mut story, &["offer", "--group-by", "gpu"]);
-    story.run(&["offer", "--group-by", "gpu,backend,region,count"]);
-    story.run(&["offer", "--group-by", "backend"]);
-    story.run(&["offer", "--group-by", "gpu,region"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("offer", &cloud.0);
+    run_in_all_formats(&mut transcript, &["offer"]);
+    transcript.run(&["offer", "--gpu", "H100:1..", "--max-price", "4", "--spot"]);
+    transcript.run(&["offer", "--gpu", "80GB", "--on-demand", "--max-offers", "1"]);
+    transcript.run(&["offer", "-r", "east", "--cpu", "2..", "--memory", "8GB.."]);
+    transcript.run(&["offer", "--gpu", "H200"]);
+    transcript.run(&["offer", "-R"]);
+    transcript.run(&["offer", "--memory", "lots"]);
+    run_in_all_formats(&mut transcript, &["offer", "--group-by", "gpu"]);
+    transcript.run(&["offer", "--group-by", "gpu,backend,region,count"]);
+    transcript.run(&["offer", "--group-by", "backend"]);
+    transcript.run(&["offer", "--group-by", "gpu,region"]);
+    transcript.end();
 }
 
 #[test]
-fn a_plan_never_lists_a_fitting_offer_as_unfit() {
+fn a_plan_never_lists_a_fitting_offer_as_unsuitable() {
     let cloud = CloudServer::new();
     let resources = "{cpu: 1.., memory: 0.., disk: null, gpu: 'H100:2'}";
     let task = format!("type: task\nname: gpu\ncommands: [echo hi]\nresources: {resources}\n");
@@ -291,22 +291,22 @@ fn instances_with_their_jobs_and_costs_are_shown() {
     };
     until(&["ps"], "running");
     until(&["instance"], "busy");
-    let mut story = CliSnapshot::new("machines", &cloud.0);
-    story.run(&["instance"]);
-    story.run(&["instance", "-o", "name", "--fleet", "burst"]);
-    story.run(&["instance", "get", "burst-0", "-o", "name"]);
-    story.run(&["instance", "get", "burst-7"]);
-    story.run(&["instance", "--fleet", "bursd"]);
-    story.run(&["fleet"]);
-    story.run(&["fleet", "get", "burst", "-o", "name"]);
-    story.run(&["metrics", "bussy"]);
-    story.run(&["metrics", "busy", "--job", "3"]);
-    story.run(&["cost", "-o", "name"]);
-    story.run(&["cost", "--by", "user", "-o", "name"]);
-    story.run(&["cost", "--by", "fleet", "-o", "name"]);
-    story.run(&["cost", "--since", "2020-01-01T00:00:00Z", "--until", "2020-02-01T00:00:00Z"]);
-    story.run(&["cost", "--since", "1h", "--until", "2h"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("machines", &cloud.0);
+    transcript.run(&["instance"]);
+    transcript.run(&["instance", "-o", "name", "--fleet", "burst"]);
+    transcript.run(&["instance", "get", "burst-0", "-o", "name"]);
+    transcript.run(&["instance", "get", "burst-7"]);
+    transcript.run(&["instance", "--fleet", "bursd"]);
+    transcript.run(&["fleet"]);
+    transcript.run(&["fleet", "get", "burst", "-o", "name"]);
+    transcript.run(&["metrics", "bussy"]);
+    transcript.run(&["metrics", "busy", "--job", "3"]);
+    transcript.run(&["cost", "-o", "name"]);
+    transcript.run(&["cost", "--by", "user", "-o", "name"]);
+    transcript.run(&["cost", "--by", "fleet", "-o", "name"]);
+    transcript.run(&["cost", "--since", "2020-01-01T00:00:00Z", "--until", "2020-02-01T00:00:00Z"]);
+    transcript.run(&["cost", "--since", "1h", "--until", "2h"]);
+    transcript.end();
     let facts = cloud.0.windlass(&["instance", "get", "burst-0"]).ok().stdout;
     let words = facts.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["Status busy", "Job busy-0-0", "Type small", "Price $0.5", "Last seen"] {
@@ -335,62 +335,59 @@ fn volumes_are_created_shown_and_deleted() {
     let cloud = CloudServer::new();
     cloud.0.file("disk.yml", "type: volume\nname: disk\nbackend: mock\nregion: east\nsize: 100GB\n");
     cloud.0.windlass(&["apply", "-f", "disk.yml", "-y"]).ok();
-    let mut story = CliSnapshot::new("volume", &cloud.0);
-    story.run(&["volume"]);
-    story.run(&["volume", "-o", "wide"]);
-    story.run(&["volume", "-o", "name"]);
-    story.run(&["volume", "get", "disc"]);
-    story.run(&["volume", "delete", "disk"]);
-    story.run(&["volume", "delete", "-y", "disk"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("volume", &cloud.0);
+    transcript.run(&["volume"]);
+    transcript.run(&["volume", "-o", "wide"]);
+    transcript.run(&["volume", "-o", "name"]);
+    transcript.run(&["volume", "get", "disc"]);
+    transcript.run(&["volume", "delete", "disk"]);
+    transcript.run(&["volume", "delete", "-y", "disk"]);
+    transcript.end();
     eventually("the volume is gone", || cloud.0.windlass(&["volume", "-o", "name"]).ok().stdout.is_empty());
 }
 
 #[test]
 fn backends_that_the_server_does_not_have_are_refused() {
-    let stage = CliEnv::new();
-    stage.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");
-    stage.file(
-        "door.yml",
-        "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n",
-    );
-    stage.file("disk.yml", "type: volume\nname: disk\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
+    let env = CliEnv::new();
+    env.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");
+    env.file("door.yml", "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n");
+    env.file("disk.yml", "type: volume\nname: disk\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
     for file in ["far.yml", "door.yml", "disk.yml"] {
-        let refused = stage.windlass(&["apply", "-f", file, "-y"]);
+        let refused = env.windlass(&["apply", "-f", file, "-y"]);
         assert_ne!(refused.code, Some(0));
         refused.says("this server has no backend `aws`; it has `");
     }
-    assert_eq!(stage.windlass(&["fleet", "get", "far"]).code, Some(1));
+    assert_eq!(env.windlass(&["fleet", "get", "far"]).code, Some(1));
 }
 
 #[test]
 fn apply_warns_about_fields_without_effect_and_refuses_fleets_of_other_projects() {
-    let stage = CliEnv::new();
-    stage.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
-    let applied = stage.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
+    let env = CliEnv::new();
+    env.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
+    let applied = env.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
     applied.says("warning: home.yml:4: `home_dir` has no effect");
-    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout.trim(), "home");
-    stage.file("far.yml", "type: task\nname: far\ncommands: [echo hi]\nfleets: [other/local]\n");
-    let refused = stage.windlass(&["apply", "-f", "far.yml", "-y", "-d"]);
+    assert_eq!(env.windlass(&["ps", "-a", "-o", "name"]).ok().stdout.trim(), "home");
+    env.file("far.yml", "type: task\nname: far\ncommands: [echo hi]\nfleets: [other/local]\n");
+    let refused = env.windlass(&["apply", "-f", "far.yml", "-y", "-d"]);
     assert_ne!(refused.code, Some(0));
     refused.says("`other/local` is a fleet of another project; only those of `main` can be used");
 }
 
 #[test]
 fn gateways_are_shown_changed_and_deleted() {
-    let stage = CliEnv::new();
+    let env = CliEnv::new();
     let text = "type: gateway\nname: entry\nbackend: remote\nregion: eu-west-1\ndomain: example.org\n";
-    stage.file("entry.yml", text);
-    stage.windlass(&["apply", "-f", "entry.yml", "-y", "-d"]).ok();
-    let mut story = CliSnapshot::new("gateway", &stage);
-    story.run(&["gateway"]);
-    story.run(&["gateway", "get", "entry", "-o", "name"]);
-    story.run(&["gateway", "get", "entri"]);
-    story.run(&["gateway", "update", "entry"]);
-    story.run(&["gateway", "update", "entry", "--domain", "example.net", "--set-default"]);
-    story.run(&["gateway", "-o", "wide"]);
-    story.run(&["gateway", "delete", "-y", "entry"]);
-    story.end();
+    env.file("entry.yml", text);
+    env.windlass(&["apply", "-f", "entry.yml", "-y", "-d"]).ok();
+    let mut transcript = CliSnapshot::new("gateway", &env);
+    transcript.run(&["gateway"]);
+    transcript.run(&["gateway", "get", "entry", "-o", "name"]);
+    transcript.run(&["gateway", "get", "entri"]);
+    transcript.run(&["gateway", "update", "entry"]);
+    transcript.run(&["gateway", "update", "entry", "--domain", "example.net", "--set-default"]);
+    transcript.run(&["gateway", "-o", "wide"]);
+    transcript.run(&["gateway", "delete", "-y", "entry"]);
+    transcript.end();
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) struct TestServer {
     stderr: Option<BufReader<ChildStderr>>,
     address: String,
     /// Output before it was ready.
-    said: String,
+    message: String,
 }
 
 /// Starts a server with minimal logging: its log is not read, and a full pipe would block it.
@@ -43,12 +43,16 @@ fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Pat
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut running = TestServer { child, stderr: None, address: String::new(), said: String::new() };
+    let mut running = TestServer { child, stderr: None, address: String::new(), message: String::new() };
     let mut stderr = BufReader::new(running.child.stderr.take().unwrap());
     while running.address.is_empty() {
         let mut line = String::new();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended before it was ready: {}", running.said);
-        running.said.push_str(&line);
+        assert!(
+            stderr.read_line(&mut line).unwrap() > 0,
+            "it ended before it was ready: {}",
+            running.message
+        );
+        running.message.push_str(&line);
         if let Some((_, rest)) = line.split_once("ready at http://") {
             running.address = rest.split(' ').next().unwrap().trim().to_owned();
         }
@@ -72,7 +76,7 @@ impl TestServer {
 
     /// URL of its HTTPS port.
     pub(crate) fn https(&self) -> String {
-        let found = self.said.split_whitespace().find(|word| word.starts_with("https://"));
+        let found = self.message.split_whitespace().find(|word| word.starts_with("https://"));
         found.unwrap().to_owned()
     }
 
@@ -112,9 +116,9 @@ impl TestServer {
 fn the_first_token_is_in_a_private_file_and_in_no_log() {
     let dir = TestDir::new();
     let first = start(dir.path(), &[]);
-    assert!(!first.said.contains("wl_"), "nobody sits at a terminal: {}", first.said);
+    assert!(!first.message.contains("wl_"), "nobody sits at a terminal: {}", first.message);
     let file = dir.path().join("first-admin-token");
-    assert!(first.said.contains(file.to_str().unwrap()), "{}", first.said);
+    assert!(first.message.contains(file.to_str().unwrap()), "{}", first.message);
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let token = std::fs::read_to_string(&file).unwrap().trim().to_owned();
     let head =
@@ -124,7 +128,7 @@ fn the_first_token_is_in_a_private_file_and_in_no_log() {
     assert_eq!(code, Some(0), "{rest}");
     assert!(!rest.contains(&token), "a token is in the log: {rest}");
     let second = start(dir.path(), &[]);
-    assert!(!second.said.contains("wl_"), "{}", second.said);
+    assert!(!second.message.contains("wl_"), "{}", second.message);
     assert!(second.get(&head).contains("200 OK"));
     assert_eq!(second.stop("-INT").0, Some(0));
 }
@@ -178,8 +182,8 @@ fn server_files_are_not_accessible_to_other_users() {
         .arg(&data)
         .output()
         .unwrap();
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && said.contains("is writable by all users"), "{said}");
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && message.contains("is writable by all users"), "{message}");
 }
 
 #[test]
@@ -191,9 +195,9 @@ fn l8_a_second_server_on_the_same_files_refuses_to_start() {
         .arg(dir.path())
         .output()
         .unwrap();
-    let said = String::from_utf8(second.stderr).unwrap();
-    assert_eq!(second.status.code(), Some(1), "{said}");
-    assert!(said.contains("another server"), "{said}");
+    let message = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{message}");
+    assert!(message.contains("another server"), "{message}");
     assert!(first.get("GET /healthcheck HTTP/1.1").contains("running"));
     assert_eq!(first.stop("-TERM").0, Some(0));
 }
@@ -278,7 +282,8 @@ fn the_server_raises_its_open_file_limit_to_the_hard_limit() {
         .spawn()
         .unwrap();
     let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut running = TestServer { child, stderr: Some(stderr), address: String::new(), said: String::new() };
+    let mut running =
+        TestServer { child, stderr: Some(stderr), address: String::new(), message: String::new() };
     let mut line = String::new();
     while !line.contains("windlass is ready") {
         line.clear();

@@ -95,28 +95,28 @@ const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n
 
 #[test]
 fn a_confirmation_prompt_repeats_until_it_is_answered() {
-    let stage = CliEnv::new();
-    stage.file("later.yml", WAITING);
-    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
-    let terminal = Terminal::run(&stage, &["stop", "later"]);
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let terminal = Terminal::run(&env, &["stop", "later"]);
     terminal.wait_for_text("Stop later? [y/n]");
     terminal.keys(&["perhaps", "Enter"]);
     terminal.keys(&["n", "Enter"]);
     let screen = terminal.wait_for_text("exit: 1");
     assert!(screen.contains("Nothing was stopped."), "{screen}");
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
-    let terminal = Terminal::run(&stage, &["stop", "--wait", "later"]);
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
+    let terminal = Terminal::run(&env, &["stop", "--wait", "later"]);
     terminal.wait_for_text("[y/n]");
     terminal.keys(&["yes", "Enter"]);
     terminal.wait_for_text("exit: 0");
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
 fn a_token_that_is_typed_is_not_shown() {
-    let stage = CliEnv::new();
-    let url = stage.server.url();
-    let terminal = Terminal::run(&stage.home, &["login", "--url", &url]);
+    let env = CliEnv::new();
+    let url = env.server.url();
+    let terminal = Terminal::run(&env.home, &["login", "--url", &url]);
     terminal.wait_for_text("Token:");
     terminal.keys(&[crate::cli_env::TOKEN, "Enter"]);
     let screen = terminal.wait_for_text("exit: 0");

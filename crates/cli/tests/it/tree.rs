@@ -4,17 +4,17 @@ use crate::{TestHome, attach::require_agent, cli_env::CliEnv, terminal::Terminal
 
 /// The task waits: there is no instance.
 fn env_with_waiting_task() -> CliEnv {
-    let stage = CliEnv::new();
+    let env = CliEnv::new();
     let text =
         "type: task\nname: job\ncommands: [echo hi]\nretry: {on_events: [no-capacity], duration: 1h}\n";
-    stage.file("job.yml", text);
-    stage
+    env.file("job.yml", text);
+    env
 }
 
 #[test]
 fn a_waiting_run_is_an_animated_tree_and_a_second_ctrl_c_detaches() {
-    let stage = env_with_waiting_task();
-    let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml"]);
+    let env = env_with_waiting_task();
+    let terminal = Terminal::run(&env, &["apply", "-f", "job.yml"]);
     terminal.wait_for_text("Submit the run? [y/n]");
     terminal.keys(&["y", "Enter"]);
     let first = terminal.wait_for_text("└─ 0-0  no fleets: fleets: no fleet exists");
@@ -26,19 +26,19 @@ fn a_waiting_run_is_an_animated_tree_and_a_second_ctrl_c_detaches() {
         terminal.screen()
     );
     terminal.keys(&["C-c"]);
-    let asked = terminal.wait_for_text("[s]top it, or [d]etach");
-    assert!(!asked.contains("└─"), "the tree makes room for the question:\n{asked}");
+    let requested = terminal.wait_for_text("[s]top it, or [d]etach");
+    assert!(!requested.contains("└─"), "the tree makes room for the question:\n{requested}");
     terminal.keys(&["C-c"]);
     terminal.wait_for_text("Detached from `job`");
     terminal.wait_for_text("exit: 0");
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "job\n");
-    stage.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "job\n");
+    env.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
 }
 
 #[test]
-fn ctrl_c_asks_and_stops_the_run_on_confirmation() {
-    let stage = env_with_waiting_task();
-    let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml", "-y"]);
+fn ctrl_c_prompts_and_stops_the_run_on_confirmation() {
+    let env = env_with_waiting_task();
+    let terminal = Terminal::run(&env, &["apply", "-f", "job.yml", "-y"]);
     terminal.wait_for_text("└─ 0-0  ");
     terminal.keys(&["C-c"]);
     terminal.wait_for_text("[s]top it, or [d]etach");
@@ -47,7 +47,7 @@ fn ctrl_c_asks_and_stops_the_run_on_confirmation() {
     terminal.keys(&["s", "Enter"]);
     terminal.wait_for_text("Stopping `job`…");
     terminal.wait_for_text("exit: 201");
-    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+    assert_eq!(env.windlass(&["ps", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
@@ -69,14 +69,14 @@ fn job_output_cannot_control_the_terminal_unless_raw_output_is_requested() {
 
 #[test]
 fn ps_watch_redraws_in_place() {
-    let stage = env_with_waiting_task();
-    stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
-    let terminal = Terminal::run(&stage, &["ps", "-w"]);
+    let env = env_with_waiting_task();
+    env.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
+    let terminal = Terminal::run(&env, &["ps", "-w"]);
     terminal.wait_for_text("job  ");
-    stage.windlass(&["apply", "-f", "job.yml", "-y", "-d", "-n", "other"]).ok();
+    env.windlass(&["apply", "-f", "job.yml", "-y", "-d", "-n", "other"]).ok();
     terminal.wait_for_text("other  ");
     assert_eq!(terminal.screen().matches("NAME").count(), 1, "{}", terminal.screen());
-    stage.windlass(&["stop", "-x", "-y", "--wait", "job", "other"]).ok();
+    env.windlass(&["stop", "-x", "-y", "--wait", "job", "other"]).ok();
     terminal.wait_for_text("No runs.");
     terminal.keys(&["C-c"]);
 }

@@ -70,9 +70,9 @@ impl SlurmCommands {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: String = said.trim().chars().take(ERROR_TEXT_MAX).collect();
-        let said = if said.is_empty() { output.status.to_string() } else { said };
-        Err(SchedulerError::Failed { program, said })
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message: String = message.trim().chars().take(ERROR_TEXT_MAX).collect();
+        let message = if message.is_empty() { output.status.to_string() } else { message };
+        Err(SchedulerError::Failed { program, message })
     }
 }

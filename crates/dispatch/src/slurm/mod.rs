@@ -114,7 +114,7 @@ impl Slurm {
     /// Changes a job. A job that has ended is not an error.
     async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), SchedulerError> {
         match self.commands.read(program, args).await {
-            Err(SchedulerError::Failed { said, .. }) if parse::is_already_finished(&said) => Ok(()),
+            Err(SchedulerError::Failed { message, .. }) if parse::is_already_finished(&message) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -123,20 +123,20 @@ impl Slurm {
 impl Scheduler for Slurm {
     type Room = ClusterCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
+    async fn snapshot(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         // With a dead controller this command fails at once, the others after ten seconds.
         self.commands.read("scontrol", &["ping"]).await?;
-        let asked_at = self.now();
+        let requested_at = self.now();
         let nodes = self.list_nodes().await?;
         let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", parse::JOB_FORMAT]).await?;
         let mut ended = self.ended.lock();
         let jobs = parse::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
-            *ended.entry(attempt.clone()).or_insert(asked_at)
+            *ended.entry(attempt.clone()).or_insert(requested_at)
         })?;
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.state.is_ended()));
         let is_whole = parse::have_all_reported(&nodes);
         *self.nodes.lock() = nodes;
-        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: is_whole })
+        Ok(SchedulerSnapshot { jobs, requested_at, is_complete: is_whole })
     }
 
     async fn room(&self, lower: &SchedulerSnapshot) -> Result<ClusterCapacity, SchedulerError> {
@@ -155,14 +155,15 @@ impl Scheduler for Slurm {
         let args = translate::sbatch_arguments(order, gpu_type.as_deref(), &self.settings);
         let script = translate::batch_script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
-            Ok(said) => match parse::job_id(&said) {
+            Ok(message) => match parse::job_id(&message) {
                 Some(id) => Ok(id),
-                None => {
-                    Err(SubmitError::Unclear(SchedulerError::InvalidOutput { program: "sbatch", line: said }))
-                }
+                None => Err(SubmitError::Unclear(SchedulerError::InvalidOutput {
+                    program: "sbatch",
+                    line: message,
+                })),
             },
-            Err(SchedulerError::Failed { said, .. }) if parse::is_refusal(&said) => {
-                Err(SubmitError::Refused { why: said })
+            Err(SchedulerError::Failed { message, .. }) if parse::is_refusal(&message) => {
+                Err(SubmitError::Refused { why: message })
             }
             Err(unclear) => Err(SubmitError::Unclear(unclear)),
         }
@@ -176,7 +177,7 @@ impl Scheduler for Slurm {
         // A waiting job has no executor that could be signalled.
         self.update_job("scancel", &["--state=PENDING", job]).await?;
         match pressure {
-            StopMode::Ask => self.update_job("scancel", &["--batch", "--signal=TERM", job]).await,
+            StopMode::Request => self.update_job("scancel", &["--batch", "--signal=TERM", job]).await,
             StopMode::Force => self.update_job("scancel", &[job]).await,
         }
     }

@@ -41,14 +41,9 @@ pub(super) fn jobs(
         let Ok(attempt) = name.parse::<Attempt>() else { continue };
         let life = job_state(state, || ended(&attempt));
         let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
-        let said = state_message(life, state, nodes, reason);
-        let job = SchedulerJob {
-            attempt: attempt.clone(),
-            id: id.to_owned(),
-            state: life,
-            priority,
-            message: said,
-        };
+        let message = state_message(life, state, nodes, reason);
+        let job =
+            SchedulerJob { attempt: attempt.clone(), id: id.to_owned(), state: life, priority, message };
         // A duplicate name: a controller that lost a job and got it again. The living one counts.
         match jobs.get(&attempt) {
             Some(known) if !known.state.is_ended() => {}
@@ -93,8 +88,8 @@ fn job_state(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobStat
 /// Returns whether every node has reported its jobs to the controller.
 pub(super) fn have_all_reported(listed: &str) -> bool {
     // A node that Slurm considers down has no jobs left: that counts as a report too.
-    let is_settled = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
-    let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_settled(state);
+    let is_final_state = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
+    let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_final_state(state);
     let mut states = listed.lines().filter_map(|line| line.split(';').nth(1)).peekable();
     states.peek().is_some() && !states.any(silent)
 }
@@ -156,24 +151,24 @@ fn parse_gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
 }
 
 /// Parses the output of `sbatch --parsable`: the number, followed by the cluster if there are several.
-pub(super) fn job_id(said: &str) -> Option<String> {
-    let id = said.trim().split(';').next().unwrap_or_default();
+pub(super) fn job_id(message: &str) -> Option<String> {
+    let id = message.trim().split(';').next().unwrap_or_default();
     (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
 }
 
 /// Returns whether the controller read the request and refused it. Any other failure of a submission may have happened
 /// after it was accepted.
-pub(super) fn is_refusal(said: &str) -> bool {
+pub(super) fn is_refusal(message: &str) -> bool {
     let not_there = ["Unable to contact", "Socket timed out", "timed out", "Connection", "Zero Bytes"];
-    said.contains("Batch job submission failed") && !not_there.iter().any(|word| said.contains(word))
+    message.contains("Batch job submission failed") && !not_there.iter().any(|word| message.contains(word))
 }
 
-pub(super) fn is_already_finished(said: &str) -> bool {
-    said.contains("Invalid job id")
-        || said.contains("already completing")
-        || said.contains("already completed")
-        || said.contains("already finished")
-        || said.contains("Job/step already")
+pub(super) fn is_already_finished(message: &str) -> bool {
+    message.contains("Invalid job id")
+        || message.contains("already completing")
+        || message.contains("already completed")
+        || message.contains("already finished")
+        || message.contains("Job/step already")
 }
 
 #[cfg(test)]
@@ -227,7 +222,7 @@ mod tests {
 
     #[test]
     fn slurm_reports_why_a_job_waits_and_how_it_ended() {
-        for (line, told) in [
+        for (line, reported) in [
             ("PENDING;0;;Resources", Some("Resources")),
             (
                 "PENDING;0;;(ReqNodeNotAvail, UnavailableNodes:n1)",
@@ -240,7 +235,7 @@ mod tests {
             ("TIMEOUT;0;n1;TimeLimit", Some("TIMEOUT (TimeLimit)")),
             ("COMPLETED;0;n1;None", Some("COMPLETED")),
         ] {
-            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].message.as_deref(), told, "{line}");
+            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].message.as_deref(), reported, "{line}");
         }
     }
 
@@ -279,7 +274,7 @@ mod tests {
 
     #[test]
     fn gpus_are_counted_per_gres_type() {
-        for (gres, told) in [
+        for (gres, reported) in [
             ("gpu:2", vec![(None, 2)]),
             ("gpu:a100:4(S:0-1),shard:8", vec![(Some("a100"), 4)]),
             ("(null)", vec![]),
@@ -287,7 +282,7 @@ mod tests {
             ("gpu:a100", vec![(Some("a100"), 1)]),
             ("gpu:a:1,gpu:b:2", vec![(Some("a"), 1), (Some("b"), 2)]),
         ] {
-            assert_eq!(parse_gpus(gres).collect::<Vec<_>>(), told, "{gres}");
+            assert_eq!(parse_gpus(gres).collect::<Vec<_>>(), reported, "{gres}");
         }
     }
 

@@ -34,12 +34,12 @@ pub(super) struct RestClient {
 /// Error as reported by the daemon.
 struct RestError {
     code: u64,
-    said: String,
+    message: String,
 }
 
 impl From<RestError> for SchedulerError {
     fn from(complaint: RestError) -> Self {
-        Self::Failed { program: PROGRAM, said: complaint.said }
+        Self::Failed { program: PROGRAM, message: complaint.message }
     }
 }
 
@@ -97,7 +97,7 @@ impl RestClient {
                 if CONTROLLER_ERROR_CODES.contains(&complaint.code)
                     || complaint.code == INVALID_REQUEST_CODE =>
             {
-                Err(SubmitError::Refused { why: complaint.said })
+                Err(SubmitError::Refused { why: complaint.message })
             }
             Err(complaint) => Err(SubmitError::Unclear(complaint.into())),
         }
@@ -107,7 +107,7 @@ impl RestClient {
     pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), SchedulerError> {
         match self.post(&format!("job/{job}"), &json!({ "nice": nice })).await? {
             Ok(_) => Ok(()),
-            Err(complaint) if is_already_finished(&complaint.said) => Ok(()),
+            Err(complaint) if is_already_finished(&complaint.message) => Ok(()),
             Err(complaint) => Err(complaint.into()),
         }
     }
@@ -132,9 +132,10 @@ impl RestClient {
         let words = |error: &Value| {
             ["error", "description"].iter().find_map(|name| error[*name].as_str()).map(str::to_owned)
         };
-        let said: Vec<String> = errors.iter().filter_map(words).collect();
-        let said = if said.is_empty() { format!("it responded with {status}") } else { said.join("; ") };
-        Ok(Err(RestError { code: errors.iter().find_map(code).unwrap_or_default(), said }))
+        let message: Vec<String> = errors.iter().filter_map(words).collect();
+        let message =
+            if message.is_empty() { format!("it responded with {status}") } else { message.join("; ") };
+        Ok(Err(RestError { code: errors.iter().find_map(code).unwrap_or_default(), message }))
     }
 
     async fn exchange(&self, request: Builder, body: Bytes) -> Result<(u16, Bytes), SchedulerError> {

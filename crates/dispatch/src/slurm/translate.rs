@@ -77,44 +77,44 @@ pub(super) fn sbatch_arguments(
     gpu_type: Option<&str>,
     settings: &Settings,
 ) -> Vec<String> {
-    let asked = JobParameters::from_request(order, gpu_type, settings);
+    let requested = JobParameters::from_request(order, gpu_type, settings);
     let mut args = vec![
         "--parsable".to_owned(),
-        format!("--job-name={}", asked.name),
-        format!("--comment={}", asked.comment),
+        format!("--job-name={}", requested.name),
+        format!("--comment={}", requested.comment),
         "--nodes=1".to_owned(),
         "--ntasks=1".to_owned(),
-        format!("--cpus-per-task={}", asked.cpus),
-        format!("--mem={}", asked.memory_mib),
-        format!("--nice={}", asked.nice),
+        format!("--cpus-per-task={}", requested.cpus),
+        format!("--mem={}", requested.memory_mib),
+        format!("--nice={}", requested.nice),
         "--no-requeue".to_owned(),
-        format!("--output={}", asked.output),
+        format!("--output={}", requested.output),
         // All variables that `sbatch` has, which are those that the job may have. With a list, or without the option,
         // the node would start a login shell for the rest, and that takes a second.
         "--export=ALL".to_owned(),
     ];
-    args.extend(asked.gres.map(|gres| format!("--gres={gres}")));
-    args.extend(asked.minutes.map(|minutes| format!("--time={minutes}")));
-    args.extend(asked.partition.map(|partition| format!("--partition={partition}")));
-    args.extend(asked.constraint.map(|constraint| format!("--constraint={constraint}")));
-    args.extend(asked.account.map(|account| format!("--account={account}")));
-    args.extend(asked.qos.map(|qos| format!("--qos={qos}")));
+    args.extend(requested.gres.map(|gres| format!("--gres={gres}")));
+    args.extend(requested.minutes.map(|minutes| format!("--time={minutes}")));
+    args.extend(requested.partition.map(|partition| format!("--partition={partition}")));
+    args.extend(requested.constraint.map(|constraint| format!("--constraint={constraint}")));
+    args.extend(requested.account.map(|account| format!("--account={account}")));
+    args.extend(requested.qos.map(|qos| format!("--qos={qos}")));
     args
 }
 
 /// Returns the same for `slurmrestd`, including script and environment.
 pub(super) fn rest_submission(order: &SubmitRequest, gpu_type: Option<&str>, settings: &Settings) -> Value {
-    let asked = JobParameters::from_request(order, gpu_type, settings);
+    let requested = JobParameters::from_request(order, gpu_type, settings);
     let mut environment: Map<String, Value> =
         order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
     // The daemon provides no variables, and nodes are not asked for theirs.
     environment.entry("PATH").or_insert_with(|| PATH.into());
     let mut job = json!({
-        "name": asked.name, "comment": asked.comment, "nodes": 1, "tasks": 1, "cpus_per_task": asked.cpus,
-        "memory_per_node": asked.memory_mib, "nice": asked.nice, "requeue": false,
-        "standard_output": asked.output, "current_working_directory": "/", "environment": environment,
-        "gres": asked.gres, "time_limit": asked.minutes, "partition": asked.partition,
-        "constraints": asked.constraint, "account": asked.account, "qos": asked.qos,
+        "name": requested.name, "comment": requested.comment, "nodes": 1, "tasks": 1, "cpus_per_task": requested.cpus,
+        "memory_per_node": requested.memory_mib, "nice": requested.nice, "requeue": false,
+        "standard_output": requested.output, "current_working_directory": "/", "environment": environment,
+        "gres": requested.gres, "time_limit": requested.minutes, "partition": requested.partition,
+        "constraints": requested.constraint, "account": requested.account, "qos": requested.qos,
     });
     if let Some(job) = job.as_object_mut() {
         job.retain(|_, value| !value.is_null());
@@ -190,18 +190,18 @@ mod tests {
     #[test]
     fn rest_submission_has_only_requested_fields_and_keeps_the_token_in_the_script() {
         let needs = ContainerNeeds { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..ContainerNeeds::default() };
-        let told =
+        let reported =
             rest_submission(&order(needs), None, &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
         assert_eq!(
-            told["job"],
+            reported["job"],
             json!({"name": "wlass-dz642-a.2", "comment": "windlass:d1", "nodes": 1, "tasks": 1, "cpus_per_task": 4,
                 "memory_per_node": 1025, "nice": 400_000, "requeue": false, "standard_output": "/dev/null",
                 "current_working_directory": "/", "gres": "gpu:2",
                 "environment": {"WINDLASS_QUEUE_URL": "http://a", "PATH": PATH}})
         );
-        let script = told["script"].as_str().unwrap();
+        let script = reported["script"].as_str().unwrap();
         assert!(script.ends_with("--attempt 2 <<'END-OF-TOKEN'\nv2/a/secret\nEND-OF-TOKEN\n"), "{script}");
-        assert!(!told["job"].to_string().contains("secret"), "{told}");
+        assert!(!reported["job"].to_string().contains("secret"), "{reported}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl SlurmFixture {
         what: &str,
         mut is: impl FnMut(&SchedulerSnapshot) -> bool,
     ) -> SchedulerSnapshot {
-        eventually_ok_async(what, async || match self.slurm.look().await {
+        eventually_ok_async(what, async || match self.slurm.snapshot().await {
             Ok(seen) if is(&seen) => Ok(seen),
             other => Err(format!("{other:?}")),
         })
@@ -83,12 +83,12 @@ async fn slurm_container_gets_its_token_on_stdin_and_not_the_dispatchers_environ
     assert_eq!(kit.written("given"), "token-of-a\n", "it is on its standard input");
     let shown = kit.written("shown");
     assert!(shown.contains("wlass-dz642-a"), "{shown}");
-    for told in [&environment, &shown] {
-        assert!(!told.contains("token-of-a"), "anybody sees the token: {told}");
+    for reported in [&environment, &shown] {
+        assert!(!reported.contains("token-of-a"), "anybody sees the token: {reported}");
     }
     assert!(!environment.contains("CARGO"), "the dispatcher's own environment came along: {environment}");
     // The end keeps the time at which it was first observed.
-    let again = kit.slurm.look().await.unwrap();
+    let again = kit.slurm.snapshot().await.unwrap();
     assert_eq!(find(&again, "a").unwrap().state, job.state);
 }
 
@@ -132,10 +132,10 @@ async fn stopping_a_waiting_or_running_job_is_idempotent() {
     let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
     // A job that was just started may miss the first signal, so a dispatcher repeats it until the job has ended.
     let since = Instant::now();
-    while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.state.is_ended()) {
+    while !kit.slurm.snapshot().await.unwrap().jobs.iter().all(|job| job.state.is_ended()) {
         assert!(since.elapsed() < TIMEOUT, "they do not end");
         for id in [&waiting, &running] {
-            kit.slurm.stop(id, StopMode::Ask).await.unwrap();
+            kit.slurm.stop(id, StopMode::Request).await.unwrap();
         }
     }
     assert_eq!(
@@ -144,7 +144,7 @@ async fn stopping_a_waiting_or_running_job_is_idempotent() {
         "the one that ran was asked, the one that waited never started"
     );
     for id in [&waiting, &running] {
-        kit.slurm.stop(id, StopMode::Ask).await.unwrap();
+        kit.slurm.stop(id, StopMode::Request).await.unwrap();
         kit.slurm.stop(id, StopMode::Force).await.unwrap();
     }
 }
@@ -152,7 +152,7 @@ async fn stopping_a_waiting_or_running_job_is_idempotent() {
 #[tokio::test]
 async fn impossible_container_needs_are_detected_early_and_refused_at_submission() {
     let kit = SlurmFixture::start(&[SIZE, NodeSize { gpus: 2, ..SIZE }], "true");
-    let lower = kit.slurm.look().await.unwrap();
+    let lower = kit.slurm.snapshot().await.unwrap();
     let room = kit.slurm.room(&lower).await.unwrap();
     let with = |cpus, gpus| ContainerNeeds { cpus, gpus, memory: 1 << 20, ..ContainerNeeds::default() };
     assert_eq!(room.check_fit(&with(4, 2)), Fit::Now);
@@ -180,7 +180,7 @@ async fn r15_an_unreachable_controller_is_an_error_and_not_an_empty_cluster() {
     })
     .await;
     kit.cluster.kill_controller();
-    assert!(kit.slurm.look().await.is_err());
+    assert!(kit.slurm.snapshot().await.is_err());
     let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
     assert!(matches!(unclear, Err(SubmitError::Unclear(_))), "{unclear:?}");
     kit.cluster.start_controller();
@@ -194,9 +194,10 @@ async fn c5_jobs_without_the_dispatchers_tag_are_not_listed() {
     fs::write(&script, "#!/bin/sh\nsleep 600\n").unwrap();
     let script = script.display().to_string();
     let named = format!("--job-name={}", attempt("foreign"));
-    let said = kit.cluster.say("sbatch", &["--parsable", &named, "--mem=10", "--output=/dev/null", &script]);
-    assert!(said.trim().parse::<u32>().is_ok(), "{said}");
-    assert_eq!(kit.slurm.look().await.unwrap().jobs, []);
+    let message =
+        kit.cluster.say("sbatch", &["--parsable", &named, "--mem=10", "--output=/dev/null", &script]);
+    assert!(message.trim().parse::<u32>().is_ok(), "{message}");
+    assert_eq!(kit.slurm.snapshot().await.unwrap().jobs, []);
 }
 
 #[tokio::test]

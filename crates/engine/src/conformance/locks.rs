@@ -70,7 +70,7 @@ pub async fn l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses<H: 
     assert!(claim(&harness, 1000).await.leases.is_empty(), "what is taken is not taken again");
 }
 
-pub async fn l12_a_claim_takes_the_oldest_first_and_no_more_than_asked<H: Harness>() {
+pub async fn l12_a_claim_takes_the_oldest_first_and_no_more_than_requested<H: Harness>() {
     let harness = H::open().await;
     for (number, age_s) in [(1, 20), (2, 50), (3, 10), (4, 40), (5, 30)] {
         insert_row(&harness, number, age_s).await;
@@ -145,8 +145,8 @@ pub async fn l3_rows_owned_by_another_pipeline_are_left_alone<H: Harness>() {
     .await;
     insert_row_with(&harness, 3, 10, |row| row.lock_owner = Some(PIPELINE.to_owned())).await;
     assert_eq!(ids(&claim(&harness, 10).await.leases), [id(3)]);
-    let strangers = expect(harness.store().claim(&other_pipeline_queue::<H>(), 10, TTL).await);
-    assert_eq!(ids(&strangers.leases), [id(1), id(2)], "the owner itself recovers them");
+    let others = expect(harness.store().claim(&other_pipeline_queue::<H>(), 10, TTL).await);
+    assert_eq!(ids(&others.leases), [id(1), id(2)], "the owner itself recovers them");
 }
 
 pub async fn l3_a_row_locked_for_an_item_is_not_claimed_even_by_its_pipeline<H: Harness>() {
@@ -317,7 +317,7 @@ pub async fn a_row_is_not_claimed_before_its_due_time<H: Harness>() {
     assert_eq!(claim_one(&harness).await.id, id(1));
 }
 
-pub async fn l14_a_row_poked_while_it_is_held_is_due_again_at_once<H: Harness>() {
+pub async fn l14_a_held_row_that_is_marked_due_is_due_again_at_once<H: Harness>() {
     let harness = H::open().await;
     insert_row(&harness, 1, 10).await;
     let lease = claim_one(&harness).await;
@@ -329,7 +329,7 @@ pub async fn l14_a_row_poked_while_it_is_held_is_due_again_at_once<H: Harness>()
     assert!(claim(&harness, 1).await.leases.is_empty(), "the wish was heard once");
 }
 
-pub async fn l14_a_row_poked_while_nobody_holds_it_is_due_at_once<H: Harness>() {
+pub async fn l14_a_free_row_that_is_marked_due_is_due_at_once<H: Harness>() {
     let harness = H::open().await;
     let later = harness.now().await + micros(MINUTE);
     insert_row_with(&harness, 1, 10, |row| row.due_at = Some(later)).await;
@@ -403,14 +403,14 @@ pub async fn l10_reset_clears_the_lock_keeps_the_owner_and_moves_the_row_to_the_
     assert!(row.last_processed_at > before.last_processed_at);
     assert_eq!((row.due_at, &row.status, row.lock_epoch), (before.due_at, &before.status, lease.epoch));
 
-    let stranger = expect(harness.store().claim(&other_pipeline_queue::<H>(), 9, TTL).await);
-    assert_eq!(ids(&stranger.leases), [id(2)], "the owner still says whose it is");
-    expect(harness.store().hand_back(&other_pipeline_queue::<H>(), &lease_keys(&stranger.leases)).await);
+    let other = expect(harness.store().claim(&other_pipeline_queue::<H>(), 9, TTL).await);
+    assert_eq!(ids(&other.leases), [id(2)], "the owner still says whose it is");
+    expect(harness.store().hand_back(&other_pipeline_queue::<H>(), &lease_keys(&other.leases)).await);
     assert_eq!(ids(&claim(&harness, 9).await.leases), [id(2), id(1)]);
     assert!(!expect(harness.store().reset(&queue::<H>(), lease.key()).await), "its token is gone");
 }
 
-pub async fn nothing_is_asked_of_the_store_for_nothing<H: Harness>() {
+pub async fn the_store_is_not_called_without_need<H: Harness>() {
     let harness = H::open().await;
     insert_row(&harness, 1, 10).await;
     let (store, queue) = (harness.store(), queue::<H>());

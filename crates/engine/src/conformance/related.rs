@@ -124,10 +124,10 @@ pub async fn l6_reserving_marks_what_is_free_and_nothing_else<H: Harness>() {
     let child = claim_children(&harness, 1).await;
     assert_eq!(ids(&child), [id(1)]);
     locked(lock(&harness, &[2], id(200), false).await);
-    let mut reserved_by_stranger = harness.row(H::RELATED, id(3)).await;
-    reserved_by_stranger.id = id(6);
-    reserved_by_stranger.lock_owner = Some(OTHER_PIPELINE.to_owned());
-    harness.insert(H::RELATED, reserved_by_stranger).await;
+    let mut reserved_by_other = harness.row(H::RELATED, id(3)).await;
+    reserved_by_other.id = id(6);
+    reserved_by_other.lock_owner = Some(OTHER_PIPELINE.to_owned());
+    harness.insert(H::RELATED, reserved_by_other).await;
     let before = rows(&harness, 1..=6).await;
 
     busy(&lock(&harness, &[1, 2, 3, 4, 6], id(100), true).await);

@@ -117,12 +117,12 @@ async fn a_failed_batch_backs_off_all_of_its_rows() {
 #[tokio::test(start_paused = true)]
 async fn l9_a_batch_is_dropped_before_its_leases_expire_when_heartbeats_fail() {
     let lab = TestEnv::new(5);
-    let way = lab.new_store();
-    let mut whole = TestBatchPipeline::new(&way);
+    let store = lab.new_store();
+    let mut whole = TestBatchPipeline::new(&store);
     whole.process_time = secs(3600);
     let engine = start(&lab, whole);
     sleep(secs(10)).await;
-    way.fails.store(true, std::sync::atomic::Ordering::SeqCst);
+    store.fails.store(true, std::sync::atomic::Ordering::SeqCst);
     lab.wait_until(secs(25), "dropped", |_| engine.status()[0].in_work == 0).await;
     assert_eq!(engine.status()[0].totals.lost, 5);
     let now = lab.store.now();

@@ -20,9 +20,9 @@ use crate::support::{
 #[tokio::test(start_paused = true)]
 async fn a_failing_row_is_retried_with_growing_delays() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|_| async { Err(TestError("no")) });
-    let engine = lab.start(&way, toy, standard_settings());
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|_| async { Err(TestError("no")) });
+    let engine = lab.start(&store, toy, standard_settings());
     sleep(secs(120)).await;
     let starts = lab.journal.times(PassEvent::Started, id(0));
     let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
@@ -34,16 +34,16 @@ async fn a_failing_row_is_retried_with_growing_delays() {
 #[tokio::test(start_paused = true)]
 async fn a_success_resets_the_retry_delay() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let visits = Arc::new(AtomicUsize::new(0));
     let toy = lab
-        .pipeline(&way)
+        .pipeline(&store)
         .with_act(move |_| {
             let fails = visits.fetch_add(1, SeqCst) != 2;
             async move { if fails { Err(TestError("no")) } else { Ok(()) } }
         })
         .with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(7)) });
-    let _engine = lab.start(&way, toy, standard_settings());
+    let _engine = lab.start(&store, toy, standard_settings());
     sleep(secs(14)).await;
     let starts = lab.journal.times(PassEvent::Started, id(0));
     let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
@@ -53,12 +53,12 @@ async fn a_success_resets_the_retry_delay() {
 #[tokio::test(start_paused = true)]
 async fn a_poison_row_does_not_hold_up_the_others() {
     let lab = TestEnv::new(200);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let toy = lab
-        .pipeline(&way)
+        .pipeline(&store)
         .with_act(|lease| async move { if lease.id == id(0) { Err(TestError("poison")) } else { Ok(()) } });
     let settings = Settings { workers: 1, ..standard_settings() };
-    let _engine = lab.start(&way, toy, settings);
+    let _engine = lab.start(&store, toy, settings);
     let took = lab.wait_until(secs(5), "the rest done", |lab| lab.done_count() == 199).await;
     assert!(took <= millis(500), "{took:?}");
     sleep(secs(60)).await;
@@ -68,13 +68,13 @@ async fn a_poison_row_does_not_hold_up_the_others() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_pass_fails_only_that_row() {
     let lab = TestEnv::new(20);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|lease| async move {
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|lease| async move {
         assert!(lease.id != id(3), "told to panic");
         Ok(())
     });
     let settings = Settings { workers: 1, ..standard_settings() };
-    let engine = lab.start(&way, toy, settings);
+    let engine = lab.start(&store, toy, settings);
     lab.wait_until(secs(5), "the rest done", |lab| lab.done_count() == 19).await;
     sleep(secs(4)).await;
     let totals = engine.status()[0].totals;
@@ -111,9 +111,9 @@ impl Pipeline for MissingRowPipeline {
 #[tokio::test(start_paused = true)]
 async fn a_missing_row_is_released_without_an_error() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
-    let mut engine = Engine::new(way.clone(), lab.hints.clone());
-    engine.spawn(MissingRowPipeline(lab.pipeline(&way)), standard_settings());
+    let store = lab.new_store();
+    let mut engine = Engine::new(store.clone(), lab.hints.clone());
+    engine.spawn(MissingRowPipeline(lab.pipeline(&store)), standard_settings());
     sleep(secs(1)).await;
     assert_eq!(engine.status()[0].totals.errors, 0);
     let visits = lab.journal.count(PassEvent::Ended);
@@ -147,15 +147,15 @@ fn apply_with_shared_lock(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
 #[tokio::test(start_paused = true)]
 async fn l10_an_item_with_a_busy_related_row_is_reset_and_retried_soon() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let store = lab.new_store();
     lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
     let RelatedLockOutcome::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else {
         panic!()
     };
     // A claim that is slower than the pass always finds the row already put back.
-    *way.claim_takes.lock() = millis(5);
-    let toy = lab.pipeline(&way).with_apply(apply_with_shared_lock);
-    let engine = lab.start(&way, toy, standard_settings());
+    *store.claim_takes.lock() = millis(5);
+    let toy = lab.pipeline(&store).with_apply(apply_with_shared_lock);
+    let engine = lab.start(&store, toy, standard_settings());
     sleep(secs(10)).await;
     let row = lab.row(0);
     assert_eq!(row.lock_owner.as_deref(), Some(QUEUE.pipeline), "the owner stays");
@@ -172,11 +172,11 @@ async fn l10_an_item_with_a_busy_related_row_is_reset_and_retried_soon() {
 #[tokio::test(start_paused = true)]
 async fn rows_waiting_for_a_related_lock_do_not_delay_other_rows() {
     let lab = TestEnv::new(50);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_apply(|store, lease| {
+    let test_store = lab.new_store();
+    let toy = lab.pipeline(&test_store).with_apply(|store, lease| {
         if lease.id < id(10) { ApplyOutcome::RelatedBusy } else { mark_done(store, lease) }
     });
-    let _engine = lab.start(&way, toy, standard_settings());
+    let _engine = lab.start(&test_store, toy, standard_settings());
     sleep(secs(5)).await;
     assert_eq!(lab.done_count(), 40);
     for number in 100..110 {
@@ -190,33 +190,33 @@ async fn rows_waiting_for_a_related_lock_do_not_delay_other_rows() {
 #[tokio::test(start_paused = true)]
 async fn claims_back_off_while_the_store_fails_and_resume_afterwards() {
     let lab = TestEnv::new(5);
-    let way = lab.new_store();
-    way.fails.store(true, SeqCst);
-    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    store.fails.store(true, SeqCst);
+    let engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     // Hints do not repair a store: each one causes at most one claim after the pause.
     sleep(secs(30)).await;
-    let asked = way.claimed_at.lock().len();
-    assert!((5..=12).contains(&asked), "{asked}");
-    way.fails.store(false, SeqCst);
+    let requested = store.claimed_at.lock().len();
+    assert!((5..=12).contains(&requested), "{requested}");
+    store.fails.store(false, SeqCst);
     lab.wait_until(secs(6), "done", |lab| lab.done_count() == 5).await;
-    assert_eq!(engine.status()[0].totals.store_errors, asked as u64);
+    assert_eq!(engine.status()[0].totals.store_errors, requested as u64);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_finish_is_retried() {
     let lab = TestEnv::new(5);
-    let way = lab.new_store();
-    let (shy, applied) = (way.clone(), AtomicUsize::new(0));
-    let toy = lab.pipeline(&way).with_apply(move |_, _| {
+    let store = lab.new_store();
+    let (shy, applied) = (store.clone(), AtomicUsize::new(0));
+    let toy = lab.pipeline(&store).with_apply(move |_, _| {
         // The statement for the first of them is in progress when the last one arrives.
         shy.fails.store(applied.fetch_add(1, SeqCst) == 4, SeqCst);
         ApplyOutcome::Unchanged { due_in: Some(secs(1000)) }
     });
     let settings = Settings { workers: 5, ..standard_settings() };
-    let engine = lab.start(&way, toy, settings);
+    let engine = lab.start(&store, toy, settings);
     sleep(millis(300)).await;
     assert_eq!(lab.locked_count(), 5);
-    way.fails.store(false, SeqCst);
+    store.fails.store(false, SeqCst);
     lab.wait_until(secs(2), "finished", |lab| lab.locked_count() == 0).await;
     assert_eq!(engine.status()[0].totals.applied, 5);
 }
@@ -228,20 +228,20 @@ async fn l6_a_parent_eventually_locks_all_of_its_busy_children() {
     const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };
     let ids: Vec<Uuid> = (1..=5).map(Uuid::from_u128).collect();
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let test_store = lab.new_store();
     ids.iter().for_each(|id| lab.store.put("children", Row::new(*id, "new", lab.store.now())));
-    let mut engine = Engine::new(way.clone(), lab.hints.clone());
+    let mut engine = Engine::new(test_store.clone(), lab.hints.clone());
     let busy = |lease: Lease| async move {
         sleep(millis(20 + 7 * u64::from(lease.id.as_bytes()[15]))).await;
         Ok(())
     };
-    let children = lab.pipeline(&way).with_queue(CHILDREN).with_act(busy);
+    let children = lab.pipeline(&test_store).with_queue(CHILDREN).with_act(busy);
     engine.spawn(
         children.with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(millis(20)) }),
         standard_settings(),
     );
     sleep(secs(1)).await;
-    let parent = lab.pipeline(&way).with_apply(move |store, lease| {
+    let parent = lab.pipeline(&test_store).with_apply(move |store, lease| {
         let lock = RelatedLock { table: "children", ids: &ids, reserve: true, ..lock(lease.id) };
         match store.lock_related(lock).now_or_never().unwrap().unwrap() {
             RelatedLockOutcome::Busy => ApplyOutcome::RelatedBusy,

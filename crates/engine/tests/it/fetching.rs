@@ -22,8 +22,8 @@ fn is_about(gap: Duration, delay: Duration) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_hint_wakes_the_fetcher_at_once() {
     let lab = TestEnv::new(0);
-    let way = lab.new_store();
-    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let _engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     sleep(secs(100)).await;
     lab.insert(1);
     lab.hints.hint(QUEUE.pipeline);
@@ -34,8 +34,8 @@ async fn a_hint_wakes_the_fetcher_at_once() {
 #[tokio::test(start_paused = true)]
 async fn l7_a_lost_hint_costs_latency_only() {
     let lab = TestEnv::new(0);
-    let way = lab.new_store();
-    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let _engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     sleep(secs(100)).await;
     lab.insert(1);
     lab.wait_until(secs(5) + millis(10), "done", |lab| lab.done_count() == 1).await;
@@ -44,10 +44,10 @@ async fn l7_a_lost_hint_costs_latency_only() {
 #[tokio::test(start_paused = true)]
 async fn l7_repeated_hints_cause_no_extra_work() {
     let lab = TestEnv::new(0);
-    let way = lab.new_store();
-    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let _engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     sleep(secs(100)).await;
-    let before = way.claimed_at.lock().len();
+    let before = store.claimed_at.lock().len();
     lab.insert(1);
     for _ in 0..1000 {
         lab.hints.hint(QUEUE.pipeline);
@@ -55,17 +55,17 @@ async fn l7_repeated_hints_cause_no_extra_work() {
     lab.wait_until(secs(1), "done", |lab| lab.done_count() == 1).await;
     sleep(millis(100)).await;
     assert_eq!(lab.journal.count(PassEvent::Started), 1);
-    assert!(way.claimed_at.lock().len() - before <= 3, "a thousand hints are one");
+    assert!(store.claimed_at.lock().len() - before <= 3, "a thousand hints are one");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_during_a_claim_is_not_forgotten() {
     let lab = TestEnv::new(0);
-    let way = lab.new_store();
-    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let _engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     // The first claim is in progress: it has been sent, and will find nothing.
     sleep(Duration::from_micros(50)).await;
-    let claims = way.claimed_at.lock().len();
+    let claims = store.claimed_at.lock().len();
     assert_eq!(claims, 1);
     lab.hints.hint(QUEUE.pipeline);
     lab.insert(1);
@@ -76,10 +76,10 @@ async fn a_hint_during_a_claim_is_not_forgotten() {
 #[tokio::test(start_paused = true)]
 async fn empty_fetches_back_off_and_a_successful_one_resets_the_delay() {
     let lab = TestEnv::new(0);
-    let way = lab.new_store();
-    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     sleep(secs(40)).await;
-    let seen = gaps(&way.claimed_at.lock());
+    let seen = gaps(&store.claimed_at.lock());
     for (step, gap) in seen.iter().enumerate() {
         let delay = [millis(500), secs(1), secs(2), secs(5)][step.min(3)];
         assert!(is_about(*gap, delay), "step {step}: {gap:?} is not about {delay:?}");
@@ -92,23 +92,23 @@ async fn empty_fetches_back_off_and_a_successful_one_resets_the_delay() {
 
     lab.insert(1);
     lab.wait_until(secs(6), "done", |lab| lab.done_count() == 1).await;
-    way.claimed_at.lock().clear();
+    store.claimed_at.lock().clear();
     sleep(secs(5)).await;
-    let seen = gaps(&way.claimed_at.lock());
+    let seen = gaps(&store.claimed_at.lock());
     assert!(is_about(seen[0], secs(1)) || is_about(seen[0], millis(500)), "{seen:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_fetcher_wakes_when_a_row_is_due() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let test_store = lab.new_store();
     let due_in = millis(37_250);
-    let toy = lab.pipeline(&way).with_apply(move |store, lease| {
+    let toy = lab.pipeline(&test_store).with_apply(move |store, lease| {
         let due_in_us = i64::try_from(due_in.as_micros()).unwrap();
         assert!(store.apply(TABLE, lease.key(), |row, now| row.due_at = Some(now + due_in_us)));
         ApplyOutcome::Written { due_in_us: Some(due_in_us), wake: Vec::new() }
     });
-    let _engine = lab.start(&way, toy, standard_settings());
+    let _engine = lab.start(&test_store, toy, standard_settings());
     sleep(secs(200)).await;
     let visits = gaps(&lab.journal.times(PassEvent::Started, id(0)));
     assert_eq!(visits.len(), 5);
@@ -123,8 +123,8 @@ async fn a_row_inserted_with_a_due_time_is_fetched_at_that_time() {
     let mut row = lab.row(0);
     row.due_at = Some(lab.store.now() + 3_210_000);
     lab.store.put(TABLE, row);
-    let way = lab.new_store();
-    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let _engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     let took = lab.wait_until(secs(10), "done", |lab| lab.done_count() == 1).await;
     assert!(took >= millis(3_209) && took <= millis(3_215), "{took:?}");
 }
@@ -132,14 +132,14 @@ async fn a_row_inserted_with_a_due_time_is_fetched_at_that_time() {
 #[tokio::test(start_paused = true)]
 async fn a_write_wakes_the_pipelines_it_lists() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let test_store = lab.new_store();
     let others = lab.hints.subscribe("others");
     let mut outgoing = lab.hints.outgoing();
-    let toy = lab.pipeline(&way).with_apply(|store, lease| {
+    let toy = lab.pipeline(&test_store).with_apply(|store, lease| {
         crate::support::mark_done(store, lease);
         ApplyOutcome::Written { due_in_us: None, wake: vec!["others"] }
     });
-    let _engine = lab.start(&way, toy, standard_settings());
+    let _engine = lab.start(&test_store, toy, standard_settings());
     others.wait().await;
     assert_eq!(outgoing.next().await, ["others"]);
     assert_eq!(lab.done_count(), 1);
@@ -148,14 +148,14 @@ async fn a_write_wakes_the_pipelines_it_lists() {
 #[tokio::test(start_paused = true)]
 async fn the_queue_never_holds_more_than_its_bound() {
     let lab = TestEnv::new(500);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let settings =
         Settings { workers: 3, queue_len_max: 10, queue_len_min: 4, claim_max: 8, ..standard_settings() };
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(millis(100)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, settings);
+    let engine = lab.start(&store, toy, settings);
     let mut queued_max = 0;
     while lab.done_count() < 500 {
         let status = &engine.status()[0];
@@ -174,11 +174,11 @@ async fn the_queue_never_holds_more_than_its_bound() {
 #[tokio::test(start_paused = true)]
 async fn rows_wait_in_the_database_while_the_queue_is_full() {
     let lab = TestEnv::new(100);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let settings =
         Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard_settings() };
-    let toy = lab.pipeline(&way).with_act(|_| pending());
-    let _engine = lab.start(&way, toy, settings);
+    let toy = lab.pipeline(&store).with_act(|_| pending());
+    let _engine = lab.start(&store, toy, settings);
     sleep(secs(60)).await;
     assert!(lab.locked_count() <= 12, "{}", lab.locked_count());
     assert!(lab.locked_count() >= 7);
@@ -189,9 +189,9 @@ async fn two_replicas_process_each_of_ten_thousand_rows_once() {
     let lab = TestEnv::new(10_000);
     let (one, two) = (lab.new_store(), lab.new_store());
     let mut engines = Vec::new();
-    for (way, seed) in [(&one, 1), (&two, 2)] {
-        let mut engine = Engine::new(way.clone(), Hints::new());
-        engine.spawn(lab.pipeline(way), Settings::standard(seed));
+    for (store, seed) in [(&one, 1), (&two, 2)] {
+        let mut engine = Engine::new(store.clone(), Hints::new());
+        engine.spawn(lab.pipeline(store), Settings::standard(seed));
         engines.push(engine);
     }
     lab.wait_until(secs(60), "all done", |lab| lab.done_count() == 10_000).await;
@@ -217,10 +217,10 @@ async fn replicas_on_many_threads_process_each_row_once() {
     let lab = TestEnv::new(1_000);
     let ways = [lab.new_store(), lab.new_store(), lab.new_store()];
     let mut engines = Vec::new();
-    for (way, seed) in ways.iter().zip(0..) {
-        let mut engine = Engine::new(way.clone(), lab.hints.clone());
+    for (test_store, seed) in ways.iter().zip(0..) {
+        let mut engine = Engine::new(test_store.clone(), lab.hints.clone());
         let settings = Settings { queue_len_max: 32, queue_len_min: 16, ..Settings::standard(seed) };
-        let toy = lab.pipeline(way).with_apply(|store, lease| {
+        let toy = lab.pipeline(test_store).with_apply(|store, lease| {
             if lease.epoch == 1 {
                 ApplyOutcome::Unchanged { due_in: None }
             } else {
@@ -241,11 +241,11 @@ async fn replicas_on_many_threads_process_each_row_once() {
 #[tokio::test(start_paused = true)]
 async fn unchanged_rows_are_finished_in_batches() {
     let lab = TestEnv::new(2000);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(1000)) });
-    let engine = lab.start(&way, toy, standard_settings());
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(1000)) });
+    let engine = lab.start(&store, toy, standard_settings());
     lab.wait_until(secs(60), "all seen", |_| engine.status()[0].totals.applied == 2000).await;
-    let finishes = way.finishes.load(std::sync::atomic::Ordering::SeqCst);
+    let finishes = store.finishes.load(std::sync::atomic::Ordering::SeqCst);
     assert!(finishes <= 2000 / 15, "{finishes} statements for 2000 rows");
     assert_eq!(lab.locked_count(), 0);
     assert!(lab.store.rows(TABLE).iter().all(|row| row.due_at.is_some()));

@@ -59,14 +59,14 @@ async fn l9_heartbeats_also_renew_the_leases_of_queued_rows() {
 #[tokio::test(start_paused = true)]
 async fn short_work_needs_no_heartbeat() {
     let lab = TestEnv::new(50);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(secs(1)).await;
         Ok(())
     });
-    let _engine = lab.start(&way, toy, standard_settings());
+    let _engine = lab.start(&store, toy, standard_settings());
     lab.wait_until(secs(60), "done", |lab| lab.done_count() == 50).await;
-    assert_eq!(way.extends.load(SeqCst), 0);
+    assert_eq!(store.extends.load(SeqCst), 0);
 }
 
 /// Breaks the first replica's heartbeat with `break_it`; the second must find its work dropped.
@@ -90,30 +90,30 @@ async fn measure_drop_time(break_it: impl FnOnce(&FaultyStore)) -> (TestEnv, Dur
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_refused_heartbeat_drops_the_work_at_once() {
-    let (_, took) = measure_drop_time(|way| way.refuses_extend.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|store| store.refuses_extend.store(true, SeqCst)).await;
     assert!(took <= secs(5), "the first heartbeat after it says so: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_failing_heartbeat_drops_the_work_before_the_lock_expires() {
-    let (_, took) = measure_drop_time(|way| way.fails.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|store| store.fails.store(true, SeqCst)).await;
     assert!(took <= secs(25) && took >= secs(20), "it tries to the end, and no longer: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_hanging_heartbeat_drops_the_work_before_the_lock_expires() {
-    let (_, took) = measure_drop_time(|way| way.hangs.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|store| store.hangs.store(true, SeqCst)).await;
     assert!(took <= secs(25) && took >= secs(20), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_frozen_process_takes_no_step_once_its_lease_is_over() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let thaw = Arc::new(Notify::new());
     let steps = Arc::new(AtomicUsize::new(0));
     let (news, stepping) = (thaw.clone(), steps.clone());
-    let toy = lab.pipeline(&way).with_act(move |_| {
+    let toy = lab.pipeline(&store).with_act(move |_| {
         let (news, steps) = (news.clone(), stepping.clone());
         async move {
             news.notified().await;
@@ -121,7 +121,7 @@ async fn l9_a_frozen_process_takes_no_step_once_its_lease_is_over() {
             Ok(())
         }
     });
-    let engine = lab.start(&way, toy, standard_settings());
+    let engine = lab.start(&store, toy, standard_settings());
     lab.wait_until(secs(1), "started", |lab| lab.journal.count(PassEvent::Started) == 1).await;
     // The event that the work waited for and the end of its lease coincide.
     thaw.notify_one();
@@ -134,12 +134,12 @@ async fn l9_a_frozen_process_takes_no_step_once_its_lease_is_over() {
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_refused_during_a_write_does_not_count_as_a_lost_lease() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let store = lab.new_store();
     // The heartbeat comes during the write, and may or may not find the row unlocked by it.
-    let mut toy = lab.pipeline(&way);
+    let mut toy = lab.pipeline(&store);
     toy.apply_takes = secs(8);
-    way.refuses_extend.store(true, SeqCst);
-    let engine = lab.start(&way, toy, standard_settings());
+    store.refuses_extend.store(true, SeqCst);
+    let engine = lab.start(&store, toy, standard_settings());
     lab.wait_until(secs(30), "done", |lab| lab.done_count() == 1).await;
     sleep(secs(2)).await;
     let totals = engine.status()[0].totals;
@@ -179,15 +179,15 @@ async fn l5_a_skewed_database_clock_is_harmless() {
 #[tokio::test(start_paused = true)]
 async fn a_row_taken_by_another_holder_is_reported_stale() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
+    let test_store = lab.new_store();
     let store = lab.store.clone();
-    let toy = lab.pipeline(&way).with_act(move |lease| {
+    let toy = lab.pipeline(&test_store).with_act(move |lease| {
         let mut row = store.row(TABLE, lease.id).unwrap();
         row.lock_token = Some(id(99));
         store.put(TABLE, row);
         async { Ok(()) }
     });
-    let engine = lab.start(&way, toy, standard_settings());
+    let engine = lab.start(&test_store, toy, standard_settings());
     sleep(secs(1)).await;
     assert_eq!(engine.status()[0].totals.stale, 1);
     assert_eq!(engine.status()[0].oldest_age, None);
@@ -206,7 +206,7 @@ const LEASE_VALIDITY: Duration = Duration::from_secs(25);
 
 /// Performs one step of one holder, with a delay before the store is reached, as on a slow connection.
 async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>) {
-    let asked_at = Instant::now();
+    let requested_at = Instant::now();
     let slowness = millis(rng.below(3) * rng.below(2_000));
     match rng.below(5) {
         0 => {
@@ -215,16 +215,16 @@ async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>)
             beliefs.extend(claim.leases.iter().map(|lease| HolderView {
                 held: lease.key(),
                 epoch: lease.epoch,
-                until: asked_at + LEASE_VALIDITY,
+                until: requested_at + LEASE_VALIDITY,
             }));
         }
         1 => {
-            beliefs.retain(|belief| asked_at < belief.until);
+            beliefs.retain(|belief| requested_at < belief.until);
             let held: Vec<_> = beliefs.iter().map(|belief| belief.held).collect();
             advance(slowness).await;
             let kept = store.extend(&QUEUE, &held, TTL).await.unwrap();
             beliefs.retain(|belief| kept.contains(&belief.held.id));
-            beliefs.iter_mut().for_each(|belief| belief.until = asked_at + LEASE_VALIDITY);
+            beliefs.iter_mut().for_each(|belief| belief.until = requested_at + LEASE_VALIDITY);
         }
         choice if !beliefs.is_empty() => {
             let belief = beliefs.swap_remove(rng.below(beliefs.len() as u64) as usize);

@@ -22,9 +22,9 @@ struct Replica {
 }
 
 fn start(lab: &TestEnv, seed: u64) -> Replica {
-    let (way, hints) = (lab.new_store(), Hints::new());
+    let (test_store, hints) = (lab.new_store(), Hints::new());
     let toy = lab
-        .pipeline(&way)
+        .pipeline(&test_store)
         .with_act(move |lease| async move {
             let mut rng = Rng::new(seed ^ lease.token.as_u64_pair().1 << 20 ^ lease.id.as_u64_pair().0);
             sleep(millis(rng.below(4) * rng.below(20_000))).await;
@@ -34,11 +34,11 @@ fn start(lab: &TestEnv, seed: u64) -> Replica {
             ..PASSES => ApplyOutcome::Unchanged { due_in: Some(secs(2)) },
             _ => mark_done(store, lease),
         });
-    let mut engine = Engine::new(way.clone(), hints.clone());
+    let mut engine = Engine::new(test_store.clone(), hints.clone());
     let settings =
         Settings { workers: 3, queue_len_max: 4, queue_len_min: 2, claim_max: 3, ..Settings::standard(seed) };
     engine.spawn(toy, settings);
-    Replica { store: way, hints, engine }
+    Replica { store: test_store, hints, engine }
 }
 
 /// Injects or clears one random fault.

@@ -10,13 +10,13 @@ use crate::support::{PassEvent, QUEUE, TestEnv, millis, secs, standard_settings}
 #[tokio::test(start_paused = true)]
 async fn a_graceful_stop_releases_queued_rows_immediately() {
     let lab = TestEnv::new(30);
-    let way = lab.new_store();
+    let store = lab.new_store();
     let before: Vec<_> = (0..30).map(|number| lab.row(number).last_processed_at).collect();
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(secs(3)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, Settings { workers: 2, ..standard_settings() });
+    let engine = lab.start(&store, toy, Settings { workers: 2, ..standard_settings() });
     sleep(secs(1)).await;
     assert_eq!(lab.locked_count(), 30);
     let since = Instant::now();
@@ -34,8 +34,8 @@ async fn a_graceful_stop_releases_queued_rows_immediately() {
 #[tokio::test(start_paused = true)]
 async fn work_beyond_the_grace_period_is_dropped_and_released() {
     let lab = TestEnv::new(3);
-    let way = lab.new_store();
-    let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
+    let store = lab.new_store();
+    let engine = lab.start(&store, lab.pipeline(&store).with_act(|_| pending()), standard_settings());
     sleep(secs(100)).await;
     let since = Instant::now();
     engine.stop(secs(4)).await;
@@ -72,12 +72,12 @@ async fn a_rolling_restart_delays_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_awaits_an_in_flight_claim_and_releases_its_rows() {
     let lab = TestEnv::new(5);
-    let way = lab.new_store();
-    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let engine = lab.start(&store, lab.pipeline(&store), standard_settings());
     // Let the tasks start; the claim lasts a tenth of a millisecond, and no time passes here.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
-    assert_eq!(way.claimed_at.lock().len(), 1);
+    assert_eq!(store.claimed_at.lock().len(), 1);
     engine.stop(secs(1)).await;
     assert_eq!((lab.locked_count(), lab.journal.count(PassEvent::Dropped)), (0, 0));
 }
@@ -85,15 +85,15 @@ async fn a_stop_awaits_an_in_flight_claim_and_releases_its_rows() {
 #[tokio::test(start_paused = true)]
 async fn rows_claimed_during_a_stop_are_released_immediately() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(secs(10)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, standard_settings());
+    let engine = lab.start(&store, toy, standard_settings());
     sleep(secs(1)).await;
     (1..6).for_each(|number| lab.insert(number));
-    *way.claim_takes.lock() = millis(300);
+    *store.claim_takes.lock() = millis(300);
     lab.hints.hint(QUEUE.pipeline);
     sleep(millis(100)).await;
     let stopping = tokio::spawn(engine.stop(secs(30)));
@@ -107,10 +107,10 @@ async fn rows_claimed_during_a_stop_are_released_immediately() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_does_not_wait_forever_for_a_hanging_store() {
     let lab = TestEnv::new(5);
-    let way = lab.new_store();
-    let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
+    let store = lab.new_store();
+    let engine = lab.start(&store, lab.pipeline(&store).with_act(|_| pending()), standard_settings());
     sleep(secs(10)).await;
-    way.hangs.store(true, SeqCst);
+    store.hangs.store(true, SeqCst);
     let since = Instant::now();
     engine.stop(secs(1)).await;
     assert!(since.elapsed() <= secs(20), "{:?}", since.elapsed());
@@ -119,22 +119,22 @@ async fn a_stop_does_not_wait_forever_for_a_hanging_store() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_engine_takes_no_further_step() {
     let lab = TestEnv::new(10);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(secs(1)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, standard_settings());
+    let engine = lab.start(&store, toy, standard_settings());
     sleep(millis(500)).await;
     assert_eq!(lab.locked_count(), 10);
-    let calls = (way.claimed_at.lock().len(), way.extends.load(SeqCst), way.finishes.load(SeqCst));
+    let calls = (store.claimed_at.lock().len(), store.extends.load(SeqCst), store.finishes.load(SeqCst));
     drop(engine);
     sleep(secs(100)).await;
     assert_eq!((lab.locked_count(), lab.done_count()), (10, 0), "nothing was written or handed back");
     assert_eq!(lab.journal.count(PassEvent::Dropped), 10, "every pass was dropped");
     assert_eq!(
         calls,
-        (way.claimed_at.lock().len(), way.extends.load(SeqCst), way.finishes.load(SeqCst)),
+        (store.claimed_at.lock().len(), store.extends.load(SeqCst), store.finishes.load(SeqCst)),
         "the store was left alone"
     );
 }
@@ -142,12 +142,12 @@ async fn a_dropped_engine_takes_no_further_step() {
 #[tokio::test(start_paused = true)]
 async fn a_crashed_task_restarts_only_its_pipeline() {
     let lab = TestEnv::new(1);
-    let way = lab.new_store();
-    let mut engine = Engine::new(way.clone(), lab.hints.clone());
-    engine.spawn(lab.pipeline(&way), standard_settings());
+    let store = lab.new_store();
+    let mut engine = Engine::new(store.clone(), lab.hints.clone());
+    engine.spawn(lab.pipeline(&store), standard_settings());
     sleep(secs(1)).await;
     assert_eq!(lab.done_count(), 1);
-    way.panics_at_claim.store(true, SeqCst);
+    store.panics_at_claim.store(true, SeqCst);
     lab.hints.hint(QUEUE.pipeline);
     sleep(millis(10)).await;
     lab.insert(2);
@@ -160,17 +160,17 @@ async fn a_crashed_task_restarts_only_its_pipeline() {
 #[tokio::test(start_paused = true)]
 async fn rows_held_by_a_crashed_task_are_released() {
     let lab = TestEnv::new(10);
-    let way = lab.new_store();
-    let toy = lab.pipeline(&way).with_act(|_| async {
+    let store = lab.new_store();
+    let toy = lab.pipeline(&store).with_act(|_| async {
         sleep(millis(200)).await;
         Ok(())
     });
     let settings = Settings { workers: 2, queue_len_max: 4, queue_len_min: 4, ..standard_settings() };
-    let _engine = lab.start(&way, toy, settings);
+    let _engine = lab.start(&store, toy, settings);
     sleep(millis(100)).await;
     // The next claim comes as soon as a worker has started another row.
-    way.panics_at_claim.store(true, SeqCst);
-    lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !way.panics_at_claim.load(SeqCst))
+    store.panics_at_claim.store(true, SeqCst);
+    lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !store.panics_at_claim.load(SeqCst))
         .await;
     let took = lab.wait_until(secs(60), "done", |lab| lab.done_count() == 10).await;
     assert!(took <= secs(3), "nobody waited for a lock to expire: {took:?}");

@@ -80,14 +80,14 @@ impl FaultyStore {
 
 impl LeaseStore for FaultyStore {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
-        let asked_at = Instant::now();
-        self.claimed_at.lock().push(asked_at);
+        let requested_at = Instant::now();
+        self.claimed_at.lock().push(requested_at);
         assert!(!self.panics_at_claim.swap(false, SeqCst), "told to panic");
         let takes = *self.claim_takes.lock();
         sleep(takes).await;
         self.inject_fault().await?;
         let mut claim = self.inner.claim(queue, limit, ttl).await?;
-        claim.leases.iter_mut().for_each(|lease| lease.requested_at = asked_at);
+        claim.leases.iter_mut().for_each(|lease| lease.requested_at = requested_at);
         Ok(claim)
     }
 
@@ -300,13 +300,13 @@ impl Pipeline for TestPipeline {
     async fn apply(
         &self,
         lease: &Lease,
-        (_, visit): (Row, PassGuard),
+        (_, visitor): (Row, PassGuard),
         _plan: (),
     ) -> Result<ApplyOutcome, TestError> {
         sleep(self.apply_takes).await;
         self.store.inject_fault().await.map_err(|_| TestError("apply"))?;
         let applied = (self.apply)(&self.store.inner, lease);
-        visit.end();
+        visitor.end();
         Ok(applied)
     }
 }
@@ -340,17 +340,17 @@ impl TestEnv {
         FaultyStore::new(self.store.clone())
     }
 
-    pub(crate) fn pipeline(&self, way: &Arc<FaultyStore>) -> TestPipeline {
-        TestPipeline::new(way, &self.journal)
+    pub(crate) fn pipeline(&self, store: &Arc<FaultyStore>) -> TestPipeline {
+        TestPipeline::new(store, &self.journal)
     }
 
     pub(crate) fn start(
         &self,
-        way: &Arc<FaultyStore>,
+        store: &Arc<FaultyStore>,
         toy: TestPipeline,
         settings: Settings,
     ) -> Engine<FaultyStore> {
-        let mut engine = Engine::new(way.clone(), self.hints.clone());
+        let mut engine = Engine::new(store.clone(), self.hints.clone());
         engine.spawn(toy, settings);
         engine
     }

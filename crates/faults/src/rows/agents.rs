@@ -65,7 +65,7 @@ async fn agent_killed(trial: &mut Trial) {
     }
     killed_while_running(trial, &mut ground).await;
     killed_while_terminating(trial, &mut ground).await;
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }
 
 fn kill_and_start(trial: &mut Trial, host: &LabHost, what: &'static str) -> Instant {
@@ -82,8 +82,8 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
     kill_agent(host);
     start_agent(host);
     let gate = format!("/var/tmp/{status}");
-    ground.stage.apply(&small_task_config(status, &[&counting_command(&gate), "exit 7"])).await;
-    let run = ground.stage.run(status).await;
+    ground.env.apply(&small_task_config(status, &[&counting_command(&gate), "exit 7"])).await;
+    let run = ground.env.run(status).await;
     let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let is_there = |host: &LabHost| {
         read_journal(host).iter().any(|record| {
@@ -101,7 +101,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
         _ => "killed in creating",
     };
     let started = kill_and_start(trial, ground.host(1), what);
-    ground.stage.says(status, "line 1").await;
+    ground.env.says(status, "line 1").await;
     trial.within("resumed", RECONNECT_BOUND, started.elapsed());
     finish_job(ground, status, &gate).await;
 }
@@ -109,22 +109,19 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
 /// Releases the job and checks that its whole result and output are reported.
 async fn finish_job(ground: &mut LabEnv, name: &str, gate: &str) {
     ground.host(1).run(&format!("touch {gate}")).unwrap();
-    let run = ground.stage.reaches(name, &["failed"]).await;
+    let run = ground.env.reaches(name, &["failed"]).await;
     assert_eq!(newest_submission(&run)["exit_status"], 7, "{run:#}");
     assert_single_attempt(&run);
-    assert_counted(&ground.stage.log(&run).await);
+    assert_counted(&ground.env.log(&run).await);
 }
 
 async fn killed_while_running(trial: &mut Trial, ground: &mut LabEnv) {
-    ground
-        .stage
-        .apply(&small_task_config("running", &[&counting_command("/var/tmp/running"), "exit 7"]))
-        .await;
-    ground.stage.says("running", "line 3").await;
+    ground.env.apply(&small_task_config("running", &[&counting_command("/var/tmp/running"), "exit 7"])).await;
+    ground.env.says("running", "line 3").await;
     trial.pause(0, 500).await;
     let started = kill_and_start(trial, ground.host(1), "killed in running");
-    let had = log_len(&mut ground.stage, "running").await;
-    wait_for_log_growth(&mut ground.stage, "running", had).await;
+    let had = log_len(&mut ground.env, "running").await;
+    wait_for_log_growth(&mut ground.env, "running", had).await;
     trial.within("resumed", RECONNECT_BOUND, started.elapsed());
     finish_job(ground, "running", "/var/tmp/running").await;
 }
@@ -134,15 +131,15 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     set_pause_at(host, Some("terminating"));
     kill_agent(host);
     start_agent(host);
-    ground.stage.apply(&small_task_config("terminating", &["echo up; sleep 4712"])).await;
-    ground.stage.says("terminating", "up").await;
-    ground.stage.stop("terminating", true).await;
-    let asked = |host: &LabHost| {
-        read_journal(host).iter().any(|record| matches!(record.kind, JournalEvent::TerminateAsked { .. }))
+    ground.env.apply(&small_task_config("terminating", &["echo up; sleep 4712"])).await;
+    ground.env.says("terminating", "up").await;
+    ground.env.stop("terminating", true).await;
+    let requested = |host: &LabHost| {
+        read_journal(host).iter().any(|record| matches!(record.kind, JournalEvent::TerminateRequested { .. }))
     };
-    eventually("the end was asked for", || asked(ground.host(1)));
+    eventually("the end was asked for", || requested(ground.host(1)));
     let started = kill_and_start(trial, ground.host(1), "killed in terminating");
-    let run = ground.stage.reaches("terminating", &["terminated"]).await;
+    let run = ground.env.reaches("terminating", &["terminated"]).await;
     trial.within("ended", RECONNECT_BOUND, started.elapsed());
     assert_eq!(run["termination_reason"], "aborted_by_user");
 }
@@ -156,58 +153,58 @@ fn runner_pid(host: &LabHost) -> u32 {
 
 async fn runner_killed(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
-    ground.stage.apply(&small_task_config("killed", &[&counting_command("/var/tmp/none")])).await;
-    ground.stage.says("killed", "line 5").await;
+    ground.env.apply(&small_task_config("killed", &[&counting_command("/var/tmp/none")])).await;
+    ground.env.says("killed", "line 5").await;
     trial.pause(0, 500).await;
     send_signal(runner_pid(ground.host(1)), "KILL");
     trial.fired("runner killed");
     let began = Instant::now();
-    let run = ground.stage.reaches("killed", &["failed"]).await;
+    let run = ground.env.reaches("killed", &["failed"]).await;
     trial.within("runner death reported", Duration::from_secs(30), began.elapsed());
-    let log = ground.stage.log(&run).await;
+    let log = ground.env.log(&run).await;
     for (number, line) in log.lines().enumerate() {
         assert_eq!(line, format!("line {number}"), "O3");
     }
     assert!(log.lines().count() > 5, "O3: {log}");
     frozen_runner(trial, &mut ground).await;
     out_of_memory(trial, &mut ground).await;
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }
 
 /// A runner that does not respond does not prevent its task from being stopped.
 async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
-    ground.stage.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
-    ground.stage.says("frozen", "line 5").await;
+    ground.env.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
+    ground.env.says("frozen", "line 5").await;
     trial.pause(0, 500).await;
     send_signal(runner_pid(ground.host(1)), "STOP");
     trial.fired("runner frozen");
     let began = Instant::now();
-    ground.stage.stop("frozen", true).await;
-    let run = ground.stage.reaches("frozen", &["terminated"]).await;
+    ground.env.stop("frozen", true).await;
+    let run = ground.env.reaches("frozen", &["terminated"]).await;
     trial.within("frozen runner ended", Duration::from_secs(30), began.elapsed());
-    assert!(ground.stage.log(&run).await.contains("line 5"), "O2");
+    assert!(ground.env.log(&run).await.contains("line 5"), "O2");
 }
 
 /// The kernel kills the job's process. The limit is set from outside: a share of this machine's memory would be too
 /// much for a trial.
 async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
-    ground.stage.apply(&small_task_config("greedy", &[wait])).await;
-    ground.stage.says("greedy", "last words").await;
-    let run = ground.stage.run("greedy").await;
+    ground.env.apply(&small_task_config("greedy", &[wait])).await;
+    ground.env.says("greedy", "last words").await;
+    let run = ground.env.run("greedy").await;
     let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let limited = limit_memory(&id, 192 << 20);
     assert!(limited > 0, "the task has no control group of its own");
     trial.pause(0, 500).await;
     ground.host(1).run("touch /var/tmp/hog").unwrap();
     let began = Instant::now();
-    let run = ground.stage.reaches("greedy", &["failed"]).await;
-    let detail = end_detail(&ground.stage, newest_submission(&run));
+    let run = ground.env.reaches("greedy", &["failed"]).await;
+    let detail = end_detail(&ground.env, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("oom_killed"), "{run:#}");
     assert_eq!(newest_submission(&run)["exit_status"], 137, "{run:#}");
     trial.fired("user's process out of memory");
     trial.within("OOM reported", Duration::from_secs(30), began.elapsed());
-    assert!(ground.stage.log(&run).await.starts_with("last words\n"), "O2");
+    assert!(ground.env.log(&run).await.starts_with("last words\n"), "O2");
 }
 
 /// Sets the limit on every control group of a task, and returns their number.
@@ -233,8 +230,8 @@ fn limit_memory(id: &str, bytes: u64) -> usize {
 async fn escaped_process(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
     let away = "(setsid sh -c 'while :; do date > /var/tmp/beat; sleep 0.05; done; : away-4713' &) &";
-    ground.stage.apply(&small_task_config("parent", &[away, "echo up; sleep 4713"])).await;
-    ground.stage.says("parent", "up").await;
+    ground.env.apply(&small_task_config("parent", &[away, "echo up; sleep 4713"])).await;
+    ground.env.says("parent", "up").await;
     let host = ground.host(1);
     eventually("it ran away", || !pids_matching(host, "away-4713").is_empty());
     // An unrelated process on the same machine with a similar command line.
@@ -247,15 +244,15 @@ async fn escaped_process(trial: &mut Trial) {
     if trial.rng.chance(50) {
         start_agent(ground.host(1));
     }
-    ground.stage.stop("parent", true).await;
-    let asked = Instant::now();
-    ground.stage.reaches("parent", &["terminated"]).await;
+    ground.env.stop("parent", true).await;
+    let start = Instant::now();
+    ground.env.reaches("parent", &["terminated"]).await;
     let host = ground.host(1);
     eventually("nothing runs on", || pids_matching(host, "away-4713").is_empty());
-    trial.within("all ended", Duration::from_secs(10), asked.elapsed());
+    trial.within("all ended", Duration::from_secs(10), start.elapsed());
     assert_eq!(pids_matching(host, "sleep 4713000"), bystander, "C5: a stranger was signalled");
     send_signal(bystander[0], "KILL");
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }
 
 async fn damaged(trial: &mut Trial) {
@@ -264,8 +261,8 @@ async fn damaged(trial: &mut Trial) {
         [("torn", truncate_journal as DamageFn), ("flipped", flip_journal_byte), ("missing", remove_journal)]
     {
         let gate = format!("/var/tmp/{name}");
-        ground.stage.apply(&small_task_config(name, &[&counting_command(&gate)])).await;
-        ground.stage.says(name, "line 3").await;
+        ground.env.apply(&small_task_config(name, &[&counting_command(&gate)])).await;
+        ground.env.says(name, "line 3").await;
         trial.pause(0, 300).await;
         kill_agent(ground.host(1));
         harm(trial, &ground.host(1).path("/var/lib/windlass/home/journal"));
@@ -273,13 +270,13 @@ async fn damaged(trial: &mut Trial) {
         let took = eventually("the agent listens", || is_answering(ground.host(1)));
         trial.within("start", Duration::from_secs(5), took);
         ground.host(1).run(&format!("touch {gate}")).unwrap();
-        let run = ground.stage.reaches(name, &["done", "failed"]).await;
+        let run = ground.env.reaches(name, &["done", "failed"]).await;
         assert_single_attempt(&run);
-        check_log(&ground.stage.log(&run).await, &run);
-        ground.stage.wait_for_hosts("lab", 1).await;
+        check_log(&ground.env.log(&run).await, &run);
+        ground.env.wait_for_hosts("lab", 1).await;
     }
     let sites: Vec<AgentSite> = ground.sites().into_iter().map(AgentSite::damaged).collect();
-    trial.judge(&mut ground.stage, &sites).await;
+    trial.evaluate(&mut ground.env, &sites).await;
 }
 
 type DamageFn = fn(&mut Trial, &std::path::Path);

@@ -63,8 +63,8 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
 ];
 
-fn client(stage: &TestEnv, token: &str) -> ApiClient {
-    ApiClient::new(&format!("http://{}", stage.address()), Some(token)).unwrap()
+fn client(env: &TestEnv, token: &str) -> ApiClient {
+    ApiClient::new(&format!("http://{}", env.address()), Some(token)).unwrap()
 }
 
 fn stream_of(run: &Value) -> StreamRequest {
@@ -106,16 +106,16 @@ async fn read_all(mut stream: LogStream) -> TailedLog {
 
 async fn tailers(trial: &mut Trial) {
     const TAILERS: usize = 50;
-    let mut stage = trial.stage(HostMode::Processes);
-    stage.start().await;
-    let gate = stage.home().join("go");
+    let mut env = trial.env(HostMode::Processes);
+    env.start().await;
+    let gate = env.home().join("go");
     let wait = format!("until [ -e {} ]; do echo waits; sleep 0.05; done", gate.display());
     let burst = "i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done";
     let last = "i=0; while [ $i -lt 300 ]; do echo more $i; i=$((i+1)); done; echo last";
-    stage.apply(&task_config("wordy", &[burst, &wait, last])).await;
-    stage.says("wordy", "line 4000").await;
-    let run = stage.run("wordy").await;
-    let client = Arc::new(client(&stage, TOKEN));
+    env.apply(&task_config("wordy", &[burst, &wait, last])).await;
+    env.says("wordy", "line 4000").await;
+    let run = env.run("wordy").await;
+    let client = Arc::new(client(&env, TOKEN));
     // A client that opens the stream and never reads.
     let deaf = client.stream_logs("main", &stream_of(&run)).await.unwrap();
     let mut reading = tokio::task::JoinSet::new();
@@ -136,8 +136,8 @@ async fn tailers(trial: &mut Trial) {
     for _ in early..TAILERS {
         open(trial.rng.millis(0, 1500));
     }
-    let run = stage.reaches("wordy", &["done"]).await;
-    let want = stage.log(&run).await.into_bytes();
+    let run = env.reaches("wordy", &["done"]).await;
+    let want = env.log(&run).await.into_bytes();
     let mut seen = Vec::new();
     while let Some(read) = reading.join_next().await {
         let read = read.unwrap();
@@ -152,23 +152,23 @@ async fn tailers(trial: &mut Trial) {
     let last = seen.iter().max().copied().unwrap();
     trial.within("lag", Duration::from_secs(1), last - first);
     drop(deaf);
-    let site = AgentSite::local(&stage, None);
-    trial.judge(&mut stage, &[site]).await;
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
 }
 
 async fn access_revoked(trial: &mut Trial) {
-    let mut stage = trial.stage(HostMode::Processes);
-    stage.start().await;
-    stage.apply(&task_config("open", &["while :; do echo tick; sleep 0.1; done"])).await;
-    stage.says("open", "tick").await;
-    let run = stage.run("open").await;
+    let mut env = trial.env(HostMode::Processes);
+    env.start().await;
+    env.apply(&task_config("open", &["while :; do echo tick; sleep 0.1; done"])).await;
+    env.says("open", "tick").await;
+    let run = env.run("open").await;
     for (name, what) in [("ann", "token revoked"), ("ben", "user disabled"), ("cat", "member removed")] {
-        let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
+        let made = env.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
         let token = made["creds"]["token"].as_str().unwrap().to_owned();
         // A role that may access jobs of other users.
         let member = json!({"members": [{"username": name, "project_role": "admin"}]});
-        stage.post("/api/projects/main/add_members", &member).await;
-        let client = client(&stage, &token);
+        env.post("/api/projects/main/add_members", &member).await;
+        let client = client(&env, &token);
         let mut log = client.stream_logs("main", &stream_of(&run)).await.unwrap();
         assert!(matches!(log.next().await, Ok(Some(LogStreamEvent::Bytes { .. }))));
         let request = stream_of(&run);
@@ -184,14 +184,14 @@ async fn access_revoked(trial: &mut Trial) {
         trial.pause(0, 500).await;
         match what {
             "token revoked" => {
-                stage.post("/api/users/refresh_token", &json!({"username": name})).await;
+                env.post("/api/users/refresh_token", &json!({"username": name})).await;
             }
             "user disabled" => {
                 let body = json!({"username": name, "global_role": "user", "active": false});
-                stage.post("/api/users/update", &body).await;
+                env.post("/api/users/update", &body).await;
             }
             _ => {
-                stage.post("/api/projects/main/remove_members", &json!({"usernames": [name]})).await;
+                env.post("/api/projects/main/remove_members", &json!({"usernames": [name]})).await;
             }
         }
         trial.fired(what);
@@ -203,10 +203,10 @@ async fn access_revoked(trial: &mut Trial) {
         closed.await.expect("X7: the port is still open");
         trial.within("port closed", Duration::from_secs(5), shut.elapsed());
     }
-    stage.stop("open", true).await;
-    stage.reaches("open", &["terminated"]).await;
-    let site = AgentSite::local(&stage, None);
-    trial.judge(&mut stage, &[site]).await;
+    env.stop("open", true).await;
+    env.reaches("open", &["terminated"]).await;
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
 }
 
 async fn drained(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
@@ -224,15 +224,15 @@ impl Drop for CommandGuard {
     }
 }
 
-fn spawn_command(stage: &TestEnv, args: &[&str]) -> CommandGuard {
-    let mut command: Command = stage.command(stage.home(), args);
+fn spawn_command(env: &TestEnv, args: &[&str]) -> CommandGuard {
+    let mut command: Command = env.command(env.home(), args);
     CommandGuard(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 /// Waits until the server has a run.
-async fn wait_until_submitted(stage: &mut TestEnv, name: &str) {
+async fn wait_until_submitted(env: &mut TestEnv, name: &str) {
     eventually_async(&format!("{name} is submitted"), async || {
-        let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
+        let runs = env.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
         runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name).then_some(())
     })
     .await;
@@ -249,35 +249,35 @@ fn connections(port: u16) -> usize {
 }
 
 async fn command_lines(trial: &mut Trial) {
-    let mut stage = trial.stage(HostMode::Processes);
-    stage.start().await;
+    let mut env = trial.env(HostMode::Processes);
+    env.start().await;
     let port = 20_000 + u16::try_from(trial.rng.between(0, 9_999)).unwrap();
     let page = format!("exec busybox nc -ll -p {port} -e cat");
     let job = format!(
         "type: task\nname: open\nuser: root\nresources: {{cpu: 1.., memory: 0.., disk: null}}\n\
                        commands: [echo up, {page}]\n"
     );
-    std::fs::write(stage.home().join("open.yml"), job).unwrap();
+    std::fs::write(env.home().join("open.yml"), job).unwrap();
     // Killed while it follows: the run continues.
-    let mut apply = spawn_command(&stage, &["apply", "-f", "open.yml", "-y"]);
-    wait_until_submitted(&mut stage, "open").await;
-    stage.reaches("open", &["running"]).await;
-    stage.says("open", "up").await;
+    let mut apply = spawn_command(&env, &["apply", "-f", "open.yml", "-y"]);
+    wait_until_submitted(&mut env, "open").await;
+    env.reaches("open", &["running"]).await;
+    env.says("open", "up").await;
     trial.pause(0, 500).await;
     send_signal(apply.0.id(), "KILL");
     apply.0.wait().unwrap();
     trial.fired("apply killed");
     // Killed while it forwards: nothing of the forward remains on either side.
-    let mut attach = spawn_command(&stage, &["attach", "open", "-p", &format!("*:{port}")]);
-    let mut told = None;
+    let mut attach = spawn_command(&env, &["attach", "open", "-p", &format!("*:{port}")]);
+    let mut reported = None;
     for line in BufReader::new(attach.0.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
         if let Some((_, address)) = line.split_once(&format!("Port {port} of the job: http://")) {
-            told = Some(address.trim().to_owned());
+            reported = Some(address.trim().to_owned());
             break;
         }
     }
-    let address = told.expect("a port is told of");
+    let address = reported.expect("a port is told of");
     let mut through = TcpStream::connect(&address).unwrap();
     through.write_all(b"hello\n").unwrap();
     eventually("the job is reached", || connections(port) > 0);
@@ -288,30 +288,30 @@ async fn command_lines(trial: &mut Trial) {
     let killed = Instant::now();
     eventually("no forward is left", || connections(port) == 0 && TcpStream::connect(&address).is_err());
     trial.within("forward closed", Duration::from_secs(5), killed.elapsed());
-    assert_eq!(stage.run("open").await["status"], "running");
-    stage.stop("open", true).await;
-    stage.reaches("open", &["terminated"]).await;
-    interrupted_twice(trial, &mut stage).await;
-    let site = AgentSite::local(&stage, None);
-    trial.judge(&mut stage, &[site]).await;
+    assert_eq!(env.run("open").await["status"], "running");
+    env.stop("open", true).await;
+    env.reaches("open", &["terminated"]).await;
+    interrupted_twice(trial, &mut env).await;
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
 }
 
 /// The first interrupt asks the job to stop, which it ignores; the second aborts it.
-async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
+async fn interrupted_twice(trial: &mut Trial, env: &mut TestEnv) {
     let job = "type: task\nname: deaf\nuser: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n\
                commands: [\"trap '' INT TERM; echo up; while :; do sleep 0.1; done\"]\n";
-    std::fs::write(stage.home().join("deaf.yml"), job).unwrap();
-    let mut apply = spawn_command(stage, &["apply", "-f", "deaf.yml", "-y"]);
-    wait_until_submitted(stage, "deaf").await;
-    stage.reaches("deaf", &["running"]).await;
-    stage.says("deaf", "up").await;
+    std::fs::write(env.home().join("deaf.yml"), job).unwrap();
+    let mut apply = spawn_command(env, &["apply", "-f", "deaf.yml", "-y"]);
+    wait_until_submitted(env, "deaf").await;
+    env.reaches("deaf", &["running"]).await;
+    env.says("deaf", "up").await;
     send_signal(apply.0.id(), "INT");
     trial.pause(300, 900).await;
     send_signal(apply.0.id(), "INT");
     trial.fired("interrupted twice");
-    let asked = Instant::now();
-    let run = stage.reaches("deaf", &["terminated"]).await;
-    trial.within("ended", Duration::from_secs(5), asked.elapsed());
+    let start = Instant::now();
+    let run = env.reaches("deaf", &["terminated"]).await;
+    trial.within("ended", Duration::from_secs(5), start.elapsed());
     assert_eq!(run["termination_reason"], "aborted_by_user", "{run:#}");
     assert_single_attempt(&run);
     apply.0.wait().unwrap();
@@ -345,14 +345,14 @@ async fn doubled(trial: &mut Trial) {
     const RUNS: usize = 5;
     let mut ground = LabEnv::new(trial, 1).await;
     let (api_seed, shim_seed) = (trial.rng.draw(), trial.rng.draw());
-    let door = ground.host(1).path("/var/lib/windlass/door/shim.sock");
-    let shim = FaultProxy::before(&door, shim_seed).unwrap();
+    let listener = ground.host(1).path("/var/lib/windlass/door/shim.sock");
+    let shim = FaultProxy::before(&listener, shim_seed).unwrap();
     // Connections from before the proxy are closed.
-    ground.stage.stop_server();
-    ground.stage.start().await;
-    ground.stage.wait_for_hosts("lab", 1).await;
-    let stage = &mut ground.stage;
-    let api = FaultProxy::tcp(stage.address(), api_seed).await.unwrap();
+    ground.env.stop_server();
+    ground.env.start().await;
+    ground.env.wait_for_hosts("lab", 1).await;
+    let env = &mut ground.env;
+    let api = FaultProxy::tcp(env.address(), api_seed).await.unwrap();
     let foul = ConnectionFaults { latency: Duration::from_millis(20), ..ConnectionFaults::default() };
     api.set(ConnectionFaults { replay_after: Some(Duration::from_millis(700)), ..foul });
     shim.set(ConnectionFaults { replay_after: Some(Duration::from_millis(300)), ..foul });
@@ -363,16 +363,16 @@ async fn doubled(trial: &mut Trial) {
         post_with_retry(api.address(), "/api/project/main/runs/apply", Some(&key), &body).await;
         trial.pause(0, 1000).await;
         shim.cut();
-        let run = stage.reaches(&name, &["done"]).await;
+        let run = env.reaches(&name, &["done"]).await;
         assert_single_attempt(&run);
-        assert_eq!(stage.log(&run).await, "said\n", "O1");
+        assert_eq!(env.log(&run).await, "said\n", "O1");
     }
     // A duplicated stop, the second one possibly after the end.
-    stage.apply(&small_task_config("stopped", &["echo up; sleep 4716"])).await;
-    stage.says("stopped", "up").await;
+    env.apply(&small_task_config("stopped", &["echo up; sleep 4716"])).await;
+    env.says("stopped", "up").await;
     let stop = json!({"runs_names": ["stopped"], "abort": true});
     post_with_retry(api.address(), "/api/project/main/runs/stop", None, &stop).await;
-    stage.reaches("stopped", &["terminated"]).await;
+    env.reaches("stopped", &["terminated"]).await;
     shim.cut();
     eventually("calls were said again", || {
         let again = |proxy: &FaultProxy| proxy.counts().replayed.load(Ordering::Relaxed);
@@ -382,8 +382,8 @@ async fn doubled(trial: &mut Trial) {
     trial.record_faults("agent connections replayed", shim.counts().replayed.load(Ordering::Relaxed));
     trial.record_faults("chunks delayed", shim.counts().delayed.load(Ordering::Relaxed));
     trial.record_faults("connections cut", shim.counts().cut.load(Ordering::Relaxed));
-    let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "limit": 100})).await;
+    let runs = env.post("/api/runs/list", &json!({"project_name": "main", "limit": 100})).await;
     assert_eq!(runs.as_array().unwrap().len(), RUNS + 1, "A1: a run came twice");
     drop(shim);
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }

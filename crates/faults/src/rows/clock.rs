@@ -75,7 +75,7 @@ async fn database_clock_offset(postgres: &Postgres) -> i64 {
 
 fn short_job(name: &str) -> Value {
     let mut job = empty_job(name);
-    job["env"]["HOLLOW_RUN_MS"] = "300".into();
+    job["env"]["SIMULATED_RUN_MS"] = "300".into();
     job
 }
 
@@ -83,11 +83,12 @@ async fn jumped(trial: &mut Trial) {
     let clock = FakeClock::new(trial.dir());
     let name = format!("f19-{}", trial.seed);
     let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
-    let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: HostRuntime::Hollow };
+    let plan =
+        ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: HostRuntime::Simulated };
     let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
     // A job that runs throughout.
     let mut long = empty_job("long");
-    long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
+    long["env"]["SIMULATED_RUN_MS"] = "3600000".into();
     replicas.apply(0, &long).await.unwrap();
     replicas.reaches(0, "long", &["running"]).await.unwrap();
     let load = SubmitLoad::start(replicas.addresses(), usize::MAX, short_job);
@@ -100,7 +101,11 @@ async fn jumped(trial: &mut Trial) {
         trial.fired(what);
         let (had, began) = (count_done_runs(&replicas).await, Instant::now());
         while count_done_runs(&replicas).await < had + 3 {
-            assert!(began.elapsed() < TIMEOUT, "nothing goes on after it was {what}\n{}", replicas.said(0));
+            assert!(
+                began.elapsed() < TIMEOUT,
+                "nothing goes on after it was {what}\n{}",
+                replicas.log_tail(0)
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         trial.within("progress", PROGRESS_BOUND, began.elapsed());

@@ -85,13 +85,13 @@ fn script(seed: u64) -> String {
 async fn bad_cloud(trial: &mut Trial) {
     let dir = trial.dir().join("cloud.yml");
     fs::write(&dir, script(trial.seed)).unwrap();
-    let books = CloudState(trial.dir().join("cloud.yml.d"));
-    let mut stage = trial.stage(HostMode::None).with_env("WINDLASS_MOCK_CLOUD", dir);
-    stage.start().await;
+    let cloud_state = CloudState(trial.dir().join("cloud.yml.d"));
+    let mut env = trial.env(HostMode::None).with_env("WINDLASS_MOCK_CLOUD", dir);
+    env.start().await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "idle_duration": "2s",
         "nodes": {"min": 0, "target": 0, "max": MACHINES + 1}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
-    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    env.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
 
     let written = trial.dir().join("done");
     let line = format!("sleep 0.3; echo $DSTACK_RUN_NAME >> {}", written.display());
@@ -99,19 +99,19 @@ async fn bad_cloud(trial: &mut Trial) {
         let mut job = task_config(&format!("job-{number}"), &[&line]);
         job["resources"] = json!({"cpu": "1..", "memory": "0.1GB..", "disk": "1GB.."});
         job["retry"] = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": "1h"});
-        stage.apply(&job).await;
+        env.apply(&job).await;
     }
-    let dead = preempt_until_done(trial, &books, &written).await;
+    let dead = preempt_until_done(trial, &cloud_state, &written).await;
     trial.record_faults("instance died", dead);
-    assert_all_done(&mut stage, &written).await;
-    stage.project("fleets/delete", &json!({"names": ["cloud"]})).await;
-    wait_until("G7: the cloud is empty", async || books.machines().is_empty()).await;
+    assert_all_done(&mut env, &written).await;
+    env.project("fleets/delete", &json!({"names": ["cloud"]})).await;
+    wait_until("G7: the cloud is empty", async || cloud_state.machines().is_empty()).await;
     for (name, called) in FAULT_COUNTERS {
-        let times = books.count(name);
+        let times = cloud_state.count(name);
         assert!(times > 0, "it never happened: {called}");
         trial.record_faults(called, times);
     }
-    trial.judge(&mut stage, &[]).await;
+    trial.evaluate(&mut env, &[]).await;
 }
 
 fn read_lines(path: &Path) -> Vec<String> {
@@ -120,13 +120,13 @@ fn read_lines(path: &Path) -> Vec<String> {
 
 /// Preempts machines until the jobs have ended, and compares the longest time without progress with the bound. Returns
 /// the number of preempted machines.
-async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Path) -> u64 {
+async fn preempt_until_done(trial: &mut Trial, cloud_state: &CloudState, written: &Path) -> u64 {
     let (began, mut last, mut seen) = (Instant::now(), Instant::now(), (0, 0, Vec::new()));
     let (mut silence, mut dead, mut next) = (Duration::ZERO, 0, Instant::now() + Duration::from_secs(3));
     loop {
         let names: std::collections::BTreeSet<String> = read_lines(written).into_iter().collect();
-        let faults = FAULT_COUNTERS.iter().map(|(name, _)| books.count(name)).sum::<u64>();
-        let now = (names.len(), faults, books.machines());
+        let faults = FAULT_COUNTERS.iter().map(|(name, _)| cloud_state.count(name)).sum::<u64>();
+        let now = (names.len(), faults, cloud_state.machines());
         if now != seen {
             (last, seen) = (Instant::now(), now);
         } else if names.len() + REMAINING_MIN < JOBS {
@@ -139,7 +139,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
         assert!(began.elapsed() < DONE_BOUND, "{} of {JOBS} are done", names.len());
         if Instant::now() >= next && !seen.2.is_empty() && names.len() + REMAINING_MIN < JOBS {
             let machine = trial.rng.pick(&seen.2).clone();
-            test_env::preempt_machine(&books.0, &machine).unwrap();
+            test_env::preempt_machine(&cloud_state.0, &machine).unwrap();
             dead += 1;
             next = Instant::now() + trial.rng.millis(700, 2_000);
         }
@@ -147,18 +147,18 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
     }
 }
 
-async fn assert_all_done(stage: &mut TestEnv, written: &Path) {
+async fn assert_all_done(env: &mut TestEnv, written: &Path) {
     let times = read_lines(written);
     for number in 0..JOBS {
         let name = format!("job-{number}");
-        let run = stage.wait_for_status_within(&name, &["done"], TIMEOUT).await;
+        let run = env.wait_for_status_within(&name, &["done"], TIMEOUT).await;
         let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap().clone();
         let done = submissions.iter().filter(|one| one["status"] == "done").count();
         assert_eq!(done, 1, "R2: {name} was done {done} times: {run:#}");
         // A machine may die between the last action of a program and its report: then the program runs again, and a
         // submission records it.
         let again = submissions.iter().filter(|one: &&Value| one["status"] != "done").count();
-        let said = times.iter().filter(|line| **line == name).count();
-        assert!((1..=1 + again).contains(&said), "R7: {name} ran {said} times in {} tries", again + 1);
+        let message = times.iter().filter(|line| **line == name).count();
+        assert!((1..=1 + again).contains(&message), "R7: {name} ran {message} times in {} tries", again + 1);
     }
 }

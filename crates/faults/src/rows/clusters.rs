@@ -85,10 +85,10 @@ impl FaultyCommands {
     }
 
     /// Enables a fault for a while, at least until a command has been called.
-    async fn inject_fault(&self, how: &str, told: &str, at_least: Duration) {
+    async fn inject_fault(&self, how: &str, reported: &str, at_least: Duration) {
         fs::write(self.dir.join(how), "").unwrap();
         let since = Instant::now();
-        while self.count(told) == 0 || since.elapsed() < at_least {
+        while self.count(reported) == 0 || since.elapsed() < at_least {
             assert!(since.elapsed() < END_TIMEOUT, "nobody asked while `{how}`");
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -123,14 +123,14 @@ async fn faulty_scheduler(trial: &mut Trial) {
     let lasts = trial.rng.millis(1_000, 4_000);
     liars.inject_fault("empty", "emptied", lasts).await;
 
-    for asked in &all[..CANCELLED_CONTAINERS] {
-        ground.weigh(asked, 0).await;
+    for requested in &all[..CANCELLED_CONTAINERS] {
+        ground.weigh(requested, 0).await;
     }
     let lasts = trial.rng.millis(500, 2_000);
     liars.inject_fault("deaf", "ignored", lasts).await;
     let began = Instant::now();
-    for asked in &all[..CANCELLED_CONTAINERS] {
-        let record = ground.ended(&asked.container).await;
+    for requested in &all[..CANCELLED_CONTAINERS] {
+        let record = ground.ended(&requested.container).await;
         assert_eq!(record["state"], "Cancelled", "{record}");
     }
     trial.within("cancelled", CANCEL_TIMEOUT, began.elapsed());
@@ -145,8 +145,8 @@ async fn faulty_scheduler(trial: &mut Trial) {
 
     let began = Instant::now();
     fs::write(&gate, "").unwrap();
-    for asked in &all[CANCELLED_CONTAINERS..] {
-        let record = ground.ended(&asked.container).await;
+    for requested in &all[CANCELLED_CONTAINERS..] {
+        let record = ground.ended(&requested.container).await;
         assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     }
     trial.within("all ended", END_TIMEOUT, began.elapsed());

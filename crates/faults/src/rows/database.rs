@@ -84,8 +84,8 @@ async fn wait_until_normal(trial: &mut Trial, replicas: &Replicas, load: &Submit
         failed.is_empty(),
         "M8: a run failed because of the database:\n{}\nserver 0:\n{}\nserver 1:\n{}",
         failed.join("\n"),
-        replicas.said(0),
-        replicas.said(1)
+        replicas.log_tail(0),
+        replicas.log_tail(1)
     );
 }
 
@@ -110,7 +110,7 @@ async fn finish_and_check(trial: &mut Trial, mut replicas: Replicas, load: Submi
     check_all_done(trial, &replicas, &acknowledged).await;
     for number in 0..2 {
         let log = replicas.log(number);
-        assert!(!log.contains("panicked"), "server {number} panicked:\n{}", replicas.said(number));
+        assert!(!log.contains("panicked"), "server {number} panicked:\n{}", replicas.log_tail(number));
     }
     stop_and_check(trial, &mut replicas, 2).await;
 }
@@ -150,7 +150,7 @@ enum CommitFault {
 }
 
 impl CommitCutter {
-    fn fate(&self) -> CommitFault {
+    fn fault(&self) -> CommitFault {
         let mut rng = self.rng.lock();
         if !rng.chance(self.percent.load(Ordering::Relaxed)) {
             return CommitFault::NoFault;
@@ -166,21 +166,21 @@ impl CommitCutter {
     }
 
     async fn proxy_connection(self: Arc<Self>, mut client: UnixStream, mut server: UnixStream) {
-        let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
+        let (mut requested, mut answered) = (vec![0; 65536], vec![0; 65536]);
         loop {
             tokio::select! {
-                read = client.read(&mut asked) => {
+                read = client.read(&mut requested) => {
                     let Ok(read @ 1..) = read else { return };
-                    let is_commit = asked[..read].windows(7).any(|text| text == b"COMMIT\0");
-                    let fate = if is_commit { self.fate() } else { CommitFault::NoFault };
-                    if matches!(fate, CommitFault::LosesCommit) {
+                    let is_commit = requested[..read].windows(7).any(|text| text == b"COMMIT\0");
+                    let fault = if is_commit { self.fault() } else { CommitFault::NoFault };
+                    if matches!(fault, CommitFault::LosesCommit) {
                         self.lost_commits.fetch_add(1, Ordering::Relaxed);
                         return;
                     }
-                    if server.write_all(&asked[..read]).await.is_err() {
+                    if server.write_all(&requested[..read]).await.is_err() {
                         return;
                     }
-                    if matches!(fate, CommitFault::LosesAnswer) {
+                    if matches!(fault, CommitFault::LosesAnswer) {
                         // A response proves that the commit is done; the client does not receive it.
                         let _ = server.read(&mut answered).await;
                         self.lost_answers.fetch_add(1, Ordering::Relaxed);
@@ -410,7 +410,7 @@ async fn read_only(trial: &mut Trial) {
     replicas.postgres.run(end).await.unwrap();
     wait_until("a submit is refused", async || load.refused() > had + 3).await;
     trial.record_faults("write refused by a read-only database", load.refused() - had);
-    let read = replicas.ask(0, LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
+    let read = replicas.request(0, LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
     replicas.postgres.admin("ALTER DATABASE windlass RESET default_transaction_read_only").await.unwrap();
     wait_until_normal(trial, &replicas, &load).await;

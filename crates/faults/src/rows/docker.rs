@@ -46,7 +46,7 @@ pub(super) const ROWS: &[FaultRow] = &[
 
 /// A machine with a private engine, and a server on it.
 pub(super) struct EngineEnv {
-    pub(super) stage: TestEnv,
+    pub(super) env: TestEnv,
     pub(super) engine: Engine,
 }
 
@@ -56,15 +56,15 @@ impl EngineEnv {
         if !matches!(kind, EngineKind::SmallDisk(_)) {
             load_busybox_image(&engine.socket());
         }
-        let stage = TestEnv::at(trial.dir().join(name), HostMode::Containers);
-        let mut stage = stage.with_engine(engine.socket());
-        stage.start().await;
-        Self { stage, engine }
+        let env = TestEnv::at(trial.dir().join(name), HostMode::Containers);
+        let mut env = env.with_engine(engine.socket());
+        env.start().await;
+        Self { env, engine }
     }
 
-    pub(super) async fn judge(&mut self, trial: &mut Trial) {
-        let site = AgentSite::local(&self.stage, Some(self.engine.socket()));
-        trial.judge(&mut self.stage, &[site]).await;
+    pub(super) async fn evaluate(&mut self, trial: &mut Trial) {
+        let site = AgentSite::local(&self.env, Some(self.engine.socket()));
+        trial.evaluate(&mut self.env, &[site]).await;
     }
 }
 
@@ -79,8 +79,8 @@ async fn restarted(trial: &mut Trial) {
     let is_kept = trial.rng.chance(50);
     let kind = if is_kept { EngineKind::LiveRestore } else { EngineKind::Plain };
     let mut machine = EngineEnv::new(trial, "stage", kind).await;
-    machine.stage.apply(&container_task("job", &[&counting_command_until(100)])).await;
-    machine.stage.says("job", "line 3").await;
+    machine.env.apply(&container_task("job", &[&counting_command_until(100)])).await;
+    machine.env.says("job", "line 3").await;
     trial.pause(0, 500).await;
     if trial.rng.chance(50) {
         machine.engine.kill_dockerd().unwrap();
@@ -93,47 +93,47 @@ async fn restarted(trial: &mut Trial) {
     machine.engine.start_dockerd().unwrap();
     let up = Instant::now();
     if is_kept {
-        let run = machine.stage.reaches("job", &["done"]).await;
+        let run = machine.env.reaches("job", &["done"]).await;
         assert_single_attempt(&run);
-        super::fixtures::assert_counted(&machine.stage.log(&run).await);
+        super::fixtures::assert_counted(&machine.env.log(&run).await);
     } else {
-        let run = machine.stage.reaches("job", &["failed"]).await;
+        let run = machine.env.reaches("job", &["failed"]).await;
         trial.within("reported", Duration::from_secs(30), up.elapsed());
-        let detail = end_detail(&machine.stage, newest_submission(&run));
+        let detail = end_detail(&machine.env, newest_submission(&run));
         assert_eq!(detail.as_deref(), Some("host_runtime_restart"), "{run:#}");
-        assert!(machine.stage.log(&run).await.contains("line 3"), "O2");
+        assert!(machine.env.log(&run).await.contains("line 3"), "O2");
     }
     // The engine is usable again.
-    let run = machine.stage.ends(&container_task("next", &["echo usable"])).await;
+    let run = machine.env.ends(&container_task("next", &["echo usable"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     trial.within("usable", Duration::from_secs(60), up.elapsed());
-    machine.judge(trial).await;
+    machine.evaluate(trial).await;
 }
 
 async fn frozen(trial: &mut Trial) {
     let mut machine = EngineEnv::new(trial, "stage", EngineKind::Plain).await;
-    machine.stage.apply(&container_task("job", &["echo up; sleep 4714"])).await;
-    machine.stage.says("job", "up").await;
+    machine.env.apply(&container_task("job", &["echo up; sleep 4714"])).await;
+    machine.env.says("job", "up").await;
     let stop_first = trial.rng.chance(50);
     if stop_first {
-        machine.stage.stop("job", true).await;
+        machine.env.stop("job", true).await;
         trial.pause(0, 100).await;
     }
     machine.engine.freeze().unwrap();
     trial.fired("frozen");
     if !stop_first {
-        machine.stage.stop("job", true).await;
+        machine.env.stop("job", true).await;
     }
     let secs = if trial.is_long { 120 } else { trial.rng.between(8, 14) };
     tokio::time::sleep(Duration::from_secs(secs)).await;
     machine.engine.thaw().unwrap();
     let thawed = Instant::now();
-    let run = machine.stage.reaches("job", &["terminated"]).await;
+    let run = machine.env.reaches("job", &["terminated"]).await;
     trial.within("ended", Duration::from_secs(15), thawed.elapsed());
     assert_eq!(newest_submission(&run)["termination_reason"], "aborted_by_user", "{run:#}");
     let gone = || machine.engine.docker(&["ps", "--all", "--quiet"]).is_ok_and(|ids| ids.is_empty());
     eventually("no container is left", gone);
-    machine.judge(trial).await;
+    machine.evaluate(trial).await;
 }
 
 /// Creates a layer that no registry had before, so that each pull transfers it: an archive with one file.
@@ -162,8 +162,8 @@ pub(super) fn image_task(name: &str, image: &str) -> Value {
 }
 
 /// Waits for the failure of a job whose image is unavailable, and returns its message.
-async fn wait_for_pull_failure(stage: &mut TestEnv, job: &Value) -> String {
-    let run = stage.ends(job).await;
+async fn wait_for_pull_failure(env: &mut TestEnv, job: &Value) -> String {
+    let run = env.ends(job).await;
     let ended = newest_submission(&run);
     assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
     ended["termination_reason_message"].as_str().unwrap_or_default().to_owned()
@@ -172,55 +172,55 @@ async fn wait_for_pull_failure(stage: &mut TestEnv, job: &Value) -> String {
 async fn pulls(trial: &mut Trial) {
     let mut machine = EngineEnv::new(trial, "stage", EngineKind::Plain).await;
     let registry = Registry::start().await;
-    let stage = &mut machine.stage;
-    let mut said = vec![wait_for_pull_failure(stage, &image_task("absent", &registry.name("none:1"))).await];
+    let env = &mut machine.env;
+    let mut message = vec![wait_for_pull_failure(env, &image_task("absent", &registry.name("none:1"))).await];
     trial.fired("404");
     let (corrupt, _) = registry.put("corrupt", "1", unique_layer(100_000));
     registry.set_layers(LayerDelivery::Corrupt);
-    said.push(wait_for_pull_failure(stage, &image_task("corrupt", &corrupt)).await);
+    message.push(wait_for_pull_failure(env, &image_task("corrupt", &corrupt)).await);
     trial.fired("corrupt layer");
     if trial.is_long {
         let (stalled, _) = registry.put("stalled", "1", unique_layer(1 << 20));
         registry.set_layers(LayerDelivery::Stall);
         let began = Instant::now();
-        said.push(
-            wait_for_pull_failure_within(stage, &image_task("stalled", &stalled), Duration::from_secs(300))
+        message.push(
+            wait_for_pull_failure_within(env, &image_task("stalled", &stalled), Duration::from_secs(300))
                 .await,
         );
         trial.fired("stall");
         trial.within("stall detected", Duration::from_secs(150), began.elapsed());
     }
-    check_pull_cancelled(trial, stage, &registry).await;
+    check_pull_cancelled(trial, env, &registry).await;
     registry.set_layers(LayerDelivery::Fast);
     registry.set_password("ann", "secret");
     let (closed, _) = registry.put("closed", "1", unique_layer(1000));
-    said.push(wait_for_pull_failure(stage, &image_task("closed", &closed)).await);
+    message.push(wait_for_pull_failure(env, &image_task("closed", &closed)).await);
     trial.fired("401");
-    said.sort();
-    said.dedup();
+    message.sort();
+    message.dedup();
     let kinds = if trial.is_long { 4 } else { 3 };
-    assert_eq!(said.len(), kinds, "R24: reasons are not distinct: {said:#?}");
-    machine.judge(trial).await;
+    assert_eq!(message.len(), kinds, "R24: reasons are not distinct: {message:#?}");
+    machine.evaluate(trial).await;
 }
 
 /// Waits for a failure that takes longer.
-async fn wait_for_pull_failure_within(stage: &mut TestEnv, job: &Value, patience: Duration) -> String {
-    stage.apply(job).await;
-    let run = stage.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
+async fn wait_for_pull_failure_within(env: &mut TestEnv, job: &Value, timeout: Duration) -> String {
+    env.apply(job).await;
+    let run = env.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], timeout).await;
     newest_submission(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
 
 /// A slow pull is cancelled immediately when its run is stopped.
-async fn check_pull_cancelled(trial: &mut Trial, stage: &mut TestEnv, registry: &Registry) {
+async fn check_pull_cancelled(trial: &mut Trial, env: &mut TestEnv, registry: &Registry) {
     let (slow, _) = registry.put("slow", "1", unique_layer(8 << 20));
     registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));
-    stage.apply(&image_task("slow", &slow)).await;
+    env.apply(&image_task("slow", &slow)).await;
     eventually("a layer comes", || registry.open() > 0);
     trial.pause(0, 2000).await;
-    stage.stop("slow", true).await;
-    let asked = Instant::now();
+    env.stop("slow", true).await;
+    let start = Instant::now();
     trial.fired("slow pull cancelled");
     eventually("nothing comes any more", || registry.open() == 0);
-    trial.within("cancelled", Duration::from_secs(2), asked.elapsed());
-    stage.reaches("slow", &["terminated"]).await;
+    trial.within("cancelled", Duration::from_secs(2), start.elapsed());
+    env.reaches("slow", &["terminated"]).await;
 }

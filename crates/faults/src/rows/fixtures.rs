@@ -22,7 +22,7 @@ const AGENT_ROOT: &str = "/var/lib/windlass";
 
 /// A server without a local instance, and hosts. Their logs are kept if a row fails.
 pub(super) struct LabEnv {
-    pub(super) stage: TestEnv,
+    pub(super) env: TestEnv,
     pub(super) lab: Lab,
     keep: PathBuf,
 }
@@ -30,20 +30,20 @@ pub(super) struct LabEnv {
 impl LabEnv {
     /// One fleet `lab` with the given number of hosts, each for one job.
     pub(super) async fn new(trial: &Trial, hosts: usize) -> Self {
-        Self::from_env(trial, hosts, trial.stage(HostMode::None)).await
+        Self::from_env(trial, hosts, trial.env(HostMode::None)).await
     }
 
     /// The same, with a shorter time after which silent jobs are lost.
     pub(super) async fn with_lost_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
-        let stage = trial.stage(HostMode::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
-        Self::from_env(trial, hosts, stage).await
+        let env = trial.env(HostMode::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
+        Self::from_env(trial, hosts, env).await
     }
 
-    async fn from_env(trial: &Trial, hosts: usize, mut stage: TestEnv) -> Self {
+    async fn from_env(trial: &Trial, hosts: usize, mut env: TestEnv) -> Self {
         let lab = Lab::start(hosts).unwrap();
-        stage.start().await;
-        stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
-        Self { stage, lab, keep: trial.dir().to_owned() }
+        env.start().await;
+        env.create_lab_fleet(&lab, lab.hosts(), 1).await;
+        Self { env, lab, keep: trial.dir().to_owned() }
     }
 
     pub(super) fn host(&self, number: usize) -> &LabHost {
@@ -55,9 +55,9 @@ impl LabEnv {
     }
 
     /// Runs the checkers.
-    pub(super) async fn judge(&mut self, trial: &mut Trial) {
+    pub(super) async fn evaluate(&mut self, trial: &mut Trial) {
         let sites = self.sites();
-        trial.judge(&mut self.stage, &sites).await;
+        trial.evaluate(&mut self.env, &sites).await;
         self.keep_logs();
     }
 
@@ -146,19 +146,19 @@ pub(super) fn assert_counted(log: &str) {
 }
 
 /// Waits until the log of a run has grown, and returns how long that took.
-pub(super) async fn wait_for_log_growth(stage: &mut TestEnv, name: &str, from: usize) -> Duration {
+pub(super) async fn wait_for_log_growth(env: &mut TestEnv, name: &str, from: usize) -> Duration {
     let began = Instant::now();
     eventually_ok_async(&format!("the log of {name} grows"), async || {
-        let run = stage.run(name).await;
-        if stage.log(&run).await.len() > from { Ok(()) } else { Err(run) }
+        let run = env.run(name).await;
+        if env.log(&run).await.len() > from { Ok(()) } else { Err(run) }
     })
     .await;
     began.elapsed()
 }
 
-pub(super) async fn log_len(stage: &mut TestEnv, name: &str) -> usize {
-    let run = stage.run(name).await;
-    stage.log(&run).await.len()
+pub(super) async fn log_len(env: &mut TestEnv, name: &str) -> usize {
+    let run = env.run(name).await;
+    env.log(&run).await.len()
 }
 
 /// Checks that each job has one submission.
@@ -169,9 +169,9 @@ pub(super) fn assert_single_attempt(run: &Value) {
 }
 
 /// Detail of a submission's end, beyond its reason.
-pub(super) fn end_detail(stage: &TestEnv, submission: &Value) -> Option<String> {
+pub(super) fn end_detail(env: &TestEnv, submission: &Value) -> Option<String> {
     let id = submission["id"].as_str().unwrap();
-    let path = stage.home().join("server/windlass.db");
+    let path = env.home().join("server/windlass.db");
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
     let db = rusqlite::Connection::open_with_flags(path, flags).unwrap();
     db.busy_timeout(TIMEOUT).unwrap();

@@ -42,25 +42,25 @@ pub(super) const ROWS: &[FaultRow] = &[
 ];
 
 async fn disk_full(trial: &mut Trial) {
-    let stage = trial.stage(HostMode::Processes);
+    let env = trial.env(HostMode::Processes);
     // The agent reserves 64 MiB for itself.
-    let _disk = SmallDisk::at(&stage.home().join("server/local"), 64 + trial.rng.between(14, 24));
-    let mut stage = stage;
-    stage.start().await;
-    stage.apply(&task_config("wordy", &["echo first; yes fills the disk"])).await;
-    stage.says("wordy", "first").await;
+    let _disk = SmallDisk::at(&env.home().join("server/local"), 64 + trial.rng.between(14, 24));
+    let mut env = env;
+    env.start().await;
+    env.apply(&task_config("wordy", &["echo first; yes fills the disk"])).await;
+    env.says("wordy", "first").await;
     let began = Instant::now();
-    let run = stage.reaches("wordy", &["failed"]).await;
+    let run = env.reaches("wordy", &["failed"]).await;
     trial.within("reported", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&stage, newest_submission(&run));
+    let detail = end_detail(&env, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full");
-    assert!(stage.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
+    assert!(env.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
     // There is space again.
-    let next = stage.ends(&task_config("next", &["echo usable"])).await;
+    let next = env.ends(&task_config("next", &["echo usable"])).await;
     assert_eq!(next["status"], "done", "{next:#}");
-    let site = AgentSite::local(&stage, None);
-    trial.judge(&mut stage, &[site]).await;
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
     full_by_a_pull(trial).await;
 }
 
@@ -69,9 +69,9 @@ async fn full_before_a_pull(trial: &mut Trial, machine: &mut EngineEnv, registry
     machine.engine.fill().unwrap();
     let (little, _) = registry.put("little", "1", unique_layer(1 << 20));
     let began = Instant::now();
-    let run = machine.stage.ends(&image_task("little", &little)).await;
+    let run = machine.env.ends(&image_task("little", &little)).await;
     trial.within("reported before the pull", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&machine.stage, newest_submission(&run));
+    let detail = end_detail(&machine.env, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full before a pull");
     machine.engine.free_disk().unwrap();
@@ -85,33 +85,33 @@ async fn full_by_a_pull(trial: &mut Trial) {
     full_before_a_pull(trial, &mut machine, &registry).await;
     let (large, _) = registry.put("large", "1", unique_layer(40 << 20));
     let began = Instant::now();
-    let run = machine.stage.ends(&image_task("large", &large)).await;
+    let run = machine.env.ends(&image_task("large", &large)).await;
     trial.within("reported during the pull", Duration::from_secs(30), began.elapsed());
-    let detail = end_detail(&machine.stage, newest_submission(&run));
+    let detail = end_detail(&machine.env, newest_submission(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full during a pull");
-    machine.judge(trial).await;
+    machine.evaluate(trial).await;
 }
 
 async fn rebooted(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; touch /var/tmp/tried; echo up; sleep 4715";
-    ground.stage.apply(&with_retry(small_task_config("job", &[once]))).await;
-    ground.stage.says("job", "up").await;
+    ground.env.apply(&with_retry(small_task_config("job", &[once]))).await;
+    ground.env.says("job", "up").await;
     trial.pause(0, 1000).await;
     let before = agent_pid(ground.host(1));
     ground.host(1).reboot().unwrap();
     assert_ne!(agent_pid(ground.host(1)), before);
     trial.fired("reboot");
     let up = Instant::now();
-    let run = ground.stage.reaches("job", &["done"]).await;
+    let run = ground.env.reaches("job", &["done"]).await;
     let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap();
     assert_eq!(submissions.len(), 2, "{run:#}");
-    let detail = end_detail(&ground.stage, &submissions[0]);
+    let detail = end_detail(&ground.env, &submissions[0]);
     assert_eq!(detail.as_deref(), Some("host_reboot"), "{run:#}");
-    ground.stage.wait_for_hosts("lab", 1).await;
+    ground.env.wait_for_hosts("lab", 1).await;
     trial.within("idle again", Duration::from_secs(60), up.elapsed());
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }
 
 async fn node_lost(trial: &mut Trial) {
@@ -129,16 +129,16 @@ async fn node_lost(trial: &mut Trial) {
             start_agent(host);
         }
     }
-    ground.stage.apply(&job).await;
+    ground.env.apply(&job).await;
     let run = if is_pulling {
         let pulling = |run: &serde_json::Value| {
             let jobs = run["jobs"].as_array().unwrap().iter();
             jobs.filter(|job| job["job_submissions"][0]["status"] == "pulling").count() == NODES
         };
-        ground.stage.eventually_run("four", Duration::from_secs(60), pulling).await
+        ground.env.eventually_run("four", Duration::from_secs(60), pulling).await
     } else {
-        ground.stage.says("four", "up").await;
-        ground.stage.reaches("four", &["running"]).await
+        ground.env.says("four", "up").await;
+        ground.env.reaches("four", &["running"]).await
     };
     let lost = host_of_job(&ground.lab, &run, 1);
     trial.pause(0, 1000).await;
@@ -154,7 +154,7 @@ async fn node_lost(trial: &mut Trial) {
             start_agent(host);
         }
     }
-    let again = ground.stage.eventually_run("four", Duration::from_secs(240), |run| {
+    let again = ground.env.eventually_run("four", Duration::from_secs(240), |run| {
         let jobs = run["jobs"].as_array().unwrap();
         let twice = |job: &serde_json::Value| job["job_submissions"].as_array().unwrap().len() == 2;
         jobs.iter().all(twice) && run["status"] == "running"
@@ -170,9 +170,9 @@ async fn node_lost(trial: &mut Trial) {
     for host in ground.lab.hosts() {
         host.run("touch /var/tmp/go").unwrap();
     }
-    let run = ground.stage.reaches("four", &["done"]).await;
+    let run = ground.env.reaches("four", &["done"]).await;
     for job in run["jobs"].as_array().unwrap() {
         assert_eq!(job["job_submissions"].as_array().unwrap().len(), 2, "R9: {run:#}");
     }
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }

@@ -58,27 +58,27 @@ async fn partition(trial: &mut Trial) {
     let mut ground = LabEnv::with_lost_after(trial, 2, lost_after).await;
     short_partition(trial, &mut ground, lost_after).await;
     long_partition(trial, &mut ground).await;
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }
 
 async fn short_partition(trial: &mut Trial, ground: &mut LabEnv, lost_after: u64) {
-    ground.stage.apply(&small_task_config("short", &[&counting_command("/var/tmp/short")])).await;
-    ground.stage.says("short", "line 3").await;
+    ground.env.apply(&small_task_config("short", &[&counting_command("/var/tmp/short")])).await;
+    ground.env.says("short", "line 3").await;
     trial.pause(0, 500).await;
-    let run = ground.stage.run("short").await;
+    let run = ground.env.run("short").await;
     let at = host_of_job(&ground.lab, &run, 0);
     ground.host(at).partition().unwrap();
     assert!(!is_reachable(ground.host(at)));
     trial.fired("short partition");
     trial.pause(lost_after * 100, lost_after * 500).await;
-    let had = log_len(&mut ground.stage, "short").await;
+    let had = log_len(&mut ground.env, "short").await;
     ground.host(at).heal().unwrap();
-    let took = wait_for_log_growth(&mut ground.stage, "short", had).await;
+    let took = wait_for_log_growth(&mut ground.env, "short", had).await;
     trial.within("heal to log", CLEANUP_BOUND, took);
     ground.host(at).run("touch /var/tmp/short").unwrap();
-    let run = ground.stage.reaches("short", &["done"]).await;
+    let run = ground.env.reaches("short", &["done"]).await;
     assert_single_attempt(&run);
-    assert_counted(&ground.stage.log(&run).await);
+    assert_counted(&ground.env.log(&run).await);
 }
 
 async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
@@ -86,15 +86,15 @@ async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
         "long",
         &["echo up; until [ -e /var/tmp/long ]; do sleep 0.1; done; : marker-4711"],
     ));
-    ground.stage.apply(&job).await;
-    ground.stage.says("long", "up").await;
-    let run = ground.stage.run("long").await;
+    ground.env.apply(&job).await;
+    ground.env.says("long", "up").await;
+    let run = ground.env.run("long").await;
     let at = host_of_job(&ground.lab, &run, 0);
     trial.pause(0, 500).await;
     ground.host(at).partition().unwrap();
     assert!(!is_reachable(ground.host(at)));
     trial.fired("long partition");
-    let replaced = ground.stage.eventually_run("long", Duration::from_secs(600), |run| {
+    let replaced = ground.env.eventually_run("long", Duration::from_secs(600), |run| {
         run["jobs"][0]["job_submissions"].as_array().unwrap().len() == 2 && run["status"] == "running"
     });
     let run = replaced.await;
@@ -105,18 +105,18 @@ async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
     ground.host(at).heal().unwrap();
     let healed = Instant::now();
     eventually("the old container is dead", || pids_matching(ground.host(at), "marker-4711").is_empty());
-    ground.stage.wait_for_hosts("lab", 1).await;
+    ground.env.wait_for_hosts("lab", 1).await;
     trial.within("heal to cleanup", CLEANUP_BOUND, healed.elapsed());
     for host in ground.lab.hosts() {
         host.run("touch /var/tmp/long").unwrap();
     }
-    ground.stage.reaches("long", &["done"]).await;
+    ground.env.reaches("long", &["done"]).await;
 }
 
 async fn one_way(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
-    ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
-    ground.stage.says("kept", "line 3").await;
+    ground.env.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
+    ground.env.says("kept", "line 3").await;
     let (what, rule) =
         trial.choose(&[("server to host dropped", "INPUT -s"), ("host to server dropped", "OUTPUT -d")]);
     let rule = format!("{rule} {} -j DROP", ground.lab.gateway());
@@ -127,21 +127,21 @@ async fn one_way(trial: &mut Trial) {
     let cut = Instant::now();
     trial.fired(what);
     eventually_ok_async("the host is unreachable", async || {
-        let fleet = ground.stage.fleet("lab").await;
+        let fleet = ground.env.fleet("lab").await;
         if fleet["instances"][0]["unreachable"] == true { Ok(()) } else { Err(fleet) }
     })
     .await;
     trial.within("detected", Duration::from_secs(30), cut.elapsed());
-    assert_eq!(ground.stage.run("kept").await["status"], "running");
-    let had = log_len(&mut ground.stage, "kept").await;
+    assert_eq!(ground.env.run("kept").await["status"], "running");
+    let had = log_len(&mut ground.env, "kept").await;
     ground.host(1).run(&format!("iptables -D {rule}")).unwrap();
-    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
+    let took = wait_for_log_growth(&mut ground.env, "kept", had).await;
     trial.within("heal to log", CLEANUP_BOUND, took);
     ground.host(1).run("touch /var/tmp/go").unwrap();
-    let run = ground.stage.reaches("kept", &["done"]).await;
+    let run = ground.env.reaches("kept", &["done"]).await;
     assert_single_attempt(&run);
-    assert_counted(&ground.stage.log(&run).await);
-    ground.judge(trial).await;
+    assert_counted(&ground.env.log(&run).await);
+    ground.evaluate(trial).await;
 }
 
 async fn outlived(trial: &mut Trial) {
@@ -149,8 +149,8 @@ async fn outlived(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
     let mut job = small_task_config("limited", &["echo up; sleep 4711"]);
     job["max_duration"] = json!(LIMIT);
-    ground.stage.apply(&job).await;
-    ground.stage.says("limited", "up").await;
+    ground.env.apply(&job).await;
+    ground.env.says("limited", "up").await;
     let began = Instant::now();
     trial.pause(0, 1500).await;
     ground.host(1).partition().unwrap();
@@ -161,17 +161,17 @@ async fn outlived(trial: &mut Trial) {
     trial.pause(0, 2000).await;
     ground.host(1).heal().unwrap();
     let healed = Instant::now();
-    let run = ground.stage.reaches("limited", &["failed", "terminated"]).await;
+    let run = ground.env.reaches("limited", &["failed", "terminated"]).await;
     trial.within("heal to report", CLEANUP_BOUND, healed.elapsed());
     assert_eq!(newest_submission(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
-    assert_eq!(ground.stage.log(&run).await, "up\n");
-    ground.judge(trial).await;
+    assert_eq!(ground.env.log(&run).await, "up\n");
+    ground.evaluate(trial).await;
 }
 
 async fn ssh(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
-    ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
-    ground.stage.says("kept", "line 3").await;
+    ground.env.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
+    ground.env.says("kept", "line 3").await;
     // All processes except the listener.
     let sessions = |ground: &LabEnv| pids_matching(ground.host(1), "sshd: root");
     // Dropped: the processes of all sessions end at once.
@@ -181,8 +181,8 @@ async fn ssh(trial: &mut Trial) {
         let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
     }
     trial.fired("sessions dropped");
-    let had = log_len(&mut ground.stage, "kept").await;
-    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
+    let had = log_len(&mut ground.env, "kept").await;
+    let took = wait_for_log_growth(&mut ground.env, "kept", had).await;
     trial.within("reconnected", Duration::from_secs(10), took);
     // Frozen: connected and logged in, without a response.
     trial.pause(0, 1000).await;
@@ -191,27 +191,27 @@ async fn ssh(trial: &mut Trial) {
     frozen.iter().for_each(|pid| send_signal(*pid, "STOP"));
     trial.fired("sessions frozen");
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let had = log_len(&mut ground.stage, "kept").await;
-    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
+    let had = log_len(&mut ground.env, "kept").await;
+    let took = wait_for_log_growth(&mut ground.env, "kept", had).await;
     trial.within("freeze detected", Duration::from_secs(30), took);
     frozen.iter().for_each(|pid| {
         let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
     });
     ground.host(1).run("touch /var/tmp/go").unwrap();
-    let run = ground.stage.reaches("kept", &["done"]).await;
+    let run = ground.env.reaches("kept", &["done"]).await;
     assert_single_attempt(&run);
-    assert_counted(&ground.stage.log(&run).await);
+    assert_counted(&ground.env.log(&run).await);
     // Another machine uses the address.
     ground.host(1).change_host_key().unwrap();
     trial.fired("host key changed");
     let began = Instant::now();
     eventually_ok_async("the changed key is reported", async || {
-        let said = ground.stage.fleet("lab").await["instances"][0].to_string();
-        if said.contains("key") && said.contains("changed") { Ok(()) } else { Err(said) }
+        let message = ground.env.fleet("lab").await["instances"][0].to_string();
+        if message.contains("key") && message.contains("changed") { Ok(()) } else { Err(message) }
     })
     .await;
     trial.within("key change detected", Duration::from_secs(30), began.elapsed());
     let there = pids_matching(ground.host(1), "windlass");
     assert!(there.is_empty(), "C9: something of ours was started on a stranger: {there:?}");
-    ground.judge(trial).await;
+    ground.evaluate(trial).await;
 }

@@ -45,7 +45,7 @@ const STOP: &str = "/api/project/main/runs/stop";
 const FINAL_BOUND: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 48;
 
-/// One server with SQLite and hollow hosts.
+/// One server with SQLite and simulated hosts.
 struct LoadedServer {
     server: Server,
     log: PathBuf,
@@ -69,7 +69,7 @@ impl LoadedServer {
         // The first start creates the database and its keys.
         Server::start(&options).await.unwrap().stop().unwrap();
         let home = trial.dir().join("hosts");
-        let runtime = HostRuntime::Hollow;
+        let runtime = HostRuntime::Simulated;
         let hosts = HostOptions { agent: &agent, home: &home, count: hosts, blocks, runtime };
         let url = format!("sqlite:{}/windlass.db", data.display());
         let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
@@ -129,12 +129,12 @@ impl LoadedServer {
 async fn burst(trial: &mut Trial) {
     let (cancels, submits) = if trial.is_long { (1000, 5000) } else { (200, 600) };
     let place = LoadedServer::new(trial, 20, 64).await;
-    let lasting = |number: usize| {
+    let long_lived = |number: usize| {
         let mut job = empty_job(&format!("long-{number}"));
-        job["env"]["HOLLOW_RUN_MS"] = "3600000".into();
+        job["env"]["SIMULATED_RUN_MS"] = "3600000".into();
         submission(&job)
     };
-    let taken = place.send_all(APPLY, (0..cancels).map(lasting).collect()).await;
+    let taken = place.send_all(APPLY, (0..cancels).map(long_lived).collect()).await;
     assert_eq!(taken, cancels);
     place.wait_for_active(|runs| runs.iter().all(|run| run["status"] == "running")).await;
     let stop =
@@ -160,7 +160,7 @@ async fn burst(trial: &mut Trial) {
 async fn no_descriptors(trial: &mut Trial) {
     let place = LoadedServer::new(trial, 1, 8).await;
     let mut job = empty_job("through");
-    job["env"]["HOLLOW_RUN_MS"] = "2000".into();
+    job["env"]["SIMULATED_RUN_MS"] = "2000".into();
     call_api(place.server.address(), APPLY, &submission(&job)).await.unwrap().ok().unwrap();
     let pid = place.server.pid();
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();

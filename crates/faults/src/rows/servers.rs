@@ -72,39 +72,39 @@ fn expected_lines() -> String {
 }
 
 async fn killed(trial: &mut Trial) {
-    let mut stage = trial.stage(HostMode::Processes);
-    killed_during_migration(trial, &mut stage).await;
+    let mut env = trial.env(HostMode::Processes);
+    killed_during_migration(trial, &mut env).await;
     let moments: &[(&'static str, u64)] =
         &[("killed idle", 0), ("killed after a submit", 1), ("killed while jobs write", 1500)];
     for (round, (what, after)) in moments.iter().enumerate() {
         let name = format!("run-{round}");
         if *what != "killed idle" {
-            stage.apply(&counting_task(&name)).await;
+            env.apply(&counting_task(&name)).await;
         }
         trial.pause(*after, after + 300).await;
-        stage.kill();
+        env.kill();
         trial.fired(what);
         let began = Instant::now();
-        stage.start().await;
+        env.start().await;
         trial.within("ready", READY_BOUND, began.elapsed());
         if *what == "killed idle" {
             continue;
         }
-        let run = stage.reaches(&name, &["done"]).await;
+        let run = env.reaches(&name, &["done"]).await;
         assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
-        assert_eq!(stage.log(&run).await, expected_lines(), "O1");
+        assert_eq!(env.log(&run).await, expected_lines(), "O1");
     }
     // Another run starts immediately: nothing is still locked.
     let began = Instant::now();
-    stage.ends(&task_config("last", &["true"])).await;
+    env.ends(&task_config("last", &["true"])).await;
     trial.within("work continues", TAKEOVER_BOUND, began.elapsed());
-    let sites = [AgentSite::local(&stage, None)];
-    trial.judge(&mut stage, &sites).await;
+    let sites = [AgentSite::local(&env, None)];
+    trial.evaluate(&mut env, &sites).await;
 }
 
 /// Kills the server repeatedly while it creates its tables, until one start succeeds.
-async fn killed_during_migration(trial: &mut Trial, stage: &mut TestEnv) {
-    let data = stage.home().join("server");
+async fn killed_during_migration(trial: &mut Trial, env: &mut TestEnv) {
+    let data = env.home().join("server");
     for _ in 0..3 {
         let mut child = Command::new(binary_path("windlass").unwrap())
             .args(["server", "--port", "0", "--no-local", "--admin-token", TOKEN, "--data-dir"])
@@ -128,7 +128,7 @@ async fn killed_during_migration(trial: &mut Trial, stage: &mut TestEnv) {
         }
     }
     let began = Instant::now();
-    stage.start().await;
+    env.start().await;
     trial.within("ready", READY_BOUND, began.elapsed());
 }
 

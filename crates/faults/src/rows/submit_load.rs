@@ -119,7 +119,7 @@ async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> 
                 let all = shared.addresses.lock();
                 all[attempt % all.len()].clone()
             };
-            let asked = Instant::now();
+            let start = Instant::now();
             // An earlier attempt may have succeeded with a lost response.
             let call = call_api_idempotent(&address, "/api/project/main/runs/apply", &body, Some(&name));
             match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
@@ -133,7 +133,7 @@ async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> 
                     if !matches!(answer.status, 503 | 507) {
                         shared.fail(format!("{name}: {answer:?}"));
                     }
-                    let took = asked.elapsed().as_millis() as u64;
+                    let took = start.elapsed().as_millis() as u64;
                     shared.slowest_refusal.fetch_max(took, Ordering::Relaxed);
                     shared.refused.fetch_add(1, Ordering::Relaxed);
                     shared.silent.fetch_add(u64::from(answer.retry_after.is_none()), Ordering::Relaxed);

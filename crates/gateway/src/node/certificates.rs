@@ -120,12 +120,12 @@ impl CertificateManager {
     }
 
     /// Applies the settings from the server. Names without HTTPS need no certificate.
-    pub(super) fn update(&self, told: &GatewayConfig) {
-        let services = told.services.iter().filter(|service| service.https);
-        let names = services.flat_map(|service| &service.domains).chain(&told.own);
+    pub(super) fn update(&self, reported: &GatewayConfig) {
+        let services = reported.services.iter().filter(|service| service.https);
+        let names = services.flat_map(|service| &service.domains).chain(&reported.own);
         let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_valid_name(name));
         let wanted = RequestedCertificates {
-            source: told.certificate.clone(),
+            source: reported.certificate.clone(),
             names: names.take(NAMES_MAX).collect(),
         };
         let mut slot = self.requested.lock();

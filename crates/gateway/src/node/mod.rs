@@ -183,24 +183,28 @@ impl Node {
             routing: RequestRouting::Gateway(follower.own()),
             challenges: encrypted.as_ref().map(|(_, keeper)| keeper.challenges()),
             tls: None,
-            patience: ListenerLimits::USUAL,
+            limits: ListenerLimits::USUAL,
         };
-        let doors = TaskTracker::new();
+        let listeners = TaskTracker::new();
         let mut handed = Vec::new();
         let mut open = |listener: TcpListener| -> Result<tokio::net::TcpListener, NodeError> {
             let failed = |source| NodeError::Listen { address: SocketAddr::from(([0, 0, 0, 0], 0)), source };
             handed.push(listener.try_clone().map_err(failed)?);
             tokio::net::TcpListener::from_std(listener).map_err(failed)
         };
-        let mut beside = tokio::task::JoinSet::new();
+        let mut tasks = tokio::task::JoinSet::new();
         if let Some((listener, keeper)) = encrypted {
             let tls = Some(tls::server_config(keeper.certificates())?);
-            doors.spawn(serve(open(listener)?, ListenerConfig { tls, ..listening.clone() }, stop.clone()));
-            beside.spawn(keeper.run());
+            listeners.spawn(serve(
+                open(listener)?,
+                ListenerConfig { tls, ..listening.clone() },
+                stop.clone(),
+            ));
+            tasks.spawn(keeper.run());
         }
-        doors.spawn(serve(open(plain)?, listening, stop.clone()));
+        listeners.spawn(serve(open(plain)?, listening, stop.clone()));
         if let Some(listener) = metrics {
-            beside.spawn(metrics::serve(open(listener)?, Arc::clone(&follower), stop.clone()));
+            tasks.spawn(metrics::serve(open(listener)?, Arc::clone(&follower), stop.clone()));
         }
         let next = socket_handover::bind(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
@@ -214,11 +218,11 @@ impl Node {
         next.abort();
         // Closes the listeners that were kept for a handover.
         let _ = next.await;
-        doors.close();
-        doors.wait().await;
+        listeners.close();
+        listeners.wait().await;
         following.abort();
         reporting.abort();
-        beside.abort_all();
+        tasks.abort_all();
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, follower.deregister()).await;
         Ok(())
     }
@@ -226,22 +230,22 @@ impl Node {
 
 /// Passes the listeners to the next process; then stops this one.
 async fn await_handover(
-    door: std::os::unix::net::UnixListener,
+    listener: std::os::unix::net::UnixListener,
     listeners: Vec<TcpListener>,
     stop: CancellationToken,
 ) {
-    let door = match tokio::net::UnixListener::from_std(door) {
-        Ok(door) => door,
+    let listener = match tokio::net::UnixListener::from_std(listener) {
+        Ok(listener) => listener,
         Err(error) => return tracing::warn!(%error, "failed to open handover socket"),
     };
     let listeners = Arc::new(listeners);
     loop {
-        let asked = match door.accept().await {
+        let requested = match listener.accept().await {
             Ok((stream, _)) => stream.into_std(),
             Err(error) => Err(error),
         };
         let listeners = Arc::clone(&listeners);
-        let given = match asked {
+        let given = match requested {
             Ok(stream) => {
                 tokio::task::spawn_blocking(move || socket_handover::send_listeners(&stream, &listeners))
                     .await
@@ -292,7 +296,8 @@ fn make_private_dir(path: &Path) -> Result<(), NodeError> {
 struct SavedRoutes {
     generation: u64,
     version: String,
-    told: crate::gateway_config::GatewayConfig,
+    #[serde(rename = "told")]
+    reported: crate::gateway_config::GatewayConfig,
 }
 
 impl SavedRoutes {
@@ -301,6 +306,6 @@ impl SavedRoutes {
     }
 
     fn snapshot(&self) -> RouteSnapshot {
-        RouteSnapshot { generation: self.generation, services: self.told.services.clone() }
+        RouteSnapshot { generation: self.generation, services: self.reported.services.clone() }
     }
 }

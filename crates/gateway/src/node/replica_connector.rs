@@ -51,7 +51,7 @@ impl ReplicaConnector {
         let (host, job) = name.split_once('/').ok_or_else(absent)?;
         let job: SubmissionId = job.parse().map_err(|_| absent())?;
         let site = self.hosts.read().get(host).cloned().ok_or_else(absent)?;
-        let (stream, below) = match &site.way {
+        let (stream, below) = match &site.address {
             AgentAddress::Socket { path } => {
                 let stream = unix::connect(path).await?;
                 (ports::connect(stream, &site.credential, job, *port).await, None)

@@ -118,10 +118,10 @@ impl RouteSync {
     }
 
     /// Applies the settings that come with the routes.
-    fn apply_settings(&self, told: &gateway_config::GatewayConfig) {
-        self.own_hostname.set(told.own.as_deref());
+    fn apply_settings(&self, reported: &gateway_config::GatewayConfig) {
+        self.own_hostname.set(reported.own.as_deref());
         if let Some(certificates) = &self.certificates {
-            certificates.update(told);
+            certificates.update(reported);
         }
     }
 
@@ -134,8 +134,8 @@ impl RouteSync {
         match SavedRoutes::read(&self.file) {
             Ok(None) => {}
             Ok(Some(kept)) => {
-                self.apply_settings(&kept.told);
-                self.connector.replace(kept.told.sites.clone());
+                self.apply_settings(&kept.reported);
+                self.connector.replace(kept.reported.sites.clone());
                 if let Err(stale) = self.routes.replace(kept.snapshot()) {
                     tracing::warn!(%stale, "failed to apply stored routes");
                 }
@@ -151,18 +151,18 @@ impl RouteSync {
     /// Polls the server for routes until dropped.
     pub(super) async fn run(self: Arc<Self>) {
         loop {
-            let asked = RoutesRequest {
+            let requested = RoutesRequest {
                 node: self.id,
                 address: self.address.clone(),
                 version: self.state.lock().version.clone(),
                 wait_ms: u64::try_from(POLL_WAIT.as_millis()).unwrap_or_default(),
             };
-            match self.server.call::<ReadGatewayRoutes>(&asked, RESPONSE_TIMEOUT).await {
+            match self.server.call::<ReadGatewayRoutes>(&requested, RESPONSE_TIMEOUT).await {
                 Ok(answer) => {
                     self.mark_reachable();
                     let Some(document) = answer.routes else { continue };
                     match serde_json::from_str::<gateway_config::GatewayConfig>(document.text()) {
-                        Ok(told) => self.apply_routes(answer.version, told).await,
+                        Ok(reported) => self.apply_routes(answer.version, reported).await,
                         Err(error) => {
                             tracing::error!(%error, "failed to parse routes; the server may be newer than this gateway");
                             tokio::time::sleep(RETRY_DELAY).await;
@@ -192,18 +192,23 @@ impl RouteSync {
         }
     }
 
-    async fn apply_routes(self: &Arc<Self>, version: String, mut told: gateway_config::GatewayConfig) {
-        for service in &mut told.services {
+    async fn apply_routes(self: &Arc<Self>, version: String, mut reported: gateway_config::GatewayConfig) {
+        for service in &mut reported.services {
             // A redirect to HTTPS requires an HTTPS listener.
             service.https &= self.certificates.is_some();
         }
-        self.apply_settings(&told);
-        let kept = SavedRoutes { generation: self.routes.generation() + 1, version: version.clone(), told };
+        self.apply_settings(&reported);
+        let kept =
+            SavedRoutes { generation: self.routes.generation() + 1, version: version.clone(), reported };
         // Sites first, so that every replica in the routes can be reached.
-        self.connector.replace(kept.told.sites.clone());
+        self.connector.replace(kept.reported.sites.clone());
         let leaving = self.routes.replace(kept.snapshot()).unwrap_or_default();
         self.state.lock().version = Some(version);
-        tracing::info!(generation = kept.generation, services = kept.told.services.len(), "routes updated");
+        tracing::info!(
+            generation = kept.generation,
+            services = kept.reported.services.len(),
+            "routes updated"
+        );
         for replica in leaving {
             tokio::spawn(Arc::clone(self).drain(replica));
         }
@@ -277,8 +282,8 @@ impl RouteSync {
         if let Err(error) = self.send_report().await {
             tracing::debug!(%error, "failed to send the last traffic report");
         }
-        let asked = LeaveRequest { node: self.id };
-        if let Err(error) = self.server.call::<LeaveGateway>(&asked, REPORT_TIMEOUT).await {
+        let requested = LeaveRequest { node: self.id };
+        if let Err(error) = self.server.call::<LeaveGateway>(&requested, REPORT_TIMEOUT).await {
             tracing::debug!(%error, "failed to deregister");
         }
     }

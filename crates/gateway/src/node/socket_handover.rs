@@ -121,13 +121,13 @@ mod tests {
     fn a_listener_is_handed_over_with_its_pending_connections() {
         let folder = temp_dir("handover").unwrap();
         assert!(request_listeners(folder.path()).unwrap().is_none(), "nobody is there");
-        let door = bind(folder.path()).unwrap();
-        door.set_nonblocking(false).unwrap();
+        let socket = bind(folder.path()).unwrap();
+        socket.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let waiting = TcpStream::connect(address).unwrap();
         let old = std::thread::spawn(move || {
-            let (stream, _) = door.accept().unwrap();
+            let (stream, _) = socket.accept().unwrap();
             send_listeners(&stream, &[listener]).unwrap()
         });
         let mut given = request_listeners(folder.path()).unwrap().unwrap();
@@ -146,11 +146,11 @@ mod tests {
     #[test]
     fn an_unconfirmed_handover_leaves_the_listeners_with_the_old_process() {
         let folder = temp_dir("handover").unwrap();
-        let door = bind(folder.path()).unwrap();
-        door.set_nonblocking(false).unwrap();
+        let socket = bind(folder.path()).unwrap();
+        socket.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let old = std::thread::spawn(move || {
-            let (stream, _) = door.accept().unwrap();
+            let (stream, _) = socket.accept().unwrap();
             send_listeners(&stream, &[listener]).unwrap()
         });
         drop(request_listeners(folder.path()).unwrap().unwrap());

@@ -20,8 +20,8 @@ pub(super) struct ServerGatekeeper(pub(super) Arc<ServerClient>);
 
 /// Queries the server about a token; `None` if it does not respond.
 async fn check_token(server: &ServerClient, token: &str, project: &str) -> Option<TokenCheck> {
-    let asked = TokenCheckRequest { token: token.to_owned(), project: project.to_owned() };
-    match server.call::<CheckServiceToken>(&asked, CHECK_TIMEOUT).await {
+    let requested = TokenCheckRequest { token: token.to_owned(), project: project.to_owned() };
+    match server.call::<CheckServiceToken>(&requested, CHECK_TIMEOUT).await {
         Ok(answer) => Some(answer),
         Err(error) => {
             tracing::debug!(%error, "failed to check token");

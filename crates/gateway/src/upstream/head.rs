@@ -242,8 +242,8 @@ mod tests {
             ),
             noise in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let said = format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n", words.concat());
-            for bytes in [words.concat().as_bytes(), said.as_bytes(), &noise] {
+            let message = format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n", words.concat());
+            for bytes in [words.concat().as_bytes(), message.as_bytes(), &noise] {
                 let mut buffer = BytesMut::from(bytes);
                 let Ok(Some(answer)) = parse(&mut buffer, &Method::GET, &mut HeaderMap::new()) else { continue };
                 // A head with both a length and an encoding would be ambiguous.

@@ -18,7 +18,7 @@ async fn a_service_with_auth_admits_members_and_never_receives_their_tokens() {
         ("Bearer away", 503),
     ] {
         let fields = [("Authorization", value), ("X-Windlass-Identity", "root")];
-        let got = bed.ask("GET", "/", &fields, "").await;
+        let got = bed.request("GET", "/", &fields, "").await;
         assert_eq!(got.status, status, "{value}: {}", got.body);
         if status == 200 {
             assert!(!got.body.contains("authorization") && !got.body.contains("good"), "{}", got.body);
@@ -28,7 +28,7 @@ async fn a_service_with_auth_admits_members_and_never_receives_their_tokens() {
     let got = bed.get("/").await;
     assert_eq!((got.status, got.field("www-authenticate")), (401, "Bearer"));
     let cookie = [("Cookie", "a=1; __Host-windlass-session=good"), ("Authorization", "Basic theirs")];
-    let got = bed.ask("GET", "/", &cookie, "").await;
+    let got = bed.request("GET", "/", &cookie, "").await;
     assert!(
         got.body.contains("cookie: a=1\n") && got.body.contains("authorization: Basic theirs"),
         "{}",
@@ -40,7 +40,7 @@ async fn a_service_with_auth_admits_members_and_never_receives_their_tokens() {
 async fn a_service_without_auth_receives_its_own_tokens_but_never_windlass_tokens() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
-    let got = bed.ask("GET", "/", &[("Authorization", "Bearer theirs")], "").await;
+    let got = bed.request("GET", "/", &[("Authorization", "Bearer theirs")], "").await;
     assert!(got.body.contains("authorization: Bearer theirs"), "{}", got.body);
     // With any prefix, and also tokens that an operator chose.
     for ours in [
@@ -49,7 +49,7 @@ async fn a_service_without_auth_receives_its_own_tokens_but_never_windlass_token
         "OAuth2 v2/wlass-gj3su-0123/abc",
         "Bearer chosen",
     ] {
-        let got = bed.ask("GET", "/", &[("Authorization", ours)], "").await;
+        let got = bed.request("GET", "/", &[("Authorization", ours)], "").await;
         let token = ours.split(' ').nth(1).unwrap();
         assert!(got.status == 200 && !got.body.contains(token), "{ours}: {}", got.body);
     }
@@ -81,7 +81,7 @@ async fn cors_headers_allow_only_the_configured_origins() {
     open.cors =
         Some(Cors { origins: vec!["https://ui.example".to_owned()], credentials: true, max_age_s: 600 });
     let bed = TestProxy::new(vec![open]).await;
-    let ask = |origin: &'static str| {
+    let request = |origin: &'static str| {
         let bed = &bed;
         async move {
             let fields = [
@@ -89,19 +89,19 @@ async fn cors_headers_allow_only_the_configured_origins() {
                 ("Access-Control-Request-Method", "POST"),
                 ("Access-Control-Request-Headers", "authorization"),
             ];
-            bed.ask("OPTIONS", "/v1", &fields, "").await
+            bed.request("OPTIONS", "/v1", &fields, "").await
         }
     };
-    let got = ask("https://ui.example").await;
+    let got = request("https://ui.example").await;
     assert_eq!(got.status, 204);
     assert_eq!(got.field("access-control-allow-origin"), "https://ui.example");
     assert_eq!(got.field("access-control-allow-headers"), "authorization");
     assert_eq!(got.field("access-control-max-age"), "600");
-    assert_eq!(ask("https://evil.example").await.status, 403);
+    assert_eq!(request("https://evil.example").await.status, 403);
     // Responses have the headers too, including refusals.
     let fields = [("Origin", "https://ui.example"), ("Authorization", "Bearer good")];
-    let got = bed.ask("GET", "/", &fields, "").await;
+    let got = bed.request("GET", "/", &fields, "").await;
     assert_eq!((got.status, got.field("access-control-allow-origin")), (200, "https://ui.example"));
-    let got = bed.ask("GET", "/", &fields[..1], "").await;
+    let got = bed.request("GET", "/", &fields[..1], "").await;
     assert_eq!((got.status, got.field("access-control-allow-credentials")), (401, "true"));
 }

@@ -268,10 +268,10 @@ async fn an_acme_certificate_is_ordered_validated_and_served() {
     let certificates = Arc::new(Certificates::default());
     certificates.put(&pem).unwrap();
     let tls = Some(tls::server_config(Arc::clone(&certificates)).unwrap());
-    let door = TestProxy::with(TestSettings { tls, ..default_settings() }, vec![secure]).await;
+    let listener = TestProxy::with(TestSettings { tls, ..default_settings() }, vec![secure]).await;
     let root = std::fs::read(authority.folder.path().join("ca.pem")).unwrap();
     let trust = CertificatePem { name: String::new(), chain: root, key: vec![] };
-    tls_connect(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
+    tls_connect(&listener, "llm.test", &trust, b"http/1.1").await.unwrap();
 }
 
 #[tokio::test]

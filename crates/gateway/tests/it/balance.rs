@@ -68,7 +68,7 @@ async fn an_unreachable_replica_fails_no_request() {
     .await;
     for _ in 0..30 {
         // Nothing was sent to the dead ones, so this holds for every method.
-        let got = bed.ask("POST", "/", &[], "x").await;
+        let got = bed.request("POST", "/", &[], "x").await;
         assert_eq!((got.status, got.body.as_str()), (200, "alive"));
     }
     // They are avoided after the first failure.
@@ -95,7 +95,7 @@ async fn only_idempotent_requests_are_retried_after_a_closed_connection() {
     for method in ["GET", "PUT", "DELETE", "HEAD"] {
         for _ in 0..2 {
             let body = if method == "PUT" { "again" } else { "" };
-            let got = bed.ask(method, "/", &[], body).await;
+            let got = bed.request(method, "/", &[], body).await;
             assert_eq!(got.status, 200, "{method}");
             assert!(method == "HEAD" || got.body.ends_with(body), "{method}: {}", got.body);
         }
@@ -107,7 +107,7 @@ async fn only_idempotent_requests_are_retried_after_a_closed_connection() {
     count.store(0, Ordering::SeqCst);
     let mut failed = 0;
     for _ in 0..2 {
-        failed += usize::from(bed.ask("POST", "/", &[], "once").await.status == 502);
+        failed += usize::from(bed.request("POST", "/", &[], "once").await.status == 502);
     }
     assert_eq!((failed, count.load(Ordering::SeqCst)), (1, 1));
 }
@@ -210,7 +210,7 @@ async fn a_request_to_a_service_scaled_to_zero_wakes_it_and_waits() {
     let upstream = Upstream::replying("awake").await;
     let bed = Arc::new(TestProxy::new(vec![sleepy(vec![], 30_000)]).await);
     let caller = Arc::clone(&bed);
-    let request = tokio::spawn(async move { caller.ask("POST", "/", &[], "x").await });
+    let request = tokio::spawn(async move { caller.request("POST", "/", &[], "x").await });
     wait_until("it was woken", || !bed.seen.woken.lock().is_empty()).await;
     let live = bed.routes.service("main/llm").unwrap();
     wait_until("it waits", || live.stats().read().held == 1).await;
@@ -272,7 +272,7 @@ async fn requests_above_the_concurrency_limit_of_a_replica_wait() {
     let bounded = Service { at_once: Some(2), ..sleepy(vec![slow.replica("a")], 20_000) };
     let bed = Arc::new(TestProxy::new(vec![bounded]).await);
     let live = bed.routes.service("main/llm").unwrap();
-    let asked: Vec<_> = (0..5)
+    let requested: Vec<_> = (0..5)
         .map(|_| {
             let bed = Arc::clone(&bed);
             tokio::spawn(async move { bed.get("/").await })
@@ -293,7 +293,7 @@ async fn requests_above_the_concurrency_limit_of_a_replica_wait() {
     }
     gate.notify_one();
     gate.notify_one();
-    for one in asked {
+    for one in requested {
         let got = one.await.unwrap();
         assert_eq!((got.status, got.body.as_str()), (200, "done"));
     }

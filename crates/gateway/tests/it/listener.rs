@@ -33,24 +33,24 @@ async fn an_oversized_request_head_gets_431_or_414() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let big = "x".repeat(40_000);
-    assert_eq!(bed.ask("GET", "/", &[("X-Big", &big)], "").await.status, 431);
+    assert_eq!(bed.request("GET", "/", &[("X-Big", &big)], "").await.status, 431);
     let many: Vec<(String, String)> = (0..150).map(|n| (format!("X-{n}"), "1".to_owned())).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    assert_eq!(bed.ask("GET", "/", &many, "").await.status, 431);
+    assert_eq!(bed.request("GET", "/", &many, "").await.status, 431);
     let long = format!("/{}", "x".repeat(20_000));
     assert_eq!(bed.get(&long).await.status, 414);
     // Half of the limits is accepted.
-    assert_eq!(bed.ask("GET", &long[..10_000], &[("X-Big", &big[..10_000])], "").await.status, 200);
+    assert_eq!(bed.request("GET", &long[..10_000], &[("X-Big", &big[..10_000])], "").await.status, 200);
 }
 
 #[tokio::test]
 async fn slow_clients_of_a_service_are_disconnected() {
     let upstream = Upstream::echo().await;
-    let patience = ListenerLimits { head_timeout: Duration::from_millis(200), ..ListenerLimits::USUAL };
+    let limits = ListenerLimits { head_timeout: Duration::from_millis(200), ..ListenerLimits::USUAL };
     let mut bounds = windlass_gateway::ProxyLimits::USUAL;
     bounds.body_stall_timeout = Duration::from_millis(200);
     let bed = TestProxy::with(
-        TestSettings { patience, bounds, ..default_settings() },
+        TestSettings { limits, bounds, ..default_settings() },
         vec![service(vec![upstream.replica("a")])],
     )
     .await;
@@ -94,13 +94,13 @@ async fn a_stopping_listener_lets_open_requests_finish() {
 async fn a_listener_at_its_connection_limit_can_still_be_stopped() {
     let upstream = Upstream::http(|_| async { text_response("done") }).await;
     // The connection that holds the only slot does not release it by itself.
-    let patience = ListenerLimits {
+    let limits = ListenerLimits {
         connections_max: 1,
         head_timeout: Duration::from_secs(3600),
         ..ListenerLimits::USUAL
     };
     let mut bed = TestProxy::with(
-        TestSettings { patience, ..default_settings() },
+        TestSettings { limits, ..default_settings() },
         vec![service(vec![upstream.replica("a")])],
     )
     .await;

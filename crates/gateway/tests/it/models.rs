@@ -26,12 +26,12 @@ async fn models_are_listed_for_members_only() {
         foreign,
     ];
     let bed = TestProxy::with(path_settings(), services).await;
-    let got = bed.ask("GET", "/proxy/models/main/models", &[TOKEN], "").await;
+    let got = bed.request("GET", "/proxy/models/main/models", &[TOKEN], "").await;
     assert_eq!((got.status, got.field("content-type")), (200, "application/json"));
     let expect = r#"{"object":"list","data":[{"object":"model","id":"a","created":1,"owned_by":"main"},{"object":"model","id":"b","created":3,"owned_by":"main"}]}"#;
     assert_eq!(got.body, expect);
     assert_eq!(bed.get("/proxy/models/main/models").await.status, 401);
-    assert_eq!(bed.ask("GET", "/proxy/models/other/models", &[TOKEN], "").await.status, 403);
+    assert_eq!(bed.request("GET", "/proxy/models/other/models", &[TOKEN], "").await.status, 403);
 }
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn a_model_request_is_routed_to_the_service_of_that_model() {
     second.auth = true;
     let bed = TestProxy::with(path_settings(), vec![model_service("a", "/v1", 1, &a), second]).await;
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"model":"b"}"#;
-    let got = bed.ask("POST", "/proxy/models/main/chat/completions", &[TOKEN], body).await;
+    let got = bed.request("POST", "/proxy/models/main/chat/completions", &[TOKEN], body).await;
     assert_eq!(got.status, 200, "{}", got.body);
     assert!(got.body.starts_with("POST /openai/v1/chat/completions\n"), "{}", got.body);
     assert!(got.body.ends_with(body) && !got.body.contains("good"), "{}", got.body);
@@ -60,7 +60,7 @@ async fn an_unroutable_model_request_gets_an_openai_style_error() {
         ("POST", "main/admin", "{}", 404, "chat/completions"),
         ("POST", "other/chat/completions", r#"{"model":"a"}"#, 403, "member"),
     ] {
-        let got = bed.ask(method, &format!("/proxy/models/{path}"), &[TOKEN], body).await;
+        let got = bed.request(method, &format!("/proxy/models/{path}"), &[TOKEN], body).await;
         assert_eq!(got.status, status, "{method} {path} {body}");
         let error: serde_json::Value = serde_json::from_str(&got.body).unwrap();
         assert!(error["error"]["message"].as_str().unwrap().contains(words), "{error}");

@@ -55,8 +55,8 @@ impl RunningGateway {
         let (plain, encrypted) = node.addresses();
         let metrics = node.metrics_address().unwrap();
         let stop = CancellationToken::new();
-        let told = stop.clone();
-        let task = tokio::spawn(async move { node.run(told).await.unwrap() });
+        let reported = stop.clone();
+        let task = tokio::spawn(async move { node.run(reported).await.unwrap() });
         Self { plain: plain.unwrap(), encrypted: encrypted.unwrap(), metrics, stop, task }
     }
 
@@ -89,11 +89,11 @@ async fn a_gateway_orders_and_keeps_certificates_for_itself_and_its_services() {
         auth: false,
         ..Service::new("main", "llm")
     };
-    let told =
+    let request =
         json!({"services": [service], "sites": {}, "own": "gateway.test", "certificate": {"type": "acme"}});
     route_cache_file::save(
         &folder.path().join("routes"),
-        &json!({"generation": 1, "version": "1", "told": told}),
+        &json!({"generation": 1, "version": "1", "told": request}),
     )
     .unwrap();
 

@@ -15,7 +15,8 @@ use crate::support::{
 async fn a_request_routed_by_host_reaches_the_replica_with_trusted_forwarding_headers() {
     let upstream = Upstream::echo().await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
-    let got = bed.ask("PUT", "/x?y=%20z", &[("X-Forwarded-For", "10.9.9.9"), ("X-Mine", "1")], "hello").await;
+    let got =
+        bed.request("PUT", "/x?y=%20z", &[("X-Forwarded-For", "10.9.9.9"), ("X-Mine", "1")], "hello").await;
     assert_eq!(got.status, 200);
     let expect = "PUT /x?y=%20z\nhost: llm.test\nx-mine: 1\nx-forwarded-for: 127.0.0.1\n\
                   x-forwarded-proto: http\nx-forwarded-host: llm.test\ncontent-length: 5\n\nhello";
@@ -145,7 +146,7 @@ async fn a_response_without_a_body_keeps_its_headers() {
     })
     .await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
-    let got = bed.ask("HEAD", "/", &[], "").await;
+    let got = bed.request("HEAD", "/", &[], "").await;
     assert_eq!((got.status, got.field("content-length"), got.body.as_str()), (200, "12345", ""));
     let got = bed.get("/").await;
     assert_eq!((got.status, got.field("etag"), got.body.as_str()), (304, "x", ""));
@@ -171,7 +172,7 @@ async fn an_invalid_replica_response_gets_502_with_an_explanation() {
         })
         .await;
         let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
-        let got = bed.ask("POST", "/", &[], "").await;
+        let got = bed.request("POST", "/", &[], "").await;
         assert_eq!(got.status, status, "{says}");
         assert!(got.body.contains(words), "{says}: {}", got.body);
     }
@@ -215,7 +216,7 @@ async fn interim_responses_of_a_replica_are_not_forwarded() {
 async fn a_finished_request_is_counted_and_logged() {
     let upstream = Upstream::http(|_| async { text_response("0123456789") }).await;
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
-    bed.ask("POST", "/x", &[], "abc").await;
+    bed.request("POST", "/x", &[], "abc").await;
     bed.get("/y?secret=1").await;
     let live = bed.routes.service("main/llm").unwrap();
     crate::support::wait_until("both are over", || bed.seen.records.lock().len() == 2).await;

@@ -226,8 +226,8 @@ async fn a_request_body_above_the_services_limit_gets_413() {
     let mut small = service(vec![upstream.replica("a")]);
     small.body_max = Some(4);
     let bed = TestProxy::new(vec![small]).await;
-    assert_eq!(bed.ask("POST", "/", &[], "1234").await.status, 200);
-    assert_eq!(bed.ask("POST", "/", &[], "12345").await.status, 413);
+    assert_eq!(bed.request("POST", "/", &[], "1234").await.status, 200);
+    assert_eq!(bed.request("POST", "/", &[], "12345").await.status, 413);
     let request = "POST / HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
                    3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n";
     assert_eq!(TestResponse::parse(&bed.raw(request).await).status, 413);
@@ -269,7 +269,7 @@ async fn http2_requests_from_clients_are_proxied() {
     let stream = TokioIo::new(bed.connect().await);
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     let _connection = crate::support::AbortOnDrop(tokio::spawn(async move { connection.await.unwrap() }));
-    let ask = |n: usize| {
+    let send_request = |n: usize| {
         let mut sender = sender.clone();
         async move {
             let request = Request::post(format!("http://llm.test/{n}"))
@@ -283,7 +283,7 @@ async fn http2_requests_from_clients_are_proxied() {
             String::from_utf8(body.to_vec()).unwrap()
         }
     };
-    let bodies = with_timeout(futures_util::future::join_all((0..40).map(ask))).await;
+    let bodies = with_timeout(futures_util::future::join_all((0..40).map(send_request))).await;
     for (n, body) in bodies.iter().enumerate() {
         assert!(body.starts_with(&format!("POST /{n}\nhost: llm.test\n")), "{body}");
         assert!(body.contains("cookie: a=1; b=2\n"), "{body}");

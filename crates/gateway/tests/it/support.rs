@@ -106,13 +106,13 @@ impl Upstream {
     /// Responds with the request: method, path and all headers.
     pub(crate) async fn echo() -> Self {
         Self::http(|request| async move {
-            let mut said = format!("{} {}\n", request.method(), request.uri());
+            let mut message = format!("{} {}\n", request.method(), request.uri());
             for (name, value) in request.headers() {
-                said.push_str(&format!("{name}: {}\n", value.to_str().unwrap()));
+                message.push_str(&format!("{name}: {}\n", value.to_str().unwrap()));
             }
             let body = request.into_body().collect().await.unwrap().to_bytes();
-            said.push_str(&format!("\n{}", String::from_utf8_lossy(&body)));
-            text_response(said)
+            message.push_str(&format!("\n{}", String::from_utf8_lossy(&body)));
+            text_response(message)
         })
         .await
     }
@@ -205,8 +205,8 @@ pub(crate) struct TestProxy {
 
 pub(crate) struct TestSettings {
     pub(crate) bounds: ProxyLimits,
-    pub(crate) patience: ListenerLimits,
-    pub(crate) door: RequestRouting,
+    pub(crate) limits: ListenerLimits,
+    pub(crate) listener: RequestRouting,
     pub(crate) challenges: Option<Arc<windlass_gateway::acme::Challenges>>,
     pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
 }
@@ -214,17 +214,17 @@ pub(crate) struct TestSettings {
 pub(crate) fn default_settings() -> TestSettings {
     TestSettings {
         bounds: ProxyLimits::USUAL,
-        patience: ListenerLimits::USUAL,
-        door: RequestRouting::Hosts,
+        limits: ListenerLimits::USUAL,
+        listener: RequestRouting::Hosts,
         challenges: None,
         tls: None,
     }
 }
 
 pub(crate) fn path_settings() -> TestSettings {
-    let door =
+    let listener =
         RequestRouting::ByPath { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
-    TestSettings { door, ..default_settings() }
+    TestSettings { listener, ..default_settings() }
 }
 
 impl TestProxy {
@@ -250,10 +250,10 @@ impl TestProxy {
         let stop = CancellationToken::new();
         let listening = ListenerConfig {
             proxy: Arc::new(proxy),
-            routing: setting.door,
+            routing: setting.listener,
             challenges: setting.challenges,
             tls: setting.tls,
-            patience: setting.patience,
+            limits: setting.limits,
         };
         let task = tokio::spawn(windlass_gateway::serve(listener, listening, stop.clone()));
         let generation = AtomicU64::new(0);
@@ -279,11 +279,11 @@ impl TestProxy {
     }
 
     pub(crate) async fn get(&self, path: &str) -> TestResponse {
-        self.ask("GET", path, &[], "").await
+        self.request("GET", path, &[], "").await
     }
 
     /// Sends one request on a separate connection.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &self,
         method: &str,
         path: &str,

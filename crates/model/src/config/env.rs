@@ -38,10 +38,10 @@ impl Env {
     }
 
     /// Resolves names without a value; those that `look_up` does not find stay unresolved.
-    pub fn resolve(&mut self, mut look_up: impl FnMut(&str) -> Option<String>) {
+    pub fn resolve(&mut self, mut find: impl FnMut(&str) -> Option<String>) {
         for (name, value) in &mut self.0 {
             if *value == EnvValue::FromClient
-                && let Some(found) = look_up(name)
+                && let Some(found) = find(name)
             {
                 *value = EnvValue::Value(found);
             }

@@ -130,15 +130,12 @@ pub fn secret_names(spec: &JobSpec) -> BTreeSet<String> {
 
 /// Inserts secrets into the variables and credentials of a job that is about to start. The error names all missing
 /// secrets; inserted values are never parsed again.
-pub fn insert_secrets(
-    spec: &mut JobSpec,
-    mut look_up: impl FnMut(&str) -> Option<String>,
-) -> Result<(), Error> {
+pub fn insert_secrets(spec: &mut JobSpec, mut find: impl FnMut(&str) -> Option<String>) -> Result<(), Error> {
     let mut names = Vec::new();
     let credentials = spec.registry_auth.iter_mut().flat_map(|auth| [&mut auth.username, &mut auth.password]);
     for text in spec.env.values_mut().chain(credentials) {
         let resolve = |reference: &Reference| match reference {
-            Reference::Named { namespace, name } if namespace == "secrets" => Ok(look_up(name).map_or_else(
+            Reference::Named { namespace, name } if namespace == "secrets" => Ok(find(name).map_or_else(
                 || {
                     names.push(name.clone());
                     Substitution::Keep
@@ -187,11 +184,11 @@ pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, GroupMembers)> {
 /// Returns the commands of a job with addresses inserted. If `look_up` returns `None`, the reference stays unchanged.
 pub fn insert_addresses(
     commands: &[String],
-    mut look_up: impl FnMut(u32, u32) -> Option<String>,
+    mut find: impl FnMut(u32, u32) -> Option<String>,
 ) -> Vec<String> {
     let mut resolve = |reference: &Reference| match reference {
         Reference::Address { group, member, .. } => {
-            Ok(look_up(*group, *member).map_or(Substitution::Keep, Substitution::Value))
+            Ok(find(*group, *member).map_or(Substitution::Keep, Substitution::Value))
         }
         Reference::Named { .. } => Ok(Substitution::Keep),
     };

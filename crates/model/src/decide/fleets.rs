@@ -87,7 +87,7 @@ pub fn decide(fleet: &FleetView, now: Timestamp) -> Plan {
     };
     match fleet.status {
         Status::Submitted | Status::Active if fleet.is_delete_requested => {
-            let change = Change::from_event(Event::DeleteAsked, "deletion requested");
+            let change = Change::from_event(Event::DeleteRequested, "deletion requested");
             Plan { change: Some(change), end: end_all_members(fleet), due: now, ..keep }
         }
         Status::Submitted => {

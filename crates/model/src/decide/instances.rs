@@ -73,12 +73,12 @@ pub struct InstanceView {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceObservation {
-    NotAsked,
+    NotRequested,
     /// The backend created it.
     Created,
     /// Every offer was refused, and no instance was created.
     NoOffers {
-        said: String,
+        message: String,
     },
     /// The SSH host is deployed; `healthy` if its shim also responds.
     Deployed {
@@ -87,7 +87,7 @@ pub enum InstanceObservation {
     /// Not created, or the result is unknown. `fatal`: no further attempt can succeed (key, network, blocks).
     DeployFailed {
         fatal: bool,
-        said: String,
+        message: String,
     },
     /// It exists, but the backend reports that it is not usable yet.
     Starting,
@@ -97,16 +97,16 @@ pub enum InstanceObservation {
     Silent,
     /// The host presents a different key than the pinned one, so its identity is unknown.
     Untrusted {
-        said: String,
+        message: String,
     },
     /// The backend does not have it (any more).
     Gone {
-        said: String,
+        message: String,
     },
     /// The backend does not list it; a new instance may not be listed yet.
     Unknown,
     NotDeleted {
-        said: String,
+        message: String,
     },
 }
 
@@ -218,7 +218,7 @@ fn end_unneeded(instance: &InstanceView, now: Timestamp) -> Option<Plan> {
         } else {
             "deletion requested"
         };
-        return Some(Plan::end(instance, Event::StopAsked, reason, message, now));
+        return Some(Plan::end(instance, Event::StopRequested, reason, message, now));
     }
     (starting && instance.is_made_for_job).then(|| {
         let message = "the job it was created for has ended";
@@ -239,27 +239,29 @@ fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timest
     };
     match seen {
         InstanceObservation::Created => Plan::change(instance, Event::Created, "created by the backend", now),
-        InstanceObservation::NoOffers { said } => {
-            Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, said, now)
+        InstanceObservation::NoOffers { message: text } => {
+            Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, text, now)
         }
         InstanceObservation::Deployed { healthy: true } if instance.jobs == 0 => {
             Plan::change(instance, Event::ReadyIdle, "deployed and healthy", now)
         }
         InstanceObservation::Deployed { .. } => Plan::change(instance, Event::Created, "deployed", now),
-        InstanceObservation::DeployFailed { fatal: true, said } => give_up(instance, said.clone(), now),
-        InstanceObservation::Untrusted { said } => give_up(instance, said.clone(), now),
-        InstanceObservation::DeployFailed { fatal: false, said } => {
+        InstanceObservation::DeployFailed { fatal: true, message: text } => {
+            give_up(instance, text.clone(), now)
+        }
+        InstanceObservation::Untrusted { message: text } => give_up(instance, text.clone(), now),
+        InstanceObservation::DeployFailed { fatal: false, message: text } => {
             let deadline = instance.created_at + DEPLOY_MAX;
             if now >= deadline {
-                let message = format!("not deployed within {} s: {said}", DEPLOY_MAX.as_secs());
+                let message = format!("not deployed within {} s: {text}", DEPLOY_MAX.as_secs());
                 return give_up(instance, message, now);
             }
             Plan {
-                note: Some(said.clone()),
+                note: Some(text.clone()),
                 ..Plan::unchanged(instance, (now + POLL_STARTING).min(deadline))
             }
         }
-        InstanceObservation::NotAsked
+        InstanceObservation::NotRequested
         | InstanceObservation::Starting
         | InstanceObservation::Answers { .. }
         | InstanceObservation::Silent
@@ -270,12 +272,12 @@ fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timest
 }
 
 /// Ends an instance that failed to start. An SSH host is released; a cloud instance that may exist is deleted first.
-fn give_up(instance: &InstanceView, said: String, now: Timestamp) -> Plan {
+fn give_up(instance: &InstanceView, message: String, now: Timestamp) -> Plan {
     let event = match instance.kind {
         InstanceKind::Ssh => Event::GaveUp,
         InstanceKind::Cloud => Event::Expired,
     };
-    Plan::end(instance, event, TerminationReason::Error, said, now)
+    Plan::end(instance, event, TerminationReason::Error, message, now)
 }
 
 fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
@@ -284,18 +286,20 @@ fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: T
     match seen {
         InstanceObservation::Answers { health } => mark_ready(instance, *health, now),
         InstanceObservation::Deployed { healthy: true } => mark_ready(instance, Health::Healthy, now),
-        InstanceObservation::Gone { said } => {
-            let message = format!("the backend removed it before it was ready: {said}");
+        InstanceObservation::Gone { message: text } => {
+            let message = format!("the backend removed it before it was ready: {text}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
         }
         InstanceObservation::Unknown if !is_young(instance, now) => {
             Plan::end(instance, Event::Expired, TerminationReason::Error, NOT_LISTED_MESSAGE, now)
         }
-        InstanceObservation::Untrusted { said } => {
-            Plan::end(instance, Event::Expired, TerminationReason::Error, said.clone(), now)
+        InstanceObservation::Untrusted { message: text } => {
+            Plan::end(instance, Event::Expired, TerminationReason::Error, text.clone(), now)
         }
-        InstanceObservation::NotAsked if now < deadline => Plan::with_action(instance, Action::Check, now),
-        InstanceObservation::NotAsked
+        InstanceObservation::NotRequested if now < deadline => {
+            Plan::with_action(instance, Action::Check, now)
+        }
+        InstanceObservation::NotRequested
         | InstanceObservation::Starting
         | InstanceObservation::Silent
         | InstanceObservation::Unknown
@@ -330,19 +334,19 @@ fn plan_ready(instance: &InstanceView, seen: &InstanceObservation, now: Timestam
         (InstanceObservation::Deployed { healthy: true }, _) => {
             plan_reachable(instance, Health::Healthy, now)
         }
-        (InstanceObservation::Gone { said }, InstanceKind::Cloud) => {
-            let message = format!("it no longer exists at the backend: {said}");
+        (InstanceObservation::Gone { message: text }, InstanceKind::Cloud) => {
+            let message = format!("it no longer exists at the backend: {text}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
         (InstanceObservation::Unknown, InstanceKind::Cloud) if !is_young(instance, now) => {
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, NOT_LISTED_MESSAGE, now)
         }
-        (InstanceObservation::Untrusted { said }, _) => {
+        (InstanceObservation::Untrusted { message: text }, _) => {
             let plan = plan_unreachable(instance, now);
-            let note = (instance.health != Health::Failure).then(|| said.clone());
+            let note = (instance.health != Health::Failure).then(|| text.clone());
             Plan { health: Health::Failure, note, ..plan }
         }
-        (InstanceObservation::NotAsked, _) => Plan::with_action(instance, Action::Check, now),
+        (InstanceObservation::NotRequested, _) => Plan::with_action(instance, Action::Check, now),
         (
             InstanceObservation::Silent
             | InstanceObservation::Starting
@@ -418,40 +422,40 @@ fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
 fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
-        InstanceObservation::Gone { said } => {
-            Plan::change(instance, Event::Deleted, format!("it no longer exists at the backend: {said}"), now)
+        InstanceObservation::Gone { message: text } => {
+            Plan::change(instance, Event::Deleted, format!("it no longer exists at the backend: {text}"), now)
         }
         // If windlass never connected to the host, there is nothing to clean up on it.
-        InstanceObservation::NotDeleted { said }
+        InstanceObservation::NotDeleted { message: text }
             if instance.kind == InstanceKind::Ssh && instance.started_at.is_none() =>
         {
-            let message = format!("the host was never ready; released without cleanup: {said}");
+            let message = format!("the host was never ready; released without cleanup: {text}");
             Plan::change(instance, Event::Deleted, message, now)
         }
         // The host causes no cost, and the user does not want to wait.
-        InstanceObservation::NotDeleted { said }
+        InstanceObservation::NotDeleted { message: text }
             if instance.kind == InstanceKind::Ssh && instance.is_forced =>
         {
-            let message = format!("deletion was forced; released without cleanup: {said}");
+            let message = format!("deletion was forced; released without cleanup: {text}");
             Plan::change(instance, Event::Deleted, message, now)
         }
-        InstanceObservation::NotDeleted { said } if now.since(since) < DELETE_MAX => {
+        InstanceObservation::NotDeleted { message: text } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
-            Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::unchanged(instance, due) }
+            Plan { note: Some(format!("not deleted yet: {text}")), ..Plan::unchanged(instance, due) }
         }
-        InstanceObservation::NotDeleted { said } => match instance.kind {
+        InstanceObservation::NotDeleted { message: text } => match instance.kind {
             // The host causes no cost, and a host that does not respond cannot be cleaned up.
             InstanceKind::Ssh => {
-                Plan::change(instance, Event::Deleted, format!("gave up cleaning up the host: {said}"), now)
+                Plan::change(instance, Event::Deleted, format!("gave up cleaning up the host: {text}"), now)
             }
             // An instance that may still be billed is never marked terminated.
             InstanceKind::Cloud => {
                 let note = (!instance.is_delete_failure_reported)
-                    .then(|| format!("{DELETE_FAILED_MESSAGE}, check the backend: {said}"));
+                    .then(|| format!("{DELETE_FAILED_MESSAGE}, check the backend: {text}"));
                 Plan { note, ..Plan::unchanged(instance, now + DELETE_RETRY_LATE) }
             }
         },
-        InstanceObservation::NotAsked
+        InstanceObservation::NotRequested
         | InstanceObservation::Created
         | InstanceObservation::Starting
         | InstanceObservation::NoOffers { .. }

@@ -131,7 +131,7 @@ pub enum HostState {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShimState {
-    NotAsked,
+    NotRequested,
     Silent,
     /// The shim responds but does not have the task.
     NoTask,
@@ -156,7 +156,7 @@ pub enum TaskState {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunnerState {
-    NotAsked,
+    NotRequested,
     Silent,
     /// The runner responds and waits for the job.
     Ready,
@@ -238,7 +238,7 @@ pub fn next_in_pass(job: &RunningJobView, change: &Change<Event>, now: Timestamp
 pub fn has_ended(runner: &RunnerState) -> bool {
     match runner {
         RunnerState::Pulled(pulled) => pulled.end.as_ref().is_some_and(has_known_cause),
-        RunnerState::NotAsked | RunnerState::Silent | RunnerState::Ready => false,
+        RunnerState::NotRequested | RunnerState::Silent | RunnerState::Ready => false,
     }
 }
 
@@ -322,15 +322,15 @@ fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Ti
         return match &seen.runner {
             RunnerState::Ready => start_job(job, since, job.provisioning_max, seen, now),
             RunnerState::Pulled(_) => job_started(Vec::new(), seen, now),
-            RunnerState::Silent | RunnerState::NotAsked => {
+            RunnerState::Silent | RunnerState::NotRequested => {
                 let reason = TerminationReason::WaitingRunnerLimitExceeded;
                 wait_with_timeout(since, job.provisioning_max, reason, "the runner", now)
             }
         };
     }
     match &seen.shim {
-        ShimState::NotAsked | ShimState::Silent if job.instance_was_ready => wait_for_agents(job, now),
-        ShimState::NotAsked | ShimState::Silent => {
+        ShimState::NotRequested | ShimState::Silent if job.instance_was_ready => wait_for_agents(job, now),
+        ShimState::NotRequested | ShimState::Silent => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
             wait_with_timeout(since, job.provisioning_max, reason, "the instance", now)
         }
@@ -377,7 +377,7 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         wait_with_timeout(since, PULLING_TIMEOUT, reason, waits_for, now)
     };
     match &seen.shim {
-        ShimState::NotAsked | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
+        ShimState::NotRequested | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
         // Never submitted twice: a task that the shim no longer has may have run.
         ShimState::NoTask => {
             end_as_lost(TerminationReason::ExecutorError, "the host no longer has the task", now)
@@ -389,10 +389,10 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         ShimState::Task(TaskState::Creating) => bound("the container"),
         ShimState::Task(TaskState::Running { ports_known: false }) => bound("the container's ports"),
         ShimState::Task(TaskState::Terminated(ended)) => end_as_exited(ending_from_report(ended), now),
-        ShimState::NotAsked
+        ShimState::NotRequested
         | ShimState::Silent
         | ShimState::Task(TaskState::Running { ports_known: true }) => match &seen.runner {
-            RunnerState::NotAsked | RunnerState::Silent => bound("the runner"),
+            RunnerState::NotRequested | RunnerState::Silent => bound("the runner"),
             RunnerState::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
             // A previous lease holder started it and failed to record it. It may have ended by now.
             RunnerState::Pulled(pulled) => {
@@ -454,7 +454,7 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     let starting = RunnerReport::default();
     let pulled = match &seen.runner {
         RunnerState::Pulled(pulled) => pulled,
-        RunnerState::NotAsked | RunnerState::Silent => return plan_unreachable_runner(job, seen, now),
+        RunnerState::NotRequested | RunnerState::Silent => return plan_unreachable_runner(job, seen, now),
         // The runner accepted the job and has no state yet: code is fetched before commands start. A runner is never
         // started twice, so it cannot have lost the job.
         RunnerState::Ready => &starting,
@@ -531,8 +531,8 @@ fn plan_unreachable_runner(job: &RunningJobView, seen: &RunningJobObservation, n
         return end_as_lost(TerminationReason::ExecutorError, "the host no longer has the task", now);
     }
     if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
-        let said = "`max_duration` exceeded, and the runner does not respond";
-        return end_by_policy(TerminationReason::MaxDurationExceeded, said.to_owned(), now);
+        let message = "`max_duration` exceeded, and the runner does not respond";
+        return end_by_policy(TerminationReason::MaxDurationExceeded, message.to_owned(), now);
     }
     wait_for_agents(job, now)
 }
@@ -544,22 +544,22 @@ fn check_policies(
     now: Timestamp,
 ) -> Option<Plan> {
     if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
-        let said = "`max_duration` exceeded, and the runner did not end the job".to_owned();
-        return Some(end_by_policy(TerminationReason::MaxDurationExceeded, said, now));
+        let message = "`max_duration` exceeded, and the runner did not end the job".to_owned();
+        return Some(end_by_policy(TerminationReason::MaxDurationExceeded, message, now));
     }
     if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.disconnected_for)
         && idle >= limit
     {
-        let said = format!(
+        let message = format!(
             "no connections for {} s, and `inactivity_duration` is {} s",
             idle.as_secs(),
             limit.as_secs()
         );
-        return Some(end_by_policy(TerminationReason::InactivityDurationExceeded, said, now));
+        return Some(end_by_policy(TerminationReason::InactivityDurationExceeded, message, now));
     }
     if seen.is_gpu_idle {
-        let said = "a GPU was below `min_gpu_utilization` for the whole time window".to_owned();
-        return Some(end_by_policy(TerminationReason::TerminatedDueToUtilizationPolicy, said, now));
+        let message = "a GPU was below `min_gpu_utilization` for the whole time window".to_owned();
+        return Some(end_by_policy(TerminationReason::TerminatedDueToUtilizationPolicy, message, now));
     }
     None
 }
@@ -582,18 +582,18 @@ fn ending_from_report(ended: &ReportedEnd) -> Ending {
 }
 
 /// Ends a job that the agent refused: no further attempt can succeed.
-pub fn end_as_refused(said: &str, now: Timestamp) -> Plan {
-    end_as_exited(Ending::new(TerminationReason::ExecutorError).with_message(said), now)
+pub fn end_as_refused(message: &str, now: Timestamp) -> Plan {
+    end_as_exited(Ending::new(TerminationReason::ExecutorError).with_message(message), now)
 }
 
 /// Ends a job that cannot be started as it was submitted.
-pub fn end_as_unstartable(said: &str, now: Timestamp) -> Plan {
-    end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).with_message(said), now)
+pub fn end_as_unstartable(message: &str, now: Timestamp) -> Plan {
+    end(Event::StopRequested, Ending::new(TerminationReason::TerminatedByServer).with_message(message), now)
 }
 
 /// Ends a job whose volume cannot be attached.
-pub fn end_without_volume(said: &str, now: Timestamp) -> Plan {
-    end_as_lost(TerminationReason::VolumeError, said, now)
+pub fn end_without_volume(message: &str, now: Timestamp) -> Plan {
+    end_as_lost(TerminationReason::VolumeError, message, now)
 }
 
 /// Plans another pass soon, without actions. Keeps the connection state.
@@ -605,8 +605,8 @@ pub fn postpone(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -
 fn wait_for_agents(job: &RunningJobView, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
     if now.since(since) >= job.unreachable_timeout {
-        let said = format!("the agents did not respond for {} s", now.since(since).as_secs());
-        return end_as_lost(unreachable_reason(job), &said, now);
+        let message = format!("the agents did not respond for {} s", now.since(since).as_secs());
+        return end_as_lost(unreachable_reason(job), &message, now);
     }
     wait(
         Some(since),
@@ -643,12 +643,12 @@ fn wait(disconnected_at: Option<Timestamp>, waits_for: &'static str, due: Timest
     Plan { actions: Vec::new(), change: None, ending: None, disconnected_at, waits_for, gate: None, due }
 }
 
-fn end_as_lost(reason: TerminationReason, said: &str, now: Timestamp) -> Plan {
-    end(Event::Lost, Ending::new(reason).with_message(said), now)
+fn end_as_lost(reason: TerminationReason, message: &str, now: Timestamp) -> Plan {
+    end(Event::Lost, Ending::new(reason).with_message(message), now)
 }
 
-fn end_by_policy(reason: TerminationReason, said: String, now: Timestamp) -> Plan {
-    end(Event::EndedByPolicy, Ending::new(reason).with_message(said), now)
+fn end_by_policy(reason: TerminationReason, message: String, now: Timestamp) -> Plan {
+    end(Event::EndedByPolicy, Ending::new(reason).with_message(message), now)
 }
 
 fn end_as_exited(ending: Ending, now: Timestamp) -> Plan {
@@ -656,7 +656,7 @@ fn end_as_exited(ending: Ending, now: Timestamp) -> Plan {
 }
 
 fn end(event: Event, ending: Ending, now: Timestamp) -> Plan {
-    let message = ending.said().unwrap_or("the job ended").to_owned();
+    let message = ending.message().unwrap_or("the job ended").to_owned();
     let change = Change::new(event, ending.reason().as_str(), message);
     Plan {
         actions: Vec::new(),

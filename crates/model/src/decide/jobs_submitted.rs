@@ -64,14 +64,14 @@ pub enum SubmittedJobObservation {
     Attached,
     Attaching,
     AttachFailed {
-        said: String,
+        message: String,
     },
     Created,
     /// The backend accepted the request; the instance does not exist yet.
     Creating,
     /// Every offer was refused, or the placeholder ended for another reason.
     Refused {
-        said: String,
+        message: String,
     },
 }
 
@@ -156,20 +156,21 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
         SubmittedJobObservation::Waits { why, reserved } => {
             let message = refusal_summary(&why.refusals).unwrap_or_else(|| "waits for its turn".to_owned());
             // Wake at the time when the job may reserve instances.
-            let turn = job.submitted_at + RESERVE_AFTER;
-            let due = if turn > now { turn.min(now + POLL_INTERVAL) } else { now + POLL_INTERVAL };
+            let reserve_at = job.submitted_at + RESERVE_AFTER;
+            let due =
+                if reserve_at > now { reserve_at.min(now + POLL_INTERVAL) } else { now + POLL_INTERVAL };
             Plan::Wait { why, reserved, message, due }
         }
         SubmittedJobObservation::Never { why } => {
-            let said =
+            let text =
                 refusal_summary(&why.refusals).unwrap_or_else(|| "no instance or offer fits".to_owned());
             let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
                 matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
             });
             end(match (no_fleet, why.for_good) {
-                (true, _) => Ending::no_fleets(said),
-                (false, true) => Ending::never_fits(said),
-                (false, false) => Ending::no_capacity(said),
+                (true, _) => Ending::no_fleets(text),
+                (false, true) => Ending::never_fits(text),
+                (false, false) => Ending::no_capacity(text),
             })
         }
         SubmittedJobObservation::NotTried
@@ -185,7 +186,7 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
 fn plan_assigned(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
         SubmittedJobObservation::Attached => provision("volumes are attached", now),
-        SubmittedJobObservation::AttachFailed { said } => end_with_volume_error(said),
+        SubmittedJobObservation::AttachFailed { message } => end_with_volume_error(message),
         SubmittedJobObservation::Attaching if now.since(since) >= ATTACH_TIMEOUT => {
             end_with_volume_error(format!("volumes not attached within {} s", ATTACH_TIMEOUT.as_secs()))
         }
@@ -205,7 +206,7 @@ fn plan_assigned(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp
 fn plan_placeholder(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
         SubmittedJobObservation::Created => provision("its instance is being created", now),
-        SubmittedJobObservation::Refused { said } => end(Ending::no_capacity(said)),
+        SubmittedJobObservation::Refused { message } => end(Ending::no_capacity(message)),
         SubmittedJobObservation::Creating if now.since(since) >= CREATE_TIMEOUT => {
             end(Ending::no_capacity(format!("no instance was created within {} s", CREATE_TIMEOUT.as_secs())))
         }
@@ -226,11 +227,11 @@ fn provision(message: &str, now: Timestamp) -> Plan {
     Plan::Provision { assign: None, change: Change::from_event(Event::Placed, message), due: now }
 }
 
-fn end_with_volume_error(said: String) -> Plan {
-    end(Ending::new(TerminationReason::VolumeError).with_message(said))
+fn end_with_volume_error(message: String) -> Plan {
+    end(Ending::new(TerminationReason::VolumeError).with_message(message))
 }
 
 fn end(ending: Ending) -> Plan {
-    let message = ending.said().unwrap_or("no capacity").to_owned();
+    let message = ending.message().unwrap_or("no capacity").to_owned();
     Plan::End { change: Change::new(Event::NotPlaced, ending.reason().as_str(), message), ending }
 }

@@ -77,7 +77,7 @@ pub struct HeldInstance {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDrain {
-    NotAsked,
+    NotRequested,
     Silent,
     More,
     Drained,
@@ -85,7 +85,7 @@ pub enum LogDrain {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskPresence {
-    NotAsked,
+    NotRequested,
     Silent,
     /// The shim has the task, in any state.
     There,
@@ -100,7 +100,7 @@ pub struct TerminatingJobObservation {
 }
 
 impl TerminatingJobObservation {
-    pub const NOTHING: Self = Self { logs: LogDrain::NotAsked, task: TaskPresence::NotAsked };
+    pub const NOTHING: Self = Self { logs: LogDrain::NotRequested, task: TaskPresence::NotRequested };
 }
 
 /// Next step of the controller; each is safe to repeat and carries the epoch.
@@ -253,7 +253,7 @@ fn check_logs_drained(
     }
     match seen.logs {
         LogDrain::Drained => Ok(LogsDrained(before)),
-        LogDrain::NotAsked => step(TerminationStep::DrainLogs, "its last output", now),
+        LogDrain::NotRequested => step(TerminationStep::DrainLogs, "its last output", now),
         LogDrain::More if should_request_stop(reason) => {
             step(TerminationStep::DrainLogs, "the job to stop", (now + POLL_INTERVAL).min(deadline))
         }
@@ -326,7 +326,7 @@ fn check_container_removed(
     let give_up_at = job.terminating_since + job.give_up_after;
     match seen.task {
         TaskPresence::Gone => Ok(ContainerRemoved { _logs: before, has_given_up: false }),
-        TaskPresence::NotAsked | TaskPresence::There => {
+        TaskPresence::NotRequested | TaskPresence::There => {
             step(TerminationStep::RemoveTask, "its container to be removed", retry_at(seen.task, now))
         }
         TaskPresence::Silent if now >= give_up_at => {
@@ -340,7 +340,7 @@ fn check_container_removed(
 
 fn retry_at(task: TaskPresence, now: Timestamp) -> Timestamp {
     match task {
-        TaskPresence::NotAsked => now,
+        TaskPresence::NotRequested => now,
         TaskPresence::Silent | TaskPresence::There | TaskPresence::Gone => now + POLL_INTERVAL,
     }
 }
@@ -366,7 +366,7 @@ fn check_volumes_detached(
         stop_over || before.has_given_up || job.ending.reason() == TerminationReason::AbortedByUser;
     let ripe = |volume: &&&VolumeAttachment| {
         !volume.is_forced
-            && volume.detach_requested_at.is_some_and(|asked| now.since(asked) >= FORCE_DETACH_AFTER)
+            && volume.detach_requested_at.is_some_and(|requested| now.since(requested) >= FORCE_DETACH_AFTER)
     };
     let ripe: Vec<&VolumeAttachment> = attached.iter().filter(ripe).copied().collect();
     if may_force && !ripe.is_empty() {
@@ -396,8 +396,8 @@ fn final_release(job: &TerminatingJobView, VolumesDetached(gone): &VolumesDetach
         },
     };
     let reason = job.ending.reason().as_str();
-    let message = match (job.ending.said(), gone.has_given_up) {
-        (Some(said), false) => said.to_owned(),
+    let message = match (job.ending.message(), gone.has_given_up) {
+        (Some(text), false) => text.to_owned(),
         (None, false) => "all resources are released".to_owned(),
         (_, true) => format!(
             "gave up on the host after {} s without a response; its agent removes the task when it is back",

@@ -19,7 +19,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 use crate::{
     deadline_policy::Market,
     managed_job::{
-        Event, RecoverySource, Schedule, Status,
+        Event, RecoverySource, ScheduleState, Status,
         plan::{self, ManagedJobPlan, Shape},
         record::{NodeLocation, TaskRecord, job_status},
     },
@@ -73,7 +73,7 @@ pub enum AttemptObservation {
     /// There is no such run.
     Nothing,
     /// Waiting for nodes since then, with the reason.
-    Queued { since: Timestamp, said: Option<String> },
+    Queued { since: Timestamp, message: Option<String> },
     /// It has nodes, and they are being prepared.
     Provisioning,
     /// All its nodes accepted the task.
@@ -94,7 +94,7 @@ pub struct Decision {
     /// Tasks that change or act, in order.
     pub tasks: Vec<TaskDecision>,
     /// Displayed state of the job afterwards.
-    pub schedule: Schedule,
+    pub schedule: ScheduleState,
     pub status: Status,
     /// Tasks that wait for a launch slot afterwards: wake the pipeline that grants them.
     pub waiting_for_slot: Vec<u32>,
@@ -157,9 +157,9 @@ pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     for (index, seen) in view.tasks.iter().enumerate() {
         let Some(plan) = view.plan.tasks.get(index) else { continue };
         // Earlier tasks of this pass count: what depends on a failure is cancelled in the same pass.
-        let turn = task_permission(view, &records, index, now);
+        let permission = task_permission(view, &records, index, now);
         let mut pass = TaskPass::new(plan, seen, view.jitter, now);
-        pass.run(turn);
+        pass.run(permission);
         let (record, decision, next) = pass.finish(index);
         records[index] = record;
         tasks.extend(decision);
@@ -170,7 +170,7 @@ pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     let counted = records.iter().enumerate().filter(|(index, _)| counts(*index));
     let status = job_status(counted.map(|(_, record)| record.status));
     let rest = if tasks.is_empty() { POLL_IDLE } else { POLL_ACTIVE };
-    let due_at = (schedule != Schedule::Done).then(|| earliest(due, Some(now + rest))).flatten();
+    let due_at = (schedule != ScheduleState::Done).then(|| earliest(due, Some(now + rest))).flatten();
     Decision { tasks, schedule, status, waiting_for_slot: wants_slot, due_at }
 }
 
@@ -298,13 +298,14 @@ fn schedule_summary(
     records: &[TaskRecord],
     cancelled: bool,
     now: Timestamp,
-) -> (Schedule, Vec<u32>) {
+) -> (ScheduleState, Vec<u32>) {
     let mut lanes = Vec::with_capacity(records.len());
     let mut wants_slot = Vec::new();
     for (index, record) in records.iter().enumerate() {
-        let first =
-            record.schedule == Schedule::Waiting && !cancelled && are_dependencies_met(plan, records, index);
-        let again = record.schedule == Schedule::AliveWaiting && !record.status.is_final();
+        let first = record.schedule == ScheduleState::Waiting
+            && !cancelled
+            && are_dependencies_met(plan, records, index);
+        let again = record.schedule == ScheduleState::AliveWaiting && !record.status.is_final();
         let due = record.next_retry_at.is_none_or(|at| at <= now);
         let waits = matches!(record.status, Status::Pending | Status::Recovering);
         if (first || again) && due && waits {

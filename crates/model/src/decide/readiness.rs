@@ -26,7 +26,8 @@ pub struct ProbeState {
     pub last_at: Option<Timestamp>,
     /// Message of the last failure.
     #[serde(default)]
-    pub said: Option<String>,
+    #[serde(rename = "said")]
+    pub message: Option<String>,
     /// The replica received requests before.
     #[serde(default)]
     pub was_ready: bool,
@@ -55,14 +56,14 @@ pub fn apply_result(state: &ProbeState, outcome: ProbeResult, now: Timestamp) ->
             success_streak: state.success_streak.saturating_add(1),
             failures: 0,
             last_at: Some(now),
-            said: None,
+            message: None,
             was_ready: state.was_ready,
         },
-        Err(said) => ProbeState {
+        Err(message) => ProbeState {
             success_streak: 0,
             failures: state.failures.saturating_add(1),
             last_at: Some(now),
-            said: Some(said.chars().take(FAILURE_MESSAGE_MAX).collect()),
+            message: Some(message.chars().take(FAILURE_MESSAGE_MAX).collect()),
             was_ready: state.was_ready,
         },
     }
@@ -90,8 +91,8 @@ pub fn waiting_message(probes: &[ProbeSpec], states: &[ProbeState]) -> Option<St
     let state = states.get(index).cloned().unwrap_or_default();
     let method = probe.method.as_str().to_ascii_uppercase();
     let so_far = format!("{} of {}", state.success_streak, probe.ready_after);
-    Some(match state.said {
-        Some(said) => format!("probe {method} {}: {so_far} successes in a row; {said}", probe.url),
+    Some(match state.message {
+        Some(message) => format!("probe {method} {}: {so_far} successes in a row; {message}", probe.url),
         None => format!("probe {method} {}: {so_far} successes in a row", probe.url),
     })
 }
@@ -154,8 +155,8 @@ mod tests {
     #[test]
     fn waiting_message_shows_probe_progress_and_the_last_error() {
         let failed = apply_result(&ProbeState::default(), Err("it answers 500".to_owned()), Timestamp(1));
-        let told = waiting_message(&[probe(2, false)], &[failed]);
-        assert_eq!(told.as_deref(), Some("probe GET /health: 0 of 2 successes in a row; it answers 500"));
+        let reported = waiting_message(&[probe(2, false)], &[failed]);
+        assert_eq!(reported.as_deref(), Some("probe GET /health: 0 of 2 successes in a row; it answers 500"));
         assert_eq!(waiting_message(&[], &[]), None);
     }
 }

@@ -64,8 +64,8 @@ pub struct ScalingState {
     /// Time of the last change of `desired`.
     pub scaled_at: Timestamp,
     /// Reason for the number, for display.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub said: Option<String>,
+    #[serde(default, rename = "said", skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// Desired replicas of a run.
@@ -97,7 +97,7 @@ pub fn decide(
     }
     for group in groups {
         let before = memory.get(&group.name).cloned();
-        let before = before.unwrap_or(ScalingState { desired: group.min, scaled_at: began, said: None });
+        let before = before.unwrap_or(ScalingState { desired: group.min, scaled_at: began, message: None });
         let after = scaling::scale(group, before, now, &mut wanted.reasons);
         let (keep, mut missing) = plan_group(group, after.desired, pace, &mut wanted.surplus);
         let mut free = group.free_nums.iter().copied().collect::<BTreeSet<u32>>();

@@ -247,8 +247,8 @@ impl Plan {
 impl JobEnd {
     /// Returns the change for the event log of the job.
     pub fn change(&self) -> Change<job::Event> {
-        let said = self.ending.said().unwrap_or_default();
-        Change::new(job::Event::StopAsked, self.ending.reason().as_str(), said)
+        let message = self.ending.message().unwrap_or_default();
+        Change::new(job::Event::StopRequested, self.ending.reason().as_str(), message)
     }
 }
 
@@ -313,7 +313,7 @@ fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan>
     match run.status {
         run::Status::Pending | run::Status::Submitted | run::Status::Provisioning | run::Status::Running => {
             let plan = begin_termination(run, stop.ending(), now);
-            Some(Plan { event: Some(run::Event::StopAsked), ..plan })
+            Some(Plan { event: Some(run::Event::StopRequested), ..plan })
         }
         run::Status::Terminating => {
             let reason = run.ending.as_ref().map(run::Ending::reason);
@@ -378,8 +378,9 @@ fn continue_run(run: &RunView, event: run::Event, retries: &[&ReplicaView], now:
     let gone: Vec<_> = gone
         .filter(|replica| retries.iter().all(|retry| retry.num != replica.num))
         .flat_map(|replica| {
-            let said = if replica.role == ReplicaRole::Gone { REPLACED_MESSAGE } else { SCALED_DOWN_MESSAGE };
-            end_live_jobs(replica, job::TerminationReason::ScaledDown, said)
+            let message =
+                if replica.role == ReplicaRole::Gone { REPLACED_MESSAGE } else { SCALED_DOWN_MESSAGE };
+            end_live_jobs(replica, job::TerminationReason::ScaledDown, message)
         })
         .collect();
 
@@ -415,7 +416,7 @@ fn begin_termination(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan
         event: Some(run::Event::EndDecided),
         status: run::Status::Terminating,
         due_at: Some(if are_all_final(run) { now } else { now + POLL_CHANGING }),
-        message: ending.said().to_owned(),
+        message: ending.message().to_owned(),
         ending: Some(ending),
         end,
         ..unchanged(run, now, "")
@@ -496,7 +497,7 @@ fn start_replicas(run: &RunView, now: Timestamp, why: &str) -> Plan {
 }
 
 /// Plans the end of the run. `is_told`: the reason was already recorded when the end was decided.
-fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
+fn plan_terminating(run: &RunView, is_reported: bool, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
         run::Ending::new(run::TerminationReason::ServerError, "the run ended without a reason")
     });
@@ -524,7 +525,7 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
             next_triggered_at: Some(slot),
             fleet: FleetUpdate::Unset,
             due_at: Some(slot),
-            ..unchanged(run, now, format!("{}; the next execution is scheduled", ending.said()))
+            ..unchanged(run, now, format!("{}; the next execution is scheduled", ending.message()))
         };
     }
     let last = ending.final_status();
@@ -533,7 +534,11 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
         status: last.status(),
         next_triggered_at: None,
         due_at: None,
-        message: if is_told { format!("the run is {}", last.status()) } else { ending.said().to_owned() },
+        message: if is_reported {
+            format!("the run is {}", last.status())
+        } else {
+            ending.message().to_owned()
+        },
         ending: Some(ending),
         ..unchanged(run, now, "")
     }
@@ -574,7 +579,7 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<JobEnd> {
     let mut end = Vec::new();
     for replica in &run.replicas {
         for job in replica.jobs.iter().filter(|job| wants_end(job)) {
-            let ending = job::Ending::new(reason).with_message(ending.said());
+            let ending = job::Ending::new(reason).with_message(ending.message());
             end.push(JobEnd { replica: replica.num, job: job.num, ending });
         }
     }
@@ -587,12 +592,12 @@ fn end_siblings(retries: &[&ReplicaView]) -> Vec<JobEnd> {
     retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED_MESSAGE)).collect()
 }
 
-fn end_live_jobs(replica: &ReplicaView, reason: job::TerminationReason, said: &str) -> Vec<JobEnd> {
+fn end_live_jobs(replica: &ReplicaView, reason: job::TerminationReason, message: &str) -> Vec<JobEnd> {
     let is_live = |job: &&JobView| job.state.ending().is_none();
     let end = |job: &JobView| JobEnd {
         replica: replica.num,
         job: job.num,
-        ending: job::Ending::new(reason).with_message(said),
+        ending: job::Ending::new(reason).with_message(message),
     };
     replica.jobs.iter().filter(is_live).map(end).collect()
 }

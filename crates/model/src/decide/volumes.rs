@@ -31,12 +31,12 @@ pub struct VolumeView {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeObservation {
-    NotAsked,
+    NotRequested,
     Creating,
     Ready,
-    Broken { said: String },
+    Broken { message: String },
     Deleted,
-    NotDeleted { said: String },
+    NotDeleted { message: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +84,8 @@ fn plan_starting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
     let deadline = volume.created_at + PROVISIONING_TIMEOUT;
     match seen {
         VolumeObservation::Ready => with_change(Event::Ready, "ready to be attached", now),
-        VolumeObservation::Broken { said } => with_change(Event::Broken, said, now),
-        VolumeObservation::Creating | VolumeObservation::NotAsked if now >= deadline => {
+        VolumeObservation::Broken { message } => with_change(Event::Broken, message, now),
+        VolumeObservation::Creating | VolumeObservation::NotRequested if now >= deadline => {
             with_change(Event::Broken, format!("not ready within {} s", PROVISIONING_TIMEOUT.as_secs()), now)
         }
         VolumeObservation::Creating if volume.status == Status::Submitted => Plan {
@@ -93,13 +93,13 @@ fn plan_starting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
             ..with_change(Event::Created, "being created", now)
         },
         VolumeObservation::Creating => unchanged((now + POLL_STARTING).min(deadline)),
-        VolumeObservation::NotAsked | VolumeObservation::Deleted | VolumeObservation::NotDeleted { .. } => {
-            match volume.status {
-                Status::Submitted if volume.is_external => with_action(Action::Register, now),
-                Status::Submitted => with_action(Action::Create, now),
-                Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
-            }
-        }
+        VolumeObservation::NotRequested
+        | VolumeObservation::Deleted
+        | VolumeObservation::NotDeleted { .. } => match volume.status {
+            Status::Submitted if volume.is_external => with_action(Action::Register, now),
+            Status::Submitted => with_action(Action::Create, now),
+            Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
+        },
     }
 }
 
@@ -108,7 +108,7 @@ fn plan_active(volume: &VolumeView, now: Timestamp) -> Plan {
     let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return unchanged(now + POLL_INTERVAL) };
     if now >= since + limit {
         let message = format!("unattached for {} s", now.since(since).as_secs());
-        return Plan { change: Some(Change::from_event(Event::DeleteAsked, message)), ..unchanged(now) };
+        return Plan { change: Some(Change::from_event(Event::DeleteRequested, message)), ..unchanged(now) };
     }
     unchanged((now + POLL_INTERVAL).min(since + limit))
 }
@@ -119,7 +119,7 @@ fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
             Plan { is_removed: true, note: Some("deleted".to_owned()), ..unchanged(now) }
         }
         // A volume in use is never deleted.
-        VolumeObservation::NotAsked
+        VolumeObservation::NotRequested
         | VolumeObservation::Creating
         | VolumeObservation::Ready
         | VolumeObservation::Broken { .. }
@@ -128,7 +128,7 @@ fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
         {
             unchanged(now + POLL_STARTING)
         }
-        VolumeObservation::NotAsked
+        VolumeObservation::NotRequested
         | VolumeObservation::Creating
         | VolumeObservation::Ready
         | VolumeObservation::Broken { .. }
@@ -141,10 +141,10 @@ fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) 
                 ..unchanged(now)
             }
         }
-        VolumeObservation::NotDeleted { said } => {
-            Plan { note: Some(format!("not deleted yet: {said}")), ..unchanged(now + DELETE_RETRY) }
+        VolumeObservation::NotDeleted { message } => {
+            Plan { note: Some(format!("not deleted yet: {message}")), ..unchanged(now + DELETE_RETRY) }
         }
-        VolumeObservation::NotAsked
+        VolumeObservation::NotRequested
         | VolumeObservation::Creating
         | VolumeObservation::Ready
         | VolumeObservation::Broken { .. } => with_action(Action::Delete, now),

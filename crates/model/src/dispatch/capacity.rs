@@ -65,9 +65,9 @@ impl Capacity for HostCapacity {
     fn check_fit(&self, needs: &ContainerNeeds) -> Fit {
         let wanted = ResourceAmount::from_needs(needs);
         if needs.gpus > 0 && !needs.gpu_requirement.is_any() {
-            let wish = &needs.gpu_requirement;
+            let request = &needs.gpu_requirement;
             return Fit::Never(format!(
-                "it requests GPUs{wish}, but this dispatcher does not know the GPU model of its host"
+                "it requests GPUs{request}, but this dispatcher does not know the GPU model of its host"
             ));
         }
         if !self.total.covers(wanted) {
@@ -103,11 +103,11 @@ pub struct ClusterNode {
 
 impl ClusterNode {
     /// Returns the GPU type that a job with this requirement requests, and its count; no type if any GPU fits.
-    pub fn matching_gpus(&self, wish: &GpuRequirement) -> (Option<&str>, u32) {
-        if wish.is_any() {
+    pub fn matching_gpus(&self, request: &GpuRequirement) -> (Option<&str>, u32) {
+        if request.is_any() {
             return (None, self.size.gpus);
         }
-        let meant = self.gpu_types.iter().filter(|(gpu_type, _)| wish.matches(gpu_type));
+        let meant = self.gpu_types.iter().filter(|(gpu_type, _)| request.matches(gpu_type));
         meant.max_by_key(|(_, count)| *count).map_or((None, 0), |(name, count)| (Some(name), *count))
     }
 
@@ -186,8 +186,8 @@ fn format_gpu_types(nodes: &[&ClusterNode]) -> String {
         let most = types.entry(name).or_default();
         *most = (*most).max(*count);
     }
-    let told: Vec<String> = types.iter().map(|(name, count)| format!("{name} ({count})")).collect();
-    if told.is_empty() { "no GPUs with a type name".to_owned() } else { told.join(", ") }
+    let reported: Vec<String> = types.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+    if reported.is_empty() { "no GPUs with a type name".to_owned() } else { reported.join(", ") }
 }
 
 impl Capacity for ClusterCapacity {
@@ -274,7 +274,7 @@ mod tests {
         ];
         let cluster = ClusterCapacity { nodes, free_job_slots: 9 };
         let model = |model: &str| GpuRequirement { model: Some(model.into()), ..GpuRequirement::default() };
-        for (count, wish, gpu_type) in [
+        for (count, request, gpu_type) in [
             (1, GpuRequirement::default(), None),
             (1, model("T4"), Some("tesla_t4")),
             (4, model("A100"), Some("a100-40")),
@@ -290,13 +290,13 @@ mod tests {
                 Some("h100"),
             ),
         ] {
-            let needs = gpus(count, wish);
+            let needs = gpus(count, request);
             assert_eq!(cluster.check_fit(&needs), Fit::Now, "{needs:?}");
             assert_eq!(cluster.gpu_type(&needs), gpu_type, "{needs:?}");
         }
-        let told = "no node is large enough: 3 GPUs A100-80GB requested, available: a100-40 (4), h100 (2), \
+        let reported = "no node is large enough: 3 GPUs A100-80GB requested, available: a100-40 (4), h100 (2), \
                     nvidia_a100_80gb_pcie (2), tesla_t4 (8)";
-        assert_eq!(cluster.check_fit(&gpus(3, model("A100-80GB"))), Fit::Never(told.into()));
+        assert_eq!(cluster.check_fit(&gpus(3, model("A100-80GB"))), Fit::Never(reported.into()));
     }
 
     fn node(name: &str, cpus: u32, gpus: u32, partition: &str) -> ClusterNode {
@@ -374,10 +374,10 @@ mod tests {
             features: Vec::new(),
         };
         let nodes = [node("a", 8, &["main"]), node("down", 4, &["main", "big"]), node("b", 4, &["main"])];
-        let told: Vec<(String, u32, u32)> = node_classes(&nodes)
+        let reported: Vec<(String, u32, u32)> = node_classes(&nodes)
             .into_iter()
             .map(|kind| (kind.partition, kind.size.cpus, kind.count))
             .collect();
-        assert_eq!(told, [("big".into(), 4, 1), ("main".into(), 4, 2), ("main".into(), 8, 1)]);
+        assert_eq!(reported, [("big".into(), 4, 1), ("main".into(), 4, 2), ("main".into(), 8, 1)]);
     }
 }

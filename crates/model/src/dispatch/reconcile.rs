@@ -110,9 +110,9 @@ pub fn reconcile(
     });
     let mut steps: Vec<ReconcileStep> = held.collect();
     let find = |job: &SchedulerJob| seen.get(job.attempt.uuid.as_str()).copied();
-    let strays = lower.jobs.iter().filter(|job| is_orphan(find(job), job));
+    let orphans = lower.jobs.iter().filter(|job| is_orphan(find(job), job));
     steps.extend(
-        strays.map(|job| ReconcileStep::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }),
+        orphans.map(|job| ReconcileStep::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }),
     );
     steps
 }
@@ -126,7 +126,7 @@ pub fn is_orphan(container: Option<&ContainerView>, job: &SchedulerJob) -> bool 
 fn reconcile_with_job(
     container: &ContainerView,
     job: &SchedulerJob,
-    queue_asked_at: Timestamp,
+    queue_requested_at: Timestamp,
 ) -> Option<ReconcileStep> {
     let attempt = container.attempt();
     match job.state {
@@ -140,7 +140,7 @@ fn reconcile_with_job(
             (!is_current).then(renice)
         }
         // The last report of the executor may lie between the snapshot of the queue and the end of the job.
-        SchedulerJobState::Ended(at) if queue_asked_at <= at => None,
+        SchedulerJobState::Ended(at) if queue_requested_at <= at => None,
         SchedulerJobState::Ended(_) => Some(release_container(container, ReleaseReason::Crashed)),
         SchedulerJobState::Unknown => None,
     }
@@ -149,14 +149,14 @@ fn reconcile_with_job(
 fn reconcile_without_job(
     container: &ContainerView,
     lower: &SchedulerSnapshot,
-    queue_asked_at: Timestamp,
+    queue_requested_at: Timestamp,
     memory: &mut ReconcileState,
 ) -> Option<ReconcileStep> {
     if !lower.is_complete && !is_planted(Bug::MissingJobsTreatedAsEnded) {
         return None;
     }
     let lost_after = memory.missing_timeout;
-    let new = MissingJob { status: container.status, since: queue_asked_at, observations: 0 };
+    let new = MissingJob { status: container.status, since: queue_requested_at, observations: 0 };
     let missing = memory.missing.entry(container.attempt()).or_insert(new);
     if lower.requested_at > missing.since {
         missing.observations += 1;
@@ -217,12 +217,12 @@ mod tests {
         }
     }
 
-    fn queue(container: ContainerView, asked: i64) -> QueueSnapshot {
-        QueueSnapshot { containers: vec![container], requested_at: at(asked) }
+    fn queue(container: ContainerView, requested: i64) -> QueueSnapshot {
+        QueueSnapshot { containers: vec![container], requested_at: at(requested) }
     }
 
-    fn lower(jobs: Vec<SchedulerJob>, asked: i64) -> SchedulerSnapshot {
-        SchedulerSnapshot { jobs, requested_at: at(asked), is_complete: true }
+    fn lower(jobs: Vec<SchedulerJob>, requested: i64) -> SchedulerSnapshot {
+        SchedulerSnapshot { jobs, requested_at: at(requested), is_complete: true }
     }
 
     fn once(queue: &QueueSnapshot, lower: &SchedulerSnapshot) -> Vec<ReconcileStep> {
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn r15_an_incomplete_snapshot_does_not_prove_that_a_job_is_absent() {
         let mut memory = ReconcileState::default();
-        let holes = |asked| SchedulerSnapshot { is_complete: false, ..lower(vec![], asked) };
+        let holes = |requested| SchedulerSnapshot { is_complete: false, ..lower(vec![], requested) };
         for second in 0..1_000 {
             let steps =
                 reconcile(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
@@ -349,20 +349,20 @@ mod tests {
 
     #[test]
     fn an_orphaned_job_or_one_of_an_older_attempt_is_stopped_without_a_queue_write() {
-        let stray = |seen: Option<ContainerView>| {
+        let orphan = |seen: Option<ContainerView>| {
             let queue = QueueSnapshot { containers: seen.into_iter().collect(), requested_at: at(1) };
             once(&queue, &lower(vec![job(SchedulerJobState::Running)], 2))
         };
         let stop =
             ReconcileStep::StopOrphan { attempt: container(Status::Locked).attempt(), job: "71".into() };
-        assert_eq!(stray(None), std::slice::from_ref(&stop));
+        assert_eq!(orphan(None), std::slice::from_ref(&stop));
         for status in [Status::Queued, Status::Complete, Status::Cancelled] {
-            assert_eq!(stray(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");
+            assert_eq!(orphan(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");
         }
         let foreign = ContainerView { is_locked_here: false, ..container(Status::Running) };
-        assert_eq!(stray(Some(foreign)), std::slice::from_ref(&stop));
+        assert_eq!(orphan(Some(foreign)), std::slice::from_ref(&stop));
         // The newer attempt waits for its own job.
         let newer = ContainerView { attempt: 4, ..container(Status::Locked) };
-        assert_eq!(stray(Some(newer)), [stop]);
+        assert_eq!(orphan(Some(newer)), [stop]);
     }
 }

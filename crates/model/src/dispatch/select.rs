@@ -144,7 +144,7 @@ pub fn select(
     queue: &QueueSnapshot,
     room: &mut dyn Capacity,
     takes_max: usize,
-    said: &mut ReportedReasons,
+    message: &mut ReportedReasons,
     tries: &mut RetryLimiter,
 ) -> Vec<Selection> {
     let mut waiting: Vec<&ContainerView> =
@@ -154,14 +154,14 @@ pub fn select(
         waiting.sort_by_key(|one| one.created_at);
     }
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
-    said.0.retain(|uuid, _| still.contains(uuid.as_str()));
+    message.0.retain(|uuid, _| still.contains(uuid.as_str()));
     tries.retain(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
     let kinds = room.node_classes();
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();
         if let Some(why) = tries.refusal_reason(container, &kinds, queue.requested_at) {
-            if said.record(&uuid, &why) {
+            if message.record(&uuid, &why) {
                 choices.push(Selection::Leave { uuid, why });
             }
             continue;
@@ -170,7 +170,7 @@ pub fn select(
             let why = format!(
                 "this dispatcher returned it to the queue {times} times; waiting before the next attempt"
             );
-            if said.record(&uuid, &why) {
+            if message.record(&uuid, &why) {
                 choices.push(Selection::Leave { uuid, why });
             }
             continue;
@@ -178,7 +178,7 @@ pub fn select(
         match room.check_fit(&container.needs) {
             Fit::Now if taken < takes_max => {
                 room.allocate(&container.needs);
-                said.0.remove(&uuid);
+                message.0.remove(&uuid);
                 taken += 1;
                 choices.push(Selection::Take { uuid });
             }
@@ -186,12 +186,12 @@ pub fn select(
             Fit::Now => break,
             Fit::Later(why) => {
                 room.reserve(&container.needs);
-                if said.record(&uuid, &why) {
+                if message.record(&uuid, &why) {
                     choices.push(Selection::Leave { uuid, why });
                 }
             }
             Fit::Never(why) => {
-                if said.record(&uuid, &why) {
+                if message.record(&uuid, &why) {
                     choices.push(Selection::Leave { uuid, why });
                 }
             }
@@ -218,12 +218,12 @@ mod tests {
         }
     }
 
-    fn round(containers: Vec<ContainerView>, free: u32, said: &mut ReportedReasons) -> Vec<Selection> {
+    fn round(containers: Vec<ContainerView>, free: u32, message: &mut ReportedReasons) -> Vec<Selection> {
         let queue = QueueSnapshot { containers, requested_at: Timestamp(0) };
         let total = ResourceAmount { cpus: 8, memory: 100, gpus: 0 };
         let mut room =
             HostCapacity::new(total, ResourceAmount { cpus: 8 - free, ..ResourceAmount::default() });
-        select(&queue, &mut room, 10, said, &mut RetryLimiter::default())
+        select(&queue, &mut room, 10, message, &mut RetryLimiter::default())
     }
 
     fn taken(choices: &[Selection]) -> Vec<&str> {
@@ -261,13 +261,13 @@ mod tests {
     #[test]
     fn a_container_that_can_never_fit_does_not_block_others() {
         let all = vec![container("huge", 9, 64), container("small", 1, 1)];
-        let mut said = ReportedReasons::default();
-        let choices = round(all.clone(), 4, &mut said);
+        let mut message = ReportedReasons::default();
+        let choices = round(all.clone(), 4, &mut message);
         assert_eq!(taken(&choices), ["small"]);
         assert!(
             matches!(&choices[0], Selection::Leave { uuid, why } if uuid == "huge" && why.contains("64"))
         );
-        assert_eq!(round(all, 4, &mut said).len(), 1, "the reason is told once");
+        assert_eq!(round(all, 4, &mut message).len(), 1, "the reason is told once");
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_returned_container_backs_off_longer_each_time_without_blocking_others() {
-        let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
+        let (mut message, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
         let mut round = |second: i64, tries: &mut RetryLimiter| {
             let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
             let queue = QueueSnapshot { containers, requested_at: Timestamp(second * 1_000_000) };
@@ -291,7 +291,7 @@ mod tests {
                 ResourceAmount { cpus: 1, memory: 100, gpus: 0 },
                 ResourceAmount::default(),
             );
-            let chosen = select(&queue, &mut room, 10, &mut said, tries);
+            let chosen = select(&queue, &mut room, 10, &mut message, tries);
             taken(&chosen)[0].to_owned()
         };
         assert_eq!(round(0, &mut tries), "comes-back");
@@ -305,13 +305,13 @@ mod tests {
         assert_eq!(round(60, &mut tries), "comes-back");
         let gone = QueueSnapshot::default();
         let mut room = HostCapacity::new(ResourceAmount::default(), ResourceAmount::default());
-        select(&gone, &mut room, 10, &mut said, &mut tries);
+        select(&gone, &mut room, 10, &mut message, &mut tries);
         assert!(tries.attempts.is_empty(), "what is over is forgotten");
     }
 
     #[test]
     fn a_container_the_scheduler_refused_is_retried_after_a_change_or_a_growing_delay() {
-        let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
+        let (mut message, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
         let node = |cpus| super::super::capacity::ClusterNode {
             name: "n1".into(),
             is_up: true,
@@ -320,14 +320,14 @@ mod tests {
             partitions: vec!["main".into()],
             features: Vec::new(),
         };
-        let mut round = |second: i64, asks: u32, nodes: u32, tries: &mut RetryLimiter| {
+        let mut round = |second: i64, requested_nodes: u32, nodes: u32, tries: &mut RetryLimiter| {
             let queue = QueueSnapshot {
-                containers: vec![container("c", 5, asks)],
+                containers: vec![container("c", 5, requested_nodes)],
                 requested_at: Timestamp(second * 1_000_000),
             };
             let mut room =
                 super::super::capacity::ClusterCapacity { nodes: vec![node(nodes)], free_job_slots: 9 };
-            select(&queue, &mut room, 10, &mut said, tries)
+            select(&queue, &mut room, 10, &mut message, tries)
         };
         let take = [Selection::Take { uuid: "c".into() }];
         assert_eq!(round(0, 1, 8, &mut tries), take);

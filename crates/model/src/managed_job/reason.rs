@@ -1,6 +1,6 @@
 //! Reason for the state of a task of a managed job: one sentence, the same in all views.
 
-use super::{PendingKind, Schedule, Status, record::TaskRecord};
+use super::{PendingKind, ScheduleState, Status, record::TaskRecord};
 use crate::{
     decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     time::Timestamp,
@@ -24,9 +24,9 @@ pub enum AttemptProgress {
     #[default]
     Unknown,
     /// It waits for nodes.
-    Queued { said: Option<String> },
+    Queued { message: Option<String> },
     /// It has nodes, and they are being prepared.
-    Preparing { said: Option<String> },
+    Preparing { message: Option<String> },
     /// It is terminating, and its nodes are being released.
     Ending,
 }
@@ -59,7 +59,7 @@ fn pending_reason(record: &TaskRecord, of: &TaskContext) -> String {
         Some(PendingKind::Queued) | None => queued_reason(record, of),
         Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
             let cause = record.last_failure.as_deref().unwrap_or("no nodes available");
-            let next = match record.next_retry_at.filter(|_| record.schedule == Schedule::AliveBackoff) {
+            let next = match record.next_retry_at.filter(|_| record.schedule == ScheduleState::AliveBackoff) {
                 Some(at) => format!("next attempt at {}", truncate_to_second(at)),
                 None => slot_reason(record, of),
             };
@@ -72,7 +72,7 @@ fn queued_reason(record: &TaskRecord, of: &TaskContext) -> String {
     if !of.waits_for.is_empty() {
         return format!("it begins when {} succeeded", format_task_names(&of.waits_for));
     }
-    if record.schedule == Schedule::Inactive {
+    if record.schedule == ScheduleState::Inactive {
         return "submitted; the server has not processed it yet".to_owned();
     }
     match record.next_retry_at {
@@ -105,21 +105,23 @@ fn slot_reason(record: &TaskRecord, of: &TaskContext) -> String {
 
 fn launching_reason(record: &TaskRecord, of: &TaskContext) -> String {
     let attempt = record.attempt;
-    if record.schedule != Schedule::Launching {
+    if record.schedule != ScheduleState::Launching {
         return match record.next_retry_at {
             Some(at) => format!("next attempt at {}", truncate_to_second(at)),
             None => slot_reason(record, of),
         };
     }
-    let told = |what: &str, said: Option<&str>| match said {
-        Some(said) => format!("attempt {attempt} {what}: {said}"),
+    let reported = |what: &str, message: Option<&str>| match message {
+        Some(message) => format!("attempt {attempt} {what}: {message}"),
         None => format!("attempt {attempt} {what}"),
     };
     match &of.attempt {
         AttemptProgress::Unknown if attempt == 0 => "its first attempt is being created".to_owned(),
         AttemptProgress::Unknown => format!("attempt {attempt} is being created"),
-        AttemptProgress::Queued { said } => told("is waiting for nodes", said.as_deref()),
-        AttemptProgress::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
+        AttemptProgress::Queued { message } => reported("is waiting for nodes", message.as_deref()),
+        AttemptProgress::Preparing { message } => {
+            reported("has nodes, which are being prepared", message.as_deref())
+        }
         AttemptProgress::Ending => format!("attempt {attempt} is ending, and its nodes are being released"),
     }
 }
@@ -162,7 +164,7 @@ mod tests {
         TaskRecord { attempt: 1, ..record }
     }
 
-    fn said(record: &TaskRecord, of: &TaskContext) -> String {
+    fn message(record: &TaskRecord, of: &TaskContext) -> String {
         task_reason(record, of).unwrap()
     }
 
@@ -176,23 +178,28 @@ mod tests {
             waits_for: names.iter().map(|name| (*name).to_owned()).collect(),
             ..TaskContext::default()
         };
-        assert_eq!(said(&waiting(), &of(&["a"])), "it begins when task a has succeeded");
-        assert_eq!(said(&waiting(), &of(&["a", "b", "c"])), "it begins when tasks a, b and c have succeeded");
-        assert_eq!(said(&waiting(), &slots(1, 1)), "waiting for a launch slot");
-        assert!(said(&waiting(), &slots(8, 8)).starts_with("waiting for a launch slot: 8 of 8 are in use"));
-        assert!(
-            said(&waiting(), &slots(1, 9)).starts_with("waiting for another job to end: 9 of 9 are alive")
+        assert_eq!(message(&waiting(), &of(&["a"])), "it begins when task a has succeeded");
+        assert_eq!(
+            message(&waiting(), &of(&["a", "b", "c"])),
+            "it begins when tasks a, b and c have succeeded"
         );
-        assert!(said(&TaskRecord::default(), &slots(1, 1)).contains("has not processed it yet"));
+        assert_eq!(message(&waiting(), &slots(1, 1)), "waiting for a launch slot");
+        assert!(
+            message(&waiting(), &slots(8, 8)).starts_with("waiting for a launch slot: 8 of 8 are in use")
+        );
+        assert!(
+            message(&waiting(), &slots(1, 9)).starts_with("waiting for another job to end: 9 of 9 are alive")
+        );
+        assert!(message(&TaskRecord::default(), &slots(1, 1)).contains("has not processed it yet"));
     }
 
     #[test]
     fn reason_of_a_launching_task_names_what_its_attempt_waits_for() {
         let with = |attempt| TaskContext { attempt, ..TaskContext::default() };
-        let queued = AttemptProgress::Queued { said: Some("host-0: is busy".to_owned()) };
-        assert_eq!(said(&launched(), &with(queued)), "attempt 1 is waiting for nodes: host-0: is busy");
-        assert_eq!(said(&launched(), &TaskContext::default()), "attempt 1 is being created");
-        let preparing = with(AttemptProgress::Preparing { said: None });
+        let queued = AttemptProgress::Queued { message: Some("host-0: is busy".to_owned()) };
+        assert_eq!(message(&launched(), &with(queued)), "attempt 1 is waiting for nodes: host-0: is busy");
+        assert_eq!(message(&launched(), &TaskContext::default()), "attempt 1 is being created");
+        let preparing = with(AttemptProgress::Preparing { message: None });
         let mut record = launched();
         record.apply(Event::Started, RecoverySource::Failure, at(1)).unwrap();
         assert!(record.schedule(ScheduleEvent::LaunchEnded));
@@ -200,7 +207,7 @@ mod tests {
         record.apply(Event::Lost, RecoverySource::Failure, at(2)).unwrap();
         assert!(record.schedule(ScheduleEvent::WantsLaunch));
         record.last_failure = Some("nodes lost: node 0 is gone".to_owned());
-        assert_eq!(said(&record, &preparing), "nodes lost: node 0 is gone; waiting for a launch slot");
+        assert_eq!(message(&record, &preparing), "nodes lost: node 0 is gone; waiting for a launch slot");
     }
 
     #[test]
@@ -211,11 +218,11 @@ mod tests {
         record.last_failure = Some("no nodes in time: host-0: is busy".to_owned());
         record.next_retry_at = Some(Timestamp(1_790_000_000_500_000));
         assert_eq!(
-            said(&record, &TaskContext::default()),
+            message(&record, &TaskContext::default()),
             "attempt 1: no nodes in time: host-0: is busy; next attempt at 2026-09-21T14:13:20Z"
         );
         assert!(record.schedule(ScheduleEvent::BackoffOver));
-        assert!(said(&record, &TaskContext::default()).ends_with("is busy; waiting for a launch slot"));
+        assert!(message(&record, &TaskContext::default()).ends_with("is busy; waiting for a launch slot"));
     }
 
     #[test]

@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Event, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
+    Event, PendingKind, RecoveryEpisode, RecoverySource, ScheduleEvent, ScheduleState, Status, step,
+    step_schedule,
 };
 use crate::{
     deadline_policy::{Market, NodeTime},
@@ -44,7 +45,7 @@ pub struct NodeLocation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskRecord {
     pub status: Status,
-    pub schedule: Schedule,
+    pub schedule: ScheduleState,
     /// Condition that a PENDING task waits for.
     pub pending: Option<PendingKind>,
     /// Time of the first launch slot.
@@ -62,7 +63,8 @@ pub struct TaskRecord {
     pub failure_reason: Option<String>,
     /// Number of the newest attempt; 0 before the first.
     pub attempt: u32,
-    pub standing: AttemptPhase,
+    #[serde(rename = "standing")]
+    pub phase: AttemptPhase,
     /// Candidate that the newest attempt requests.
     pub candidate: u32,
     /// Candidates that were tried since the last wait, and those of them that nothing can ever fit.
@@ -106,7 +108,7 @@ impl Default for TaskRecord {
     fn default() -> Self {
         Self {
             status: Status::Pending,
-            schedule: Schedule::Inactive,
+            schedule: ScheduleState::Inactive,
             pending: Some(PendingKind::Queued),
             submitted_at: None,
             start_at: None,
@@ -118,7 +120,7 @@ impl Default for TaskRecord {
             restarts_on_errors: 0,
             failure_reason: None,
             attempt: 0,
-            standing: AttemptPhase::Resolved,
+            phase: AttemptPhase::Resolved,
             candidate: 0,
             tried: vec![],
             ruled_out: vec![],

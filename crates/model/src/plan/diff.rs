@@ -134,7 +134,7 @@ fn profile_choices(profile: &Value) -> Value {
 
 /// Returns a run spec whose replicas are created as by `settled` again. Fields that change in place are kept: a
 /// rollback does not undo the number of replicas.
-pub fn roll_back_spec(current: &Value, settled: &Value) -> Value {
+pub fn roll_back_spec(current: &Value, applied: &Value) -> Value {
     let mut back = current.clone();
     let restore = |into: &mut Value, from: &Value, names: &[&str]| {
         let Some(into) = into.as_object_mut() else { return };
@@ -145,9 +145,9 @@ pub fn roll_back_spec(current: &Value, settled: &Value) -> Value {
             };
         }
     };
-    restore(&mut back, settled, &REPO_STATE);
+    restore(&mut back, applied, &REPO_STATE);
     if let Some(configuration) = back.get_mut("configuration") {
-        restore(configuration, field(settled, "configuration"), &SERVICE_ROLLING);
+        restore(configuration, field(applied, "configuration"), &SERVICE_ROLLING);
     }
     back
 }

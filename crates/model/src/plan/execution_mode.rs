@@ -336,6 +336,6 @@ mod tests {
         assert_eq!(parse("any"), Some(BOTH));
         assert_eq!(parse("docker"), Some(CONTAINERS));
         assert_eq!(parse("process"), Some(PROCESSES));
-        assert_eq!(parse("hollow"), None);
+        assert_eq!(parse("simulated"), None);
     }
 }

@@ -53,10 +53,10 @@ type GangCost = (Timestamp, u32, usize, u64);
 type GangCandidate = (Timestamp, u32, Tightness);
 
 impl<'a> PlacementRound<'a> {
-    pub(super) fn best_gang(&mut self, ask: &PlacementQuery, pool: CandidatePool) -> Option<Gang> {
+    pub(super) fn best_gang(&mut self, query: &PlacementQuery, pool: CandidatePool) -> Option<Gang> {
         let mut best: Option<Gang> = None;
-        for spot in self.gang_locations(ask) {
-            let Ok(gang) = self.gang_at(ask, spot, pool) else { continue };
+        for spot in self.gang_locations(query) {
+            let Ok(gang) = self.gang_at(query, spot, pool) else { continue };
             if best.as_ref().is_none_or(|best| gang.cost < best.cost) {
                 best = Some(gang);
             }
@@ -64,11 +64,11 @@ impl<'a> PlacementRound<'a> {
         best
     }
 
-    pub(super) fn gang_locations(&self, ask: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
-        let shapes = self.inventory.shapes.iter().filter(|shape| ask.fleets.contains(&shape.fleet));
+    pub(super) fn gang_locations(&self, query: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
+        let shapes = self.inventory.shapes.iter().filter(|shape| query.fleets.contains(&shape.fleet));
         let mut spots: BTreeSet<GangLocation<'a>> =
             shapes.map(|shape| (shape.fleet, &*shape.offer.backend, &*shape.offer.region)).collect();
-        for &fleet in ask.fleets.iter().filter(|fleet| self.inventory.fleets[**fleet].fleet.can_create) {
+        for &fleet in query.fleets.iter().filter(|fleet| self.inventory.fleets[**fleet].fleet.can_create) {
             spots.extend(
                 self.inventory.offers.iter().map(|(_, offer)| (fleet, &*offer.backend, &*offer.region)),
             );
@@ -82,7 +82,7 @@ impl<'a> PlacementRound<'a> {
     /// usual case: equal nodes, or a bigger head node); it may miss one that only a full matching would find.
     pub(super) fn gang_at(
         &mut self,
-        ask: &PlacementQuery,
+        query: &PlacementQuery,
         spot: GangLocation<'a>,
         pool: CandidatePool,
     ) -> Result<Gang, u32> {
@@ -90,27 +90,27 @@ impl<'a> PlacementRound<'a> {
         let candidates = self.candidates(spot, pool);
         let mut slots = match pool {
             CandidatePool::Free | CandidatePool::Draining => self.inventory.fleets[fleet].free_slots(),
-            CandidatePool::Any => self.slots_eventually(ask, fleet),
+            CandidatePool::Any => self.slots_eventually(query, fleet),
         };
-        let mut order: Vec<usize> = (0..ask.classes.len()).collect();
+        let mut order: Vec<usize> = (0..query.classes.len()).collect();
         let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
-        for &class in &ask.classes {
+        for &class in &query.classes {
             choices
                 .entry(class)
                 .or_insert_with(|| candidates.iter().filter(|at| self.can_serve(class, at.2.4)).count());
         }
-        order.sort_by_key(|node| (choices[&ask.classes[*node]], *node));
+        order.sort_by_key(|node| (choices[&query.classes[*node]], *node));
 
         let mut cursors: BTreeMap<(usize, bool), usize> = BTreeMap::new();
         let mut used = BTreeSet::new();
-        let mut members: Vec<Option<GangMember>> = ask.classes.iter().map(|_| None).collect();
+        let mut members: Vec<Option<GangMember>> = query.classes.iter().map(|_| None).collect();
         let mut cost: GangCost = (self.now, 0, 0, 0);
         for node in order {
-            let class = ask.classes[node];
+            let class = query.classes[node];
             // Free ones first, then new ones, then those that must drain.
             let mut member = self.next_candidate(class, &candidates, &mut used, &mut cursors, true);
             if member.is_none() && slots > 0 {
-                let offers = self.new_offers(ask, class, fleet);
+                let offers = self.new_offers(query, class, fleet);
                 let here = offers.iter().filter(|(at, _)| {
                     let offer = self.inventory.offers[*at].1;
                     offer.backend == backend && offer.region == region
@@ -139,11 +139,12 @@ impl<'a> PlacementRound<'a> {
     }
 
     /// Returns the slots for new instances, now or once instances that do not fit have been terminated.
-    fn slots_eventually(&self, ask: &PlacementQuery, fleet: usize) -> u32 {
+    fn slots_eventually(&self, query: &PlacementQuery, fleet: usize) -> u32 {
         let room = &self.inventory.fleets[fleet];
         let members = self.inventory.shapes.iter().filter(|shape| shape.fleet == fleet);
         let idle = members.flat_map(|shape| &shape.members);
-        let useless = idle.filter(|at| !ask.classes.iter().any(|class| self.can_serve(*class, **at))).count();
+        let useless =
+            idle.filter(|at| !query.classes.iter().any(|class| self.can_serve(*class, **at))).count();
         let useless = u32::try_from(useless).unwrap_or(u32::MAX);
         room.slots_without(room.freeable_slots().min(useless))
     }

@@ -268,10 +268,10 @@ pub(super) fn compare(
     short: &mut impl ShortfallSink,
 ) -> u32 {
     compare_location(offer, needs, short);
-    let wishes = needs.resources.as_ref().map(|wanted| effective_resources(offer, wanted));
+    let requests = needs.resources.as_ref().map(|wanted| effective_resources(offer, wanted));
     let blocks =
-        blocks::smallest_fitting(&offer.host, total_blocks, needs.needs_whole_instance, wishes.as_deref());
-    if let Some(resources) = wishes.as_deref() {
+        blocks::smallest_fitting(&offer.host, total_blocks, needs.needs_whole_instance, requests.as_deref());
+    if let Some(resources) = requests.as_deref() {
         let share = blocks::host_share(&offer.host, blocks, total_blocks);
         compare_share(&share, resources, can_be_larger(&offer.backend), short);
     }

@@ -74,29 +74,32 @@ impl<'a> PlacementRound<'a> {
         choice: FleetChoice,
     ) -> PlacementOutcome {
         let several = waiting.nodes.len() > 1;
-        let ask = PlacementQuery {
+        let query = PlacementQuery {
             classes: waiting.nodes.iter().map(|node| self.class_index(node, several)).collect(),
             fleets: self.allowed_fleets(waiting, choice, several),
             creation: waiting.creation,
         };
         // A job with a known end may use reserved instances, so an earlier refusal does not apply to it.
         let may_backfill = waiting.max_duration.is_some() && !self.reserving_projects.is_empty();
-        let known = if may_backfill { None } else { self.refusals.get(&ask).cloned() };
+        let known = if may_backfill { None } else { self.refusals.get(&query).cloned() };
         let (why, passes) = match known {
             Some(refused) => refused,
             None => {
-                let placed =
-                    if several { self.place_gang(waiting, &ask) } else { self.place_single(waiting, &ask) };
+                let placed = if several {
+                    self.place_gang(waiting, &query)
+                } else {
+                    self.place_single(waiting, &query)
+                };
                 if let Some(placed) = placed {
                     return placed;
                 }
-                let (why, passes) = self.refusal_report(&ask);
-                self.refusals.insert(ask.clone(), (Arc::clone(&why), passes));
+                let (why, passes) = self.refusal_report(&query);
+                self.refusals.insert(query.clone(), (Arc::clone(&why), passes));
                 (why, passes)
             }
         };
         if passes {
-            let reserved = self.reserve_instances(waiting, &ask);
+            let reserved = self.reserve_instances(waiting, &query);
             PlacementOutcome::Waits { why, reserved }
         } else {
             PlacementOutcome::Never { why }
@@ -144,9 +147,9 @@ impl<'a> PlacementRound<'a> {
         })
     }
 
-    fn place_single(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
-        let (job, class) = (waiting.first_job()?, ask.classes[0]);
-        if let Some((instance, blocks)) = self.tightest_instance(waiting, ask, class) {
+    fn place_single(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<PlacementOutcome> {
+        let (job, class) = (waiting.first_job()?, query.classes[0]);
+        if let Some((instance, blocks)) = self.tightest_instance(waiting, query, class) {
             let fleet = self.inventory.instances[instance].fleet;
             let id = self.inventory.instances[instance].id;
             self.inventory.allocate(instance, blocks);
@@ -156,11 +159,11 @@ impl<'a> PlacementRound<'a> {
             });
         }
         let mut best: Option<(u64, usize, NewOffers)> = None;
-        for &fleet in &ask.fleets {
+        for &fleet in &query.fleets {
             if self.inventory.fleets[fleet].free_slots() == 0 {
                 continue;
             }
-            let offers = self.new_offers(ask, class, fleet);
+            let offers = self.new_offers(query, class, fleet);
             let Some((cheapest, _)) = offers.first() else { continue };
             let price = self.inventory.offers[*cheapest].1.price.0;
             if best.as_ref().is_none_or(|(least, ..)| price < *least) {
@@ -178,7 +181,7 @@ impl<'a> PlacementRound<'a> {
     fn tightest_instance(
         &self,
         waiting: &WaitingReplica,
-        ask: &PlacementQuery,
+        query: &PlacementQuery,
         class: usize,
     ) -> Option<(usize, u32)> {
         let needs = &self.classes[class].needs;
@@ -189,7 +192,7 @@ impl<'a> PlacementRound<'a> {
             let blocks = self.fit_shape(class, self.inventory.shape_index(instance)).blocks;
             let usable = blocks > 0
                 && self.inventory.free_blocks[instance] >= blocks
-                && ask.fleets.contains(&self.inventory.shape_of(instance).fleet)
+                && query.fleets.contains(&self.inventory.shape_of(instance).fleet)
                 && self.inventory.is_eligible(instance, needs);
             usable.then_some((instance, blocks))
         };
@@ -206,11 +209,11 @@ impl<'a> PlacementRound<'a> {
     }
 
     /// Returns the offers from which a fleet would create an instance for these needs, cheapest first.
-    pub(super) fn new_offers(&mut self, ask: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
+    pub(super) fn new_offers(&mut self, query: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
         let room = &self.inventory.fleets[fleet];
         let class = &mut self.classes[class];
         if !room.fleet.can_create
-            || ask.creation == InstanceCreation::Reuse
+            || query.creation == InstanceCreation::Reuse
             || class.needs.instances.is_some()
         {
             return Arc::default();
@@ -229,8 +232,8 @@ impl<'a> PlacementRound<'a> {
         Arc::clone(offers)
     }
 
-    fn place_gang(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
-        let gang = self.best_gang(ask, CandidatePool::Free)?;
+    fn place_gang(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<PlacementOutcome> {
+        let gang = self.best_gang(query, CandidatePool::Free)?;
         let fleet = self.inventory.fleets[gang.fleet].fleet.id;
         let mut seats = Vec::with_capacity(waiting.nodes.len());
         for (node, member) in waiting.nodes.iter().zip(gang.members) {
@@ -253,13 +256,14 @@ impl<'a> PlacementRound<'a> {
     }
 
     /// Reserves the soonest instances for a job that has waited long enough; one job per project.
-    fn reserve_instances(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Vec<InstanceId> {
+    fn reserve_instances(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Vec<InstanceId> {
         let Some(by) = waiting.first_job() else { return Vec::new() };
         if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving_projects.contains(&waiting.project)
         {
             return Vec::new();
         }
-        let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_single(ask) };
+        let chosen =
+            if waiting.nodes.len() > 1 { self.soonest_gang(query) } else { self.soonest_single(query) };
         if chosen.is_empty() {
             return Vec::new();
         }
@@ -271,11 +275,11 @@ impl<'a> PlacementRound<'a> {
         chosen.iter().map(|(instance, _)| self.inventory.instances[*instance].id).collect()
     }
 
-    fn soonest_single(&self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
-        let class = ask.classes[0];
+    fn soonest_single(&self, query: &PlacementQuery) -> Vec<(usize, Timestamp)> {
+        let class = query.classes[0];
         let needs = &self.classes[class].needs;
         let shapes = self.inventory.shapes.iter().enumerate();
-        let shapes = shapes.filter(|(_, shape)| ask.fleets.contains(&shape.fleet));
+        let shapes = shapes.filter(|(_, shape)| query.fleets.contains(&shape.fleet));
         let fitting = shapes
             .map(|(at, shape)| (shape, self.fit_shape(class, at).blocks))
             .filter(|(_, blocks)| *blocks > 0);
@@ -291,8 +295,8 @@ impl<'a> PlacementRound<'a> {
         reserved.into_iter().collect()
     }
 
-    fn soonest_gang(&mut self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
-        let Some(Gang { members, .. }) = self.best_gang(ask, CandidatePool::Draining) else {
+    fn soonest_gang(&mut self, query: &PlacementQuery) -> Vec<(usize, Timestamp)> {
+        let Some(Gang { members, .. }) = self.best_gang(query, CandidatePool::Draining) else {
             return Vec::new();
         };
         let existing = members.iter().filter_map(GangMember::instance);

@@ -39,21 +39,21 @@ type RankedRejection = (bool, u32, Rejection);
 
 impl PlacementRound<'_> {
     /// Returns all reasons, and whether waiting may help.
-    pub(super) fn refusal_report(&mut self, ask: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
+    pub(super) fn refusal_report(&mut self, query: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
         let mut misses = Vec::new();
-        let several = ask.classes.len() > 1;
-        let mut kinds = ask.classes.clone();
+        let several = query.classes.len() > 1;
+        let mut kinds = query.classes.clone();
         kinds.sort_unstable();
         kinds.dedup();
         if several {
-            self.gang_rejections(ask, &mut misses);
+            self.gang_rejections(query, &mut misses);
         }
         let (together, passes_together) = (misses.len(), misses.iter().any(|(stays, ..)| !stays));
         for &class in &kinds {
-            self.instance_rejections(ask, class, &mut misses);
-            self.offer_rejections(ask, class, &mut misses);
+            self.instance_rejections(query, class, &mut misses);
+            self.offer_rejections(query, class, &mut misses);
         }
-        self.fleet_rejections(ask, several, &mut misses);
+        self.fleet_rejections(query, several, &mut misses);
         // A busy instance does not help a gang that would not fit if all were free.
         let passes = if several { passes_together } else { misses.iter().any(|(stays, ..)| !stays) };
         // Shortfalls of all nodes together come first, then those of single locations.
@@ -64,41 +64,41 @@ impl PlacementRound<'_> {
         let refusals = deduplicate(misses.into_iter().map(|(_, _, miss)| self.to_refusal(miss)));
         let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_permanent);
         let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
-        let for_good = !several && !passes && all_hopeless && !self.can_create_other(ask);
+        let for_good = !several && !passes && all_hopeless && !self.can_create_other(query);
         (Arc::new(RefusalReport { refusals, left_out, for_good }), passes)
     }
 
     /// Returns whether one of these fleets could create an instance that is not offered today. The local machine has a
     /// single offer, which does not change.
-    fn can_create_other(&self, ask: &PlacementQuery) -> bool {
+    fn can_create_other(&self, query: &PlacementQuery) -> bool {
         let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL_BACKEND);
         let makes_others = |fleet: &usize| {
             let fleet = self.inventory.fleets[*fleet].fleet;
             fleet.can_create && !fleet.limits.backends.as_ref().is_some_and(is_local)
         };
-        ask.creation != InstanceCreation::Reuse && ask.fleets.iter().any(makes_others)
+        query.creation != InstanceCreation::Reuse && query.fleets.iter().any(makes_others)
     }
 
-    fn gang_rejections(&mut self, ask: &PlacementQuery, misses: &mut Vec<RankedRejection>) {
-        let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
-        for spot in self.gang_locations(ask) {
-            let fit = self.gang_at(ask, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
-            let could = self.gang_at(ask, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
+    fn gang_rejections(&mut self, query: &PlacementQuery, misses: &mut Vec<RankedRejection>) {
+        let wanted = u32::try_from(query.classes.len()).unwrap_or(u32::MAX);
+        for spot in self.gang_locations(query) {
+            let fit = self.gang_at(query, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
+            let could = self.gang_at(query, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
             let (fleet, backend, region) = spot;
             let place = format!("fleet {}, {backend} {region}", self.inventory.fleets[fleet].fleet.name);
             misses.push(rank(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
         }
     }
 
-    fn instance_rejections(&self, ask: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
+    fn instance_rejections(&self, query: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
         let needs = &self.classes[class].needs;
         for (at, shape) in self.inventory.shapes.iter().enumerate() {
-            if !ask.fleets.contains(&shape.fleet) {
+            if !query.fleets.contains(&shape.fleet) {
                 continue;
             }
             let ShapeFit { blocks: wanted, shortfall_count: missing } = self.fit_shape(class, at);
             if wanted == 0 {
-                let stays = missing > 1 || !is_host_temporarily_unfit(needs, shape.offer);
+                let stays = missing > 1 || !is_host_temporarily_unsuitable(needs, shape.offer);
                 misses.push((stays, missing, Rejection::Shape { class, shape: at }));
                 continue;
             }
@@ -129,17 +129,17 @@ impl PlacementRound<'_> {
         }
     }
 
-    fn offer_rejections(&self, ask: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
+    fn offer_rejections(&self, query: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
         let needs = &self.classes[class].needs;
-        let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
-        for &at in &ask.fleets {
+        let wanted = u32::try_from(query.classes.len()).unwrap_or(u32::MAX);
+        for &at in &query.fleets {
             let room = &self.inventory.fleets[at];
             if !room.fleet.can_create {
                 continue;
             }
             let needs = needs.with_fleet_limits(&room.fleet.limits);
             let new = || format!("new instance in fleet {}", room.fleet.name);
-            if ask.creation == InstanceCreation::Reuse {
+            if query.creation == InstanceCreation::Reuse {
                 misses.push(rank(new(), 1, vec![Shortfall::ReuseOnly]));
             } else if needs.instances.is_some() {
                 misses.push(rank(new(), 1, vec![Shortfall::NotNamed]));
@@ -169,10 +169,10 @@ impl PlacementRound<'_> {
         }
     }
 
-    fn fleet_rejections(&self, ask: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
+    fn fleet_rejections(&self, query: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
         for (at, room) in self.inventory.fleets.iter().enumerate() {
             let place = || format!("fleet {}", room.fleet.name);
-            if !ask.fleets.contains(&at) {
+            if !query.fleets.contains(&at) {
                 let shortfall = if several && !room.fleet.is_cluster {
                     Shortfall::NotCluster
                 } else {
@@ -240,20 +240,20 @@ impl PlacementRound<'_> {
 /// Merges refusals with the same location and the same reasons, with their count: both markets of one instance type,
 /// for example.
 fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
-    let mut told: Vec<Refusal> = Vec::new();
+    let mut reported: Vec<Refusal> = Vec::new();
     for refusal in all {
         let is_same =
             |known: &&mut Refusal| known.place == refusal.place && known.shortfalls == refusal.shortfalls;
-        match told.iter_mut().find(is_same) {
+        match reported.iter_mut().find(is_same) {
             Some(known) => known.count += refusal.count,
-            None => told.push(refusal),
+            None => reported.push(refusal),
         }
     }
-    told
+    reported
 }
 
 /// Returns whether the obstacle may pass: the container engine is unavailable, or the agent has not reported yet.
-fn is_host_temporarily_unfit(needs: &InstanceNeeds, offer: &Offer) -> bool {
+fn is_host_temporarily_unsuitable(needs: &InstanceNeeds, offer: &Offer) -> bool {
     let image = needs.image.as_ref();
     image
         .and_then(|image| image.resolve_on(offer.host.runtimes.as_ref()).err())

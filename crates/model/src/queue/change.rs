@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{Container, QueueCaller, QueueRefusal, apply_patch, refuse_invalid, request::initial_status};
 use crate::{
-    container::{Actor, Event, LOCKS_MAX, Status, is_allowed, step},
+    container::{ContainerActor, Event, LOCKS_MAX, Status, is_allowed, step},
     state_machine::Step,
     time::Timestamp,
 };
@@ -23,7 +23,11 @@ const RESULT_ATTRIBUTES: [&str; 8] = [
 /// Attributes that the program inside the container may set.
 const PROGRAM_ATTRIBUTES: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
 
-fn check_transition(container: &Container, actor: Actor, event: Event) -> Result<Status, QueueRefusal> {
+fn check_transition(
+    container: &Container,
+    actor: ContainerActor,
+    event: Event,
+) -> Result<Status, QueueRefusal> {
     let Step::To(status) = step(container.state, event) else {
         return refuse_invalid(format!(
             "cannot {event} a container that is {} (attempt {})",
@@ -75,7 +79,7 @@ pub fn unlock(
     if container.state != Status::Locked {
         return refuse_invalid(format!("cannot unlock a container that is {}", container.state));
     }
-    let Some(actor @ (Actor::Holder | Actor::Executor)) = who.actor(container) else {
+    let Some(actor @ (ContainerActor::Holder | ContainerActor::Executor)) = who.actor(container) else {
         return Err(QueueRefusal::Denied("the container is not locked by this caller".to_owned()));
     };
     check_attempt(container, attempt)?;
@@ -171,17 +175,17 @@ fn check_runtime_status(status: &Value) -> Result<(), QueueRefusal> {
 /// Writes attributes without a change of state.
 fn update_attributes(
     container: &Container,
-    actor: Actor,
+    actor: ContainerActor,
     patch: &Map<String, Value>,
 ) -> Result<Container, QueueRefusal> {
     let mut allowed: Vec<&str> = Vec::new();
     match actor {
-        Actor::Admin => match container.state {
+        ContainerActor::Admin => match container.state {
             Status::Queued => allowed.push("priority"),
             Status::Complete => allowed.push("reusable"),
             Status::Locked | Status::Running | Status::Cancelled => {}
         },
-        Actor::Holder | Actor::Executor => match container.state {
+        ContainerActor::Holder | ContainerActor::Executor => match container.state {
             Status::Locked => allowed.extend(["runtime_status", "log"]),
             Status::Running => {
                 allowed.push("runtime_status");
@@ -189,7 +193,7 @@ fn update_attributes(
             }
             Status::Queued | Status::Complete | Status::Cancelled => {}
         },
-        Actor::Dispatcher | Actor::Server => {}
+        ContainerActor::Dispatcher | ContainerActor::Server => {}
     }
     if allowed.is_empty() {
         return Err(QueueRefusal::Denied(format!(
@@ -202,7 +206,7 @@ fn update_attributes(
 
 fn change_state(
     container: &Container,
-    actor: Actor,
+    actor: ContainerActor,
     wanted: Status,
     patch: &Map<String, Value>,
     now: Timestamp,
@@ -337,8 +341,8 @@ mod tests {
         let worn = Container { lock_count: LOCKS_MAX, ..locked() };
         let spent = write(&worn, &dispatcher(), why).unwrap();
         assert_eq!(spent.state, Status::Cancelled);
-        let told = format!("returned to the queue {LOCKS_MAX} times: no engine answers");
-        assert_eq!(spent.runtime_status["error"], told);
+        let text = format!("returned to the queue {LOCKS_MAX} times: no engine answers");
+        assert_eq!(spent.runtime_status["error"], text);
         let silent = write(&locked(), &dispatcher(), json!({ "state": "Queued" })).unwrap();
         assert_eq!(silent.scheduling_status, "");
     }

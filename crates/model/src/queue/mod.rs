@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    container::{Actor, Status},
+    container::{ContainerActor, Status},
     state_machine::words,
     time::Timestamp,
 };
@@ -262,16 +262,16 @@ pub enum QueueCaller {
 
 impl QueueCaller {
     /// Returns the role of the caller for this container; `None` if it may only read.
-    fn actor(&self, container: &Container) -> Option<Actor> {
+    fn actor(&self, container: &Container) -> Option<ContainerActor> {
         match self {
-            Self::Admin => Some(Actor::Admin),
+            Self::Admin => Some(ContainerActor::Admin),
             Self::User | Self::Inside { .. } => None,
             Self::Dispatcher { token } => {
                 let holds = container.is_held() && container.locked_by_uuid.as_ref() == Some(token);
-                Some(if holds { Actor::Holder } else { Actor::Dispatcher })
+                Some(if holds { ContainerActor::Holder } else { ContainerActor::Dispatcher })
             }
             Self::Executor { container: uuid, attempt } => {
-                (*uuid == container.uuid && *attempt == container.attempt).then_some(Actor::Executor)
+                (*uuid == container.uuid && *attempt == container.attempt).then_some(ContainerActor::Executor)
             }
         }
     }

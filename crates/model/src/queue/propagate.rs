@@ -17,15 +17,15 @@ pub struct QueueRows {
 }
 
 /// Updates all dependent rows. `fresh` generates names of new containers.
-pub fn propagate(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+pub fn propagate(rows: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
     // Each round propagates the changes one level further down; the tree is no deeper than this.
-    for _ in 0..=world.containers.len() + world.requests.len() {
-        let before = world.clone();
-        end_requests(world, now, fresh);
-        end_child_requests(world);
-        update_priorities(world);
-        drop_unwanted(world, now);
-        if before.containers == world.containers && before.requests == world.requests {
+    for _ in 0..=rows.containers.len() + rows.requests.len() {
+        let before = rows.clone();
+        end_requests(rows, now, fresh);
+        end_child_requests(rows);
+        update_priorities(rows);
+        drop_unwanted(rows, now);
+        if before.containers == rows.containers && before.requests == rows.requests {
             break;
         }
     }
@@ -55,22 +55,22 @@ impl QueueRows {
     }
 }
 
-fn end_requests(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
-    let ended: Vec<Container> = world.containers.values().filter(|one| one.is_final()).cloned().collect();
+fn end_requests(rows: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+    let ended: Vec<Container> = rows.containers.values().filter(|one| one.is_final()).cloned().collect();
     for container in ended {
-        let live = world.live_requests(&container.uuid);
+        let live = rows.live_requests(&container.uuid);
         let is_refused =
             container.runtime_status.get("reason").is_some_and(|reason| reason == REFUSED_REASON);
         let again = |request: &ContainerRequest| {
             container.state == Status::Cancelled
                 && !is_refused
                 && request.container_count < request.container_count_max
-                && world.effective_priority(request) > 0
+                && rows.effective_priority(request) > 0
         };
         let (retried, over): (Vec<String>, Vec<String>) =
-            live.into_iter().partition(|uuid| world.requests.get(uuid).is_some_and(again));
+            live.into_iter().partition(|uuid| rows.requests.get(uuid).is_some_and(again));
         for uuid in over {
-            if let Some(request) = world.requests.get_mut(&uuid) {
+            if let Some(request) = rows.requests.get_mut(&uuid) {
                 request.state = RequestState::Final;
                 request.output_uuid.clone_from(&container.output);
                 request.log_uuid.clone_from(&container.log);
@@ -81,20 +81,20 @@ fn end_requests(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -
             continue;
         }
         let works: Vec<ContainerSpec> =
-            retried.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| one.work.clone()).collect();
+            retried.iter().filter_map(|uuid| rows.requests.get(uuid)).map(|one| one.work.clone()).collect();
         let next = Container {
             runtime_auth_scopes: container.runtime_auth_scopes.clone(),
             secret_mounts_digest: container.secret_mounts_digest.clone(),
             ..Container::new(fresh(), merge_specs(&works), &container.runtime_user_uuid, now)
         };
         for uuid in retried {
-            if let Some(request) = world.requests.get_mut(&uuid) {
+            if let Some(request) = rows.requests.get_mut(&uuid) {
                 request.container_uuid = Some(next.uuid.clone());
                 request.container_count += 1;
                 request.cumulative_cost += container.cost;
             }
         }
-        world.containers.insert(next.uuid.clone(), next);
+        rows.containers.insert(next.uuid.clone(), next);
     }
 }
 
@@ -128,21 +128,20 @@ fn merge_specs(works: &[ContainerSpec]) -> ContainerSpec {
 }
 
 /// Ends the requests that an ended container made.
-fn end_child_requests(world: &mut QueueRows) {
-    let orphans: Vec<String> = world
+fn end_child_requests(rows: &mut QueueRows) {
+    let orphans: Vec<String> = rows
         .requests
         .values()
         .filter(|request| {
-            request.state == RequestState::Committed
-                && matches!(world.parent_state(request), Some((false, _)))
+            request.state == RequestState::Committed && matches!(rows.parent_state(request), Some((false, _)))
         })
         .map(|request| request.uuid.clone())
         .collect();
     for uuid in orphans {
-        let Some(request) = world.requests.get(&uuid) else { continue };
-        let container = request.container_uuid.as_ref().and_then(|uuid| world.containers.get(uuid));
+        let Some(request) = rows.requests.get(&uuid) else { continue };
+        let container = request.container_uuid.as_ref().and_then(|uuid| rows.containers.get(uuid));
         let runs = container.is_some_and(|one| one.state == Status::Running);
-        if let Some(request) = world.requests.get_mut(&uuid) {
+        if let Some(request) = rows.requests.get_mut(&uuid) {
             request.priority = 0;
             if !runs {
                 request.state = RequestState::Final;
@@ -151,17 +150,17 @@ fn end_child_requests(world: &mut QueueRows) {
     }
 }
 
-fn update_priorities(world: &mut QueueRows) {
-    let uuids: Vec<String> = world.containers.keys().cloned().collect();
+fn update_priorities(rows: &mut QueueRows) {
+    let uuids: Vec<String> = rows.containers.keys().cloned().collect();
     for uuid in uuids {
-        let is_asked_for =
-            world.requests.values().any(|request| request.container_uuid.as_deref() == Some(&uuid));
-        let live = world.live_requests(&uuid);
+        let is_requested =
+            rows.requests.values().any(|request| request.container_uuid.as_deref() == Some(&uuid));
+        let live = rows.live_requests(&uuid);
         let weights =
-            live.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| world.effective_priority(one));
+            live.iter().filter_map(|uuid| rows.requests.get(uuid)).map(|one| rows.effective_priority(one));
         let weight = weights.max().unwrap_or(0);
-        if let Some(container) = world.containers.get_mut(&uuid)
-            && is_asked_for
+        if let Some(container) = rows.containers.get_mut(&uuid)
+            && is_requested
             && !container.is_final()
         {
             container.priority = weight;
@@ -170,20 +169,20 @@ fn update_priorities(world: &mut QueueRows) {
 }
 
 /// Cancels queued containers that no request needs.
-fn drop_unwanted(world: &mut QueueRows, now: Timestamp) {
-    let idle: Vec<String> = world
+fn drop_unwanted(rows: &mut QueueRows, now: Timestamp) {
+    let idle: Vec<String> = rows
         .containers
         .values()
         // A locked one has not started. Its holder finds it cancelled; if it were unlocked, no request would need it.
         .filter(|one| matches!(one.state, Status::Queued | Status::Locked))
-        .filter(|one| world.live_requests(&one.uuid).is_empty())
+        .filter(|one| rows.live_requests(&one.uuid).is_empty())
         .filter(|one| {
-            world.requests.values().any(|request| request.container_uuid.as_ref() == Some(&one.uuid))
+            rows.requests.values().any(|request| request.container_uuid.as_ref() == Some(&one.uuid))
         })
         .map(|one| one.uuid.clone())
         .collect();
     for uuid in idle {
-        if let Some(container) = world.containers.get_mut(&uuid) {
+        if let Some(container) = rows.containers.get_mut(&uuid) {
             container.state = Status::Cancelled;
             container.finished_at = Some(now);
             container.auth_uuid = None;
@@ -212,7 +211,7 @@ mod tests {
         }
     }
 
-    fn world(containers: &[Container], requests: &[ContainerRequest]) -> QueueRows {
+    fn rows(containers: &[Container], requests: &[ContainerRequest]) -> QueueRows {
         QueueRows {
             containers: containers.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
             requests: requests.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
@@ -220,21 +219,21 @@ mod tests {
         }
     }
 
-    fn settled(mut world: QueueRows) -> QueueRows {
+    fn applied(mut rows: QueueRows) -> QueueRows {
         let mut number = 0;
-        propagate(&mut world, Timestamp(9), &mut || {
+        propagate(&mut rows, Timestamp(9), &mut || {
             number += 1;
             format!("new{number}")
         });
-        world
+        rows
     }
 
     #[test]
     fn a_container_has_the_highest_priority_of_its_open_requests() {
         let over = ContainerRequest { state: RequestState::Final, ..request("c", "k", 900) };
         let all = [request("a", "k", 5), request("b", "k", 7), over];
-        let world = settled(world(&[container("k", Status::Queued)], &all));
-        assert_eq!(world.containers["k"].priority, 7);
+        let rows = applied(rows(&[container("k", Status::Queued)], &all));
+        assert_eq!(rows.containers["k"].priority, 7);
     }
 
     #[test]
@@ -243,8 +242,8 @@ mod tests {
         let held = ContainerRequest { requesting_container_uuid: Some("k".into()), ..request("h", "n", 0) };
         let containers =
             [container("k", Status::Running), container("m", Status::Queued), container("n", Status::Queued)];
-        let world = settled(world(&containers, &[request("a", "k", 40), inner, held]));
-        assert_eq!((world.containers["m"].priority, world.containers["n"].priority), (40, 0));
+        let rows = applied(rows(&containers, &[request("a", "k", 40), inner, held]));
+        assert_eq!((rows.containers["m"].priority, rows.containers["n"].priority), (40, 0));
     }
 
     #[test]
@@ -252,38 +251,35 @@ mod tests {
         let lost = container("k", Status::Cancelled);
         let spent = ContainerRequest { container_count: 3, ..request("b", "k", 5) };
         let unwanted = request("c", "k", 0);
-        let world = settled(world(&[lost], &[request("a", "k", 5), spent, unwanted]));
-        assert_eq!(world.requests["a"].container_uuid.as_deref(), Some("new1"));
-        assert_eq!(world.requests["a"].container_count, 2);
+        let rows = applied(rows(&[lost], &[request("a", "k", 5), spent, unwanted]));
+        assert_eq!(rows.requests["a"].container_uuid.as_deref(), Some("new1"));
+        assert_eq!(rows.requests["a"].container_count, 2);
         assert_eq!(
-            (world.requests["b"].state, world.requests["c"].state),
+            (rows.requests["b"].state, rows.requests["c"].state),
             (RequestState::Final, RequestState::Final)
         );
-        assert_eq!((world.containers["new1"].state, world.containers["new1"].priority), (Status::Queued, 5));
+        assert_eq!((rows.containers["new1"].state, rows.containers["new1"].priority), (Status::Queued, 5));
     }
 
     #[test]
     fn a_refused_container_is_not_retried() {
         let mut refused = container("k", Status::Cancelled);
         refused.runtime_status.insert("reason".into(), REFUSED_REASON.into());
-        let world = settled(world(&[refused], &[request("a", "k", 5)]));
-        assert_eq!(
-            (world.requests["a"].state, world.requests["a"].container_count),
-            (RequestState::Final, 1)
-        );
-        assert_eq!(world.containers.len(), 1);
+        let rows = applied(rows(&[refused], &[request("a", "k", 5)]));
+        assert_eq!((rows.requests["a"].state, rows.requests["a"].container_count), (RequestState::Final, 1));
+        assert_eq!(rows.containers.len(), 1);
     }
 
     #[test]
     fn a_complete_container_makes_its_request_final_at_any_exit_code() {
         let done =
             Container { exit_code: Some(1), output: Some("o".into()), ..container("k", Status::Complete) };
-        let world = settled(world(&[done], &[request("a", "k", 5)]));
+        let rows = applied(rows(&[done], &[request("a", "k", 5)]));
         assert_eq!(
-            (world.requests["a"].state, world.requests["a"].output_uuid.as_deref()),
+            (rows.requests["a"].state, rows.requests["a"].output_uuid.as_deref()),
             (RequestState::Final, Some("o"))
         );
-        assert_eq!(world.containers.len(), 1);
+        assert_eq!(rows.containers.len(), 1);
     }
 
     #[test]
@@ -297,13 +293,13 @@ mod tests {
             Container { priority: 5, ..container("waits", Status::Queued) },
             Container { priority: 5, ..container("runs", Status::Running) },
         ];
-        let world = settled(world(&containers, &[child("w", "waits"), child("r", "runs")]));
+        let rows = applied(rows(&containers, &[child("w", "waits"), child("r", "runs")]));
         assert_eq!(
-            (world.requests["w"].state, world.containers["waits"].state),
+            (rows.requests["w"].state, rows.containers["waits"].state),
             (RequestState::Final, Status::Cancelled)
         );
-        assert_eq!((world.requests["r"].state, world.requests["r"].priority), (RequestState::Committed, 0));
-        assert_eq!((world.containers["runs"].state, world.containers["runs"].priority), (Status::Running, 0));
+        assert_eq!((rows.requests["r"].state, rows.requests["r"].priority), (RequestState::Committed, 0));
+        assert_eq!((rows.containers["runs"].state, rows.containers["runs"].priority), (Status::Running, 0));
     }
 
     #[test]
@@ -317,8 +313,8 @@ mod tests {
         };
         let a = with("a", json!({ "partitions": ["x"], "preemptible": true, "max_run_time": 10 }));
         let b = with("b", json!({ "partitions": ["y"], "preemptible": false, "max_run_time": 20 }));
-        let world = settled(world(&[container("k", Status::Cancelled)], &[a, b]));
-        let both = &world.containers["new1"].work.scheduling_parameters;
+        let rows = applied(rows(&[container("k", Status::Cancelled)], &[a, b]));
+        let both = &rows.containers["new1"].work.scheduling_parameters;
         assert_eq!(
             Value::Object(both.clone()),
             json!({ "partitions": ["x", "y"], "preemptible": false, "max_run_time": 20 })
@@ -330,11 +326,11 @@ mod tests {
         let mut gone = request("r", "c", 5);
         gone.state = RequestState::Final;
         for state in [Status::Queued, Status::Locked] {
-            let mut world = world(&[container("c", state)], &[gone.clone()]);
-            propagate(&mut world, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
-            assert_eq!(world.containers["c"].state, Status::Cancelled, "{state}");
+            let mut rows = rows(&[container("c", state)], &[gone.clone()]);
+            propagate(&mut rows, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
+            assert_eq!(rows.containers["c"].state, Status::Cancelled, "{state}");
         }
-        let mut runs = world(&[container("c", Status::Running)], &[gone]);
+        let mut runs = rows(&[container("c", Status::Running)], &[gone]);
         propagate(&mut runs, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
         assert_eq!(runs.containers["c"].state, Status::Running, "what runs is ended by who runs it");
     }

@@ -183,8 +183,8 @@ pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
 
 /// Returns the initial status of a container: a warning about every field that has no effect here.
 pub(super) fn initial_status(work: &ContainerSpec) -> Map<String, Value> {
-    let told = ignored_fields(work);
-    let warning = (!told.is_empty()).then(|| ("warning".to_owned(), told.join("; ").into()));
+    let reported = ignored_fields(work);
+    let warning = (!reported.is_empty()).then(|| ("warning".to_owned(), reported.join("; ").into()));
     warning.into_iter().collect()
 }
 
@@ -355,8 +355,8 @@ mod tests {
         patch["runtime_constraints"]["gpu"] =
             json!({ "stack": "rocm", "device_count": 1, "driver_version": "6.1" });
         patch["scheduling_parameters"] = json!({ "supervisor": true });
-        let asked = write(&fresh(), &patch).unwrap();
-        let made = super::super::Container::new("c".into(), asked.work, "u", Timestamp(1));
+        let requested = write(&fresh(), &patch).unwrap();
+        let made = super::super::Container::new("c".into(), requested.work, "u", Timestamp(1));
         let warning = made.runtime_status["warning"].as_str().unwrap();
         for part in ["keep_cache_ram", "gpu.driver_version", "gpu.stack", "supervisor"] {
             assert!(warning.contains(part), "{warning}");

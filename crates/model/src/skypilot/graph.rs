@@ -8,34 +8,34 @@ use std::collections::BTreeMap;
 /// tasks in a row must not overflow the stack.
 pub(super) fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
-    enum VisitState {
+    enum SetupState {
         Unvisited,
         InProgress,
         Visited,
     }
-    let mut marks = vec![VisitState::Unvisited; after.len()];
+    let mut marks = vec![SetupState::Unvisited; after.len()];
     for start in 0..after.len() {
-        if marks[start] != VisitState::Unvisited {
+        if marks[start] != SetupState::Unvisited {
             continue;
         }
-        marks[start] = VisitState::InProgress;
+        marks[start] = SetupState::InProgress;
         let mut path = vec![(start, 0)];
         while let Some((node, next)) = path.last_mut() {
             let Some(&to) = after[*node].get(*next) else {
-                marks[*node] = VisitState::Visited;
+                marks[*node] = SetupState::Visited;
                 path.pop();
                 continue;
             };
             *next += 1;
             match marks[to] {
-                VisitState::Visited => {}
-                VisitState::InProgress => {
+                SetupState::Visited => {}
+                SetupState::InProgress => {
                     let nodes: Vec<usize> = path.iter().map(|(node, _)| *node).collect();
                     let from = nodes.iter().position(|node| *node == to)?;
                     return Some(nodes[from..].to_vec());
                 }
-                VisitState::Unvisited => {
-                    marks[to] = VisitState::InProgress;
+                SetupState::Unvisited => {
+                    marks[to] = SetupState::InProgress;
                     path.push((to, 0));
                 }
             }

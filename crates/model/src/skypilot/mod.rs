@@ -140,8 +140,8 @@ impl ParseNotes {
 
 /// Adds a diagnosis once: inherited fields are parsed once for each alternative.
 fn push_unique(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
-    let told = |other: &Diagnosis| other.span == diagnosis.span && other.message == diagnosis.message;
-    if !list.iter().any(told) {
+    let reported = |other: &Diagnosis| other.span == diagnosis.span && other.message == diagnosis.message;
+    if !list.iter().any(reported) {
         list.push(diagnosis);
     }
 }

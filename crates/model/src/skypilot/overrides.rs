@@ -35,18 +35,18 @@ impl Overrides {
             let message = "options cannot change a task that is written for `windlass apply`";
             return Err(vec![invalid_option("resources", message).hint("set the values in the file")]);
         }
-        let said = self.parse_values()?;
+        let reason_text = self.parse_values()?;
         let mut changed = plan.tasks.clone();
         for task in &mut changed {
-            task.candidates = self.candidates(&task.candidates, &said.candidates);
+            task.candidates = self.candidates(&task.candidates, &reason_text.candidates);
             if self.num_nodes.is_some() {
-                task.nodes = said.nodes;
+                task.nodes = reason_text.nodes;
             }
             if self.job_recovery.is_some() {
-                task.recovery.clone_from(&said.recovery);
+                task.recovery.clone_from(&reason_text.recovery);
             }
             if let Some(text) = &self.deadline {
-                task.deadline = Some(deadline(text, task, said.deadline)?);
+                task.deadline = Some(deadline(text, task, reason_text.deadline)?);
             }
         }
         plan.tasks = changed;
@@ -83,10 +83,10 @@ impl Overrides {
     }
 
     /// Returns each candidate of the file with the overrides; several alternative GPUs produce several of each.
-    fn candidates(&self, own: &[Candidate], said: &[Candidate]) -> Vec<Candidate> {
+    fn candidates(&self, own: &[Candidate], message: &[Candidate]) -> Vec<Candidate> {
         let mut all: Vec<Candidate> = Vec::new();
-        let said = if self.gpus.is_some() { said } else { said.get(..1).unwrap_or_default() };
-        for over in said {
+        let message = if self.gpus.is_some() { message } else { message.get(..1).unwrap_or_default() };
+        for over in message {
             for one in own {
                 let mut one = one.clone();
                 if self.gpus.is_some() {
@@ -114,9 +114,9 @@ impl Overrides {
 }
 
 /// Parses a deadline; `48h` alone keeps the work that the file names.
-fn deadline(text: &str, task: &TaskPlan, said: Option<Deadline>) -> Result<Deadline, Vec<Diagnosis>> {
-    if let Some(said) = said {
-        return Ok(said);
+fn deadline(text: &str, task: &TaskPlan, reason_text: Option<Deadline>) -> Result<Deadline, Vec<Diagnosis>> {
+    if let Some(reason_text) = reason_text {
+        return Ok(reason_text);
     }
     let within = parse_duration(text).map_err(|reason| vec![invalid_option("deadline", &reason)])?;
     if within <= 0 {

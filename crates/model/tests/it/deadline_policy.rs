@@ -55,8 +55,8 @@ fn market_choice_follows_the_four_deadline_rules() {
         (at(40.0, 0.0, None, true), Some(Spot), MarketRule::TakeSpot),
         (at(99.0, 10.0, Some(OnDemand), true), Some(OnDemand), MarketRule::StayOnDemand),
     ];
-    for (standing, market, rule) in cases {
-        assert_eq!(choose_market(terms, standing), (market, rule), "{standing:?}");
+    for (phase, market, rule) in cases {
+        assert_eq!(choose_market(terms, phase), (market, rule), "{phase:?}");
     }
 }
 
@@ -107,7 +107,7 @@ fn recorded_traces_meet_every_deadline_and_stay_within_published_costs() {
         let trace = Trace::parse(&text).unwrap();
         for (f, (greedy, uniform)) in [0.6, 0.8, 0.9].into_iter().zip(figures) {
             let row = replay_row(name, &trace, terms(f), RATIO, 300, 10);
-            let near = |found: f64, told: f64| found <= told * 1.02;
+            let near = |found: f64, reported: f64| found <= reported * 1.02;
             if row.missed != [0, 0, 0] || !near(row.uniform, uniform) || !near(row.greedy, greedy) {
                 wrong.push(format!("{row:?}, published {greedy} / {uniform}"));
             }

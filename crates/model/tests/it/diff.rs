@@ -83,9 +83,9 @@ fn tasks_and_dev_environments_have_little_to_update() {
 #[test]
 fn new_code_is_rolled_out_to_services_only() {
     let spec = |configuration: Value, hash: &str| json!({"run_name": "r", "configuration": configuration, "repo_code_hash": hash, "configuration_path": hash});
-    let said =
+    let message =
         words(diff::diff_run_spec(&spec(service(), "a"), &spec(with(service(), json!({"port": 1})), "b")));
-    assert_eq!(said, "configuration.port (rolling), repo_code_hash (rolling)");
+    assert_eq!(message, "configuration.port (rolling), repo_code_hash (rolling)");
     let task = json!({"type": "task", "commands": ["a"]});
     assert_eq!(
         words(diff::diff_run_spec(&spec(task.clone(), "a"), &spec(task.clone(), "b"))),
@@ -106,25 +106,25 @@ fn a_fleet_updates_its_limits_and_its_hosts() {
     let ssh =
         |hosts: Value, user: &str| json!({"type": "fleet", "ssh_config": {"user": user, "hosts": hosts}});
     let old = ssh(json!(["a", {"hostname": "b", "port": 22}]), "root");
-    let said = |new: Value| words(diff::diff_fleet(&old, &new));
-    assert_eq!(said(ssh(json!(["c", {"hostname": "b", "port": 22}]), "root")), "ssh_config");
-    assert_eq!(said(ssh(json!(["a", {"hostname": "b", "port": 23}]), "root")), "no: ssh_config.hosts[1]");
-    assert_eq!(said(ssh(json!(["a"]), "me")), "no: ssh_config.user");
+    let message = |new: Value| words(diff::diff_fleet(&old, &new));
+    assert_eq!(message(ssh(json!(["c", {"hostname": "b", "port": 22}]), "root")), "ssh_config");
+    assert_eq!(message(ssh(json!(["a", {"hostname": "b", "port": 23}]), "root")), "no: ssh_config.hosts[1]");
+    assert_eq!(message(ssh(json!(["a"]), "me")), "no: ssh_config.user");
     assert_eq!(words(diff::diff_fleet(&cloud, &ssh(json!(["a"]), "me"))), "no: ssh_config");
 }
 
 #[test]
 fn a_rollback_restores_rolled_out_fields_and_keeps_the_replica_count() {
-    let settled = json!({"configuration": service(), "repo_code_hash": "a"});
-    let mut current = settled.clone();
+    let applied = json!({"configuration": service(), "repo_code_hash": "a"});
+    let mut current = applied.clone();
     current["configuration"]["commands"] = json!(["broken"]);
     current["configuration"]["image"] = json!("new");
     current["configuration"]["replicas"] = json!({"min": 3, "max": 3});
     current["repo_code_hash"] = json!("b");
-    let mut expected = settled.clone();
+    let mut expected = applied.clone();
     expected["configuration"]["replicas"] = json!({"min": 3, "max": 3});
-    let back = diff::roll_back_spec(&current, &settled);
+    let back = diff::roll_back_spec(&current, &applied);
     assert_eq!(back, expected);
     // No field that requires a rollout differs: a rollback changes nothing.
-    assert_eq!(diff::roll_back_spec(&back, &settled), back);
+    assert_eq!(diff::roll_back_spec(&back, &applied), back);
 }

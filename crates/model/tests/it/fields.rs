@@ -108,10 +108,10 @@ fn described_fields(parts: &[Part]) -> BTreeSet<String> {
 }
 
 fn compare(what: &str, known: &BTreeSet<String>, parts: &[Part]) {
-    let told = described_fields(parts);
-    let silent: Vec<&String> = known.difference(&told).collect();
+    let reported = described_fields(parts);
+    let silent: Vec<&String> = known.difference(&reported).collect();
     assert!(silent.is_empty(), "{what}: these fields have no entry in tests/it/fields: {silent:?}");
-    let gone: Vec<&String> = told.difference(known).collect();
+    let gone: Vec<&String> = reported.difference(known).collect();
     assert!(gone.is_empty(), "{what}: these entries are about no field: {gone:?}");
 }
 

@@ -85,7 +85,7 @@ fn check(instance: &InstanceView, seen: &instances::InstanceObservation, expect:
 fn a_starting_instance_created_for_a_job_ends_when_the_job_is_gone() {
     let made =
         |status, jobs| InstanceView { is_made_for_job: true, jobs, ..instance(InstanceKind::Cloud, status) };
-    let seen = instances::InstanceObservation::NotAsked;
+    let seen = instances::InstanceObservation::NotRequested;
     check(&made(Status::Pending, 1), &seen, "Create, again in 0 s");
     check(&made(Status::Pending, 0), &seen, "job-finished: job_finished, again in 0 s");
     check(&made(Status::Provisioning, 1), &seen, "Check, again in 0 s");
@@ -95,22 +95,26 @@ fn a_starting_instance_created_for_a_job_ends_when_the_job_is_gone() {
 
 #[test]
 fn a_requested_end_of_an_instance_waits_until_it_has_no_jobs() {
-    let asked = |status, jobs| InstanceView {
+    let requested = |status, jobs| InstanceView {
         requested_end: Some(TerminationReason::FleetSpecMismatch),
         jobs,
         ..instance(InstanceKind::Ssh, status)
     };
     let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
     for status in [Status::Pending, Status::Provisioning, Status::Idle, Status::Busy] {
-        check(&asked(status, 0), &healthy, "stop-asked: fleet_spec_mismatch, again in 0 s");
+        check(&requested(status, 0), &healthy, "stop-asked: fleet_spec_mismatch, again in 0 s");
     }
-    check(&asked(Status::Busy, 1), &healthy, "again in 7 s");
-    check(&asked(Status::Terminating, 0), &instances::InstanceObservation::NotAsked, "Delete, again in 0 s");
+    check(&requested(Status::Busy, 1), &healthy, "again in 7 s");
+    check(
+        &requested(Status::Terminating, 0),
+        &instances::InstanceObservation::NotRequested,
+        "Delete, again in 0 s",
+    );
 }
 
 #[test]
 fn an_ssh_host_with_a_changed_key_becomes_unhealthy_but_is_kept() {
-    let other = instances::InstanceObservation::Untrusted { said: "another key".into() };
+    let other = instances::InstanceObservation::Untrusted { message: "another key".into() };
     check(&instance(InstanceKind::Ssh, Status::Idle), &other, "another key, silent 0 s, again in 7 s");
     let known = InstanceView {
         health: Health::Failure,
@@ -124,7 +128,7 @@ fn an_ssh_host_with_a_changed_key_becomes_unhealthy_but_is_kept() {
 
 #[test]
 fn a_cloud_instance_gone_from_its_backend_ends_and_an_ssh_host_is_only_unreachable() {
-    let gone = instances::InstanceObservation::Gone { said: "preempted".into() };
+    let gone = instances::InstanceObservation::Gone { message: "preempted".into() };
     check(&instance(InstanceKind::Cloud, Status::Busy), &gone, "unreachable: unreachable, again in 0 s");
     check(&instance(InstanceKind::Cloud, Status::Provisioning), &gone, "expired: error, again in 0 s");
     check(&instance(InstanceKind::Ssh, Status::Busy), &gone, "unreachable, silent 0 s, again in 7 s");
@@ -157,17 +161,17 @@ fn a_starting_instance_is_polled_often_at_first_and_then_less() {
 fn a_pending_instance_is_created_or_deployed() {
     let (cloud, ssh) =
         (instance(InstanceKind::Cloud, Status::Pending), instance(InstanceKind::Ssh, Status::Pending));
-    check(&cloud, &instances::InstanceObservation::NotAsked, "Create, again in 0 s");
+    check(&cloud, &instances::InstanceObservation::NotRequested, "Create, again in 0 s");
     check(&cloud, &instances::InstanceObservation::Created, "created, again in 0 s");
     check(
         &cloud,
-        &instances::InstanceObservation::NoOffers { said: "none".into() },
+        &instances::InstanceObservation::NoOffers { message: "none".into() },
         "gave-up: no_offers, again in 0 s",
     );
-    check(&ssh, &instances::InstanceObservation::NotAsked, "Deploy, again in 0 s");
+    check(&ssh, &instances::InstanceObservation::NotRequested, "Deploy, again in 0 s");
     check(&ssh, &instances::InstanceObservation::Deployed { healthy: true }, "ready-idle, again in 0 s");
     check(&ssh, &instances::InstanceObservation::Deployed { healthy: false }, "created, again in 0 s");
-    let failed = |fatal| instances::InstanceObservation::DeployFailed { fatal, said: "refused".into() };
+    let failed = |fatal| instances::InstanceObservation::DeployFailed { fatal, message: "refused".into() };
     check(&ssh, &failed(false), "refused, again in 5 s");
     check(&ssh, &failed(true), "gave-up: error, again in 0 s");
     let late = InstanceView { created_at: ago(600), ..ssh };
@@ -182,7 +186,7 @@ fn a_pending_instance_is_created_or_deployed() {
 fn provisioning_ends_when_the_instance_is_ready_or_at_the_deadline() {
     let starting = instance(InstanceKind::Cloud, Status::Provisioning);
     let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
-    check(&starting, &instances::InstanceObservation::NotAsked, "Check, again in 0 s");
+    check(&starting, &instances::InstanceObservation::NotRequested, "Check, again in 0 s");
     check(&starting, &healthy, "ready-idle, again in 0 s");
     check(&InstanceView { jobs: 1, ..starting.clone() }, &healthy, "ready-busy, again in 0 s");
     check(&starting, &instances::InstanceObservation::Silent, "again in 5 s");
@@ -223,8 +227,12 @@ fn g7_a_cloud_instance_is_terminated_only_after_the_backend_deleted_it() {
         terminating_since: Some(ago(secs)),
         ..instance(kind, Status::Terminating)
     };
-    let not = instances::InstanceObservation::NotDeleted { said: "busy".into() };
-    check(&ending(InstanceKind::Cloud, 0), &instances::InstanceObservation::NotAsked, "Delete, again in 0 s");
+    let not = instances::InstanceObservation::NotDeleted { message: "busy".into() };
+    check(
+        &ending(InstanceKind::Cloud, 0),
+        &instances::InstanceObservation::NotRequested,
+        "Delete, again in 0 s",
+    );
     check(&ending(InstanceKind::Cloud, 60), &not, "not deleted yet: busy, again in 30 s");
     check(&ending(InstanceKind::Cloud, 890), &not, "not deleted yet: busy, again in 10 s");
     let late = DELETE_MAX.as_secs();
@@ -233,8 +241,8 @@ fn g7_a_cloud_instance_is_terminated_only_after_the_backend_deleted_it() {
         &not,
         "cannot be deleted, check the backend: busy, again in 600 s",
     );
-    let told = InstanceView { is_delete_failure_reported: true, ..ending(InstanceKind::Cloud, late) };
-    check(&told, &not, "again in 600 s");
+    let reported = InstanceView { is_delete_failure_reported: true, ..ending(InstanceKind::Cloud, late) };
+    check(&reported, &not, "again in 600 s");
     let used = |secs| InstanceView { started_at: Some(ago(9_000)), ..ending(InstanceKind::Ssh, secs) };
     check(&used(60), &not, "not deleted yet: busy, again in 30 s");
     check(&used(late), &not, "deleted, again in 0 s");
@@ -244,7 +252,7 @@ fn g7_a_cloud_instance_is_terminated_only_after_the_backend_deleted_it() {
     check(&cloud, &not, "not deleted yet: busy, again in 30 s");
     // A host that was never ready is not waited for.
     check(&ending(InstanceKind::Ssh, 0), &not, "deleted, again in 0 s");
-    let gone = instances::InstanceObservation::Gone { said: "not listed".into() };
+    let gone = instances::InstanceObservation::Gone { message: "not listed".into() };
     check(&ending(InstanceKind::Cloud, 5), &gone, "deleted, again in 0 s");
 }
 
@@ -427,12 +435,12 @@ proptest! {
         kind in prop::sample::select(vec![InstanceKind::Cloud, InstanceKind::Ssh]),
         status in prop::sample::select(Status::ALL.to_vec()),
         seen in prop::sample::select(vec![
-            instances::InstanceObservation::NotAsked, instances::InstanceObservation::Created, instances::InstanceObservation::Silent,
-            instances::InstanceObservation::Gone { said: String::new() }, instances::InstanceObservation::Untrusted { said: String::new() },
+            instances::InstanceObservation::NotRequested, instances::InstanceObservation::Created, instances::InstanceObservation::Silent,
+            instances::InstanceObservation::Gone { message: String::new() }, instances::InstanceObservation::Untrusted { message: String::new() },
             instances::InstanceObservation::Starting, instances::InstanceObservation::Unknown,
-            instances::InstanceObservation::NoOffers { said: String::new() }, instances::InstanceObservation::Deployed { healthy: true },
-            instances::InstanceObservation::Deployed { healthy: false }, instances::InstanceObservation::DeployFailed { fatal: true, said: String::new() },
-            instances::InstanceObservation::Answers { health: Health::Failure }, instances::InstanceObservation::NotDeleted { said: String::new() },
+            instances::InstanceObservation::NoOffers { message: String::new() }, instances::InstanceObservation::Deployed { healthy: true },
+            instances::InstanceObservation::Deployed { healthy: false }, instances::InstanceObservation::DeployFailed { fatal: true, message: String::new() },
+            instances::InstanceObservation::Answers { health: Health::Failure }, instances::InstanceObservation::NotDeleted { message: String::new() },
         ]),
         secs in 0_i64..5_000,
     ) {
@@ -475,15 +483,15 @@ fn check_volume(volume: &VolumeView, seen: &volumes::VolumeObservation, expect: 
 #[test]
 fn a_volume_is_created_or_registered_and_fails_at_the_deadline() {
     let new = stored(volume::Status::Submitted);
-    check_volume(&new, &volumes::VolumeObservation::NotAsked, "Create, again in 0 s");
+    check_volume(&new, &volumes::VolumeObservation::NotRequested, "Create, again in 0 s");
     check_volume(
         &VolumeView { is_external: true, ..new.clone() },
-        &volumes::VolumeObservation::NotAsked,
+        &volumes::VolumeObservation::NotRequested,
         "Register, again in 0 s",
     );
     check_volume(&new, &volumes::VolumeObservation::Creating, "created, again in 5 s");
     check_volume(&new, &volumes::VolumeObservation::Ready, "ready, again in 0 s");
-    check_volume(&new, &volumes::VolumeObservation::Broken { said: "no".into() }, "broken, again in 0 s");
+    check_volume(&new, &volumes::VolumeObservation::Broken { message: "no".into() }, "broken, again in 0 s");
     let late = VolumeView { created_at: ago(600), ..stored(volume::Status::Provisioning) };
     check_volume(&late, &volumes::VolumeObservation::Creating, "broken, again in 0 s");
 }
@@ -491,7 +499,7 @@ fn a_volume_is_created_or_registered_and_fails_at_the_deadline() {
 #[test]
 fn an_unused_volume_is_deleted_only_if_automatic_cleanup_is_configured() {
     let idle = |secs| VolumeView { cleanup_after: Some(Span::secs(secs)), ..stored(volume::Status::Active) };
-    let seen = volumes::VolumeObservation::NotAsked;
+    let seen = volumes::VolumeObservation::NotRequested;
     check_volume(&stored(volume::Status::Active), &seen, "again in 60 s");
     check_volume(&idle(70), &seen, "again in 10 s");
     check_volume(&idle(60), &seen, "delete-asked, again in 0 s");
@@ -501,15 +509,19 @@ fn an_unused_volume_is_deleted_only_if_automatic_cleanup_is_configured() {
 
 #[test]
 fn a_volume_in_use_is_never_deleted() {
-    let asked = VolumeView { is_delete_requested: true, ..stored(volume::Status::Active) };
-    check_volume(&asked, &volumes::VolumeObservation::NotAsked, "Delete, again in 0 s");
-    let used = VolumeView { is_attached: true, ..asked.clone() };
-    check_volume(&used, &volumes::VolumeObservation::NotAsked, "again in 5 s");
-    check_volume(&asked, &volumes::VolumeObservation::NotDeleted { said: "busy".into() }, "again in 30 s");
-    check_volume(&asked, &volumes::VolumeObservation::Deleted, "gone, again in 0 s");
+    let requested = VolumeView { is_delete_requested: true, ..stored(volume::Status::Active) };
+    check_volume(&requested, &volumes::VolumeObservation::NotRequested, "Delete, again in 0 s");
+    let used = VolumeView { is_attached: true, ..requested.clone() };
+    check_volume(&used, &volumes::VolumeObservation::NotRequested, "again in 5 s");
     check_volume(
-        &VolumeView { is_external: true, ..asked },
-        &volumes::VolumeObservation::NotAsked,
+        &requested,
+        &volumes::VolumeObservation::NotDeleted { message: "busy".into() },
+        "again in 30 s",
+    );
+    check_volume(&requested, &volumes::VolumeObservation::Deleted, "gone, again in 0 s");
+    check_volume(
+        &VolumeView { is_external: true, ..requested },
+        &volumes::VolumeObservation::NotRequested,
         "gone, again in 0 s",
     );
 }

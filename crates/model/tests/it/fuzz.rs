@@ -66,8 +66,8 @@ fn target<T: std::fmt::Debug>(inputs: impl Strategy<Value = T>, read: impl Fn(&T
 
 /// Generates noise, or tokens of a small language without its grammar.
 fn text(words: &'static [&'static str]) -> impl Strategy<Value = String> {
-    let said = prop::collection::vec(prop::sample::select(words), 0..40).prop_map(|words| words.concat());
-    prop_oneof!["(?s).{0,200}", said]
+    let message = prop::collection::vec(prop::sample::select(words), 0..40).prop_map(|words| words.concat());
+    prop_oneof!["(?s).{0,200}", message]
 }
 
 const YAML: &[&str] = &[

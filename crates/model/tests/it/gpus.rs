@@ -109,16 +109,20 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
 
 #[test]
 fn every_spelling_of_a_gpu_resolves_to_one_name() {
-    for &(said, mib, name, gigabytes) in DEVICES {
-        let found = identify_device(said, (mib > 0).then_some(mib));
+    for &(message, mib, name, gigabytes) in DEVICES {
+        let found = identify_device(message, (mib > 0).then_some(mib));
         assert_eq!(
             (found.name.as_str(), found.memory_mib.map(|mib| mib / 1024)),
             (name, gigabytes),
-            "{said}"
+            "{message}"
         );
         let again = identify_device(&found.name, found.memory_mib);
-        assert_eq!((again.name, again.memory_mib), (found.name, found.memory_mib), "{said}, a second time");
-        assert!(matches_request(said, name, found.memory_mib.unwrap_or(0)), "{said} is {name}");
+        assert_eq!(
+            (again.name, again.memory_mib),
+            (found.name, found.memory_mib),
+            "{message}, a second time"
+        );
+        assert!(matches_request(message, name, found.memory_mib.unwrap_or(0)), "{message} is {name}");
     }
 }
 

@@ -45,7 +45,7 @@ fn shim(shim: ShimState) -> RunningJobObservation {
     RunningJobObservation {
         host: HostState::Fine,
         shim,
-        runner: RunnerState::NotAsked,
+        runner: RunnerState::NotRequested,
         is_gpu_idle: false,
         has_event_stream: false,
     }
@@ -204,7 +204,7 @@ fn an_ending_keeps_the_detail_exit_status_and_message_of_the_agent() {
     let ending = plan.ending.unwrap();
     assert_eq!(ending.reason(), TerminationReason::ContainerExitedWithError);
     assert_eq!(ending.detail().map(TerminationDetail::as_str), Some("oom_killed"));
-    assert_eq!((ending.exit_status(), ending.said()), (Some(137), Some("last line")));
+    assert_eq!((ending.exit_status(), ending.message()), (Some(137), Some("last line")));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn r24_a_pull_that_never_ends_is_ended() {
 #[test]
 fn a_job_without_a_shim_is_submitted_directly_to_its_runner() {
     let job = |secs| RunningJobView { has_shim: false, ..job(Status::Provisioning, secs) };
-    let seen = |runner| RunningJobObservation { shim: ShimState::NotAsked, ..self::runner(runner) };
+    let seen = |runner| RunningJobObservation { shim: ShimState::NotRequested, ..self::runner(runner) };
     check(&job(9), &seen(RunnerState::Silent), "waits for the runner, again in 5 s");
     check(&job(9), &seen(RunnerState::Ready), "SubmitJob, started, again in 10 s");
     check(&job(600), &seen(RunnerState::Silent), "lost: waiting_runner_limit_exceeded, again in 0 s");
@@ -253,8 +253,8 @@ fn a_running_job_ends_with_the_result_its_runner_reports() {
 #[test]
 fn f12_a_terminated_runner_leaves_the_reason_to_its_shim() {
     let job = job(Status::Running, 90);
-    let told = ended(EndKind::Terminated, "", Some(143));
-    let seen = |shim| RunningJobObservation { shim, ..told.clone() };
+    let reported = ended(EndKind::Terminated, "", Some(143));
+    let seen = |shim| RunningJobObservation { shim, ..reported.clone() };
     let running = ShimState::Task(TaskState::Running { ports_known: true });
     let waits = "waits for the host to report why the task ended, again in 5 s";
     check(&job, &seen(running.clone()), waits);
@@ -264,8 +264,8 @@ fn f12_a_terminated_runner_leaves_the_reason_to_its_shim() {
     check(&job, &seen(ShimState::Task(TaskState::Terminated(restart))), known);
     let own = "PullLogs, exited: container_exited_with_error (143), again in 0 s";
     check(&job, &seen(ShimState::NoTask), own);
-    check(&RunningJobView { has_shim: false, ..job }, &seen(ShimState::NotAsked), own);
-    assert!(!has_ended(&told.runner), "the host has to be asked");
+    check(&RunningJobView { has_shim: false, ..job }, &seen(ShimState::NotRequested), own);
+    assert!(!has_ended(&reported.runner), "the host has to be asked");
 }
 
 #[test]
@@ -347,14 +347,14 @@ fn inactivity_and_idle_gpus_end_a_job() {
 #[test]
 fn a_job_whose_host_pushes_events_is_polled_less_often() {
     let due = |job: &RunningJobView, seen: RunningJobObservation| decide(job, &seen, NOW).due.since(NOW);
-    let (running, told) =
+    let (running, reported) =
         (job(Status::Running, 60), || RunningJobObservation { has_event_stream: true, ..alive() });
-    assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_WITH_EVENTS));
+    assert_eq!((due(&running, alive()), due(&running, reported())), (POLL_RUNNING, POLL_WITH_EVENTS));
     // Its time limit applies all the same.
     let limited = RunningJobView { max_duration: Some(Span::secs(90)), ..running };
-    assert!(due(&limited, told()) > POLL_RUNNING);
+    assert!(due(&limited, reported()) > POLL_RUNNING);
     let nearly = RunningJobView { running_since: Some(ago(200)), ..limited };
-    assert_eq!(due(&nearly, told()), Span::secs(10), "90 s, and the two minutes after");
+    assert_eq!(due(&nearly, reported()), Span::secs(10), "90 s, and the two minutes after");
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
         Just(TaskState::Terminated(failed("executor_error", ""))),
     ];
     let shim = prop_oneof![
-        Just(ShimState::NotAsked),
+        Just(ShimState::NotRequested),
         Just(ShimState::Silent),
         Just(ShimState::NoTask),
         task.prop_map(ShimState::Task)
@@ -395,7 +395,7 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
         is_at_gate: false,
     });
     let runner = prop_oneof![
-        Just(RunnerState::NotAsked),
+        Just(RunnerState::NotRequested),
         Just(RunnerState::Silent),
         Just(RunnerState::Ready),
         pulled.prop_map(RunnerState::Pulled)
@@ -408,9 +408,15 @@ fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
         HostState::ProvisionTimeout,
         HostState::AccessRevoked,
     ]);
-    (host, shim, runner, any::<bool>(), any::<bool>()).prop_map(|(host, shim, runner, gpu_idle, is_told)| {
-        RunningJobObservation { host, shim, runner, is_gpu_idle: gpu_idle, has_event_stream: is_told }
-    })
+    (host, shim, runner, any::<bool>(), any::<bool>()).prop_map(
+        |(host, shim, runner, gpu_idle, is_reported)| RunningJobObservation {
+            host,
+            shim,
+            runner,
+            is_gpu_idle: gpu_idle,
+            has_event_stream: is_reported,
+        },
+    )
 }
 
 fn any_job() -> impl Strategy<Value = RunningJobView> {
@@ -519,8 +525,11 @@ fn a_pass_continues_only_after_the_shim_accepted_the_task() {
     let pulling = job(Status::Pulling, 5);
     let started = decide(&pulling, &runner(RunnerState::Ready), NOW);
     assert_eq!(next_in_pass(&pulling, &started.change.unwrap(), NOW), None);
-    let lost =
-        decide(&placed, &RunningJobObservation { host: HostState::Gone, ..shim(ShimState::NotAsked) }, NOW);
+    let lost = decide(
+        &placed,
+        &RunningJobObservation { host: HostState::Gone, ..shim(ShimState::NotRequested) },
+        NOW,
+    );
     assert_eq!(next_in_pass(&placed, &lost.change.unwrap(), NOW), None);
 }
 

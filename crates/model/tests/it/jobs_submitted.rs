@@ -52,7 +52,12 @@ fn words(plan: &Plan) -> String {
             assert_eq!(change.reason, ending.reason().as_str());
             let no_fleets =
                 if ending.detail() == Some(TerminationDetail::NoFleets) { " (no fleets)" } else { "" };
-            format!("{}: {}{no_fleets}: {}", change.event, ending.reason(), ending.said().unwrap_or_default())
+            format!(
+                "{}: {}{no_fleets}: {}",
+                change.event,
+                ending.reason(),
+                ending.message().unwrap_or_default()
+            )
         }
     }
 }
@@ -116,7 +121,7 @@ fn volumes_are_attached_or_the_job_ends() {
     check(&assigned(3), SubmittedJobObservation::Attached, "placed, again in 0 s");
     check(
         &assigned(3),
-        SubmittedJobObservation::AttachFailed { said: "in use".into() },
+        SubmittedJobObservation::AttachFailed { message: "in use".into() },
         "not-placed: volume_error: in use",
     );
     let late = assigned(ATTACH_TIMEOUT.as_secs());
@@ -132,7 +137,7 @@ fn a_placeholder_waits_for_its_backend_and_ends_with_no_capacity_on_refusal() {
     let placeholder = |secs| job(AssignmentStage::Placeholder { since: NOW - Span::secs(secs) });
     check(&placeholder(0), SubmittedJobObservation::Creating, "again in 30 s");
     check(&placeholder(5), SubmittedJobObservation::Created, "placed, again in 0 s");
-    let refused = SubmittedJobObservation::Refused { said: "no quota".into() };
+    let refused = SubmittedJobObservation::Refused { message: "no quota".into() };
     check(&placeholder(5), refused, "not-placed: failed_to_start_due_to_no_capacity: no quota");
     check(&placeholder(CREATE_TIMEOUT.as_secs() - 1), SubmittedJobObservation::Creating, "again in 1 s");
     let expect = "not-placed: failed_to_start_due_to_no_capacity: no instance was created within 600 s";

@@ -38,10 +38,10 @@ fn job(reason: TerminationReason) -> TerminatingJobView {
     }
 }
 
-fn volume(asked: Option<i64>) -> VolumeAttachment {
+fn volume(requested: Option<i64>) -> VolumeAttachment {
     VolumeAttachment {
         id: VolumeId(Uuid::from_u128(1)),
-        detach_requested_at: asked.map(ago),
+        detach_requested_at: requested.map(ago),
         is_forced: false,
         is_attached: true,
     }
@@ -53,8 +53,8 @@ fn words(plan: &Plan) -> String {
             let step = match step {
                 TerminationStep::Unregister => "unregister".to_owned(),
                 TerminationStep::Stop { grace, deadline } => {
-                    let ask = if grace.is_some() { "stop" } else { "let end" };
-                    format!("{ask} within {} s", deadline.since(NOW).as_secs())
+                    let request = if grace.is_some() { "stop" } else { "let end" };
+                    format!("{request} within {} s", deadline.since(NOW).as_secs())
                 }
                 TerminationStep::DrainLogs => "drain".to_owned(),
                 TerminationStep::RemoveTask => "remove".to_owned(),
@@ -85,7 +85,7 @@ fn check(job: &TerminatingJobView, logs: LogDrain, task: TaskPresence, expect: &
 fn a_stop_is_sent_with_a_deadline() {
     let job = job(TerminationReason::TerminatedByUser);
     let expect = "stop within 150 s, for the job to stop, again in 0 s";
-    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
+    check(&job, LogDrain::NotRequested, TaskPresence::NotRequested, expect);
 }
 
 #[test]
@@ -93,12 +93,12 @@ fn a_job_that_ended_by_itself_is_not_stopped_but_its_logs_are_drained() {
     let mut job = job(TerminationReason::DoneByRunner);
     check(
         &job,
-        LogDrain::NotAsked,
+        LogDrain::NotRequested,
         TaskPresence::There,
         "let end within 30 s, for the job to stop, again in 0 s",
     );
     job.deadline = Some(NOW + Span::secs(29));
-    check(&job, LogDrain::NotAsked, TaskPresence::There, "drain, for its last output, again in 0 s");
+    check(&job, LogDrain::NotRequested, TaskPresence::There, "drain, for its last output, again in 0 s");
     check(&job, LogDrain::More, TaskPresence::There, "drain, for its last output, again in 2 s");
     check(
         &job,
@@ -115,7 +115,7 @@ fn the_deadline_ends_the_drain() {
     check(
         &job,
         LogDrain::More,
-        TaskPresence::NotAsked,
+        TaskPresence::NotRequested,
         "remove, for its container to be removed, again in 0 s",
     );
 }
@@ -125,11 +125,16 @@ fn an_abort_skips_the_runner() {
     let job = job(TerminationReason::AbortedByUser);
     check(
         &job,
-        LogDrain::NotAsked,
-        TaskPresence::NotAsked,
+        LogDrain::NotRequested,
+        TaskPresence::NotRequested,
         "remove, for its container to be removed, again in 0 s",
     );
-    check(&job, LogDrain::NotAsked, TaskPresence::Gone, "released-aborted (aborted_by_user), instance Freed");
+    check(
+        &job,
+        LogDrain::NotRequested,
+        TaskPresence::Gone,
+        "released-aborted (aborted_by_user), instance Freed",
+    );
 }
 
 #[test]
@@ -137,7 +142,7 @@ fn s2_a_job_is_unregistered_from_the_proxy_before_it_is_stopped() {
     let job = TerminatingJobView { is_registered: true, ..job(TerminationReason::ScaledDown) };
     check(
         &job,
-        LogDrain::NotAsked,
+        LogDrain::NotRequested,
         TaskPresence::There,
         "unregister, for the proxy to unregister it, again in 0 s",
     );
@@ -147,11 +152,11 @@ fn s2_a_job_is_unregistered_from_the_proxy_before_it_is_stopped() {
 fn s2_a_stop_waits_a_limited_time_for_requests_in_flight() {
     let busy = TerminatingJobView { has_open_requests: true, ..job(TerminationReason::ScaledDown) };
     let busy = TerminatingJobView { terminating_since: ago(5), deadline: None, ..busy };
-    check(&busy, LogDrain::NotAsked, TaskPresence::There, "wait, for requests in flight, again in 1 s");
+    check(&busy, LogDrain::NotRequested, TaskPresence::There, "wait, for requests in flight, again in 1 s");
     let late = TerminatingJobView { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
     check(
         &late,
-        LogDrain::NotAsked,
+        LogDrain::NotRequested,
         TaskPresence::There,
         "stop within 150 s, for the job to stop, again in 0 s",
     );
@@ -173,7 +178,7 @@ fn a_job_that_never_had_an_instance_ends_at_once() {
         ..job(TerminationReason::FailedToStartDueToNoCapacity)
     };
     let expect = "released-failed (failed_to_start_due_to_no_capacity), instance None";
-    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
+    check(&job, LogDrain::NotRequested, TaskPresence::NotRequested, expect);
 }
 
 #[test]
@@ -186,15 +191,15 @@ fn a_job_on_a_silent_host_terminates_only_after_the_give_up_timeout() {
     let place = HeldInstance { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
     let ended = TerminatingJobView { instance: Some(place), deadline: None, ..lost };
     let expect = "released-failed (instance_unreachable), instance Unchanged";
-    check(&ended, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
+    check(&ended, LogDrain::NotRequested, TaskPresence::NotRequested, expect);
 }
 
 #[test]
 fn g4_volumes_are_detached_gracefully_and_then_by_force() {
-    let stopped = |secs: i64, asked| TerminatingJobView {
+    let stopped = |secs: i64, requested| TerminatingJobView {
         deadline: Some(ago(1)),
         terminating_since: ago(secs),
-        volumes: vec![volume(asked)],
+        volumes: vec![volume(requested)],
         ..job(TerminationReason::TerminatedByUser)
     };
     let gone = |job: &TerminatingJobView, expect| check(job, LogDrain::Drained, TaskPresence::Gone, expect);
@@ -224,12 +229,12 @@ fn a_job_ends_without_contacting_an_instance_that_was_never_ready() {
         ..job(TerminationReason::TerminatedByUser)
     };
     let expect = "released-terminated (terminated_by_user), instance Ended";
-    check(&early, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
-    let told = TerminatingJobView { is_task_submitted: true, ..early };
+    check(&early, LogDrain::NotRequested, TaskPresence::NotRequested, expect);
+    let reported = TerminatingJobView { is_task_submitted: true, ..early };
     check(
-        &told,
-        LogDrain::NotAsked,
-        TaskPresence::NotAsked,
+        &reported,
+        LogDrain::NotRequested,
+        TaskPresence::NotRequested,
         "remove, for its container to be removed, again in 0 s",
     );
 }
@@ -280,7 +285,7 @@ enum ReleaseEvent {
 
 fn run_to_end(
     mut job: TerminatingJobView,
-    mut world: ReleaseFixture,
+    mut fixture: ReleaseFixture,
 ) -> (Vec<ReleaseEvent>, Timestamp, Plan) {
     let (mut now, mut seen, mut did) = (NOW, TerminatingJobObservation::NOTHING, Vec::new());
     job.terminating_since = NOW;
@@ -300,8 +305,8 @@ fn run_to_end(
                 did.push(ReleaseEvent::Stopped);
             }
             TerminationStep::DrainLogs => {
-                world.log_polls = world.log_polls.saturating_sub(1);
-                seen.logs = match (world.silent, world.log_polls) {
+                fixture.log_polls = fixture.log_polls.saturating_sub(1);
+                seen.logs = match (fixture.silent, fixture.log_polls) {
                     (true, _) => LogDrain::Silent,
                     (false, 0) => LogDrain::Drained,
                     (false, _) => LogDrain::More,
@@ -309,8 +314,8 @@ fn run_to_end(
                 did.push(ReleaseEvent::Quiet);
             }
             TerminationStep::RemoveTask => {
-                world.remove_polls = world.remove_polls.saturating_sub(1);
-                seen.task = match (world.silent, world.remove_polls) {
+                fixture.remove_polls = fixture.remove_polls.saturating_sub(1);
+                seen.task = match (fixture.silent, fixture.remove_polls) {
                     (true, _) => TaskPresence::Silent,
                     (false, 0) => TaskPresence::Gone,
                     (false, _) => TaskPresence::There,
@@ -326,8 +331,8 @@ fn run_to_end(
             TerminationStep::Wait => {}
         }
         if did.contains(&ReleaseEvent::Detached) {
-            world.detach_polls = world.detach_polls.saturating_sub(1);
-            if world.detach_polls == 0 {
+            fixture.detach_polls = fixture.detach_polls.saturating_sub(1);
+            if fixture.detach_polls == 0 {
                 job.volumes.iter_mut().for_each(|volume| volume.is_attached = false);
             }
         }
@@ -368,12 +373,12 @@ proptest! {
     fn r22_termination_steps_run_in_order_and_always_finish(
         job in any_job(), polls in (1_u32..20, 1_u32..5, 1_u32..9), silent in any::<bool>(),
     ) {
-        let world = ReleaseFixture { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
-        let (did, at, plan) = run_to_end(job.clone(), world);
+        let fixture = ReleaseFixture { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
+        let (did, at, plan) = run_to_end(job.clone(), fixture);
         prop_assert!(did.is_sorted(), "{:?}", did);
         let Plan::End(end) = plan else { return Err(TestCaseError::fail(format!("never ended: {did:?}"))) };
-        let fate = job::step(Status::Terminating, end.change().event);
-        prop_assert_eq!(fate, state_machine::Step::To(job.ending.reason().final_status().status()));
+        let outcome = job::step(Status::Terminating, end.change().event);
+        prop_assert_eq!(outcome, state_machine::Step::To(job.ending.reason().final_status().status()));
         prop_assert!(at <= NOW + GIVE_UP_TIMEOUT + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
         let on_shim = job.instance.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
         prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");

@@ -9,7 +9,7 @@ use windlass_model::{
         slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant_slots, job_schedule},
     },
     job::{TerminationDetail, TerminationReason as Reason},
-    managed_job::{Event, RecoverySource, Schedule, Status, record::NodeLocation},
+    managed_job::{Event, RecoverySource, ScheduleState, Status, record::NodeLocation},
     skypilot::Phase,
     time::Span,
 };
@@ -21,108 +21,118 @@ use crate::managed_jobs_fixture::{
 pub(crate) const ONE: &str = "name: one\nrun: work\n";
 
 pub(crate) fn started(text: &str) -> ManagedJobFixture {
-    let mut world = ManagedJobFixture::new(text);
-    world.run_until_stable();
-    world
+    let mut fixture = ManagedJobFixture::new(text);
+    fixture.run_until_stable();
+    fixture
 }
 
 // A single task.
 
 #[test]
 fn a_task_goes_from_pending_to_succeeded() {
-    let mut world = started(ONE);
-    assert_eq!(world.statuses(), ["STARTING"]);
-    assert_eq!(world.records[0].submitted_at, Some(world.now));
-    world.wait(20).running(0, "east");
-    let began = world.now;
-    world.wait(100).observe(0, success());
-    let record = &world.records[0];
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING SUCCEEDED");
-    assert_eq!((record.start_at, record.end_at), (Some(began), Some(world.now)));
-    assert_eq!(record.total_duration(world.now), Some(Span::secs(120)));
-    assert_eq!(record.job_duration(world.now), Span::secs(100), "provisioning is not part of it");
-    assert_eq!((record.schedule, world.decide().due_at), (Schedule::Done, None));
-    assert_eq!(world.schedules, [Schedule::Waiting, Schedule::Launching, Schedule::Alive, Schedule::Done]);
+    let mut fixture = started(ONE);
+    assert_eq!(fixture.statuses(), ["STARTING"]);
+    assert_eq!(fixture.records[0].submitted_at, Some(fixture.now));
+    fixture.wait(20).running(0, "east");
+    let began = fixture.now;
+    fixture.wait(100).observe(0, success());
+    let record = &fixture.records[0];
+    assert_eq!(fixture.path(0), "PENDING STARTING RUNNING SUCCEEDED");
+    assert_eq!((record.start_at, record.end_at), (Some(began), Some(fixture.now)));
+    assert_eq!(record.total_duration(fixture.now), Some(Span::secs(120)));
+    assert_eq!(record.job_duration(fixture.now), Span::secs(100), "provisioning is not part of it");
+    assert_eq!((record.schedule, fixture.decide().due_at), (ScheduleState::Done, None));
+    assert_eq!(
+        fixture.schedules,
+        [ScheduleState::Waiting, ScheduleState::Launching, ScheduleState::Alive, ScheduleState::Done]
+    );
 }
 
 #[test]
 fn an_empty_task_succeeds_without_nodes_even_if_it_has_a_setup() {
-    let mut world = started("setup: exit 1\n");
-    assert_eq!(world.path(0), "PENDING RUNNING SUCCEEDED");
-    assert!(world.acts.is_empty() && world.run_until_stable().records[0].end_at.is_some());
+    let mut fixture = started("setup: exit 1\n");
+    assert_eq!(fixture.path(0), "PENDING RUNNING SUCCEEDED");
+    assert!(fixture.acts.is_empty() && fixture.run_until_stable().records[0].end_at.is_some());
 }
 
 #[test]
-fn a_failed_setup_is_told_apart_from_a_failed_program() {
-    let mut world = started(ONE);
+fn a_failed_setup_is_distinguished_from_a_failed_program() {
+    let mut fixture = started(ONE);
     let end = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(3)) };
-    world.running(0, "east").observe(0, ended_observation(end));
-    assert_eq!(world.statuses(), ["FAILED_SETUP"]);
-    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, failure(3));
-    assert_eq!(world.statuses(), ["FAILED"]);
+    fixture.running(0, "east").observe(0, ended_observation(end));
+    assert_eq!(fixture.statuses(), ["FAILED_SETUP"]);
+    assert!(fixture.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, failure(3));
+    assert_eq!(fixture.statuses(), ["FAILED"]);
 }
 
 // Capacity.
 
 #[test]
 fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
-    let mut world = started(ONE);
-    world.observe(0, no_capacity());
-    assert_eq!((world.records[0].schedule, world.in_use().launching), (Schedule::AliveBackoff, 0));
-    assert_eq!(world.records[0].next_retry_at, Some(world.now + Span::secs(60)));
-    assert_eq!(world.in_use().alive, 1);
-    world.wait(59).run_until_stable();
-    assert_eq!(world.statuses(), ["PENDING"]);
-    world.wait(1).run_until_stable();
-    assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
-    assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING");
+    let mut fixture = started(ONE);
+    fixture.observe(0, no_capacity());
+    assert_eq!((fixture.records[0].schedule, fixture.in_use().launching), (ScheduleState::AliveBackoff, 0));
+    assert_eq!(fixture.records[0].next_retry_at, Some(fixture.now + Span::secs(60)));
+    assert_eq!(fixture.in_use().alive, 1);
+    fixture.wait(59).run_until_stable();
+    assert_eq!(fixture.statuses(), ["PENDING"]);
+    fixture.wait(1).run_until_stable();
+    assert_eq!((fixture.statuses(), fixture.last_submit().attempt), (vec!["STARTING"], 2));
+    assert_eq!(fixture.path(0), "PENDING STARTING PENDING STARTING");
     assert!(
-        world.schedules.ends_with(&[Schedule::AliveBackoff, Schedule::AliveWaiting, Schedule::Launching]),
+        fixture.schedules.ends_with(&[
+            ScheduleState::AliveBackoff,
+            ScheduleState::AliveWaiting,
+            ScheduleState::Launching
+        ]),
         "{:?}",
-        world.schedules
+        fixture.schedules
     );
 }
 
 #[test]
 fn a_launch_that_stays_queued_is_stopped_and_releases_its_slot() {
-    let mut world = started(ONE);
-    world.wait(61).run_until_stable();
-    assert_eq!((world.statuses(), world.records[0].schedule), (vec!["PENDING"], Schedule::AliveBackoff));
-    assert!(matches!(world.acts.last(), Some((0, AttemptAction::Stop(stop))) if stop.attempt == 1));
+    let mut fixture = started(ONE);
+    fixture.wait(61).run_until_stable();
+    assert_eq!(
+        (fixture.statuses(), fixture.records[0].schedule),
+        (vec!["PENDING"], ScheduleState::AliveBackoff)
+    );
+    assert!(matches!(fixture.acts.last(), Some((0, AttemptAction::Stop(stop))) if stop.attempt == 1));
 }
 
 #[test]
 fn every_candidate_is_tried_before_the_wait() {
-    let mut world = started("run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}, {cpus: 4}]\n");
+    let mut fixture = started("run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}, {cpus: 4}]\n");
     for candidate in 0..3 {
-        assert_eq!((world.last_submit().candidate, world.statuses()), (candidate, vec!["STARTING"]));
-        world.observe(0, no_capacity());
+        assert_eq!((fixture.last_submit().candidate, fixture.statuses()), (candidate, vec!["STARTING"]));
+        fixture.observe(0, no_capacity());
     }
-    assert_eq!(world.statuses(), ["PENDING"]);
-    world.wait(60).run_until_stable();
-    assert_eq!(world.last_submit().candidate, 0);
+    assert_eq!(fixture.statuses(), ["PENDING"]);
+    fixture.wait(60).run_until_stable();
+    assert_eq!(fixture.last_submit().candidate, 0);
 }
 
 #[test]
 fn launch_limits_fail_the_task_from_starting_and_from_recovering() {
     let tries = "run: a\nresources: {job_recovery: {max_launch_tries: 2}}\n";
-    let mut world = started(tries);
-    world.observe(0, no_capacity()).wait(60).run_until_stable();
-    world.observe(0, no_capacity());
-    assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING FAILED_NO_RESOURCE");
+    let mut fixture = started(tries);
+    fixture.observe(0, no_capacity()).wait(60).run_until_stable();
+    fixture.observe(0, no_capacity());
+    assert_eq!(fixture.path(0), "PENDING STARTING PENDING STARTING FAILED_NO_RESOURCE");
     let time = "run: a\nresources: {job_recovery: {max_launch_wait: 90s, strategy: FAILOVER}}\n";
-    let mut world = started(time);
-    world.running(0, "east").observe(0, loss());
+    let mut fixture = started(time);
+    fixture.running(0, "east").observe(0, loss());
     for _ in 0..3 {
-        world.observe(0, no_capacity());
+        fixture.observe(0, no_capacity());
     }
-    world.observe(0, no_capacity());
-    world.wait(200).run_until_stable();
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING PENDING RECOVERING FAILED_NO_RESOURCE");
-    assert_eq!(world.records[0].recovery_count, 0, "an aborted episode does not count");
-    assert_eq!(world.records[0].schedule, Schedule::Done);
+    fixture.observe(0, no_capacity());
+    fixture.wait(200).run_until_stable();
+    assert_eq!(fixture.path(0), "PENDING STARTING RUNNING RECOVERING PENDING RECOVERING FAILED_NO_RESOURCE");
+    assert_eq!(fixture.records[0].recovery_count, 0, "an aborted episode does not count");
+    assert_eq!(fixture.records[0].schedule, ScheduleState::Done);
 }
 
 #[test]
@@ -131,27 +141,27 @@ fn a_task_that_can_never_fit_fails_prechecks_also_during_recovery() {
         detail: Some(TerminationDetail::NoFleets),
         ..ended(Reason::FailedToStartDueToNoCapacity, None)
     };
-    let mut world = started(ONE);
-    world.observe(0, ended_observation(never.clone()));
-    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
-    let mut world = started(ONE);
+    let mut fixture = started(ONE);
+    fixture.observe(0, ended_observation(never.clone()));
+    assert_eq!(fixture.statuses(), ["FAILED_PRECHECKS"]);
+    let mut fixture = started(ONE);
     // The first time, the avoided location may be the reason.
-    world.running(0, "east").observe(0, loss()).observe(0, ended_observation(never.clone()));
-    assert_eq!((world.statuses(), world.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
-    world.observe(0, ended_observation(never));
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
+    fixture.running(0, "east").observe(0, loss()).observe(0, ended_observation(never.clone()));
+    assert_eq!((fixture.statuses(), fixture.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
+    fixture.observe(0, ended_observation(never));
+    assert_eq!(fixture.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
 }
 
 #[test]
 fn three_container_creation_errors_end_a_task_as_failed_prechecks() {
-    let mut world = started(ONE);
+    let mut fixture = started(ONE);
     for _ in 0..3 {
-        world
+        fixture
             .observe(0, ended_observation(ended(Reason::CreatingContainerError, None)))
             .wait(400)
             .run_until_stable();
     }
-    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
+    assert_eq!(fixture.statuses(), ["FAILED_PRECHECKS"]);
 }
 
 #[test]
@@ -166,22 +176,22 @@ fn m5_waits_grow_to_five_minutes_with_jitter() {
 
 #[test]
 fn r17_eager_next_region_avoids_the_lost_location_until_nothing_else_fits() {
-    let mut world = started(ONE);
-    world.wait(10).running(0, "east").wait(50).observe(0, loss());
-    assert_eq!(world.statuses(), ["RECOVERING"]);
-    assert_eq!(world.last_submit().avoid, [place("east").unwrap()]);
-    assert!(world.log.iter().any(|(_, moved, _)| moved.message.contains("avoiding east")));
-    world.observe(0, no_capacity());
+    let mut fixture = started(ONE);
+    fixture.wait(10).running(0, "east").wait(50).observe(0, loss());
+    assert_eq!(fixture.statuses(), ["RECOVERING"]);
+    assert_eq!(fixture.last_submit().avoid, [place("east").unwrap()]);
+    assert!(fixture.log.iter().any(|(_, moved, _)| moved.message.contains("avoiding east")));
+    fixture.observe(0, no_capacity());
     assert_eq!(
-        (world.statuses(), world.last_submit().avoid.len()),
+        (fixture.statuses(), fixture.last_submit().avoid.len()),
         (vec!["RECOVERING"], 0),
         "the block is lifted"
     );
-    world.wait(30).running(0, "east");
-    assert_eq!((world.records[0].recovery_count, world.records[0].attempt), (1, 3));
-    world.wait(50).observe(0, success());
-    assert_eq!(world.records[0].job_duration(world.now), Span::secs(100));
-    assert_eq!(world.running_by_log(0), Span::secs(100));
+    fixture.wait(30).running(0, "east");
+    assert_eq!((fixture.records[0].recovery_count, fixture.records[0].attempt), (1, 3));
+    fixture.wait(50).observe(0, success());
+    assert_eq!(fixture.records[0].job_duration(fixture.now), Span::secs(100));
+    assert_eq!(fixture.running_by_log(0), Span::secs(100));
 }
 
 /// Returns an end of two nodes, of which the second is lost.
@@ -198,124 +208,124 @@ fn half_lost(first: &str, second: &str) -> (AttemptObservation, NodeLocation, No
 
 #[test]
 fn recovery_first_prefers_the_location_of_the_remaining_nodes() {
-    let mut world = started("run: a\nnum_nodes: 2\n");
+    let mut fixture = started("run: a\nnum_nodes: 2\n");
     let (seen, left, gone) = half_lost("east", "east");
-    world.running(0, "east").observe(0, seen);
-    let asked = world.last_submit();
-    assert_eq!((asked.prefer, asked.avoid), (Some(left), vec![gone.clone()]));
-    let told = |text: &str| world.log.iter().any(|(_, moved, _)| moved.message.contains(text));
-    assert!(told("requesting a replacement in east, next to the remaining nodes"), "{:?}", world.log);
-    world.observe(0, no_capacity());
-    let asked = world.last_submit();
-    assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]), "nothing is free beside it");
+    fixture.running(0, "east").observe(0, seen);
+    let requested = fixture.last_submit();
+    assert_eq!((requested.prefer, requested.avoid), (Some(left), vec![gone.clone()]));
+    let reported = |text: &str| fixture.log.iter().any(|(_, moved, _)| moved.message.contains(text));
+    assert!(reported("requesting a replacement in east, next to the remaining nodes"), "{:?}", fixture.log);
+    fixture.observe(0, no_capacity());
+    let requested = fixture.last_submit();
+    assert_eq!((requested.prefer, requested.avoid), (None, vec![gone]), "nothing is free beside it");
 }
 
 #[test]
 fn recovery_avoids_only_the_lost_location_when_nodes_span_several() {
     let (seen, _, gone) = half_lost("host-1", "host-2");
-    let mut world = started("run: a\nnum_nodes: 2\n");
-    world.running(0, "host-1").observe(0, seen);
-    let asked = world.last_submit();
-    assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]));
+    let mut fixture = started("run: a\nnum_nodes: 2\n");
+    fixture.running(0, "host-1").observe(0, seen);
+    let requested = fixture.last_submit();
+    assert_eq!((requested.prefer, requested.avoid), (None, vec![gone]));
     let (seen, left, _) = half_lost("east/a", "east/b");
-    let mut world = started("run: a\nnum_nodes: 2\nresources: {job_recovery: FAILOVER}\n");
-    world.running(0, "east/a").observe(0, seen);
-    assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (Some(left), 0));
+    let mut fixture = started("run: a\nnum_nodes: 2\nresources: {job_recovery: FAILOVER}\n");
+    fixture.running(0, "east/a").observe(0, seen);
+    assert_eq!((fixture.last_submit().prefer, fixture.last_submit().avoid.len()), (Some(left), 0));
 }
 
 #[test]
 fn failover_prefers_the_same_location_three_times() {
-    let mut world = started("run: a\nresources: {job_recovery: FAILOVER}\n");
-    world.running(0, "east").observe(0, loss());
+    let mut fixture = started("run: a\nresources: {job_recovery: FAILOVER}\n");
+    fixture.running(0, "east").observe(0, loss());
     for _ in 0..3 {
-        assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (place("east"), 0));
-        world.observe(0, no_capacity());
+        assert_eq!((fixture.last_submit().prefer, fixture.last_submit().avoid.len()), (place("east"), 0));
+        fixture.observe(0, no_capacity());
     }
-    assert_eq!((world.last_submit().prefer, world.statuses()), (None, vec!["RECOVERING"]));
-    world.observe(0, no_capacity());
-    assert_eq!(world.statuses(), ["PENDING"]);
+    assert_eq!((fixture.last_submit().prefer, fixture.statuses()), (None, vec!["RECOVERING"]));
+    fixture.observe(0, no_capacity());
+    assert_eq!(fixture.statuses(), ["PENDING"]);
 }
 
 #[test]
 fn the_strategy_none_never_launches_again() {
     let text = "run: a\nresources: {job_recovery: NONE}\n";
-    let mut world = started(text);
-    world.running(0, "east").observe(0, loss());
-    assert_eq!(world.statuses(), ["FAILED"]);
-    assert!(world.records[0].failure_reason.as_ref().unwrap().starts_with("nodes lost"));
-    let mut world = started(text);
-    world.running(0, "east");
-    world.internal_error(0);
-    world.wait(100).observe(0, loss());
-    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["FAILED"], 1));
+    let mut fixture = started(text);
+    fixture.running(0, "east").observe(0, loss());
+    assert_eq!(fixture.statuses(), ["FAILED"]);
+    assert!(fixture.records[0].failure_reason.as_ref().unwrap().starts_with("nodes lost"));
+    let mut fixture = started(text);
+    fixture.running(0, "east");
+    fixture.internal_error(0);
+    fixture.wait(100).observe(0, loss());
+    assert_eq!((fixture.statuses(), fixture.records[0].attempt), (vec!["FAILED"], 1));
 }
 
 #[test]
 fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
-    let mut world = started("run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n");
-    world.running(0, "east").observe(0, failure(1));
-    assert_eq!((world.statuses(), world.last_submit().prefer), (vec!["RECOVERING"], place("east")));
-    world.running(0, "east").observe(0, failure(1));
-    assert_eq!(world.statuses(), ["FAILED"]);
-    let record = &world.records[0];
+    let mut fixture = started("run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n");
+    fixture.running(0, "east").observe(0, failure(1));
+    assert_eq!((fixture.statuses(), fixture.last_submit().prefer), (vec!["RECOVERING"], place("east")));
+    fixture.running(0, "east").observe(0, failure(1));
+    assert_eq!(fixture.statuses(), ["FAILED"]);
+    let record = &fixture.records[0];
     assert_eq!((record.restarts_on_errors, record.recovery_count, record.attempt), (1, 1, 2));
 }
 
 #[test]
 fn listed_exit_codes_are_always_restarted_without_being_counted() {
-    let mut world = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
+    let mut fixture = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
     for _ in 0..5 {
-        world.running(0, "east").observe(0, failure(33));
+        fixture.running(0, "east").observe(0, failure(33));
     }
-    assert_eq!((world.statuses(), world.records[0].restarts_on_errors), (vec!["RECOVERING"], 0));
-    world.running(0, "east").observe(0, failure(34));
-    assert_eq!((world.statuses(), world.records[0].recovery_count), (vec!["FAILED"], 5));
+    assert_eq!((fixture.statuses(), fixture.records[0].restarts_on_errors), (vec!["RECOVERING"], 0));
+    fixture.running(0, "east").observe(0, failure(34));
+    assert_eq!((fixture.statuses(), fixture.records[0].recovery_count), (vec!["FAILED"], 5));
 }
 
 #[test]
 fn r17_a_back_off_in_a_recovery_keeps_the_episode_open() {
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, loss()).observe(0, no_capacity()).observe(0, no_capacity());
-    let record = &world.records[0];
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, loss()).observe(0, no_capacity()).observe(0, no_capacity());
+    let record = &fixture.records[0];
     assert_eq!((record.status, record.pending.unwrap().as_str()), (Status::Pending, "recovery_backoff"));
     let (submitted, start) = (record.submitted_at, record.start_at);
-    world.wait(100).run_until_stable();
-    assert_eq!(world.statuses(), ["RECOVERING"], "not STARTING");
-    world.running(0, "west");
-    let record = &world.records[0];
+    fixture.wait(100).run_until_stable();
+    assert_eq!(fixture.statuses(), ["RECOVERING"], "not STARTING");
+    fixture.running(0, "west");
+    let record = &fixture.records[0];
     assert_eq!((record.submitted_at, record.start_at, record.recovery_count), (submitted, start, 1));
-    check_log(&world);
+    check_log(&fixture);
 }
 
 #[test]
 fn a_loss_while_still_starting_does_not_count() {
-    let mut world = started(ONE);
-    world.observe(0, loss());
-    assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
-    world.running(0, "east");
-    assert_eq!(world.records[0].recovery_count, 0);
+    let mut fixture = started(ONE);
+    fixture.observe(0, loss());
+    assert_eq!((fixture.statuses(), fixture.last_submit().attempt), (vec!["STARTING"], 2));
+    fixture.running(0, "east");
+    assert_eq!(fixture.records[0].recovery_count, 0);
 }
 
 #[test]
 fn m3_every_recovery_names_its_source() {
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, loss()).running(0, "west");
-    world.internal_error(0);
-    world.wait(100).run_until_stable();
-    world.observe(0, AttemptObservation::Nothing);
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, loss()).running(0, "west");
+    fixture.internal_error(0);
+    fixture.wait(100).run_until_stable();
+    fixture.observe(0, AttemptObservation::Nothing);
     for (_, moved, _) in
-        world.log.iter().filter(|(_, moved, _)| matches!(moved.event, Event::Lost | Event::Interrupted))
+        fixture.log.iter().filter(|(_, moved, _)| matches!(moved.event, Event::Lost | Event::Interrupted))
     {
         assert!(moved.source.is_some(), "{moved:?}");
     }
-    let sources: Vec<_> = world.log.iter().filter_map(|(_, moved, _)| moved.source).collect();
+    let sources: Vec<_> = fixture.log.iter().filter_map(|(_, moved, _)| moved.source).collect();
     assert_eq!(sources, [RecoverySource::Failure, RecoverySource::Emergency, RecoverySource::Restart]);
 }
 
 // Preemption or failure.
 
 #[test]
-fn a_preemption_is_told_apart_from_a_failure() {
+fn a_preemption_is_distinguished_from_a_failure() {
     let exited = |code| ended(Reason::ContainerExitedWithError, Some(code));
     let is = |verdict: AttemptOutcome| match verdict {
         AttemptOutcome::Success => "success",
@@ -358,64 +368,67 @@ fn m4_one_bad_probe_never_restarts_a_healthy_job() {
     assert!(!is_lost(Span::secs(600), 1));
     assert!(!is_lost(Span::secs(59), 100));
     assert!(is_lost(Span::secs(60), 5));
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, AttemptObservation::Unclear).wait(86_400).run_until_stable();
-    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["RUNNING"], 1));
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, AttemptObservation::Unclear).wait(86_400).run_until_stable();
+    assert_eq!((fixture.statuses(), fixture.records[0].attempt), (vec!["RUNNING"], 1));
 }
 
 // Other servers, and internal errors.
 
 #[test]
 fn m4_a_new_server_takes_over_a_running_task_without_changes() {
-    let mut world = started(ONE);
-    world.running(0, "east");
-    let before = world.records[0].clone();
+    let mut fixture = started(ONE);
+    fixture.running(0, "east");
+    let before = fixture.records[0].clone();
     // The next server reads the same rows: nothing is decided.
-    assert!(world.wait(1000).decide().tasks.is_empty());
-    assert_eq!(world.records[0], before);
+    assert!(fixture.wait(1000).decide().tasks.is_empty());
+    assert_eq!(fixture.records[0], before);
 }
 
 #[test]
 fn m6_a_launch_that_was_not_recorded_is_found_and_not_repeated() {
-    let mut world = ManagedJobFixture::new(ONE);
-    world.pass();
-    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["STARTING"], 0));
-    world.pass();
-    assert_eq!((world.records[0].attempt, world.runs.len()), (1, 0), "numbered before it is made");
-    let decision = world.decide();
-    world.carry_out(&decision, false);
-    world.carry_out(&decision, false);
-    assert_eq!(world.runs.len(), 1, "one run, however often it is made");
-    world.run_until_stable();
-    assert_eq!((world.statuses(), world.records[0].attempt, world.runs.len()), (vec!["STARTING"], 1, 1));
+    let mut fixture = ManagedJobFixture::new(ONE);
+    fixture.pass();
+    assert_eq!((fixture.statuses(), fixture.records[0].attempt), (vec!["STARTING"], 0));
+    fixture.pass();
+    assert_eq!((fixture.records[0].attempt, fixture.runs.len()), (1, 0), "numbered before it is made");
+    let decision = fixture.decide();
+    fixture.carry_out(&decision, false);
+    fixture.carry_out(&decision, false);
+    assert_eq!(fixture.runs.len(), 1, "one run, however often it is made");
+    fixture.run_until_stable();
+    assert_eq!(
+        (fixture.statuses(), fixture.records[0].attempt, fixture.runs.len()),
+        (vec!["STARTING"], 1, 1)
+    );
     // A cancellation finds a run that was submitted and not recorded.
-    let mut world = ManagedJobFixture::new(ONE);
-    world.settle_twice();
-    let decision = world.decide();
-    world.carry_out(&decision, false);
-    world.cancel();
-    assert!(matches!(world.runs[&(0, 1)], AttemptObservation::Over { .. }), "{:?}", world.runs);
+    let mut fixture = ManagedJobFixture::new(ONE);
+    fixture.flush_twice();
+    let decision = fixture.decide();
+    fixture.carry_out(&decision, false);
+    fixture.cancel();
+    assert!(matches!(fixture.runs[&(0, 1)], AttemptObservation::Over { .. }), "{:?}", fixture.runs);
 }
 
 #[test]
 fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
-    let mut world = started("run: a\ndeadline: {within: 10h, work: 1h, changeover: 1m}\n");
+    let mut fixture = started("run: a\ndeadline: {within: 10h, work: 1h, changeover: 1m}\n");
     // It only has to keep up with its progress line, which has just begun: it starts on demand when behind.
-    world.wait(100).run_until_stable();
-    assert_eq!(world.last_submit().market, Some(Market::OnDemand));
-    world.running(0, "east").wait(2000);
-    world.spot_capacity = true;
-    let decision = world.pass();
+    fixture.wait(100).run_until_stable();
+    assert_eq!(fixture.last_submit().market, Some(Market::OnDemand));
+    fixture.running(0, "east").wait(2000);
+    fixture.spot_capacity = true;
+    let decision = fixture.pass();
     assert!(decision.tasks[0].action.is_none(), "first it is written that the end is ours");
-    let decision = world.pass();
+    let decision = fixture.pass();
     assert!(matches!(decision.tasks[0].action, Some(AttemptAction::Stop(_))));
-    world.pass();
-    assert_eq!(world.runs[&(0, 1)], AttemptObservation::Ending);
-    assert_eq!(world.last_submit().attempt, 1, "the old one is not gone yet");
-    world.run_until_stable();
-    assert_eq!((world.last_submit().attempt, world.last_submit().market), (2, Some(Market::Spot)));
-    world.running(0, "west");
-    assert_eq!(world.records[0].recovery_count, 0, "a move is not a failure");
+    fixture.pass();
+    assert_eq!(fixture.runs[&(0, 1)], AttemptObservation::Ending);
+    assert_eq!(fixture.last_submit().attempt, 1, "the old one is not gone yet");
+    fixture.run_until_stable();
+    assert_eq!((fixture.last_submit().attempt, fixture.last_submit().market), (2, Some(Market::Spot)));
+    fixture.running(0, "west");
+    assert_eq!(fixture.records[0].recovery_count, 0, "a move is not a failure");
 }
 
 #[test]
@@ -427,61 +440,61 @@ fn m1_ten_internal_errors_are_retried_with_growing_delays_and_the_next_fails() {
         (internal_error::retry_delay(6, 0.0).as_secs(), internal_error::retry_delay(6, 1.0).as_secs()),
         (900, 2700)
     );
-    let mut world = started(ONE);
-    world.running(0, "east");
+    let mut fixture = started(ONE);
+    fixture.running(0, "east");
     for count in 1..=10 {
-        world.internal_error(0);
-        assert_eq!((world.records[0].emergencies, world.records[0].status), (count, Status::Recovering));
-        world.wait(60);
+        fixture.internal_error(0);
+        assert_eq!((fixture.records[0].emergencies, fixture.records[0].status), (count, Status::Recovering));
+        fixture.wait(60);
     }
-    world.internal_error(0);
-    assert_eq!(world.statuses(), ["FAILED_CONTROLLER"]);
-    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was RECOVERING)"));
-    world.run_until_stable();
-    assert_eq!(world.records[0].schedule, Schedule::Done);
-    assert!(matches!(world.acts.last(), Some((0, AttemptAction::Stop(_)))), "with full clean-up");
+    fixture.internal_error(0);
+    assert_eq!(fixture.statuses(), ["FAILED_CONTROLLER"]);
+    assert!(fixture.records[0].failure_reason.as_ref().unwrap().contains("(was RECOVERING)"));
+    fixture.run_until_stable();
+    assert_eq!(fixture.records[0].schedule, ScheduleState::Done);
+    assert!(matches!(fixture.acts.last(), Some((0, AttemptAction::Stop(_)))), "with full clean-up");
 }
 
 #[test]
 fn m1_the_internal_error_count_resets_after_six_hours_and_a_live_attempt_is_kept() {
-    let mut world = started(ONE);
-    world.running(0, "east");
+    let mut fixture = started(ONE);
+    fixture.running(0, "east");
     for _ in 0..9 {
-        world.internal_error(0);
+        fixture.internal_error(0);
     }
-    world.wait(6 * 3600).run_until_stable();
+    fixture.wait(6 * 3600).run_until_stable();
     assert_eq!(
-        (world.statuses(), world.records[0].attempt),
+        (fixture.statuses(), fixture.records[0].attempt),
         (vec!["RUNNING"], 1),
         "found again, not launched again"
     );
-    assert_eq!(world.records[0].recovery_count, 0, "r17: an internal error gives no credit");
-    world.internal_error(0);
-    assert_eq!(world.records[0].emergencies, 1);
+    assert_eq!(fixture.records[0].recovery_count, 0, "r17: an internal error gives no credit");
+    fixture.internal_error(0);
+    assert_eq!(fixture.records[0].emergencies, 1);
 }
 
 #[test]
 fn r17_a_loss_counts_as_a_recovery_despite_an_internal_error() {
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, loss());
-    world.internal_error(0);
-    world.wait(200).run_until_stable();
-    world.running(0, "west");
-    assert_eq!(world.records[0].recovery_count, 1);
-    world.internal_error(0);
-    world.wait(200);
-    world.observe(0, loss()).running(0, "north");
-    assert_eq!(world.records[0].recovery_count, 2, "the loss was found while nobody looked");
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, loss());
+    fixture.internal_error(0);
+    fixture.wait(200).run_until_stable();
+    fixture.running(0, "west");
+    assert_eq!(fixture.records[0].recovery_count, 1);
+    fixture.internal_error(0);
+    fixture.wait(200);
+    fixture.observe(0, loss()).running(0, "north");
+    assert_eq!(fixture.records[0].recovery_count, 2, "the loss was found while nobody looked");
 }
 
 #[test]
 fn an_impossible_observation_fails_the_controller_and_names_the_previous_status() {
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, success());
-    let ended_at = world.records[0].end_at;
-    world.wait(10).observe(0, AttemptObservation::Impossible { what: "half done".to_owned() });
-    assert_eq!((world.statuses(), world.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
-    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, success());
+    let ended_at = fixture.records[0].end_at;
+    fixture.wait(10).observe(0, AttemptObservation::Impossible { what: "half done".to_owned() });
+    assert_eq!((fixture.statuses(), fixture.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
+    assert!(fixture.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
 }
 
 // Several tasks.
@@ -489,26 +502,26 @@ fn an_impossible_observation_fails_the_controller_and_names_the_previous_status(
 #[test]
 fn m7_a_pipeline_continues_after_success_and_stops_after_failure() {
     let text = "name: p\n---\nrun: a\n---\nrun: b\n---\nrun: c\n";
-    let mut world = started(text);
-    assert_eq!(world.statuses(), ["STARTING", "PENDING", "PENDING"]);
-    world.running(0, "east");
-    assert_eq!(world.records[1].attempt, 0);
-    world.observe(0, success());
-    assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "PENDING"]);
-    world.running(1, "east").observe(1, failure(1));
-    assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "CANCELLED"]);
-    assert_eq!(world.path(2), "PENDING CANCELLING CANCELLED");
-    assert_eq!((world.records[2].attempt, world.status()), (0, Status::Failed));
+    let mut fixture = started(text);
+    assert_eq!(fixture.statuses(), ["STARTING", "PENDING", "PENDING"]);
+    fixture.running(0, "east");
+    assert_eq!(fixture.records[1].attempt, 0);
+    fixture.observe(0, success());
+    assert_eq!(fixture.statuses(), ["SUCCEEDED", "STARTING", "PENDING"]);
+    fixture.running(1, "east").observe(1, failure(1));
+    assert_eq!(fixture.statuses(), ["SUCCEEDED", "FAILED", "CANCELLED"]);
+    assert_eq!(fixture.path(2), "PENDING CANCELLING CANCELLED");
+    assert_eq!((fixture.records[2].attempt, fixture.status()), (0, Status::Failed));
     assert_eq!(
-        world.schedules,
+        fixture.schedules,
         [
-            Schedule::Waiting,
-            Schedule::Launching,
-            Schedule::Alive,
-            Schedule::AliveWaiting,
-            Schedule::Launching,
-            Schedule::Alive,
-            Schedule::Done,
+            ScheduleState::Waiting,
+            ScheduleState::Launching,
+            ScheduleState::Alive,
+            ScheduleState::AliveWaiting,
+            ScheduleState::Launching,
+            ScheduleState::Alive,
+            ScheduleState::Done,
         ]
     );
 }
@@ -516,70 +529,73 @@ fn m7_a_pipeline_continues_after_success_and_stops_after_failure() {
 #[test]
 fn m7_a_graph_starts_ready_tasks_and_cancels_those_with_failed_dependencies() {
     let text = "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\n---\nname: c\ndepends_on: a\nrun: c\n---\nname: d\ndepends_on: [b, c]\nrun: d\n";
-    let mut world = started(text);
-    world.running(0, "x").observe(0, success());
-    assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "STARTING", "PENDING"]);
-    world.running(1, "x").running(2, "x").observe(1, failure(1));
-    assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "RUNNING", "CANCELLED"]);
-    world.observe(2, success());
-    assert_eq!((world.status(), world.decide().schedule), (Status::Failed, Schedule::Done));
+    let mut fixture = started(text);
+    fixture.running(0, "x").observe(0, success());
+    assert_eq!(fixture.statuses(), ["SUCCEEDED", "STARTING", "STARTING", "PENDING"]);
+    fixture.running(1, "x").running(2, "x").observe(1, failure(1));
+    assert_eq!(fixture.statuses(), ["SUCCEEDED", "FAILED", "RUNNING", "CANCELLED"]);
+    fixture.observe(2, success());
+    assert_eq!((fixture.status(), fixture.decide().schedule), (Status::Failed, ScheduleState::Done));
 }
 
 const GROUP: &str = "name: g\nexecution: parallel\nprimary_tasks: [a, b]\ntermination_delay: 30s\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n---\nname: c\nrun: c\n";
 
 #[test]
 fn a_group_starts_at_once_and_ends_with_its_primaries() {
-    let mut world = started(GROUP);
-    assert_eq!(world.statuses(), ["STARTING"; 3]);
+    let mut fixture = started(GROUP);
+    assert_eq!(fixture.statuses(), ["STARTING"; 3]);
     for task in 0..3 {
-        world.running(task, "x");
+        fixture.running(task, "x");
     }
-    world.observe(0, success());
-    assert_eq!(world.statuses(), ["SUCCEEDED", "RUNNING", "RUNNING"]);
-    world.wait(100).observe(1, success());
-    assert_eq!(world.statuses()[2], "RUNNING", "the auxiliary has 30 seconds");
-    assert!(world.decide().due_at.unwrap() <= world.now + Span::secs(30));
-    world.wait(30).run_until_stable();
-    assert_eq!((world.statuses()[2], world.status()), ("CANCELLED", Status::Succeeded));
+    fixture.observe(0, success());
+    assert_eq!(fixture.statuses(), ["SUCCEEDED", "RUNNING", "RUNNING"]);
+    fixture.wait(100).observe(1, success());
+    assert_eq!(fixture.statuses()[2], "RUNNING", "the auxiliary has 30 seconds");
+    assert!(fixture.decide().due_at.unwrap() <= fixture.now + Span::secs(30));
+    fixture.wait(30).run_until_stable();
+    assert_eq!((fixture.statuses()[2], fixture.status()), ("CANCELLED", Status::Succeeded));
 }
 
 #[test]
 fn a_failed_primary_stops_no_other_primary_and_denies_auxiliaries_their_delay() {
-    let mut world = started(GROUP);
+    let mut fixture = started(GROUP);
     for task in 0..3 {
-        world.running(task, "x");
+        fixture.running(task, "x");
     }
-    world.observe(0, failure(1));
-    assert_eq!(world.statuses(), ["FAILED", "RUNNING", "RUNNING"]);
-    world.observe(1, success());
+    fixture.observe(0, failure(1));
+    assert_eq!(fixture.statuses(), ["FAILED", "RUNNING", "RUNNING"]);
+    fixture.observe(1, success());
     assert_eq!(
-        (world.statuses(), world.status()),
+        (fixture.statuses(), fixture.status()),
         (vec!["FAILED", "SUCCEEDED", "CANCELLED"], Status::Failed)
     );
 }
 
 #[test]
 fn a_failed_first_launch_cancels_the_group() {
-    let mut world = started(GROUP);
-    world.running(0, "x");
+    let mut fixture = started(GROUP);
+    fixture.running(0, "x");
     let never = NodeEnd {
         detail: Some(TerminationDetail::NoFleets),
         ..ended(Reason::FailedToStartDueToNoCapacity, None)
     };
-    world.observe(2, ended_observation(never));
-    assert_eq!(world.statuses(), ["CANCELLED", "CANCELLED", "FAILED_PRECHECKS"]);
+    fixture.observe(2, ended_observation(never));
+    assert_eq!(fixture.statuses(), ["CANCELLED", "CANCELLED", "FAILED_PRECHECKS"]);
 }
 
 #[test]
 fn m5_a_group_takes_a_slot_for_each_launch() {
-    let mut world = ManagedJobFixture::new(GROUP);
-    world.limits = SlotLimits { max_launching: 2, max_alive: 1 };
-    world.run_passes();
-    assert_eq!(world.in_use(), SlotUsage { launching: 2, alive: 1 });
-    assert_eq!(world.statuses(), ["STARTING", "STARTING", "PENDING"]);
-    world.runs.insert((0, 1), AttemptObservation::Running { placement: None });
-    world.run_passes();
-    assert_eq!((world.in_use().launching, world.statuses()), (2, vec!["RUNNING", "STARTING", "STARTING"]));
+    let mut fixture = ManagedJobFixture::new(GROUP);
+    fixture.limits = SlotLimits { max_launching: 2, max_alive: 1 };
+    fixture.run_passes();
+    assert_eq!(fixture.in_use(), SlotUsage { launching: 2, alive: 1 });
+    assert_eq!(fixture.statuses(), ["STARTING", "STARTING", "PENDING"]);
+    fixture.runs.insert((0, 1), AttemptObservation::Running { placement: None });
+    fixture.run_passes();
+    assert_eq!(
+        (fixture.in_use().launching, fixture.statuses()),
+        (2, vec!["RUNNING", "STARTING", "STARTING"])
+    );
 }
 
 // Slots.
@@ -611,9 +627,10 @@ fn slot_limits_scale_with_host_cpus_and_memory() {
 
 #[test]
 fn a_job_shows_the_most_active_schedule_state_of_its_tasks() {
-    use Schedule::*;
-    let show =
-        |lanes: &[Schedule]| job_schedule(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true);
+    use ScheduleState::*;
+    let show = |lanes: &[ScheduleState]| {
+        job_schedule(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true)
+    };
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting, Launching]), Launching);
     assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting]), AliveWaiting);
     assert_eq!(show(&[Alive, AliveBackoff, Done]), AliveBackoff);

@@ -3,7 +3,7 @@
 use windlass_model::{
     decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
-    managed_job::Schedule,
+    managed_job::ScheduleState,
     time::Span,
 };
 
@@ -19,50 +19,53 @@ fn m2_a_cancel_works_from_every_state() {
     type Prepare = fn(&mut ManagedJobFixture);
     let cancelled: [(&str, Prepare); 5] = [
         ("PENDING CANCELLED", |_| {}),
-        ("PENDING STARTING CANCELLING CANCELLED", |world| {
-            world.run_until_stable();
+        ("PENDING STARTING CANCELLING CANCELLED", |fixture| {
+            fixture.run_until_stable();
         }),
-        ("PENDING STARTING RUNNING CANCELLING CANCELLED", |world| {
-            world.run_until_stable().running(0, "east");
+        ("PENDING STARTING RUNNING CANCELLING CANCELLED", |fixture| {
+            fixture.run_until_stable().running(0, "east");
         }),
-        ("PENDING STARTING PENDING CANCELLING CANCELLED", |world| {
-            world.run_until_stable().observe(0, no_capacity());
+        ("PENDING STARTING PENDING CANCELLING CANCELLED", |fixture| {
+            fixture.run_until_stable().observe(0, no_capacity());
         }),
-        ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |world| {
-            world.run_until_stable().running(0, "east").observe(0, loss());
+        ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |fixture| {
+            fixture.run_until_stable().running(0, "east").observe(0, loss());
         }),
     ];
     for (path, prepare) in cancelled {
-        let mut world = ManagedJobFixture::new(ONE);
-        prepare(&mut world);
-        world.wait(5).cancel();
-        assert_eq!(world.path(0), path);
-        assert_eq!((world.records[0].schedule, world.records[0].end_at), (Schedule::Done, Some(world.now)));
-        assert_eq!(world.records[0].job_duration(world.now), world.running_by_log(0));
+        let mut fixture = ManagedJobFixture::new(ONE);
+        prepare(&mut fixture);
+        fixture.wait(5).cancel();
+        assert_eq!(fixture.path(0), path);
+        assert_eq!(
+            (fixture.records[0].schedule, fixture.records[0].end_at),
+            (ScheduleState::Done, Some(fixture.now))
+        );
+        assert_eq!(fixture.records[0].job_duration(fixture.now), fixture.running_by_log(0));
         assert!(
-            world
+            fixture
                 .runs
                 .values()
                 .all(|seen| matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)),
             "{:?}",
-            world.runs
+            fixture.runs
         );
-        check_log(&world);
+        check_log(&fixture);
     }
 }
 
 #[test]
 fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
     for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
-        let mut world = started(ONE);
-        world.running(0, "east");
-        world.cancel = Some(CancelRequest { grace: Some(Span::secs(30)) });
-        world.observe(0, seen);
-        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
+        let mut fixture = started(ONE);
+        fixture.running(0, "east");
+        fixture.cancel = Some(CancelRequest { grace: Some(Span::secs(30)) });
+        fixture.observe(0, seen);
+        assert_eq!(fixture.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
     }
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, success()).cancel();
-    assert_eq!(world.statuses(), ["SUCCEEDED"]);
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, success()).cancel();
+    assert_eq!(fixture.statuses(), ["SUCCEEDED"]);
 }
 
 #[test]
@@ -76,22 +79,22 @@ fn m2_a_restartable_failure_during_a_cancel_ends_as_cancelled() {
         (listed, 2, "FAILED"),
         (ONE, 7, "FAILED"),
     ] {
-        let mut world = started(text);
-        world.running(0, "east");
-        world.cancel = Some(CancelRequest { grace: None });
-        world.observe(0, failure(code));
-        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
+        let mut fixture = started(text);
+        fixture.running(0, "east");
+        fixture.cancel = Some(CancelRequest { grace: None });
+        fixture.observe(0, failure(code));
+        assert_eq!(fixture.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
         // A restart that does not happen is not counted.
-        assert_eq!(world.records[0].restarts_on_errors, 0);
-        check_log(&world);
+        assert_eq!(fixture.records[0].restarts_on_errors, 0);
+        check_log(&fixture);
     }
     // The last restart is used: the failure is the end of the task.
-    let mut world = started(restarts);
-    world.running(0, "east").observe(0, failure(2)).running(0, "east");
-    world.cancel = Some(CancelRequest { grace: None });
-    world.observe(0, failure(2));
-    assert_eq!(world.statuses(), ["FAILED"]);
-    assert_eq!(world.records[0].restarts_on_errors, 1);
+    let mut fixture = started(restarts);
+    fixture.running(0, "east").observe(0, failure(2)).running(0, "east");
+    fixture.cancel = Some(CancelRequest { grace: None });
+    fixture.observe(0, failure(2));
+    assert_eq!(fixture.statuses(), ["FAILED"]);
+    assert_eq!(fixture.records[0].restarts_on_errors, 1);
 }
 
 #[test]
@@ -103,31 +106,31 @@ fn m2_never_fits_during_a_cancel_ends_as_cancelled_while_a_location_is_avoided()
         })
     };
     // It avoids the lost location, and may fit there.
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, loss());
-    world.cancel = Some(CancelRequest { grace: None });
-    world.observe(0, never());
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, loss());
+    fixture.cancel = Some(CancelRequest { grace: None });
+    fixture.observe(0, never());
+    assert_eq!(fixture.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
     // It has no location constraints.
-    let mut world = started(ONE);
-    world.cancel = Some(CancelRequest { grace: None });
-    world.observe(0, never());
-    assert_eq!(world.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
+    let mut fixture = started(ONE);
+    fixture.cancel = Some(CancelRequest { grace: None });
+    fixture.observe(0, never());
+    assert_eq!(fixture.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
 }
 
 #[test]
 fn a_graceful_cancel_tells_the_run_how_long_it_has() {
-    let mut world = started(ONE);
-    world.running(0, "east");
-    world.cancel = Some(CancelRequest { grace: Some(Span::secs(45)) });
-    let decision = world.decide();
+    let mut fixture = started(ONE);
+    fixture.running(0, "east");
+    fixture.cancel = Some(CancelRequest { grace: Some(Span::secs(45)) });
+    let decision = fixture.decide();
     let Some(AttemptAction::Stop(stop)) = decision.tasks[0].action.clone() else { panic!("no stop") };
     assert_eq!(stop.grace, Some(Span::secs(45)));
 }
 
 #[test]
 fn a_run_stopped_by_a_user_cancels_its_task() {
-    let mut world = started(ONE);
-    world.running(0, "east").observe(0, ended_observation(ended(Reason::TerminatedByUser, None)));
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, ended_observation(ended(Reason::TerminatedByUser, None)));
+    assert_eq!(fixture.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
 }

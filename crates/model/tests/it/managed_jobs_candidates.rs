@@ -4,7 +4,7 @@ use windlass_model::{
     decide::managed_jobs::{AttemptObservation, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{
-        Schedule,
+        ScheduleState,
         reason::{TaskContext, task_reason},
     },
     money::Price,
@@ -13,27 +13,27 @@ use windlass_model::{
 use crate::managed_jobs_fixture::{ManagedJobFixture, ended, ended_observation, no_capacity};
 
 fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
-    let mut world = ManagedJobFixture::new(text);
-    world.prices = prices.iter().map(|price| price.map(Price::from_dollars)).collect();
-    world.run_until_stable();
-    world
+    let mut fixture = ManagedJobFixture::new(text);
+    fixture.prices = prices.iter().map(|price| price.map(Price::from_dollars)).collect();
+    fixture.run_until_stable();
+    fixture
 }
 
-fn never_fits(said: &str) -> AttemptObservation {
+fn never_fits(message: &str) -> AttemptObservation {
     let end = ended(Reason::FailedToStartDueToNoCapacity, None);
     ended_observation(NodeEnd {
         detail: Some(TerminationDetail::NeverFits),
-        message: Some(said.to_owned()),
+        message: Some(message.to_owned()),
         ..end
     })
 }
 
 /// Returns the candidates that are requested if none of them finds nodes, until the task waits.
-fn tried(mut world: ManagedJobFixture) -> Vec<u32> {
+fn tried(mut fixture: ManagedJobFixture) -> Vec<u32> {
     let mut order = Vec::new();
-    while world.statuses() == ["STARTING"] {
-        order.push(world.last_submit().candidate);
-        world.observe(0, no_capacity());
+    while fixture.statuses() == ["STARTING"] {
+        order.push(fixture.last_submit().candidate);
+        fixture.observe(0, no_capacity());
     }
     order
 }
@@ -55,23 +55,23 @@ fn any_of_candidates_are_tried_by_price_and_those_without_offers_last() {
 
 #[test]
 fn prices_are_read_again_after_each_backoff() {
-    let mut world = started(ANY, &[Some(3.0), Some(1.0), Some(2.0)]);
+    let mut fixture = started(ANY, &[Some(3.0), Some(1.0), Some(2.0)]);
     for _ in 0..3 {
-        world.observe(0, no_capacity());
+        fixture.observe(0, no_capacity());
     }
-    assert_eq!(world.statuses(), ["PENDING"]);
-    world.prices = vec![Some(Price::from_dollars(0.5)), Some(Price::from_dollars(1.0)), None];
-    world.wait(100).run_until_stable();
-    assert_eq!(world.last_submit().candidate, 0);
+    assert_eq!(fixture.statuses(), ["PENDING"]);
+    fixture.prices = vec![Some(Price::from_dollars(0.5)), Some(Price::from_dollars(1.0)), None];
+    fixture.wait(100).run_until_stable();
+    assert_eq!(fixture.last_submit().candidate, 0);
 }
 
 #[test]
 fn a_task_that_can_never_fit_fails_prechecks_with_the_reason() {
-    let mut world = started("run: a\nresources: {cpus: 64+}\n", &[]);
-    world.observe(0, never_fits("local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"));
-    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
+    let mut fixture = started("run: a\nresources: {cpus: 64+}\n", &[]);
+    fixture.observe(0, never_fits("local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"));
+    assert_eq!(fixture.statuses(), ["FAILED_PRECHECKS"]);
     assert_eq!(
-        task_reason(&world.records[0], &TaskContext::default()).unwrap(),
+        task_reason(&fixture.records[0], &TaskContext::default()).unwrap(),
         "no instance can ever run it: local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"
     );
 }
@@ -79,31 +79,31 @@ fn a_task_that_can_never_fit_fails_prechecks_with_the_reason() {
 #[test]
 fn a_candidate_that_can_never_fit_does_not_rule_out_the_others() {
     let text = "run: a\nresources:\n  ordered: [{cpus: 64}, {cpus: 2}]\n";
-    let mut world = started(text, &[]);
-    world.observe(0, never_fits("needs 64 CPUs"));
-    assert_eq!((world.statuses(), world.last_submit().candidate), (vec!["STARTING"], 1));
-    world.observe(0, no_capacity());
-    assert_eq!(world.statuses(), ["PENDING"], "the other may fit another time");
-    world.wait(100).run_until_stable();
-    world.observe(0, never_fits("needs 64 CPUs")).observe(0, never_fits("needs 2 CPUs"));
-    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
+    let mut fixture = started(text, &[]);
+    fixture.observe(0, never_fits("needs 64 CPUs"));
+    assert_eq!((fixture.statuses(), fixture.last_submit().candidate), (vec!["STARTING"], 1));
+    fixture.observe(0, no_capacity());
+    assert_eq!(fixture.statuses(), ["PENDING"], "the other may fit another time");
+    fixture.wait(100).run_until_stable();
+    fixture.observe(0, never_fits("needs 64 CPUs")).observe(0, never_fits("needs 2 CPUs"));
+    assert_eq!(fixture.statuses(), ["FAILED_PRECHECKS"]);
 }
 
 #[test]
 fn reason_of_a_capacity_backoff_names_where_the_attempt_did_not_fit() {
-    let mut world = started("run: a\n", &[]);
-    let (since, said) = (world.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
-    world.observe(0, AttemptObservation::Queued { since, said });
-    world.wait(61).run_until_stable();
-    let record = &world.records[0];
-    assert_eq!(record.schedule, Schedule::AliveBackoff);
-    let told = task_reason(record, &TaskContext::default()).unwrap();
+    let mut fixture = started("run: a\n", &[]);
+    let (since, message) = (fixture.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
+    fixture.observe(0, AttemptObservation::Queued { since, message });
+    fixture.wait(61).run_until_stable();
+    let record = &fixture.records[0];
+    assert_eq!(record.schedule, ScheduleState::AliveBackoff);
+    let reported = task_reason(record, &TaskContext::default()).unwrap();
     assert!(
-        told.starts_with(
+        reported.starts_with(
             "attempt 1: no nodes in time: host-0: is busy (wait until jobs on it end); next attempt at "
         ),
-        "{told}"
+        "{reported}"
     );
-    let event = world.log.iter().find(|(_, moved, _)| moved.to.as_str() == "PENDING").unwrap();
+    let event = fixture.log.iter().find(|(_, moved, _)| moved.to.as_str() == "PENDING").unwrap();
     assert!(event.1.message.contains("host-0: is busy"), "{event:?}");
 }

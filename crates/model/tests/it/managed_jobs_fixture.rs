@@ -12,7 +12,7 @@ use windlass_model::{
     },
     job::TerminationReason as Reason,
     managed_job::{
-        self, Schedule, ScheduleEvent, Status,
+        self, ScheduleEvent, ScheduleState, Status,
         plan::ManagedJobPlan,
         record::{NodeLocation, TaskRecord},
     },
@@ -80,7 +80,7 @@ pub(crate) struct ManagedJobFixture {
     pub(crate) limits: SlotLimits,
     /// Price of each candidate, the same for all tasks.
     pub(crate) prices: Vec<Option<Price>>,
-    pub(crate) schedules: Vec<Schedule>,
+    pub(crate) schedules: Vec<ScheduleState>,
 }
 
 impl ManagedJobFixture {
@@ -102,7 +102,7 @@ impl ManagedJobFixture {
             spot_capacity: false,
             limits,
             prices: vec![],
-            schedules: vec![Schedule::Waiting],
+            schedules: vec![ScheduleState::Waiting],
         }
     }
 
@@ -162,7 +162,7 @@ impl ManagedJobFixture {
                 }
                 self.runs
                     .entry((task, submit.attempt))
-                    .or_insert(AttemptObservation::Queued { since: self.now, said: None });
+                    .or_insert(AttemptObservation::Queued { since: self.now, message: None });
             }
             AttemptAction::Stop(stop) => {
                 let run = self.runs.entry((task, stop.attempt)).or_insert(AttemptObservation::Nothing);
@@ -184,7 +184,7 @@ impl ManagedJobFixture {
     pub(crate) fn in_use(&self) -> SlotUsage {
         let launching = self.records.iter().filter(|record| record.schedule.holds_launch_slot()).count();
         let alive = windlass_model::decide::managed_jobs::has_launched(&self.records)
-            && !self.records.iter().all(|record| record.schedule == Schedule::Done);
+            && !self.records.iter().all(|record| record.schedule == ScheduleState::Done);
         SlotUsage { launching: launching as u32, alive: u32::from(alive) }
     }
 
@@ -206,7 +206,7 @@ impl ManagedJobFixture {
                 self.log.push((waiting.task, moved, self.now));
             }
             self.records[waiting.task as usize] = next;
-            self.schedules.push(Schedule::Launching);
+            self.schedules.push(ScheduleState::Launching);
         }
     }
 
@@ -257,7 +257,7 @@ impl ManagedJobFixture {
         }
     }
 
-    pub(crate) fn settle_twice(&mut self) {
+    pub(crate) fn flush_twice(&mut self) {
         self.pass();
         self.pass();
     }
@@ -315,8 +315,8 @@ impl ManagedJobFixture {
 }
 
 /// Checks that every transition of the log is one that the state machine permits.
-pub(crate) fn check_log(world: &ManagedJobFixture) {
-    for (task, moved, _) in &world.log {
+pub(crate) fn check_log(fixture: &ManagedJobFixture) {
+    for (task, moved, _) in &fixture.log {
         let after = managed_job::step(moved.from, moved.event).status_after(moved.from);
         assert_eq!(after, Some(moved.to), "task {task}: {moved:?}");
     }

@@ -49,10 +49,10 @@ fn disturbance() -> impl Strategy<Value = Disturbance> {
 }
 
 /// Advances a run by itself: it never returns from its end.
-fn advance_run(world: &mut ManagedJobFixture, task: u32, how: u8) {
-    let Some(record) = world.records.get(task as usize) else { return };
+fn advance_run(fixture: &mut ManagedJobFixture, task: u32, how: u8) {
+    let Some(record) = fixture.records.get(task as usize) else { return };
     let key = (task, record.attempt);
-    let next = match (world.runs.get(&key), how) {
+    let next = match (fixture.runs.get(&key), how) {
         (
             None
             | Some(
@@ -76,54 +76,54 @@ fn advance_run(world: &mut ManagedJobFixture, task: u32, how: u8) {
             AttemptObservation::Running { placement: place("west") }
         }
     };
-    world.runs.insert(key, next);
+    fixture.runs.insert(key, next);
 }
 
-fn apply_disturbance(world: &mut ManagedJobFixture, weather: &Disturbance) {
-    match weather {
+fn apply_disturbance(fixture: &mut ManagedJobFixture, disturbance: &Disturbance) {
+    match disturbance {
         Disturbance::Pass => {
-            world.pass();
+            fixture.pass();
         }
         Disturbance::Crash => {
-            let decision = world.decide();
-            world.carry_out(&decision, false);
+            let decision = fixture.decide();
+            fixture.carry_out(&decision, false);
         }
         Disturbance::Wait(secs) => {
-            world.wait(*secs);
+            fixture.wait(*secs);
         }
-        Disturbance::RunProgress(task, how) => advance_run(world, *task, *how),
+        Disturbance::RunProgress(task, how) => advance_run(fixture, *task, *how),
         Disturbance::Unclear(task) => {
-            let Some(record) = world.records.get(*task as usize) else { return };
+            let Some(record) = fixture.records.get(*task as usize) else { return };
             if let Some(seen @ AttemptObservation::Running { .. }) =
-                world.runs.get_mut(&(*task, record.attempt))
+                fixture.runs.get_mut(&(*task, record.attempt))
             {
                 *seen = AttemptObservation::Unclear;
             }
         }
         Disturbance::InternalError(task) => {
-            if world.records.get(*task as usize).is_some_and(|record| !record.status.is_final()) {
-                world.internal_error(*task);
+            if fixture.records.get(*task as usize).is_some_and(|record| !record.status.is_final()) {
+                fixture.internal_error(*task);
             }
         }
-        Disturbance::Spot(there) => world.spot_capacity = *there,
+        Disturbance::Spot(there) => fixture.spot_capacity = *there,
         Disturbance::Cancel => {
-            world.cancel = Some(windlass_model::decide::managed_jobs::CancelRequest { grace: None })
+            fixture.cancel = Some(windlass_model::decide::managed_jobs::CancelRequest { grace: None })
         }
     }
 }
 
-fn check(world: &ManagedJobFixture) {
-    check_log(world);
-    for (task, record) in world.records.iter().enumerate() {
+fn check(fixture: &ManagedJobFixture) {
+    check_log(fixture);
+    for (task, record) in fixture.records.iter().enumerate() {
         assert!(record.is_legal(), "{} beside {}", record.schedule, record.status);
-        let by_log = world.running_by_log(task as u32);
-        assert_eq!(record.job_duration(world.now), by_log, "task {task}: {}", world.path(task as u32));
+        let by_log = fixture.running_by_log(task as u32);
+        assert_eq!(record.job_duration(fixture.now), by_log, "task {task}: {}", fixture.path(task as u32));
         assert_eq!(record.status.is_final(), record.end_at.is_some());
         // M7: a launched task follows successes only.
         if record.attempt > 0 {
-            for before in &world.plan.tasks[task].after {
+            for before in &fixture.plan.tasks[task].after {
                 assert_eq!(
-                    world.records[*before as usize].status,
+                    fixture.records[*before as usize].status,
                     Status::Succeeded,
                     "task {task} began too early"
                 );
@@ -131,19 +131,19 @@ fn check(world: &ManagedJobFixture) {
         }
         assert_eq!(
             record.recovery_count,
-            recoveries_by_log(world, task as u32),
+            recoveries_by_log(fixture, task as u32),
             "{}",
-            world.path(task as u32)
+            fixture.path(task as u32)
         );
     }
-    let in_use = world.in_use();
-    assert!(in_use.launching <= world.limits.max_launching && in_use.alive <= world.limits.max_alive);
+    let in_use = fixture.in_use();
+    assert!(in_use.launching <= fixture.limits.max_launching && in_use.alive <= fixture.limits.max_alive);
 }
 
 /// Returns the number of episodes that ended in RUNNING and included a failure.
-fn recoveries_by_log(world: &ManagedJobFixture, task: u32) -> u32 {
+fn recoveries_by_log(fixture: &ManagedJobFixture, task: u32) -> u32 {
     let (mut count, mut credit) = (0, false);
-    for (_, moved, _) in world.log.iter().filter(|(of, ..)| *of == task) {
+    for (_, moved, _) in fixture.log.iter().filter(|(of, ..)| *of == task) {
         credit |= moved.source == Some(RecoverySource::Failure);
         if moved.to == Status::Running && moved.from != Status::Running {
             count += u32::from(credit);
@@ -187,7 +187,7 @@ const DIAGRAM: [(&str, &str); 26] = [
 #[test]
 fn decisions_reach_every_edge_of_the_state_diagrams() {
     use windlass_model::{
-        decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::Schedule,
+        decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::ScheduleState,
         skypilot::Phase,
     };
     let shapes = [
@@ -203,49 +203,51 @@ fn decisions_reach_every_edge_of_the_state_diagrams() {
         [success(), failure(1), loss(), no_capacity(), ended_observation(never), ended_observation(setup)];
     let mut walked = std::collections::BTreeSet::new();
     let mut lanes = std::collections::BTreeSet::new();
-    let mut dice: u64 = 17;
+    let mut jitter: u64 = 17;
     let mut roll = |sides: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) % sides
+        jitter = jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (jitter >> 33) % sides
     };
     for round in 0..2_000 {
-        let mut world = ManagedJobFixture::new(shapes[round % shapes.len()]);
+        let mut fixture = ManagedJobFixture::new(shapes[round % shapes.len()]);
         for _ in 0..30 {
-            let task = roll(world.records.len() as u64) as u32;
-            let key = (task, world.records[task as usize].attempt);
-            let live = world.runs.get(&key).is_some_and(|seen| {
+            let task = roll(fixture.records.len() as u64) as u32;
+            let key = (task, fixture.records[task as usize].attempt);
+            let live = fixture.runs.get(&key).is_some_and(|seen| {
                 !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)
             });
             match roll(12) {
                 0..=3 => {
-                    let before: Vec<Schedule> = world.records.iter().map(|record| record.schedule).collect();
-                    let decision = world.decide();
-                    world.carry_out(&decision, true);
-                    let between: Vec<Schedule> = world.records.iter().map(|record| record.schedule).collect();
-                    world.claim(&decision);
-                    let after = world.records.iter().map(|record| record.schedule);
+                    let before: Vec<ScheduleState> =
+                        fixture.records.iter().map(|record| record.schedule).collect();
+                    let decision = fixture.decide();
+                    fixture.carry_out(&decision, true);
+                    let between: Vec<ScheduleState> =
+                        fixture.records.iter().map(|record| record.schedule).collect();
+                    fixture.claim(&decision);
+                    let after = fixture.records.iter().map(|record| record.schedule);
                     for ((before, between), after) in before.into_iter().zip(between).zip(after) {
                         lanes.insert((before, between));
                         lanes.insert((between, after));
                     }
                 }
                 4..=6 if live => {
-                    world.runs.insert(key, ends[roll(ends.len() as u64) as usize].clone());
+                    fixture.runs.insert(key, ends[roll(ends.len() as u64) as usize].clone());
                 }
                 7 | 8 if live => {
-                    world.runs.insert(key, AttemptObservation::Running { placement: place("east") });
+                    fixture.runs.insert(key, AttemptObservation::Running { placement: place("east") });
                 }
-                9 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::Cancel),
-                10 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::InternalError(task)),
-                _ => apply_disturbance(&mut world, &Disturbance::Wait(50)),
+                9 if roll(3) == 0 => apply_disturbance(&mut fixture, &Disturbance::Cancel),
+                10 if roll(3) == 0 => apply_disturbance(&mut fixture, &Disturbance::InternalError(task)),
+                _ => apply_disturbance(&mut fixture, &Disturbance::Wait(50)),
             }
         }
-        check_log(&world);
-        walked.extend(world.log.iter().map(|(_, moved, _)| (moved.from.as_str(), moved.to.as_str())));
+        check_log(&fixture);
+        walked.extend(fixture.log.iter().map(|(_, moved, _)| (moved.from.as_str(), moved.to.as_str())));
     }
     let missing: Vec<_> = DIAGRAM.iter().filter(|edge| !walked.contains(*edge)).collect();
     assert!(missing.is_empty(), "never walked: {missing:?}");
-    use Schedule::*;
+    use ScheduleState::*;
     // An ALIVE that lasts no longer than a pass is passed within it.
     let schedule = [
         (Waiting, Launching),
@@ -271,34 +273,34 @@ proptest! {
     #[test]
     fn m5_m6_m7_r17_managed_job_invariants_hold_under_disturbances(
         shape in 0_usize..SHAPES.len(),
-        storm in prop::collection::vec(disturbance(), 0..120),
+        fault in prop::collection::vec(disturbance(), 0..120),
         launching in 1_u32..4,
     ) {
-        let mut world = ManagedJobFixture::new(SHAPES[shape]);
-        world.limits.max_launching = launching;
-        for weather in &storm {
-            apply_disturbance(&mut world, weather);
-            check(&world);
+        let mut fixture = ManagedJobFixture::new(SHAPES[shape]);
+        fixture.limits.max_launching = launching;
+        for disturbances in &fault {
+            apply_disturbance(&mut fixture, disturbances);
+            check(&fixture);
         }
         // No disturbances: runs succeed, spot is available, time passes.
         for _ in 0..400 {
-            world.wait(40);
-            world.spot_capacity = true;
-            world.pass();
-            for task in 0..world.records.len() as u32 {
-                advance_run(&mut world, task, 3);
+            fixture.wait(40);
+            fixture.spot_capacity = true;
+            fixture.pass();
+            for task in 0..fixture.records.len() as u32 {
+                advance_run(&mut fixture, task, 3);
             }
-            if world.records.iter().all(|record| record.schedule == windlass_model::managed_job::Schedule::Done) {
+            if fixture.records.iter().all(|record| record.schedule == windlass_model::managed_job::ScheduleState::Done) {
                 break;
             }
         }
-        check(&world);
-        let decision = world.decide();
-        prop_assert!(world.records.iter().all(|record| record.status.is_final()), "{:?}", world.statuses());
+        check(&fixture);
+        let decision = fixture.decide();
+        prop_assert!(fixture.records.iter().all(|record| record.status.is_final()), "{:?}", fixture.statuses());
         prop_assert_eq!(decision.due_at, None);
-        let live = world.runs.values().filter(|seen| !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)).count();
+        let live = fixture.runs.values().filter(|seen| !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)).count();
         prop_assert_eq!(live, 0, "nothing is left running");
-        if world.cancel.is_none() && !world.statuses().contains(&"FAILED") && !world.statuses().contains(&"FAILED_CONTROLLER") {
+        if fixture.cancel.is_none() && !fixture.statuses().contains(&"FAILED") && !fixture.statuses().contains(&"FAILED_CONTROLLER") {
             prop_assert_eq!(decision.status, Status::Succeeded);
         }
     }

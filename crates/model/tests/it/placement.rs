@@ -157,8 +157,8 @@ pub(super) fn words(placement: &ReplicaPlacement) -> String {
 
 #[track_caller]
 fn check(queue: &[WaitingReplica], inventory: &Inventory, expect: &[&str]) {
-    let said: Vec<_> = place_replicas(queue, inventory, NOW).iter().map(words).collect();
-    assert_eq!(said, expect);
+    let message: Vec<_> = place_replicas(queue, inventory, NOW).iter().map(words).collect();
+    assert_eq!(message, expect);
 }
 
 fn stock(fleet: FleetSnapshot, instances: Vec<InstanceSnapshot>) -> Inventory {
@@ -206,11 +206,11 @@ fn priority_outranks_age_in_placement() {
 fn a_job_that_can_never_fit_lists_every_shortfall_with_its_remedy() {
     let f = fleet(1, "f");
     let inventory = stock(f.clone(), vec![instance(1, &f, offer(host(4, 0), 1, 2.5))]);
-    let mut wish = needs(8, 2);
-    wish.max_price = Some(Price::from_dollars(1.0));
-    wish.spot = Some(true);
+    let mut instance_needs = needs(8, 2);
+    instance_needs.max_price = Some(Price::from_dollars(1.0));
+    instance_needs.spot = Some(true);
     check(
-        &[waiting(1, 0, vec![wish])],
+        &[waiting(1, 0, vec![instance_needs])],
         &inventory,
         &["1: never, f-1: costs $2.5/h, at most $1/h is allowed (raise `max_price` to 2.5); \
          needs spot, is on-demand (set `spot_policy: auto`); needs at least 8 CPUs, has 4 (lower cpu to 4); \
@@ -231,8 +231,8 @@ fn the_local_instance_is_refused_once_though_it_is_also_an_offer() {
     let inventory = Inventory { fleets: vec![f], instances: vec![there], offers: vec![local] };
     let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     let PlacementOutcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
-    let said: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
-    assert_eq!(said, ["f-1: needs at least 8 CPUs, has 4 (lower cpu to 4)"]);
+    let message: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
+    assert_eq!(message, ["f-1: needs at least 8 CPUs, has 4 (lower cpu to 4)"]);
 }
 
 #[test]
@@ -323,9 +323,9 @@ fn r2_a_job_waits_for_a_full_fleet_only_if_room_may_become_free() {
         (1, true, Readiness::Unreachable, true),
         (1, false, Readiness::Provisioning, true),
     ] {
-        let said = behind_a_misfit(nodes_min, stays, readiness);
-        assert_eq!(said == "waits", waits, "{nodes_min} {stays} {readiness:?}: {said}");
-        assert!(waits || said.contains("delete one of its instances"), "{said}");
+        let message = behind_a_misfit(nodes_min, stays, readiness);
+        assert_eq!(message == "waits", waits, "{nodes_min} {stays} {readiness:?}: {message}");
+        assert!(waits || message.contains("delete one of its instances"), "{message}");
     }
 }
 

@@ -80,9 +80,9 @@ fn offers_refused_for_the_same_reason_are_reported_once() {
     let inventory = Inventory { fleets: vec![fleet], offers: vec![cheap, dear], ..Inventory::default() };
     let placed = place_replicas(&[waiting(1, 0, vec![needs(64, 0)])], &inventory, NOW).pop().unwrap();
     let PlacementOutcome::Never { why } = &placed.outcome else { panic!("{placed:?}") };
-    let told: Vec<String> = why.refusals.iter().map(ToString::to_string).collect();
+    let reported: Vec<String> = why.refusals.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        reported,
         ["ssh here c2g0 in fleet cloud and 1 more: needs at least 64 CPUs, has 2 (lower cpu to 2)"]
     );
 }

@@ -31,40 +31,40 @@ fn gpu_spec() -> GpuSpec {
 /// Applies one change to a request that fits, and compares the message of the shortfall ("" = it still fits).
 #[track_caller]
 fn check(change: impl FnOnce(&mut InstanceNeeds, &mut Offer), expect: &str) {
-    let (mut wish, mut has) = (needs(2, 0), offer(host(8, 2), 1, 1.5));
-    wish.resources.as_mut().unwrap().gpu = Some(gpu_spec());
+    let (mut instance_needs, mut has) = (needs(2, 0), offer(host(8, 2), 1, 1.5));
+    instance_needs.resources.as_mut().unwrap().gpu = Some(gpu_spec());
     has.host.arch = Some(CpuArch::X86);
     has.zones = vec!["here-a".into()];
-    assert_eq!(shortfalls(&has, &wish), []);
-    change(&mut wish, &mut has);
-    let said: Vec<_> = shortfalls(&has, &wish).iter().map(ToString::to_string).collect();
-    assert_eq!(said.join("; "), expect);
+    assert_eq!(shortfalls(&has, &instance_needs), []);
+    change(&mut instance_needs, &mut has);
+    let message: Vec<_> = shortfalls(&has, &instance_needs).iter().map(ToString::to_string).collect();
+    assert_eq!(message.join("; "), expect);
 }
 
-fn resources(wish: &mut InstanceNeeds) -> &mut windlass_model::resources::ResourcesSpec {
-    wish.resources.as_mut().unwrap()
+fn resources(needs: &mut InstanceNeeds) -> &mut windlass_model::resources::ResourcesSpec {
+    needs.resources.as_mut().unwrap()
 }
 
-fn gpu(wish: &mut InstanceNeeds) -> &mut GpuSpec {
-    resources(wish).gpu.as_mut().unwrap()
+fn gpu(needs: &mut InstanceNeeds) -> &mut GpuSpec {
+    resources(needs).gpu.as_mut().unwrap()
 }
 
 #[test]
 fn ranges_are_inclusive_at_both_ends() {
-    check(|wish, _| resources(wish).cpu.count = Range::exactly(8), "");
-    check(|wish, _| resources(wish).cpu.count = Range::exactly(9), "needs exactly 9 CPUs, has 8");
-    check(|wish, _| resources(wish).memory = Range { min: Some(1.0), max: Some(32.0) }, "");
+    check(|needs, _| resources(needs).cpu.count = Range::exactly(8), "");
+    check(|needs, _| resources(needs).cpu.count = Range::exactly(9), "needs exactly 9 CPUs, has 8");
+    check(|needs, _| resources(needs).memory = Range { min: Some(1.0), max: Some(32.0) }, "");
     let narrow = Range { min: Some(1.0), max: Some(31.0) };
-    check(move |wish, _| resources(wish).memory = narrow, "needs 1GB to 31GB of memory, has 32GB");
+    check(move |needs, _| resources(needs).memory = narrow, "needs 1GB to 31GB of memory, has 32GB");
 }
 
 #[test]
 fn disk_size_is_checked_only_if_the_offer_states_it() {
     let disk = || Some(DiskSpec { size: Range::at_least(100.0) });
-    check(|wish, _| resources(wish).disk = disk(), "");
+    check(|needs, _| resources(needs).disk = disk(), "");
     check(
-        |wish, has| {
-            resources(wish).disk = disk();
+        |needs, has| {
+            resources(needs).disk = disk();
             has.host.disk_mib = 50 * 1024;
         },
         "needs at least 100GB of disk, has 50GB",
@@ -73,16 +73,16 @@ fn disk_size_is_checked_only_if_the_offer_states_it() {
 
 #[test]
 fn the_architecture_must_be_equal_if_given() {
-    check(|wish, _| resources(wish).cpu.arch = Some(CpuArch::X86), "");
-    check(|wish, _| resources(wish).cpu.arch = Some(CpuArch::Arm), "needs arm CPUs, has x86");
+    check(|needs, _| resources(needs).cpu.arch = Some(CpuArch::X86), "");
+    check(|needs, _| resources(needs).cpu.arch = Some(CpuArch::Arm), "needs arm CPUs, has x86");
 }
 
 #[test]
 fn gpu_names_ignore_case_and_every_failed_gpu_filter_is_reported() {
-    check(|wish, _| gpu(wish).name = Some(vec!["a100".into(), "h100".into()]), "");
+    check(|needs, _| gpu(needs).name = Some(vec!["a100".into(), "h100".into()]), "");
     check(
-        |wish, _| {
-            *gpu(wish) = GpuSpec {
+        |needs, _| {
+            *gpu(needs) = GpuSpec {
                 vendor: Some(GpuVendor::Amd),
                 name: Some(vec!["MI300X".into()]),
                 count: Range::at_least(4),
@@ -99,15 +99,15 @@ fn gpu_names_ignore_case_and_every_failed_gpu_filter_is_reported() {
 
 #[test]
 fn an_existing_host_may_exceed_an_exact_request_and_a_cloud_offer_may_not() {
-    let exact = |wish: &mut InstanceNeeds| {
-        gpu(wish).count = Range::exactly(1);
-        resources(wish).cpu.count = Range::exactly(2);
+    let exact = |needs: &mut InstanceNeeds| {
+        gpu(needs).count = Range::exactly(1);
+        resources(needs).cpu.count = Range::exactly(2);
     };
-    check(|wish, _| exact(wish), "needs exactly 2 CPUs, has 8; needs exactly 1 GPU, has 2");
+    check(|needs, _| exact(needs), "needs exactly 2 CPUs, has 8; needs exactly 1 GPU, has 2");
     for backend in ["local", "remote", "slurm"] {
         let on = |has: &mut Offer| has.backend = backend.into();
-        check(|wish, has| (exact(wish), on(has)).1, "");
-        check(|wish, has| (gpu(wish).count = Range::exactly(3), on(has)).1, "needs exactly 3 GPUs, has 2");
+        check(|needs, has| (exact(needs), on(has)).1, "");
+        check(|needs, has| (gpu(needs).count = Range::exactly(3), on(has)).1, "needs exactly 3 GPUs, has 2");
     }
     let machine = host(4, 2);
     let given = |count| {
@@ -120,26 +120,27 @@ fn an_existing_host_may_exceed_an_exact_request_and_a_cloud_offer_may_not() {
 
 #[test]
 fn gpu_filters_are_skipped_for_a_host_without_gpus_when_none_are_required() {
-    let mut wish = needs(2, 0).resources.unwrap();
-    wish.gpu = Some(GpuSpec { name: Some(vec!["A100".into()]), count: Range::at_least(0), ..gpu_spec() });
-    assert_eq!(host_shortfalls(&host(4, 0), &wish), []);
-    assert_eq!(host_shortfalls(&host(4, 1), &wish).len(), 1);
+    let mut instance_needs = needs(2, 0).resources.unwrap();
+    instance_needs.gpu =
+        Some(GpuSpec { name: Some(vec!["A100".into()]), count: Range::at_least(0), ..gpu_spec() });
+    assert_eq!(host_shortfalls(&host(4, 0), &instance_needs), []);
+    assert_eq!(host_shortfalls(&host(4, 1), &instance_needs).len(), 1);
 }
 
 #[test]
 fn regions_backends_types_price_spot_and_reservation_filter_offers() {
-    check(|wish, _| wish.regions = Some(vec!["HERE".into()]), "");
-    check(|wish, _| wish.regions = Some(vec!["eu".into(), "us".into()]), "needs region eu or us, is here");
-    check(|wish, _| wish.backends = Some(vec!["aws".into()]), "needs backend aws, is ssh");
-    check(|wish, _| wish.zones = Some(vec!["here-b".into()]), "needs zone here-b, is here-a");
-    check(|wish, _| wish.instance_types = Some(vec!["m5".into()]), "needs instance type m5, is c8g2");
-    check(|wish, _| wish.max_price = Some(Price::from_dollars(1.5)), "");
+    check(|needs, _| needs.regions = Some(vec!["HERE".into()]), "");
+    check(|needs, _| needs.regions = Some(vec!["eu".into(), "us".into()]), "needs region eu or us, is here");
+    check(|needs, _| needs.backends = Some(vec!["aws".into()]), "needs backend aws, is ssh");
+    check(|needs, _| needs.zones = Some(vec!["here-b".into()]), "needs zone here-b, is here-a");
+    check(|needs, _| needs.instance_types = Some(vec!["m5".into()]), "needs instance type m5, is c8g2");
+    check(|needs, _| needs.max_price = Some(Price::from_dollars(1.5)), "");
     check(
-        |wish, _| wish.max_price = Some(Price::from_dollars(1.49)),
+        |needs, _| needs.max_price = Some(Price::from_dollars(1.49)),
         "costs $1.5/h, at most $1.49/h is allowed",
     );
-    check(|wish, _| wish.spot = Some(true), "needs spot, is on-demand");
-    check(|wish, _| wish.reservation = Some("r".into()), "needs reservation r, has none");
+    check(|needs, _| needs.spot = Some(true), "needs spot, is on-demand");
+    check(|needs, _| needs.reservation = Some("r".into()), "needs reservation r, has none");
 }
 
 #[test]
@@ -149,9 +150,9 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
         region: region.into(),
         zone: zone.map(Into::into),
     };
-    check(|wish, _| wish.volumes = vec![vec![at("there", None), at("here", None)]], "");
+    check(|needs, _| needs.volumes = vec![vec![at("there", None), at("here", None)]], "");
     let volumes = vec![vec![at("here", Some("here-a"))], vec![at("here", Some("here-b"))]];
-    check(move |wish, _| wish.volumes = volumes, "its volumes are in ssh here here-b");
+    check(move |needs, _| needs.volumes = volumes, "its volumes are in ssh here here-b");
 }
 
 #[test]
@@ -198,8 +199,9 @@ fn blocks_must_divide_evenly_and_auto_uses_the_largest_even_split() {
 fn refusal_summary_gives_the_first_refusal_in_full_and_counts_the_rest() {
     let far = Refusal { place: "a".into(), count: 1, shortfalls: vec![Shortfall::NotCluster] };
     let near = Refusal { place: "b".into(), count: 3, shortfalls: vec![Shortfall::Unreachable] };
-    let said = "b and 2 more: is unreachable (check its network and agent); and 1 other place does not fit";
-    assert_eq!(refusal_summary(&[near, far]).as_deref(), Some(said));
+    let message =
+        "b and 2 more: is unreachable (check its network and agent); and 1 other place does not fit";
+    assert_eq!(refusal_summary(&[near, far]).as_deref(), Some(message));
     assert_eq!(refusal_summary(&[]), None);
 }
 
@@ -220,10 +222,10 @@ proptest! {
     fn a_job_gets_the_smallest_number_of_blocks(
         cpus in 1_u32..64, gpus in 0_u32..9, memory in 0.0_f64..300.0, per_block in 1_u32..5, blocks in 1_u32..9,
     ) {
-        let mut wish = needs(cpus, gpus);
-        wish.resources.as_mut().unwrap().memory = Range::at_least(memory);
+        let mut instance_needs = needs(cpus, gpus);
+        instance_needs.resources.as_mut().unwrap().memory = Range::at_least(memory);
         let has = offer(host(per_block * blocks * 2, blocks as usize), blocks, 1.0);
-        let resources = wish.resources.clone().unwrap();
+        let resources = instance_needs.resources.clone().unwrap();
         let whole = |k: u32| {
             let part = host_share(&has.host, k, blocks);
             let part = windlass_model::plan::offers::HostSpec {
@@ -232,9 +234,9 @@ proptest! {
             host_shortfalls(&part, &resources).is_empty()
         };
         let expect = (1..=blocks).find(|k| whole(*k));
-        prop_assert_eq!(smallest_fit(&has, &wish).ok(), expect);
+        prop_assert_eq!(smallest_fit(&has, &instance_needs).ok(), expect);
         if let Some(expect) = expect {
-            prop_assert_eq!(smallest_fitting(&has.host, blocks, wish.needs_whole_instance, wish.resources.as_ref()), expect);
+            prop_assert_eq!(smallest_fitting(&has.host, blocks, instance_needs.needs_whole_instance, instance_needs.resources.as_ref()), expect);
         }
         let gpus: &[Gpu] = host_share(&has.host, blocks, blocks).gpus;
         prop_assert_eq!(gpus.len(), has.host.gpus.len());
@@ -245,16 +247,16 @@ proptest! {
 fn default_resources_are_not_required_of_the_local_instance() {
     let small = HostSpec { memory_mib: 2 * 1024, disk_mib: 10 * 1024, ..host(1, 0) };
     let at = |backend: &str| Offer { backend: backend.into(), ..offer(small.clone(), 1, 0.0) };
-    let wish = |change: fn(&mut ResourcesSpec)| {
+    let needs = |change: fn(&mut ResourcesSpec)| {
         let mut resources = ResourcesSpec::default();
         change(&mut resources);
         InstanceNeeds { resources: Some(resources), ..InstanceNeeds::default() }
     };
-    assert_eq!(smallest_fit(&at("local"), &wish(|_| ())), Ok(1));
-    assert_eq!(shortfalls(&at("aws"), &wish(|_| ())).len(), 3);
-    assert_eq!(shortfalls(&at("local"), &wish(|wanted| wanted.memory = Range::at_least(4.0))).len(), 1);
+    assert_eq!(smallest_fit(&at("local"), &needs(|_| ())), Ok(1));
+    assert_eq!(shortfalls(&at("aws"), &needs(|_| ())).len(), 3);
+    assert_eq!(shortfalls(&at("local"), &needs(|wanted| wanted.memory = Range::at_least(4.0))).len(), 1);
     let shared = Offer { total_blocks: 4, ..Offer { host: host(4, 0), ..at("local") } };
-    assert_eq!(smallest_fit(&shared, &wish(|_| ())), Ok(1), "one block of several");
+    assert_eq!(smallest_fit(&shared, &needs(|_| ())), Ok(1), "one block of several");
 }
 
 #[test]

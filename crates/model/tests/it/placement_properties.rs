@@ -67,11 +67,11 @@ fn queues() -> impl Strategy<Value = Vec<WaitingReplica>> {
         let mut runs = Vec::new();
         for (n, (priority, since, nodes, cpus, gpus, lasts)) in queue.into_iter().enumerate() {
             // The last node of several is a small one without GPUs.
-            let mut wishes = vec![needs(cpus, gpus); nodes];
+            let mut requests = vec![needs(cpus, gpus); nodes];
             if nodes > 1 {
-                wishes[nodes - 1] = needs(cpus.min(4), 0);
+                requests[nodes - 1] = needs(cpus.min(4), 0);
             }
-            let mut run = waiting(n as u128 + 1, since, wishes);
+            let mut run = waiting(n as u128 + 1, since, requests);
             run.priority = priority;
             run.max_duration = lasts.map(Span::secs);
             runs.push(run);
@@ -195,12 +195,12 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_the_arguments_does_not_matter(queue in queues(), inventory in inventories(), turn in 0_usize..12) {
+    fn the_order_of_the_arguments_does_not_matter(queue in queues(), inventory in inventories(), round in 0_usize..12) {
         let expect: Vec<_> = place_replicas(&queue, &inventory, NOW).iter().map(words).collect();
         let (mut queue, mut turned) = (queue, inventory.clone());
         queue.reverse();
         turned.fleets.reverse();
-        let by = turn.checked_rem(turned.instances.len()).unwrap_or(0);
+        let by = round.checked_rem(turned.instances.len()).unwrap_or(0);
         turned.instances.rotate_left(by);
         prop_assert_eq!(place_replicas(&queue, &turned, NOW).iter().map(words).collect::<Vec<_>>(), expect);
     }

@@ -503,11 +503,11 @@ fn a_full_region_is_followed_by_another_without_a_retry_policy() {
     let mut run = read(text);
     let full = job::Ending::no_capacity("no capacity").with_detail(job::TerminationDetail::RegionFull);
     run.replicas[0].jobs[0].state = SubmissionState::Final(full);
-    let said =
+    let message =
         "job 0 of replica 0 ended: failed_to_start_due_to_no_capacity (region_full); trying another region";
     assert_eq!(
         render(&run, &decide(&run, NOW)),
-        format!("idles -> pending; attempt 1; fleet unset; due 0s: {said}")
+        format!("idles -> pending; attempt 1; fleet unset; due 0s: {message}")
     );
     let mut waits = RunView { status: run::Status::Pending, attempt: 1, ..run.clone() };
     assert_eq!(

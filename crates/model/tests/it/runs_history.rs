@@ -43,7 +43,7 @@ struct RunFixture {
 impl RunFixture {
     fn new(replicas: u32, jobs: u32, retry: Option<retry::Policy>, crons: Option<CronSchedule>) -> Self {
         let next = crons.as_ref().and_then(|crons| schedule::next_slot(crons, None, NOW));
-        let mut world = Self {
+        let mut fixture = Self {
             run: RunView {
                 status: run::Status::Pending,
                 ending: None,
@@ -67,8 +67,8 @@ impl RunFixture {
             stopped: false,
             finals: Vec::new(),
         };
-        world.run_pass();
-        world
+        fixture.run_pass();
+        fixture
     }
 
     /// Runs one pass of the run pipeline: decides, and applies the whole plan.
@@ -148,8 +148,8 @@ impl RunFixture {
         }
     }
 
-    fn apply_event(&mut self, happening: RunEvent) {
-        match happening {
+    fn apply_event(&mut self, transition: RunEvent) {
+        match transition {
             RunEvent::Job { which, end } => self.move_job(which, end),
             RunEvent::Pause(secs) => self.now = self.now + Span::secs(secs),
             RunEvent::Stop => self.stop(run::TerminationReason::StoppedByUser),
@@ -159,7 +159,10 @@ impl RunFixture {
 
     /// Stops as the API does: acknowledged means stored.
     fn stop(&mut self, reason: run::TerminationReason) {
-        if run::step(self.run.status, run::Event::StopAsked).status_after(self.run.status).unwrap().is_final()
+        if run::step(self.run.status, run::Event::StopRequested)
+            .status_after(self.run.status)
+            .unwrap()
+            .is_final()
         {
             return;
         }
@@ -268,13 +271,13 @@ fn scenario() -> impl Strategy<Value = RunScenario> {
 }
 
 fn run_scenario(life: RunScenario) -> RunFixture {
-    let mut world = RunFixture::new(life.replicas, life.jobs, life.retry, None);
-    for happening in life.happenings {
-        world.apply_event(happening);
-        world.run_pass();
+    let mut fixture = RunFixture::new(life.replicas, life.jobs, life.retry, None);
+    for transition in life.happenings {
+        fixture.apply_event(transition);
+        fixture.run_pass();
     }
-    world.run_until_stable();
-    world
+    fixture.run_until_stable();
+    fixture
 }
 
 proptest! {
@@ -282,9 +285,9 @@ proptest! {
 
     #[test]
     fn r2_every_run_reaches_a_final_status_exactly_once(life in scenario()) {
-        let world = run_scenario(life);
-        prop_assert!(world.run.status.is_final(), "still {}", world.run.status);
-        prop_assert_eq!(world.finals.len(), 1);
+        let fixture = run_scenario(life);
+        prop_assert!(fixture.run.status.is_final(), "still {}", fixture.run.status);
+        prop_assert_eq!(fixture.finals.len(), 1);
     }
 
     #[test]
@@ -300,9 +303,9 @@ proptest! {
     #[test]
     fn r12_a_stopped_run_submits_nothing_more_and_ends_terminated(life in scenario()) {
         // Every pass asserts that nothing is submitted after the stop.
-        let world = run_scenario(life);
-        if world.stopped {
-            prop_assert_eq!(world.run.status, run::Status::Terminated);
+        let fixture = run_scenario(life);
+        if fixture.stopped {
+            prop_assert_eq!(fixture.run.status, run::Status::Terminated);
         }
     }
 
@@ -311,25 +314,25 @@ proptest! {
         happenings in prop::collection::vec(run_event(false), 1..200),
     ) {
         let crons = CronSchedule::parse(&["*/10 * * * *", "3 * * * *"]).unwrap();
-        let mut world = RunFixture::new(1, 2, None, Some(crons.clone()));
+        let mut fixture = RunFixture::new(1, 2, None, Some(crons.clone()));
         let mut busy_until = BTreeMap::new();
-        for happening in happenings {
-            world.apply_event(happening);
-            world.run_pass();
-            if let (Some(slot), false) = (world.fired.last(), world.run.status == run::Status::Pending) {
+        for transition in happenings {
+            fixture.apply_event(transition);
+            fixture.run_pass();
+            if let (Some(slot), false) = (fixture.fired.last(), fixture.run.status == run::Status::Pending) {
                 // Covered up to the pass that returned the run to pending.
                 busy_until.insert(*slot, None);
-            } else if let Some(slot) = world.fired.last() {
-                busy_until.entry(*slot).and_modify(|end| _ = end.get_or_insert(world.now));
+            } else if let Some(slot) = fixture.fired.last() {
+                busy_until.entry(*slot).and_modify(|end| _ = end.get_or_insert(fixture.now));
             }
         }
         let mut slot = crons.next_after(NOW);
-        let mut fired = world.fired.iter();
+        let mut fired = fixture.fired.iter();
         let mut expected = fired.next();
         let mut covered_to = NOW;
-        while let Some(current) = slot.filter(|slot| *slot <= world.now) {
+        while let Some(current) = slot.filter(|slot| *slot <= fixture.now) {
             if expected == Some(&current) {
-                covered_to = busy_until[&current].unwrap_or(world.now);
+                covered_to = busy_until[&current].unwrap_or(fixture.now);
                 expected = fired.next();
             } else {
                 prop_assert!(current <= covered_to, "{current} was lost; last execution ended {covered_to}");

@@ -223,7 +223,7 @@ proptest! {
             let job = find(&run, end.replica, end.job).unwrap();
             prop_assert!(!is_final(job), "a final job is asked to end");
             // The plan can end a job only with this event, which never leads to a final status.
-            let after = job::step(job.state.status(), job::Event::StopAsked).status_after(job.state.status());
+            let after = job::step(job.state.status(), job::Event::StopRequested).status_after(job.state.status());
             prop_assert_eq!(after, Some(job::Status::Terminating));
         }
         if plan.status.is_final() && !run.status.is_final() {
@@ -319,14 +319,14 @@ proptest! {
     }
 
     #[test]
-    fn r20_the_derived_status_depends_on_the_jobs_alone(run in any_run(), other in any_run(), turn in 0..4_usize) {
+    fn r20_the_derived_status_depends_on_the_jobs_alone(run in any_run(), other in any_run(), round in 0..4_usize) {
         let verdict = derive(&run, NOW).status;
         let mut same = RunView { status: other.status, attempt: other.attempt, start: other.start, ..run.clone() };
         same.ending = other.ending;
         same.pending_since = other.pending_since;
         let len = same.replicas.len();
         if len > 0 {
-            same.replicas.rotate_left(turn % len);
+            same.replicas.rotate_left(round % len);
         }
         for replica in &mut same.replicas {
             replica.jobs.reverse();

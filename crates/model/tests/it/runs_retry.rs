@@ -20,13 +20,13 @@ fn check(
     tries: u32,
     expected: &str,
 ) {
-    let standing = FailureHistory {
+    let phase = FailureHistory {
         reason: reason.parse().unwrap(),
         attempts: tries,
         run_began: ago(began),
         failing_since: provisioned.map(ago),
     };
-    let answer = match retry::decide(policy, standing, NOW) {
+    let answer = match retry::decide(policy, phase, NOW) {
         RetryDecision::Yes { event, elapsed } => format!("yes: {event} after {} s", elapsed.as_secs()),
         RetryDecision::No(refusal) if refusal.is_limit() => format!("limit: {refusal}"),
         RetryDecision::No(refusal) => format!("no: {refusal}"),

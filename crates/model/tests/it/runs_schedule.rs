@@ -129,9 +129,9 @@ proptest! {
         let mut now = Timestamp::from_secs(NOVEMBER);
         let mut waiting = crons.next_after(now);
         let mut fired: Vec<Timestamp> = Vec::new();
-        for (step, asks_twice) in looks {
+        for (step, confirms_twice) in looks {
             now = now + Span::secs(step);
-            for _ in 0..=i32::from(asks_twice) {
+            for _ in 0..=i32::from(confirms_twice) {
                 if let Some(slot) = waiting.filter(|slot| *slot <= now) {
                     prop_assert!(fired.last().is_none_or(|last| *last < slot), "{slot} fired twice");
                     fired.push(slot);

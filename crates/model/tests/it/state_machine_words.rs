@@ -10,7 +10,9 @@ use windlass_model::{
     event::{self, Actor, Event, EventCause, EventKind, Pipeline},
     fleet, gateway, instance,
     job::{self, Ending, TerminationDetail},
-    managed_job::{self, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, is_legal},
+    managed_job::{
+        self, PendingKind, RecoveryEpisode, RecoverySource, ScheduleEvent, ScheduleState, is_legal,
+    },
     retry, run,
     state_machine::{Step, StrEnum, UnknownValue},
     volume,
@@ -50,7 +52,7 @@ fn status_and_reason_words_match_the_wire_format() {
         "PENDING STARTING RUNNING RECOVERING CANCELLING SUCCEEDED CANCELLED FAILED FAILED_SETUP \
          FAILED_PRECHECKS FAILED_NO_RESOURCE FAILED_CONTROLLER",
     );
-    check_words::<Schedule>("INACTIVE WAITING LAUNCHING ALIVE ALIVE_WAITING ALIVE_BACKOFF DONE");
+    check_words::<ScheduleState>("INACTIVE WAITING LAUNCHING ALIVE ALIVE_WAITING ALIVE_BACKOFF DONE");
     check_words::<instance::TerminationReason>(
         "terminated_by_user idle_timeout provisioning_timeout error job_finished unreachable no_offers \
          master_failed max_instances_limit fleet_spec_mismatch no_balance",
@@ -253,7 +255,7 @@ fn a_transition_writes_one_record_that_says_who_and_why() {
 #[test]
 fn a_transition_that_changes_nothing_writes_nothing() {
     let id = Uuid::from_u128(1);
-    let stop = run::Event::StopAsked;
+    let stop = run::Event::StopRequested;
     let moved =
         event::transition::<run::RunLifecycle>(id, run::Status::Done, stop, because(Pipeline::Run)).unwrap();
     assert_eq!(moved, event::TransitionResult { status: run::Status::Done, record: None });
@@ -278,7 +280,7 @@ fn r5_a_refused_transition_is_an_error_and_a_record() {
 fn schedule_state_done_is_not_recorded_as_a_final_status() {
     let done = Event::created::<managed_job::ScheduleLifecycle>(
         Uuid::nil(),
-        Schedule::Done,
+        ScheduleState::Done,
         because(Pipeline::ManagedJob),
     );
     assert_eq!((done.kind, done.is_final), (EventKind::Schedule, false));
@@ -343,7 +345,7 @@ fn r17_an_episode_counts_iff_a_genuine_failure_took_part() {
 fn each_schedule_state_allows_only_the_listed_task_statuses() {
     #[track_caller]
     fn check(state: &str, legal: &str) {
-        let state: Schedule = state.parse().unwrap();
+        let state: ScheduleState = state.parse().unwrap();
         let mut found = Vec::new();
         for &status in managed_job::Status::ALL {
             let kinds: Vec<Option<PendingKind>> = if status == managed_job::Status::Pending {
@@ -380,7 +382,7 @@ proptest! {
         events in prop::collection::vec(prop::sample::select(ScheduleEvent::ALL), 0..60),
     ) {
         let (mut launch, mut alive) = (0_i32, 0_i32);
-        let mut state = Schedule::Inactive;
+        let mut state = ScheduleState::Inactive;
         for event in events {
             let Some(next) = managed_job::step_schedule(state, event).status_after(state) else { continue };
             launch += i32::from(next.holds_launch_slot()) - i32::from(state.holds_launch_slot());
@@ -392,7 +394,7 @@ proptest! {
             prop_assert!(launch <= alive, "a launching job is alive");
             state = next;
         }
-        if state == Schedule::Done {
+        if state == ScheduleState::Done {
             prop_assert_eq!((launch, alive), (0, 0));
         }
     }
@@ -417,24 +419,24 @@ proptest! {
 
 #[test]
 fn c1_only_the_holder_its_executor_or_an_admins_cancel_changes_a_held_container() {
-    use container::{Actor, Event, Status};
+    use container::{ContainerActor, Event, Status};
     for &status in &[Status::Locked, Status::Running] {
         for &event in Event::ALL {
             if container::step(status, event) == Step::Refuse {
                 continue;
             }
             assert!(
-                !container::is_allowed(Actor::Dispatcher, status, event),
+                !container::is_allowed(ContainerActor::Dispatcher, status, event),
                 "a stranger may {event} in {status}"
             );
-            assert!(!container::is_allowed(Actor::Server, status, event));
-            assert_eq!(container::is_allowed(Actor::Admin, status, event), event == Event::Cancel);
-            assert!(container::is_allowed(Actor::Holder, status, event));
-            assert!(container::is_allowed(Actor::Executor, status, event));
+            assert!(!container::is_allowed(ContainerActor::Server, status, event));
+            assert_eq!(container::is_allowed(ContainerActor::Admin, status, event), event == Event::Cancel);
+            assert!(container::is_allowed(ContainerActor::Holder, status, event));
+            assert!(container::is_allowed(ContainerActor::Executor, status, event));
         }
     }
-    assert!(container::is_allowed(Actor::Dispatcher, Status::Queued, Event::Lock));
-    assert!(!container::is_allowed(Actor::Dispatcher, Status::Queued, Event::Cancel));
+    assert!(container::is_allowed(ContainerActor::Dispatcher, Status::Queued, Event::Lock));
+    assert!(!container::is_allowed(ContainerActor::Dispatcher, Status::Queued, Event::Cancel));
 }
 
 #[test]

@@ -173,12 +173,12 @@ async fn handle_request(State(shared): State<Arc<Shared>>, request: Request) -> 
     if count_down(&shared.failures) {
         return error_response(StatusCode::SERVICE_UNAVAILABLE, "out of order");
     }
-    let asks_for_tokens = *shared.requires_tokens.lock();
+    let requires_tokens = *shared.requires_tokens.lock();
     let expected =
-        if asks_for_tokens { Some(format!("Bearer {TOKEN}")) } else { shared.password.lock().clone() };
+        if requires_tokens { Some(format!("Bearer {TOKEN}")) } else { shared.password.lock().clone() };
     if expected.is_some() && expected.as_deref() != authorization {
         let own = shared.address.lock().clone();
-        let challenge = if asks_for_tokens {
+        let challenge = if requires_tokens {
             format!("Bearer realm=\"http://{own}/token\",service=\"test\"")
         } else {
             "Basic realm=\"test\"".to_owned()

@@ -33,13 +33,13 @@ fn dummy_socket() -> AgentEndpoint {
 async fn concurrent_enrolments_return_the_same_credentials(kit: &AgentTestEnv) {
     let instance = kit.instance(0, dummy_socket()).await;
     let all = join_all((0..16).map(|_| enrolment::enrolment(kit.db(), kit.app.keys(), instance))).await;
-    let told: Vec<_> = all.into_iter().map(Result::unwrap).collect();
-    assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
-    assert_eq!(told[0].credential_sha256.len(), 64);
+    let reported: Vec<_> = all.into_iter().map(Result::unwrap).collect();
+    assert!(reported.iter().all(|one| *one == reported[0]), "{reported:?}");
+    assert_eq!(reported[0].credential_sha256.len(), 64);
     let other = kit.instance(1, dummy_socket()).await;
     let other = enrolment::enrolment(kit.db(), kit.app.keys(), other).await.unwrap();
-    assert_ne!(other.credential_sha256, told[0].credential_sha256, "each instance has its own");
-    assert_eq!(other.server_key, told[0].server_key, "the server has one");
+    assert_ne!(other.credential_sha256, reported[0].credential_sha256, "each instance has its own");
+    assert_eq!(other.server_key, reported[0].server_key, "the server has one");
     let credential = enrolment::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
     for (table, column) in [("instances", "agent_credential_sealed"), ("signing_keys", "seed_sealed")] {
         for (_, stored) in encrypted_columns::column_values(kit.db(), table, column).await.unwrap() {
@@ -138,10 +138,13 @@ async fn x10_a_host_key_is_pinned_once_and_recorded_as_an_event(kit: &AgentTestE
     assert_eq!(site.target.pin, HostKeyPin::Known(HostKey::parse(&public).unwrap()));
     assert_eq!(site.target.via.unwrap().pin, HostKeyPin::Known(HostKey::parse(&gates).unwrap()));
     let sql = "SELECT message FROM events WHERE reason = 'host_key_learned' ORDER BY message";
-    let told = kit.db().query(sql, vec![]).await.unwrap();
-    let told: Vec<_> = told.iter().map(|row| row.text(0).unwrap()).collect();
-    assert_eq!(told.len(), 2, "each is told once: {told:?}");
-    assert!(told[1].starts_with("first connection to gate: ") && told[1].contains("SHA256:"), "{told:?}");
+    let reported = kit.db().query(sql, vec![]).await.unwrap();
+    let reported: Vec<_> = reported.iter().map(|row| row.text(0).unwrap()).collect();
+    assert_eq!(reported.len(), 2, "each is told once: {reported:?}");
+    assert!(
+        reported[1].starts_with("first connection to gate: ") && reported[1].contains("SHA256:"),
+        "{reported:?}"
+    );
 }
 
 async fn x10_a_different_host_key_is_refused_and_the_pin_stays(kit: &AgentTestEnv) {

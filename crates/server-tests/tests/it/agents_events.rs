@@ -23,7 +23,7 @@ on_both_kits! {
 }
 
 async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
-    let shim = TestShim::start(kit, "hollow").await;
+    let shim = TestShim::start(kit, "simulated").await;
     let run = kit.run("train").await;
     let one = kit.job_start(run, 0, shim.instance, "running").await;
     let two = kit.job_start(run, 1, shim.instance, "terminating").await;
@@ -43,12 +43,12 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
         kit.postpone("jobs", id.0).await;
         hinted.take();
         let at = call_context(shim.instance, id, 1);
-        let asked = Instant::now();
+        let requested = Instant::now();
         kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
         timeout(TIMEOUT, hinted.wait()).await.unwrap();
         print_measurement(format_args!(
             "from the call that caused an event to the pipeline's hint: {:?}",
-            asked.elapsed()
+            requested.elapsed()
         ));
         assert!(kit.is_due("jobs", id.0).await, "the hint comes after the commit");
         kit.discard(at).await;
@@ -59,10 +59,10 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let id = kit.job_start(run, 100 + n, shim.instance, "running").await;
         let hinted = kit.app.hints().subscribe("jobs_running");
-        let asked = Instant::now();
+        let requested = Instant::now();
         kit.wire.submit_task(call_context(shim.instance, id, 1), &minimal_task(id)).await.unwrap();
         timeout(TIMEOUT, hinted.wait()).await.unwrap();
-        taken.push(asked.elapsed());
+        taken.push(requested.elapsed());
     }
     taken.sort();
     print_measurement(format_args!(
@@ -72,7 +72,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
 }
 
 async fn x6_a_host_cannot_affect_jobs_of_other_hosts(kit: &AgentTestEnv) {
-    let shim = TestShim::start(kit, "hollow").await;
+    let shim = TestShim::start(kit, "simulated").await;
     let run = kit.run("train").await;
     let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
     let foreign = kit.job_start(run, 0, elsewhere, "running").await;
@@ -88,7 +88,7 @@ async fn x6_a_host_cannot_affect_jobs_of_other_hosts(kit: &AgentTestEnv) {
 }
 
 async fn a_lost_or_returning_host_makes_its_instance_due(kit: &AgentTestEnv) {
-    let mut shim = TestShim::start(kit, "hollow").await;
+    let mut shim = TestShim::start(kit, "simulated").await;
     let run = kit.run("train").await;
     let job = kit.job_start(run, 0, shim.instance, "running").await;
     let hinted = kit.app.hints().subscribe("instances");

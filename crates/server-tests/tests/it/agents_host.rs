@@ -287,11 +287,11 @@ impl TestShim {
     }
 
     pub(crate) async fn of(kit: &AgentTestEnv, instance: InstanceId, home: PathBuf, args: &[&str]) -> Self {
-        let told = enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
+        let reported = enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
         let credential = enrolment::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
         let mut shim = Self { instance, home, args, credential, child: None };
-        shim.enrol(&told.credential_sha256, &told.server_key);
+        shim.enrol(&reported.credential_sha256, &reported.server_key);
         shim.start_again();
         shim
     }

@@ -63,7 +63,7 @@ struct HostileAgent {
     events: EventBehavior,
     lines_sent: Arc<AtomicUsize>,
     /// Requests for the event stream.
-    asked: Mutex<Vec<String>>,
+    requested: Mutex<Vec<String>>,
 }
 
 impl HostileAgent {
@@ -91,7 +91,7 @@ impl HostileAgent {
         } else if path == format!("{task}/logs") {
             full_body(vec![b'x'; 1 << 20])
         } else if path == "/api/events" {
-            self.asked.lock().push(query.to_owned());
+            self.requested.lock().push(query.to_owned());
             match &self.events {
                 EventBehavior::Endless(piece) => {
                     endless_body(piece.clone(), None, Arc::clone(&self.lines_sent))
@@ -151,7 +151,8 @@ async fn start_hostile_agent(
     events: EventBehavior,
 ) -> (Arc<HostileAgent>, InstanceId) {
     let own = SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001));
-    let liar = Arc::new(HostileAgent { own, events, lines_sent: Arc::default(), asked: Mutex::default() });
+    let liar =
+        Arc::new(HostileAgent { own, events, lines_sent: Arc::default(), requested: Mutex::default() });
     let instance = kit.instance(instance_num, liar.serve(kit)).await;
     enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
     (liar, instance)
@@ -173,9 +174,9 @@ async fn oversized_agent_replies_are_truncated_and_slow_ones_time_out() {
     assert_eq!((log.bytes.len(), i64::try_from(log.end)), (10, Ok(i64::MAX)));
     let another = kit.wire.task(at).await;
     assert!(matches!(another, Err(AgentError::Unreachable { .. })), "{another:?}");
-    let asked = Instant::now();
+    let start = Instant::now();
     let (drawl, flood) = tokio::join!(kit.wire.tasks(instance), kit.wire.host(instance));
-    assert!(asked.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(start.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", start.elapsed());
     assert!(
         matches!(&drawl, Err(AgentError::Unreachable { why, .. }) if why.contains("within")),
         "{drawl:?}"
@@ -230,6 +231,6 @@ async fn an_event_reader_resumes_after_its_last_event() {
     end.notify_waiters();
     kit.wait_until_due("instances", instance.0).await;
     kit.wire.log(at, "job", 0, 10).await.unwrap();
-    eventually_async("a second stream", async || (liar.asked.lock().len() >= 2).then_some(())).await;
-    assert_eq!(*liar.asked.lock(), ["", "boot=b1&after=9"]);
+    eventually_async("a second stream", async || (liar.requested.lock().len() >= 2).then_some(())).await;
+    assert_eq!(*liar.requested.lock(), ["", "boot=b1&after=9"]);
 }

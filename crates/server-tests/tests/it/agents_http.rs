@@ -36,8 +36,8 @@ async fn a_task_is_driven_from_submission_to_removal() {
     let log = wire.log(at(1), "job", 2, 3).await.unwrap();
     assert_eq!((&log.bytes[..], log.end, log.is_complete), (&b"llo"[..], 6, true));
     // A runner whose log is complete may exit before it receives the acknowledgement.
-    let heard = wire.log_was_read(at(1), "job", 6).await;
-    assert!(matches!(heard, Ok(()) | Err(AgentError::Conflict { .. })), "{heard:?}");
+    let received = wire.log_was_read(at(1), "job", 6).await;
+    assert!(matches!(received, Ok(()) | Err(AgentError::Conflict { .. })), "{received:?}");
 
     let alive = wire.remove_task(at(1)).await;
     assert!(matches!(alive, Ok(()) | Err(AgentError::Conflict { .. })), "{alive:?}");
@@ -51,12 +51,12 @@ async fn a_task_is_driven_from_submission_to_removal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m8_a_task_that_cannot_be_signed_without_the_database_is_not_refused() {
-    let kit = AgentTestEnv::sqlite().await;
+async fn m8_a_task_that_cannot_be_signed_without_postgres_is_not_refused() {
+    let kit = AgentTestEnv::postgres().await;
     let shim = TestShim::start(&kit, "process").await;
     let at = call_context(shim.instance, submission_id(), 1);
     kit.wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
-    kit.app.db.close().await;
+    kit.app.db().close().await;
     let unsigned = kit.wire.submit_task(at, &minimal_task(submission_id())).await;
     assert!(matches!(unsigned, Err(AgentError::Unsigned { .. })), "{unsigned:?}");
 }
@@ -110,7 +110,7 @@ fn tar_archive(name: &str, content: &[u8]) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l2_an_older_epoch_is_refused_by_the_host() {
     let kit = AgentTestEnv::sqlite().await;
-    let shim = TestShim::start(&kit, "hollow").await;
+    let shim = TestShim::start(&kit, "simulated").await;
     let (wire, at) = (&kit.wire, |epoch| call_context(shim.instance, submission_id(), epoch));
     wire.submit_task(at(5), &minimal_task(submission_id())).await.unwrap();
     for refused in [
@@ -126,7 +126,7 @@ async fn l2_an_older_epoch_is_refused_by_the_host() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x8_a_host_of_another_server_rejects_our_credential_and_signature() {
     let kit = AgentTestEnv::sqlite().await;
-    let shim = TestShim::start(&kit, "hollow").await;
+    let shim = TestShim::start(&kit, "simulated").await;
     let at = call_context(shim.instance, submission_id(), 1);
     let ours = enrolment::enrolment(kit.db(), kit.app.keys(), shim.instance).await.unwrap();
     let strange_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
@@ -182,8 +182,8 @@ fn start_socket_sink(kit: &AgentTestEnv, says: &'static [u8]) -> AgentEndpoint {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move {
                 let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, says).await;
-                let mut heard = [0; 1024];
-                while stream.read(&mut heard).await.is_ok_and(|count| count > 0) {}
+                let mut received = [0; 1024];
+                while stream.read(&mut received).await.is_ok_and(|count| count > 0) {}
             });
         }
     });
@@ -195,9 +195,9 @@ async fn f9_all_calls_to_a_silent_shim_time_out_together() {
     let kit = AgentTestEnv::sqlite().await;
     let instance = kit.instance(0, start_socket_sink(&kit, b"")).await;
     enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
-    let asked = Instant::now();
+    let start = Instant::now();
     let all = futures_util::future::join_all((0..20).map(|_| kit.wire.tasks(instance))).await;
-    assert!(asked.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(start.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", start.elapsed());
     for answer in &all {
         assert!(
             matches!(answer, Err(AgentError::Unreachable { why, .. }) if why.contains("no response")),

@@ -65,14 +65,14 @@ async fn insert_instances(
     }
     kit.write(unit).await;
     // Concurrently, so that many of them share one commit.
-    let told = stream::iter(ids.clone())
+    let reported = stream::iter(ids.clone())
         .map(|id| async move { enrolment::enrolment(kit.db(), kit.app.keys(), id).await.unwrap() });
-    let told: Vec<_> = told.buffered(CALLS_MAX).collect().await;
-    for (n, (id, told)) in (1..).zip(ids.iter().zip(told)) {
+    let reported: Vec<_> = reported.buffered(CALLS_MAX).collect().await;
+    for (n, (id, reported)) in (1..).zip(ids.iter().zip(reported)) {
         let dir = home.join(format!("host-{n:04}"));
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).unwrap();
-        let text = json!({"instance_id": id, "credential_sha256": [told.credential_sha256],
-            "server_keys": [told.server_key]});
+        let text = json!({"instance_id": id, "credential_sha256": [reported.credential_sha256],
+            "server_keys": [reported.server_key]});
         let mut file = fs::OpenOptions::new();
         let mut file = file.create(true).write(true).mode(0o600).open(dir.join("enrolment.json")).unwrap();
         file.write_all(text.to_string().as_bytes()).unwrap();
@@ -94,17 +94,17 @@ async fn a_thousand_hosts_over_ssh_are_connected_and_answer() {
 /// Calls until every host has answered once. A machine that creates both ends of a thousand connections at once may be
 /// late for some.
 async fn wait_for_all(kit: &AgentTestEnv, ids: &[InstanceId]) {
-    let asked = Instant::now();
+    let start = Instant::now();
     let mut missing = ids.to_vec();
     while !missing.is_empty() {
         let answers = stream::iter(missing.clone()).map(|id| async move { (id, kit.wire.tasks(id).await) });
         let answers: Vec<_> = answers.buffer_unordered(CALLS_MAX).collect().await;
         missing = answers.iter().filter(|(_, answer)| answer.is_err()).map(|(id, _)| *id).collect();
         let why = answers.into_iter().find_map(|(_, answer)| answer.err());
-        assert!(asked.elapsed() < ALL_TIMEOUT, "{} hosts do not answer: {why:?}", missing.len());
+        assert!(start.elapsed() < ALL_TIMEOUT, "{} hosts do not answer: {why:?}", missing.len());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    print_measurement(format_args!("{HOSTS} hosts came in {:?}", asked.elapsed()));
+    print_measurement(format_args!("{HOSTS} hosts came in {:?}", start.elapsed()));
 }
 
 async fn check_all_answer(sshd: Option<&Sshd>) {
@@ -113,20 +113,20 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
     let home = kit.dir.path().join("agent");
     let ids = insert_instances(&kit, &home, sshd).await;
     let _shim =
-        TestShim::of(&kit, ids[0], home, &["--runtime", "hollow", "--hosts", &HOSTS.to_string()]).await;
+        TestShim::of(&kit, ids[0], home, &["--runtime", "simulated", "--hosts", &HOSTS.to_string()]).await;
 
     let before = resident_kb();
     wait_for_all(&kit, &ids).await;
     let mut residents = Vec::new();
     for round in 0..4 {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let answers = stream::iter(&ids).map(|id| kit.wire.tasks(*id)).buffer_unordered(CALLS_MAX);
         let failed: Vec<_> = answers.filter_map(|answer| async { answer.err() }).collect().await;
         assert!(failed.is_empty(), "{} hosts do not answer: {}", failed.len(), failed[0]);
         residents.push(resident_kb());
         print_measurement(format_args!(
             "round {round}: {HOSTS} hosts in {:?}, resident {} kB",
-            asked.elapsed(),
+            requested.elapsed(),
             residents[round]
         ));
     }
@@ -146,7 +146,7 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
         async move { (id, kit.job_start(run, n, id, "running").await) }
     });
     let jobs: Vec<_> = jobs.buffered(CALLS_MAX).collect().await;
-    let asked = Instant::now();
+    let requested = Instant::now();
     let submits = stream::iter(jobs.clone()).map(|(instance, job)| {
         let kit = &kit;
         async move { kit.wire.submit_task(call_context(instance, job, 1), &minimal_task(job)).await.unwrap() }
@@ -157,6 +157,6 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
     }
     print_measurement(format_args!(
         "a task on each of {HOSTS} hosts, submitted and told of: {:?}",
-        asked.elapsed()
+        requested.elapsed()
     ));
 }

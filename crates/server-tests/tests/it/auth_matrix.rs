@@ -75,14 +75,14 @@ struct RoleTokens {
 
 impl RoleTokens {
     async fn create(server: &TestServer) -> Self {
-        let people = Self {
+        let users = Self {
             outsider: server.user("outsider").await,
             user: server.user("plain").await,
             manager: server.user("manager").await,
             admin: server.user("chief").await,
         };
         server.join("main", &[("plain", "user"), ("manager", "manager"), ("chief", "admin")]).await;
-        people
+        users
     }
 
     fn token(&self, who: CallerKind) -> Option<&str> {
@@ -115,9 +115,9 @@ async fn send_request(server: &TestServer, method: &str, path: &str, token: Opti
 
 async fn every_operation_admits_only_the_callers_it_declares(ground: &ServerFixture) {
     let server = ground.start().await;
-    let people = RoleTokens::create(&server).await;
+    let users = RoleTokens::create(&server).await;
     let document = openapi::document();
-    let mut asked = 0;
+    let mut requested = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
             let word = operation["x-access"].as_str().expect("x-access");
@@ -125,8 +125,8 @@ async fn every_operation_admits_only_the_callers_it_declares(ground: &ServerFixt
             let path = path.replace("{project_name}", "main").replace("{run_name}", "nobody");
             for who in ALL_CALLERS {
                 let (status, body) =
-                    send_request(&server, &method.to_uppercase(), &path, people.token(who)).await;
-                asked += 1;
+                    send_request(&server, &method.to_uppercase(), &path, users.token(who)).await;
+                requested += 1;
                 if is_admitted(access, who) {
                     let by_body = matches!(access, Access::SelfOrAdmin | Access::ProjectSelfOrManager);
                     assert!(
@@ -142,7 +142,7 @@ async fn every_operation_admits_only_the_callers_it_declares(ground: &ServerFixt
             }
         }
     }
-    assert!(asked > 400, "the matrix is smaller than it was: {asked}");
+    assert!(requested > 400, "the matrix is smaller than it was: {requested}");
     server.stop().await;
 }
 
@@ -225,7 +225,7 @@ async fn x6_no_operation_reads_or_changes_objects_of_another_project(ground: &Se
     server.admin("/api/project/main/repos/init", repo).await;
     let submission = run["jobs"][0]["job_submissions"][0]["id"].as_str().unwrap();
     let instance = fleet["instances"][0]["id"].as_str().unwrap();
-    let mut asked = 0;
+    let mut requested = 0;
     for (path, methods) in openapi::document()["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
             // Operations that create something create it in her own project.
@@ -260,7 +260,7 @@ async fn x6_no_operation_reads_or_changes_objects_of_another_project(ground: &Se
                     .unwrap();
                 let (status, answer) = server.send(request).await;
                 let answer = String::from_utf8_lossy(&answer).into_owned();
-                asked += 1;
+                requested += 1;
                 assert!(status < 500, "{id}: {status} {answer}");
                 for needle in ["canary-of-main", submission, instance, run["id"].as_str().unwrap()] {
                     assert!(!answer.contains(needle), "{id} tells of another project: {status} {answer}");
@@ -268,7 +268,7 @@ async fn x6_no_operation_reads_or_changes_objects_of_another_project(ground: &Se
             }
         }
     }
-    assert!(asked > 100, "the sweep is smaller than it was: {asked}");
+    assert!(requested > 100, "the sweep is smaller than it was: {requested}");
     // Nothing has changed.
     let kept = server.admin("/api/project/main/runs/get", json!({ "run_name": "theirs" })).await;
     assert_eq!((&kept["id"], &kept["status"]), (&run["id"], &run["status"]));
@@ -386,6 +386,13 @@ impl TestUsers<'_> {
                 server.ok(token, &main("volumes/create"), volume).await;
                 post(main("volumes/delete"), json!({ "names": [name] }))
             }
+            "delete_repos" => {
+                let creds = json!({ "clone_url": "https://example.com/x.git", "oauth_token": "t" });
+                let repo = json!({ "repo_id": name, "repo_info": { "repo_type": "remote", "repo_name": "x" },
+                    "repo_creds": creds });
+                server.ok(token, &main("repos/init"), repo).await;
+                post(main("repos/delete"), json!({ "repos_ids": [name] }))
+            }
             "read_user" => post("/api/users/get_user".into(), json!({ "username": creator.name })),
             "refresh_token" => post("/api/users/refresh_token".into(), json!({ "username": creator.name })),
             "refresh_ssh_key" => {
@@ -447,8 +454,8 @@ async fn access_to_objects_of_others_matches_the_rights_table(ground: &ServerFix
                 let caller = users.with_role(role).await;
                 let other = users.with_role(CallerRole::User).await;
                 let creator = if object == Ownership::Own { &caller } else { &other };
-                let asked = users.request(entry.id, creator).await;
-                let (status, answer) = asked.send(&server, caller.token.as_deref()).await;
+                let requested = users.request(entry.id, creator).await;
+                let (status, answer) = requested.send(&server, caller.token.as_deref()).await;
                 let cell = format!("{} by {role:?}, {object:?}: {status} {answer}", entry.id);
                 tried += 1;
                 if entry.access.admits(role, object) {
@@ -458,8 +465,11 @@ async fn access_to_objects_of_others_matches_the_rights_table(ground: &ServerFix
                 }
                 if entry.access == Access::ProjectOwnerOrManager && role == CallerRole::User && status == 403
                 {
-                    let said = answer["detail"]["msg"].as_str().unwrap();
-                    assert!(said.contains("belongs to another user; only its creator, managers"), "{said}");
+                    let message = answer["detail"]["msg"].as_str().unwrap();
+                    assert!(
+                        message.contains("belongs to another user; only its creator, managers"),
+                        "{message}"
+                    );
                 }
             }
         }

@@ -64,31 +64,31 @@ fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = BTreeSet::new();
+    let mut message = BTreeSet::new();
     let mut is_killed = false;
     // After the kill the pipe still holds the lines written before it.
     while let Some(Ok(line)) = lines.next() {
         if let Some(id) = line.strip_prefix("acknowledged ").and_then(|id| id.parse().ok()) {
-            said.insert(id);
+            message.insert(id);
         }
-        if said.len() >= enough && !is_killed {
+        if message.len() >= enough && !is_killed {
             child.kill().unwrap();
             is_killed = true;
         }
     }
     child.wait().unwrap();
-    said
+    message
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r1_writes_that_a_killed_server_acknowledged_are_stored() {
     let dir = temp_dir("db").unwrap();
     let path = dir.path().join("windlass.db");
-    let said = acknowledged_before_the_kill(&path, 300);
-    assert!(said.len() >= 300, "the child said only {}", said.len());
+    let message = acknowledged_before_the_kill(&path, 300);
+    assert!(message.len() >= 300, "the child said only {}", message.len());
     let db = Db::open(&DatabaseUrl::Sqlite(path)).await.expect("the dead server's lock is gone with it");
     let kept = stored_runs(&db).await;
-    assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
+    assert!(message.is_subset(&kept), "lost: {:?}", message.difference(&kept).collect::<Vec<_>>());
     db.close().await;
 }
 
@@ -103,17 +103,17 @@ async fn r1_acknowledged_writes_survive_a_kill_of_postgres() {
         .map(|_| {
             let (db, made, stop) = (db.clone(), Arc::clone(&made), Arc::clone(&stop));
             tokio::spawn(async move {
-                let mut said = Vec::new();
+                let mut message = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     match submit(&db, &made).await {
-                        Ok(id) => said.push(id),
+                        Ok(id) => message.push(id),
                         Err(DbError::Unknown { .. } | DbError::Unavailable { .. }) => {
                             tokio::task::yield_now().await
                         }
                         Err(error) => panic!("neither unknown nor unavailable: {error:?}"),
                     }
                 }
-                said
+                message
             })
         })
         .collect();
@@ -122,15 +122,15 @@ async fn r1_acknowledged_writes_survive_a_kill_of_postgres() {
     }
     cluster.kill();
     stop.store(true, Ordering::Relaxed);
-    let mut said = BTreeSet::new();
+    let mut message = BTreeSet::new();
     for writer in writers {
-        said.extend(writer.await.unwrap());
+        message.extend(writer.await.unwrap());
     }
     cluster.start_again().await;
     // The same handle, not reopened.
     let kept = wait_for_stored_runs(&db).await;
-    assert!(said.len() >= 200, "only {} were acknowledged", said.len());
-    assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
+    assert!(message.len() >= 200, "only {} were acknowledged", message.len());
+    assert!(message.is_subset(&kept), "lost: {:?}", message.difference(&kept).collect::<Vec<_>>());
     // Writes have a separate connection, which reconnects by itself within the same time.
     for _ in 0..200 {
         match submit(&db, &made).await {
@@ -212,8 +212,11 @@ async fn l8_a_second_server_on_the_file_is_refused_with_the_holders_pid() {
     let url = DatabaseUrl::Sqlite(dir.path().join("windlass.db"));
     let first = Db::open(&url).await.unwrap();
     let refused = Db::open(&url).await.unwrap_err();
-    let said = refused.to_string();
-    assert!(said.contains("windlass.db") && said.contains(&std::process::id().to_string()), "{said}");
+    let message = refused.to_string();
+    assert!(
+        message.contains("windlass.db") && message.contains(&std::process::id().to_string()),
+        "{message}"
+    );
     first.close().await;
     let next = Db::open(&url).await.expect("a closed database is free");
     next.close().await;
@@ -239,7 +242,7 @@ async fn a_missing_postgres_is_reported_as_unavailable() {
 async fn hints_reach_the_other_replica() {
     let test = TestDb::open().await;
     let other = test.replica().await;
-    let mut heard = other.listen();
+    let mut received = other.listen();
     // Listening begins in the background: the hint is repeated until it is received.
     let hint = async {
         loop {
@@ -247,7 +250,7 @@ async fn hints_reach_the_other_replica() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let hint = tokio::select! { hint = heard.recv() => hint.unwrap(), () = hint => unreachable!() };
+    let hint = tokio::select! { hint = received.recv() => hint.unwrap(), () = hint => unreachable!() };
     assert_eq!(hint, "jobs_running");
     other.close().await;
 }
@@ -287,19 +290,19 @@ impl FaultHook for LostWriteFault {
     }
 }
 
-fn fail_if(is_blown: bool) -> Result<(), DbError> {
-    if is_blown { Err(DbError::Stale { at: None }) } else { Ok(()) }
+fn fail_if(has_fired: bool) -> Result<(), DbError> {
+    if has_fired { Err(DbError::Stale { at: None }) } else { Ok(()) }
 }
 
 #[tokio::test]
 async fn an_injected_fault_fails_a_write_before_or_after_the_commit() {
     let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), 1).unwrap();
     let made = create_owner(&db).await;
-    let storm = Arc::new(LostWriteFault { before: AtomicBool::new(true), after: AtomicBool::new(false) });
-    let replica = db.with_fault_hook(Arc::<LostWriteFault>::clone(&storm));
+    let fault = Arc::new(LostWriteFault { before: AtomicBool::new(true), after: AtomicBool::new(false) });
+    let replica = db.with_fault_hook(Arc::<LostWriteFault>::clone(&fault));
     assert!(submit(&replica, &made).await.is_err());
     assert_eq!(stored_runs(&db).await.len(), 0, "it never arrived");
-    storm.after.store(true, Ordering::Relaxed);
+    fault.after.store(true, Ordering::Relaxed);
     assert!(submit(&replica, &made).await.is_err());
     assert_eq!(stored_runs(&db).await.len(), 1, "it arrived, and nobody was told");
     assert!(submit(&replica, &made).await.is_ok());
@@ -321,7 +324,7 @@ async fn the_same_seed_gives_the_same_ids_and_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l8_a_thousand_concurrent_writes_beside_readers_meet_no_lock_error() {
+async fn l8_a_thousand_writes_concurrent_with_readers_meet_no_lock_error() {
     let home = DbFixture::sqlite().await;
     let db = home.db();
     let made = create_owner(db).await;

@@ -43,16 +43,16 @@ async fn migrate_error(db: &Db, tamper: &'static str) -> DbError {
 async fn a_changed_migration_is_refused(db: &Db) {
     db.migrate_again().await.expect("nothing is left to do");
     let error = migrate_error(db, "UPDATE migrations SET checksum = 'other' WHERE number = 1").await;
-    let said = format!("{error}: {}", std::error::Error::source(&error).unwrap());
-    assert!(said.contains("`0001_core.sql` was changed"), "{said}");
+    let message = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(message.contains("`0001_core.sql` was changed"), "{message}");
 }
 
 async fn a_database_of_a_newer_version_is_refused(db: &Db) {
     let newer =
         "INSERT INTO migrations (number, name, checksum, applied_at) VALUES (9999, '9999_x.sql', 'x', 0)";
     let error = migrate_error(db, newer).await;
-    let said = format!("{error}: {}", std::error::Error::source(&error).unwrap());
-    assert!(said.contains("newer version") && said.contains("9999"), "{said}");
+    let message = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(message.contains("newer version") && message.contains("9999"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,21 +243,21 @@ async fn run_fault_proxy(real: PathBuf, dir: &Path, mood: Arc<AtomicU8>) {
 }
 
 async fn forward(mut client: UnixStream, mut server: UnixStream, mood: Arc<AtomicU8>) {
-    let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
+    let (mut requested, mut answered) = (vec![0; 65536], vec![0; 65536]);
     loop {
         tokio::select! {
-            read = client.read(&mut asked) => {
+            read = client.read(&mut requested) => {
                 let Ok(read @ 1..) = read else { return };
-                let is_commit = asked[..read].windows(7).any(|text| text == b"COMMIT\0");
+                let is_commit = requested[..read].windows(7).any(|text| text == b"COMMIT\0");
                 match if is_commit { mood.swap(NO_FAULT, Ordering::SeqCst) } else { NO_FAULT } {
                     LOSE_THE_COMMIT => return,
                     LOSE_THE_ANSWER => {
-                        server.write_all(&asked[..read]).await.unwrap();
+                        server.write_all(&requested[..read]).await.unwrap();
                         // A response arrived, so the commit is done; the client does not receive it.
                         let _ = server.read(&mut answered).await;
                         return;
                     }
-                    _ => server.write_all(&asked[..read]).await.unwrap(),
+                    _ => server.write_all(&requested[..read]).await.unwrap(),
                 }
             }
             read = server.read(&mut answered) => {

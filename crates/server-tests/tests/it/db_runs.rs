@@ -213,14 +213,14 @@ async fn a_stop_request_is_stored_despite_a_lock_and_keeps_its_first_time(db: &D
     assert!(early.leases.is_empty(), "nothing is to be seen before a job of it moves");
     db.mark_due("runs", &[id.0]).await.unwrap();
     let lease = db.claim(&queue, 1, ttl).await.unwrap().leases.remove(0);
-    let ask = |abort| Unit::new().and([runs::request_stop(id, abort, made.user)]);
-    let (first, _) = db.write(ask(false)).await.unwrap().done().unwrap();
-    db.write(ask(true)).await.unwrap().done().unwrap();
+    let request = |abort| Unit::new().and([runs::request_stop(id, abort, made.user)]);
+    let (first, _) = db.write(request(false)).await.unwrap().done().unwrap();
+    db.write(request(true)).await.unwrap().done().unwrap();
     let run = runs::find(db, id).await.unwrap().unwrap().run;
     assert_eq!((run.stop_asked_at, run.abort_asked), (Some(Timestamp(first)), true));
     let unit = Unit::apply("runs", lease.key(), None, vec![("finished", true.into())]);
     assert!(db.write(unit).await.unwrap().is_done(), "the holder still holds it");
-    assert_eq!(db.write(ask(false)).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
+    assert_eq!(db.write(request(false)).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
 }
 
 async fn only_a_finished_run_releases_its_name(db: &Db) {

@@ -91,9 +91,9 @@ async fn s2_a_replica_becomes_ready_only_while_it_runs_and_from_a_current_read(d
     assert!(service_replicas::running_replicas(db).await.unwrap().is_empty());
 
     // A replica that was requested to end receives no requests, and is not made ready again.
-    let asked =
+    let requested =
         "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
-    write(db, Unit::new().exec(asked, vec![job.into()])).await;
+    write(db, Unit::new().exec(requested, vec![job.into()])).await;
     assert!(!service_replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
     assert!(service_replicas::ready_replicas(db).await.unwrap().is_empty());
     assert_eq!(service_replicas::services(db).await.unwrap()[0].run, run);

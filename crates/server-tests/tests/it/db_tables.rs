@@ -101,9 +101,9 @@ async fn users_are_created_updated_and_deleted(db: &Db) {
 async fn tokens_are_found_by_hash_while_valid(db: &Db) {
     let user = create_owner(db).await.user;
     let mut ids = Vec::new();
-    for (hash, lives) in [("ever", None), ("long", Some(60_000_000)), ("over", Some(-1))] {
+    for (hash, lifetimes) in [("ever", None), ("long", Some(60_000_000)), ("over", Some(-1))] {
         let id = db.new_id().unwrap();
-        write(db, Unit::new().and([tokens::create(id, user, hash, "wl_", lives)])).await;
+        write(db, Unit::new().and([tokens::create(id, user, hash, "wl_", lifetimes)])).await;
         ids.push(id);
     }
     let found = tokens::find(db, "ever").await.unwrap().unwrap();
@@ -152,14 +152,14 @@ async fn projects_list_their_members(db: &Db) {
         projects::ProjectVisibility::Joined(user),
         projects::ProjectVisibility::JoinedOrPublic(user),
     ] {
-        let asked = projects::ProjectQuery {
+        let requested = projects::ProjectQuery {
             seen,
             pattern: Some("ai"),
             member: Some("owner"),
             without_fleets: true,
             page: full_page(),
         };
-        assert_eq!(projects::list(db, &asked).await.unwrap().1, 1, "{seen:?}");
+        assert_eq!(projects::list(db, &requested).await.unwrap().1, 1, "{seen:?}");
     }
     write(db, Unit::new().and([projects::update(project, true, Some("https://example.org/t"))])).await;
     assert!(projects::find(db, "main", user).await.unwrap().unwrap().0.is_public);
@@ -196,7 +196,7 @@ async fn events_are_filtered_by_target_type_and_actor(db: &Db) {
     }
     let (ids, kinds, other) = ([fleet.0], ["fleet".to_owned()], [project.0]);
     let base = || events::EventQuery { page: full_page(), ..events::EventQuery::default() };
-    let asked = [
+    let requested = [
         (base(), 2),
         (events::EventQuery { targets: Some(&ids), ..base() }, 2),
         (events::EventQuery { targets: Some(&other), ..base() }, 0),
@@ -209,9 +209,9 @@ async fn events_are_filtered_by_target_type_and_actor(db: &Db) {
         (events::EventQuery { actors: Some((vec![], true)), ..base() }, 1),
         (events::EventQuery { visible_to: Some(user), ..base() }, 0),
     ];
-    for (asked, count) in asked {
-        let found = events::list(db, &asked).await.unwrap();
-        assert_eq!(found.len(), count, "{asked:?}");
+    for (requested, count) in requested {
+        let found = events::list(db, &requested).await.unwrap();
+        assert_eq!(found.len(), count, "{requested:?}");
         assert!(found.iter().all(|event| event.targets[0].name == "gpus"));
     }
     let first = &events::list(db, &base()).await.unwrap()[0];
@@ -245,8 +245,8 @@ async fn events_of_one_unit_are_listed_in_write_order(db: &Db) {
         (page.time, page.id) = (Some(last.recorded_at), Some(last.id));
         all.extend(found);
     }
-    let told: Vec<&str> = all.iter().rev().map(|event| event.message.as_str()).collect();
-    assert_eq!(told, ["of one: 0", "of one: 1", "of one: 2", "of one: 3", "of one: 4"]);
+    let reported: Vec<&str> = all.iter().rev().map(|event| event.message.as_str()).collect();
+    assert_eq!(reported, ["of one: 0", "of one: 1", "of one: 2", "of one: 3", "of one: 4"]);
 }
 
 async fn a4_a_secret_is_replaced_only_at_the_version_that_was_read(db: &Db) {

@@ -151,12 +151,12 @@ async fn handle_request(
 }
 
 fn list_objects(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full<Bytes>> {
-    let asked: BTreeMap<String, String> = query
+    let requested: BTreeMap<String, String> = query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
         .map(|(n, v)| (n.into(), v.replace("%2F", "/")))
         .collect();
-    let (prefix, after) = (&asked["prefix"], asked.get("start-after").cloned().unwrap_or_default());
+    let (prefix, after) = (&requested["prefix"], requested.get("start-after").cloned().unwrap_or_default());
     let found: Vec<_> =
         objects.iter().filter(|(name, _)| name.starts_with(prefix.as_str()) && **name > after).collect();
     let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", found.len() > PAGE_MAX);

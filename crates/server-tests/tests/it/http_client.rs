@@ -60,8 +60,8 @@ async fn the_typed_client_supports_every_kind_of_call(ground: &ServerFixture) {
     let archive = client.upload::<UploadArchive>(&[], &EmptyRequest {}, &hash, content).await.unwrap();
     let found = client.call::<ReadArchive>(&[], &files::HashRequest { hash }).await.unwrap();
     assert_eq!(found.id, archive.id);
-    let stranger = ApiClient::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
-    let denied = stranger.call::<ReadMyUser>(&[], &EmptyRequest {}).await.unwrap_err();
+    let other = ApiClient::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
+    let denied = other.call::<ReadMyUser>(&[], &EmptyRequest {}).await.unwrap_err();
     assert_eq!(denied.to_string(), "Invalid token");
     server.stop().await;
     assert!(client.call::<ReadMyUser>(&[], &EmptyRequest {}).await.is_err(), "nobody is there any more");
@@ -138,7 +138,7 @@ async fn every_project_has_its_own_key_and_missing_keys_are_created_at_startup(g
     services::bootstrap::ensure(&app).await.unwrap();
     let me = authenticate(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     services::projects::add(&app, me.user.id, "other", false, None).await.unwrap();
-    let look = async || {
+    let check = async || {
         let sql = "SELECT id, ssh_public_key FROM projects ORDER BY name";
         let mut found = Vec::new();
         for row in app.db().query(sql, vec![]).await.unwrap() {
@@ -149,13 +149,13 @@ async fn every_project_has_its_own_key_and_missing_keys_are_created_at_startup(g
         }
         found
     };
-    let drawn = look().await;
+    let drawn = check().await;
     assert!(drawn.len() == 2 && drawn[0] != drawn[1], "{drawn:?}");
     let sql = "UPDATE projects SET ssh_public_key = NULL, ssh_private_key_sealed = NULL WHERE name = 'other'";
     let change = Change::Exec { sql: sql.into(), params: vec![], expect: Expect::One };
     app.db().write(Unit::new().and([change])).await.unwrap();
     services::bootstrap::ensure(&app).await.unwrap();
-    let again = look().await;
+    let again = check().await;
     assert_eq!(again[0], drawn[0], "a key in use is never replaced");
     assert_ne!(again[1], drawn[1]);
     app.db().close().await;

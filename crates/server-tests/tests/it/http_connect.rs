@@ -23,21 +23,24 @@ async fn only_the_owner_and_project_managers_can_connect_to_a_job_port(ground: &
     let server = ground.start().await;
     let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
-    let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
-    let connect = |token: String, asked: ConnectRequest| {
+    let requested = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
+    let connect = |token: String, requested: ConnectRequest| {
         let client = ApiClient::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
-        async move { client.connect_job("main", &asked).await.unwrap_err().to_string() }
+        async move { client.connect_job("main", &requested).await.unwrap_err().to_string() }
     };
-    assert_eq!(connect(ADMIN_TOKEN.into(), asked.clone()).await, "the job is not running: it is submitted");
-    let elsewhere = ConnectRequest { run_name: "other".into(), ..asked.clone() };
+    assert_eq!(
+        connect(ADMIN_TOKEN.into(), requested.clone()).await,
+        "the job is not running: it is submitted"
+    );
+    let elsewhere = ConnectRequest { run_name: "other".into(), ..requested.clone() };
     assert_eq!(connect(ADMIN_TOKEN.into(), elsewhere).await, "Job submission not found");
     let user = server.user("mel").await;
-    assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "no member");
+    assert_eq!(connect(user.clone(), requested.clone()).await, "Access denied", "no member");
     server.join("main", &[("mel", "user")]).await;
-    let foreign = connect(user.clone(), asked.clone()).await;
+    let foreign = connect(user.clone(), requested.clone()).await;
     assert!(foreign.contains("run `train-1` belongs to another user"), "{foreign}");
     server.join("main", &[("mel", "manager")]).await;
-    assert_eq!(connect(user, asked).await, "the job is not running: it is submitted");
+    assert_eq!(connect(user, requested).await, "the job is not running: it is submitted");
 
     let path =
         format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
@@ -65,12 +68,12 @@ async fn a_demoted_manager_loses_access_to_an_open_connection(ground: &ServerFix
     let server = ground.start().await;
     let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
-    let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
+    let requested = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
     let token = server.user("mel").await;
     let may = async || {
         let caller = auth::authenticate(&server.app, Some(&format!("Bearer {token}"))).await.unwrap();
         let scope = auth::project_scope(&server.app, caller, "main", Vec::new()).await.unwrap();
-        runs::check_connect(&server.app, &scope, &asked).await
+        runs::check_connect(&server.app, &scope, &requested).await
     };
     server.join("main", &[("mel", "manager")]).await;
     may().await.unwrap();

@@ -99,8 +99,8 @@ async fn costs_are_limited_to_the_requested_period(ground: &ServerFixture) {
     let server = ground.start().await;
     let now = insert_hosts(&server).await;
     let at = |ago: i64| windlass_model::time::Timestamp(now - ago).to_string();
-    let asked = json!({ "since": at(4 * HOUR), "until": at(3 * HOUR) });
-    let one_hour = server.admin(COSTS, asked).await;
+    let request = json!({ "since": at(4 * HOUR), "until": at(3 * HOUR) });
+    let one_hour = server.admin(COSTS, request).await;
     assert_eq!(one_hour["items"].as_array().unwrap().len(), 1, "{one_hour}");
     assert!(is_close(&one_hour["total"]["cost"], 1.0), "{one_hour}");
     let before = server.admin(COSTS, json!({ "until": at(9 * HOUR) })).await;

@@ -70,8 +70,9 @@ async fn health_and_server_info_need_no_token() {
     assert_eq!((status, body.as_slice()), (200, br#"{"status":"running"}"#.as_slice()));
     let (status, body) = server.post("", "/api/server/get_info", "").await;
     let ours = env!("CARGO_PKG_VERSION");
-    let told = json!({ "server_version": "0.22.5", "windlass_version": ours, "upload_bytes_max": 64 << 20 });
-    assert_eq!((status, body), (200, told));
+    let request =
+        json!({ "server_version": "0.22.5", "windlass_version": ours, "upload_bytes_max": 64 << 20 });
+    assert_eq!((status, body), (200, request));
     server.stop().await;
 }
 

@@ -94,15 +94,15 @@ async fn only_the_host_list_of_a_fleet_changes_in_place(ground: &ServerFixture) 
         "the host to remove goes when its pipeline says so"
     );
     let sql = "SELECT hostname FROM instances WHERE termination_asked_at IS NOT NULL";
-    let asked = server.app.db().query(sql, vec![]).await.unwrap();
-    assert_eq!(asked.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["10.4.0.7"]);
-    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&wanted, &fleet), "error").await;
-    assert!(said.contains("changed"), "{said}");
+    let requested = server.app.db().query(sql, vec![]).await.unwrap();
+    assert_eq!(requested.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["10.4.0.7"]);
+    let message = server.refused(ADMIN_TOKEN, APPLY, apply_request(&wanted, &fleet), "error").await;
+    assert!(message.contains("changed"), "{message}");
     let mut other = wanted.clone();
     other["configuration"]["placement"] = json!("any");
     let forced = json!({ "plan": { "spec": other }, "force": true });
-    let said = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
-    assert!(said.contains("placement"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
+    assert!(message.contains("placement"), "{message}");
     server.stop().await;
 }
 
@@ -119,8 +119,9 @@ async fn a_fleet_is_marked_for_deletion_unless_a_job_uses_it(ground: &ServerFixt
     );
     server.app.db().write(place).await.unwrap().done().unwrap();
     let names = json!({ "names": ["gpus"] });
-    let said = server.refused(ADMIN_TOKEN, "/api/project/main/fleets/delete", names.clone(), "error").await;
-    assert!(said.contains("running jobs"), "{said}");
+    let message =
+        server.refused(ADMIN_TOKEN, "/api/project/main/fleets/delete", names.clone(), "error").await;
+    assert!(message.contains("running jobs"), "{message}");
     let busy = json!({ "name": "gpus", "instance_nums": [0, 1] });
     server.refused(ADMIN_TOKEN, "/api/project/main/fleets/delete_instances", busy, "error").await;
     let idle = json!({ "name": "gpus", "instance_nums": [1] });
@@ -148,14 +149,17 @@ async fn an_unusable_fleet_key_is_refused_at_once(ground: &ServerFixture) {
     for (path, body) in
         [("/api/project/main/fleets/get_plan", planned), (APPLY, apply_request(&spec, &Value::Null))]
     {
-        let said = server.refused(ADMIN_TOKEN, path, body, "error").await;
-        assert!(said.contains("invalid SSH key of the fleet") && said.contains("passphrase"), "{said}");
-        assert!(!said.contains("no key at all"), "a key is not repeated: {said}");
+        let message = server.refused(ADMIN_TOKEN, path, body, "error").await;
+        assert!(
+            message.contains("invalid SSH key of the fleet") && message.contains("passphrase"),
+            "{message}"
+        );
+        assert!(!message.contains("no key at all"), "a key is not repeated: {message}");
     }
     let own = json!([{ "hostname": "10.4.0.8", "ssh_key": { "public": "p", "private": "-----BEGIN" } }]);
-    let said =
+    let message =
         server.refused(ADMIN_TOKEN, APPLY, apply_request(&ssh_fleet(own), &Value::Null), "error").await;
-    assert!(said.contains("invalid SSH key of 10.4.0.8"), "{said}");
+    assert!(message.contains("invalid SSH key of 10.4.0.8"), "{message}");
     assert_eq!(server.admin("/api/fleets/list", json!({})).await, json!([]));
     server.stop().await;
 }
@@ -165,10 +169,10 @@ async fn a_host_of_another_fleet_is_refused_with_that_fleets_name(ground: &Serve
     server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
     let mut other = ssh_fleet(json!(["10.4.0.9", "10.4.0.7"]));
     other["configuration"]["name"] = json!("others");
-    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&other, &Value::Null), "error").await;
+    let message = server.refused(ADMIN_TOKEN, APPLY, apply_request(&other, &Value::Null), "error").await;
     assert!(
-        said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it from that fleet first"),
-        "{said}"
+        message.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it from that fleet first"),
+        "{message}"
     );
     // The same address behind another port or another jump host is another machine.
     other["configuration"]["ssh_config"]["port"] = json!(2222);
@@ -176,8 +180,8 @@ async fn a_host_of_another_fleet_is_refused_with_that_fleets_name(ground: &Serve
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["others"] })).await;
     let mut third = other.clone();
     third["configuration"]["name"] = json!("third");
-    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&third, &Value::Null), "error").await;
-    assert!(said.contains("fleet `others`: that fleet is being deleted"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, apply_request(&third, &Value::Null), "error").await;
+    assert!(message.contains("fleet `others`: that fleet is being deleted"), "{message}");
     server.stop().await;
 }
 
@@ -188,8 +192,8 @@ async fn a_fleet_being_deleted_is_planned_as_new_and_refuses_an_apply(ground: &S
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["gpus"] })).await;
     let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
     assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &fleet["id"]));
-    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&spec, &fleet), "error").await;
-    assert!(said.contains("fleet `gpus` is being deleted"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, apply_request(&spec, &fleet), "error").await;
+    assert!(message.contains("fleet `gpus` is being deleted"), "{message}");
     server.stop().await;
 }
 
@@ -232,8 +236,8 @@ async fn volumes_are_created_read_and_marked_for_deletion(ground: &ServerFixture
     let far =
         json!({ "type": "volume", "name": "far", "backend": "aws", "region": "eu-west-1", "size": 100.0 });
     let body = json!({ "configuration": far });
-    let said = server.refused(ADMIN_TOKEN, &format!("{base}/create"), body, "error").await;
-    assert!(said.contains("this server has no backend `aws`"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, &format!("{base}/create"), body, "error").await;
+    assert!(message.contains("this server has no backend `aws`"), "{message}");
     let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
     assert_eq!(server.post(ADMIN_TOKEN, &format!("{base}/create"), &task.to_string()).await.0, 422);
     server.stop().await;
@@ -265,7 +269,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     assert_eq!(server.admin(&format!("{base}/apply"), change).await["wildcard_domain"], "c.example");
     let mut moved = spec("edge", "c.example");
     moved["configuration"]["region"] = json!("us-east-1");
-    let said = server
+    let message = server
         .refused(
             ADMIN_TOKEN,
             &format!("{base}/apply"),
@@ -273,7 +277,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
             "error",
         )
         .await;
-    assert!(said.contains("region"), "{said}");
+    assert!(message.contains("region"), "{message}");
     let domain = json!({ "name": "edge", "wildcard_domain": "d.example" });
     assert_eq!(
         server.admin(&format!("{base}/set_wildcard_domain"), domain).await["wildcard_domain"],

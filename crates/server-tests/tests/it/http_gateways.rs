@@ -38,11 +38,11 @@ async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground:
     server.admin("/api/projects/create", json!({ "project_name": "other" })).await;
     let (mine, others) = (create_gateway(&server, "main").await, create_gateway(&server, "other").await);
     let apply = |project: &str| format!("/api/project/{project}/runs/apply");
-    let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("page"), "gateway_error").await;
-    assert!(said.contains("is offline"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("page"), "gateway_error").await;
+    assert!(message.contains("is offline"), "{message}");
 
-    let ask = json!({ "node": NODE_ID, "address": "edge.example" });
-    let first = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
+    let request = json!({ "node": NODE_ID, "address": "edge.example" });
+    let first = server.ok(&mine, "/api/gateway/routes", request.clone()).await;
     let nothing = json!({ "services": [], "sites": {}, "own": "gateway.a.example", "certificate": null });
     assert_eq!(first["routes"], nothing);
     let again = json!({ "node": NODE_ID, "version": first["version"], "wait_ms": 1 });
@@ -53,24 +53,28 @@ async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground:
 
     let run = server.admin(&apply("main"), service_spec("page")).await;
     assert_eq!(run["service"]["url"], "http://page.a.example/", "{run:#}");
-    let told = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
-    let page = &told["routes"]["services"][0];
-    assert_eq!((&page["run"], &page["domains"]), (&json!("page"), &json!(["page.a.example"])), "{told:#}");
+    let reported = server.ok(&mine, "/api/gateway/routes", request.clone()).await;
+    let page = &reported["routes"]["services"][0];
+    assert_eq!(
+        (&page["run"], &page["domains"]),
+        (&json!("page"), &json!(["page.a.example"])),
+        "{reported:#}"
+    );
 
     // The other project has a gateway with the same domain.
-    let told = server.ok(&others, "/api/gateway/routes", ask).await;
-    assert_eq!(told["routes"]["services"], json!([]));
-    let said = server.refused(ADMIN_TOKEN, &apply("other"), service_spec("page"), "gateway_error").await;
-    assert!(said.contains("`page.a.example` is taken by service `page` of project `main`"), "{said}");
-    let said = server
+    let reported = server.ok(&others, "/api/gateway/routes", request).await;
+    assert_eq!(reported["routes"]["services"], json!([]));
+    let message = server.refused(ADMIN_TOKEN, &apply("other"), service_spec("page"), "gateway_error").await;
+    assert!(message.contains("`page.a.example` is taken by service `page` of project `main`"), "{message}");
+    let message = server
         .refused(ADMIN_TOKEN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
         .await;
-    assert!(said.contains("is used by `page`"), "{said}");
+    assert!(message.contains("is used by `page`"), "{message}");
 
     // A gateway checks tokens for its own project only; its token grants nothing else, and a new one replaces it.
     let allowed = async |token: &str, project: &str| {
-        let asked = json!({ "token": token, "project": project });
-        server.ok(&mine, "/api/gateway/check", asked).await["allowed"] == true
+        let requested = json!({ "token": token, "project": project });
+        server.ok(&mine, "/api/gateway/check", requested).await["allowed"] == true
     };
     assert!(allowed(ADMIN_TOKEN, "main").await);
     assert!(
@@ -80,15 +84,15 @@ async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground:
     );
     // Tokens that no service may receive: all tokens of the server, whatever they grant.
     let known = async |token: &str| {
-        let asked = json!({ "token": token, "project": "main" });
-        server.ok(&mine, "/api/gateway/check", asked).await["known"] == true
+        let requested = json!({ "token": token, "project": "main" });
+        server.ok(&mine, "/api/gateway/check", requested).await["known"] == true
     };
-    let asked = json!({ "api_client_authorization": { "scopes": ["all"] } }).to_string();
-    let (status, queue) = server.post(ADMIN_TOKEN, "/arvados/v1/api_client_authorizations", &asked).await;
+    let requested = json!({ "api_client_authorization": { "scopes": ["all"] } }).to_string();
+    let (status, queue) = server.post(ADMIN_TOKEN, "/arvados/v1/api_client_authorizations", &requested).await;
     assert_eq!(status, 200, "{queue}");
     let queue = format!("v2/{}/{}", queue["uuid"].as_str().unwrap(), queue["api_token"].as_str().unwrap());
-    let stranger = server.user("stranger").await;
-    for token in [ADMIN_TOKEN, &mine, &others, &queue, &stranger] {
+    let other = server.user("stranger").await;
+    for token in [ADMIN_TOKEN, &mine, &others, &queue, &other] {
         assert!(known(token).await, "{token}");
     }
     assert!(
@@ -98,8 +102,8 @@ async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground:
     let came = json!({ "node": NODE_ID, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
     server.ok(&mine, "/api/gateway/report", came).await;
     server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE_ID })).await;
-    let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("late"), "gateway_error").await;
-    assert!(said.contains("is offline"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("late"), "gateway_error").await;
+    assert!(message.contains("is offline"), "{message}");
     server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
     assert_eq!(
         server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE_ID }).to_string()).await.0,

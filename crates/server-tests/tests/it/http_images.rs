@@ -52,10 +52,10 @@ async fn a_plan_describes_the_image_and_asks_the_registry_once() {
     assert_eq!((&report["user"], &report["working_dir"]), (&json!("app"), &json!("/srv")));
     assert_eq!((&report["environment"], &report["not_checked"]), (&json!(["A=1"]), &Value::Null));
     assert!(report["platforms"][0].as_str().unwrap().starts_with("linux/"), "{report}");
-    let asked = registry.manifests_asked();
+    let asked = registry.manifests_requested();
     server.admin(PLAN, spec(&image, json!({}))).await;
     server.admin(APPLY, apply(&spec(&image, json!({})))).await;
-    assert_eq!(registry.manifests_asked(), asked, "the answer is cached");
+    assert_eq!(registry.manifests_requested(), asked, "the answer is cached");
     // A request for offers runs nothing.
     let mut offers = spec(&registry.name("team/missing:1"), json!({}));
     offers["for_offers_only"] = json!(true);
@@ -188,6 +188,6 @@ async fn registries_on_the_servers_own_machine_are_not_contacted_unless_allowed(
         reason.contains("does not contact 127.0.0.1:") && reason.contains("--insecure-registries"),
         "{reason}"
     );
-    assert_eq!(registry.manifests_asked(), 0);
+    assert_eq!(registry.manifests_requested(), 0);
     server.stop().await;
 }

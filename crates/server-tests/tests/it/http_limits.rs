@@ -141,12 +141,12 @@ async fn ambiguous_request_heads_are_refused() {
 async fn a_request_with_two_host_headers_is_refused() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(fixture_settings(&ground)).await;
-    let asked = |hosts: &str| format!("GET /healthcheck HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+    let requested = |hosts: &str| format!("GET /healthcheck HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
     for hosts in ["Host: a\r\nHost: b\r\n", "Host: a\r\nX: y\r\nhost: a\r\n"] {
-        let answer = read_until_closed(&server, asked(hosts).as_bytes()).await;
+        let answer = read_until_closed(&server, requested(hosts).as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{hosts:?}: {answer}");
     }
-    let answer = read_until_closed(&server, asked("Host: a\r\n").as_bytes()).await;
+    let answer = read_until_closed(&server, requested("Host: a\r\n").as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     server.stop().await;
 }
@@ -209,22 +209,22 @@ async fn a_request_over_a_limit_is_refused_with_the_setting_name() {
     let mira = server.user("mira").await;
     let project = |name: &str| json!({ "project_name": name });
     server.ok(&mira, "/api/projects/create", project("first")).await;
-    let said = server.refused(&mira, "/api/projects/create", project("second"), "error").await;
-    assert!(said.contains("`projects_max`"), "{said}");
+    let message = server.refused(&mira, "/api/projects/create", project("second"), "error").await;
+    assert!(message.contains("`projects_max`"), "{message}");
     let spec =
         json!({ "run_name": "wide", "configuration": { "type": "task", "commands": ["x"], "nodes": 3 } });
     let body = json!({ "plan": { "run_spec": spec }, "force": false });
-    let said = server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", body, "error").await;
-    assert!(said.contains("starts with 3 jobs") && said.contains("`run_jobs_max`"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", body, "error").await;
+    assert!(message.contains("starts with 3 jobs") && message.contains("`run_jobs_max`"), "{message}");
     let secret = json!({ "name": "key", "value": "long" });
-    let said =
+    let message =
         server.refused(ADMIN_TOKEN, "/api/project/main/secrets/create_or_update", secret, "error").await;
-    assert!(said.contains("`secret_max`"), "{said}");
+    assert!(message.contains("`secret_max`"), "{message}");
     let ssh = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2"] });
     let fleet = json!({ "configuration": { "type": "fleet", "name": "own", "ssh_config": ssh }, "profile": { "name": "x" } });
     let body = json!({ "plan": { "spec": fleet } });
-    let said = server.refused(ADMIN_TOKEN, "/api/project/main/fleets/apply", body, "error").await;
-    assert!(said.contains("`fleet_hosts_max`"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, "/api/project/main/fleets/apply", body, "error").await;
+    assert!(message.contains("`fleet_hosts_max`"), "{message}");
     server.stop().await;
 }
 
@@ -254,8 +254,11 @@ async fn uploads_of_one_user_are_limited_to_their_quota() {
         // A small upload counts as sixteen kilobytes.
         assert_eq!(upload(&mira, archive, 3, 1).await.0, 200);
         let (status, body) = upload(&mira, archive, 4, 16 << 10).await;
-        let said = body.to_string();
-        assert!(status == 413 && said.contains("102400 bytes") && said.contains("`uploads_max`"), "{said}");
+        let message = body.to_string();
+        assert!(
+            status == 413 && message.contains("102400 bytes") && message.contains("`uploads_max`"),
+            "{message}"
+        );
         let (status, body) = upload(&mira, code, 5, 16 << 10).await;
         assert!(status == 413 && body.to_string().contains("`keep_uploads`"), "{body}");
         // An upload that exists already does not count again, and those of other users do not count.
@@ -296,26 +299,29 @@ async fn log_streams_are_limited_per_user() {
         let read = stream.read(&mut answer).await.unwrap();
         (stream, String::from_utf8_lossy(&answer[..read]).into_owned())
     };
-    let (first, said) = follow(&mira).await;
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
-    let (_second, said) = follow(&mira).await;
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
-    let (_, said) = follow(&mira).await;
-    let is_told = said.to_lowercase().contains("retry-after");
-    assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("`streams_max`") && is_told, "{said}");
-    let (_others, said) = follow(&noor).await;
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let (first, message) = follow(&mira).await;
+    assert!(message.starts_with("HTTP/1.1 200 "), "{message}");
+    let (_second, message) = follow(&mira).await;
+    assert!(message.starts_with("HTTP/1.1 200 "), "{message}");
+    let (_, message) = follow(&mira).await;
+    let is_reported = message.to_lowercase().contains("retry-after");
+    assert!(
+        message.starts_with("HTTP/1.1 429 ") && message.contains("`streams_max`") && is_reported,
+        "{message}"
+    );
+    let (_others, message) = follow(&noor).await;
+    assert!(message.starts_with("HTTP/1.1 200 "), "{message}");
     // A closed stream frees its slot as soon as the server has noticed.
     drop(first);
-    let mut said = String::new();
+    let mut message = String::new();
     for _ in 0..500 {
-        said = follow(&mira).await.1;
-        if said.starts_with("HTTP/1.1 200 ") {
+        message = follow(&mira).await.1;
+        if message.starts_with("HTTP/1.1 200 ") {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    assert!(message.starts_with("HTTP/1.1 200 "), "{message}");
     server.stop().await;
 }
 
@@ -373,11 +379,11 @@ async fn incomplete_requests_from_one_address_do_not_block_others() {
     let mut settings = fixture_settings(&ground);
     settings.connections_max = Some(40);
     let server = TestServer::start_with_settings(settings).await;
-    let known_asks = format!(
+    let known_requests = format!(
         "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\nContent-Length: 2\r\n\r\n{{}}"
     );
     let mut known = connect_from("127.0.0.1", &server).await;
-    assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    assert_eq!(read_status_line(&mut known, &known_requests).await, "HTTP/1.1 200 OK");
     let mut halves = Vec::new();
     for _ in 0..100 {
         let mut half = connect_from("127.0.0.1", &server).await;
@@ -391,7 +397,7 @@ async fn incomplete_requests_from_one_address_do_not_block_others() {
         assert_eq!(read_status_line(&mut stream, HEALTH).await, "HTTP/1.1 200 OK", "{address}");
     }
     // An authenticated connection stays open.
-    assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    assert_eq!(read_status_line(&mut known, &known_requests).await, "HTTP/1.1 200 OK");
     // The oldest were closed, and no more than necessary.
     let mut open = 0;
     for half in &mut halves {

@@ -172,8 +172,11 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     server.join("main", &[("mira", "user")]).await;
     let (status, answer) =
         server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["local"]}"#).await;
-    let said = answer["detail"]["msg"].as_str().unwrap();
-    assert!(status == 403 && said.contains("fleet `local` was created by the server"), "{status} {said}");
+    let message = answer["detail"]["msg"].as_str().unwrap();
+    assert!(
+        status == 403 && message.contains("fleet `local` was created by the server"),
+        "{status} {message}"
+    );
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
     let spec = json!({ "configuration": { "type": "fleet", "name": "own", "backends": ["local"], "nodes": 1 },
         "profile": { "name": "default" } });
@@ -184,9 +187,12 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
         ("volumes/create", volume),
     ];
     for (path, body) in &tries {
-        let said = server.refused(&mira, &format!("/api/project/lab/{path}"), body.clone(), "error").await;
+        let message = server.refused(&mira, &format!("/api/project/lab/{path}"), body.clone(), "error").await;
         let hint = "windlass project grant-backend lab local";
-        assert!(said.contains("may not use backend `local`") && said.contains(hint), "{path}: {said}");
+        assert!(
+            message.contains("may not use backend `local`") && message.contains(hint),
+            "{path}: {message}"
+        );
     }
     let grant = json!({ "project_name": "lab", "backend": "local" });
     assert_eq!(server.post(&mira, "/api/backends/grant", &grant.to_string()).await.0, 403);
@@ -198,13 +204,14 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     assert_eq!(server.post(&mira, "/api/backends/revoke", &grant.to_string()).await.0, 403);
     let project = server.admin("/api/backends/revoke", grant.clone()).await;
     assert_eq!(project["granted_backends"], json!([]));
-    let said = server.refused(&mira, "/api/project/lab/fleets/get_plan", tries[0].1.clone(), "error").await;
-    assert!(said.contains("may not use backend"), "{said}");
+    let message =
+        server.refused(&mira, "/api/project/lab/fleets/get_plan", tries[0].1.clone(), "error").await;
+    assert!(message.contains("may not use backend"), "{message}");
     server.refused(ADMIN_TOKEN, "/api/backends/revoke", grant, "resource_not_exists").await;
     for (backend, word) in [("aws", "has no backend `aws`"), ("remote", "require no grant")] {
         let grant = json!({ "project_name": "lab", "backend": backend });
-        let said = server.refused(ADMIN_TOKEN, "/api/backends/grant", grant, "error").await;
-        assert!(said.contains(word), "{said}");
+        let message = server.refused(ADMIN_TOKEN, "/api/backends/grant", grant, "error").await;
+        assert!(message.contains(word), "{message}");
     }
     server.stop().await;
 }
@@ -274,8 +281,8 @@ async fn ssh_fleets_require_a_permission_that_only_admins_grant(ground: &ServerF
         ["127.0.0.1", "169.254.169.254", "::1", "0.0.0.0", "224.0.0.1"].map(|host| plan(json!(host))),
     );
     for body in denied {
-        let said = server.refused(&mira, apply, body, "error").await;
-        assert!(said.contains("is not allowed; hint: the operator of the server"), "{said}");
+        let message = server.refused(&mira, apply, body, "error").await;
+        assert!(message.contains("is not allowed; hint: the operator of the server"), "{message}");
     }
     server.ok(&mira, apply, plan(json!("10.4.0.7"))).await;
     // A new list of members keeps the permission, and a role does not restore it.
@@ -289,6 +296,12 @@ async fn ssh_fleets_require_a_permission_that_only_admins_grant(ground: &ServerF
     assert_eq!(status, 403);
     // The creator may still delete the fleet.
     server.ok(&mira, "/api/project/lab/fleets/delete", json!({ "names": ["own"] })).await;
+    let main = server.admin("/api/projects/main/get", json!({})).await;
+    assert_eq!(main["members"][0]["user"]["username"], "admin");
+    assert_eq!(
+        main["members"][0]["permissions"]["can_manage_ssh_fleets"], true,
+        "a global admin has the right"
+    );
     let absent = json!({ "project_name": "lab", "username": "admin", "can_manage_ssh_fleets": true });
     server.refused(ADMIN_TOKEN, path, absent, "resource_not_exists").await;
     server.stop().await;

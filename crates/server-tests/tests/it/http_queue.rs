@@ -60,7 +60,7 @@ impl QueueClient<'_> {
         format!("v2/{}/{}", made["uuid"].as_str().unwrap(), made["api_token"].as_str().unwrap())
     }
 
-    pub(crate) async fn ask(&self, token: &str, more: Value) -> Value {
+    pub(crate) async fn submit(&self, token: &str, more: Value) -> Value {
         let mut request = json!({
             "state": "Committed", "priority": 5, "container_image": "debian:12", "command": ["true"],
             "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } },
@@ -73,8 +73,8 @@ impl QueueClient<'_> {
     }
 
     /// A request of the admin, and its container.
-    pub(crate) async fn asked(&self, more: Value) -> (String, String) {
-        let request = self.ask(ADMIN_TOKEN, more).await;
+    pub(crate) async fn requested(&self, more: Value) -> (String, String) {
+        let request = self.submit(ADMIN_TOKEN, more).await;
         (text_field(&request, "uuid"), text_field(&request, "container_uuid"))
     }
 
@@ -97,7 +97,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_end_with_it(grou
     let server = &ground.start().await;
     let queue = QueueClient { server };
     let (request, uuid) =
-        queue.asked(json!({ "secret_mounts": { "/k": { "kind": "text", "content": "c4nary" } } })).await;
+        queue.requested(json!({ "secret_mounts": { "/k": { "kind": "text", "content": "c4nary" } } })).await;
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     assert_eq!((locked["state"].as_str(), locked["attempt"].as_u64()), (Some("Locked"), Some(1)));
@@ -145,7 +145,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_end_with_it(grou
 async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
-    let (_, uuid) = queue.asked(json!({})).await;
+    let (_, uuid) = queue.requested(json!({})).await;
     let path = format!("containers/{uuid}");
     let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
     let locked = queue.ok(ADMIN_TOKEN, "POST", &format!("{path}/lock"), Value::Null).await;
@@ -174,7 +174,7 @@ async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(grou
 async fn one_of_many_concurrent_locks_succeeds_and_the_others_get_422(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
-    let (_, uuid) = queue.asked(json!({})).await;
+    let (_, uuid) = queue.requested(json!({})).await;
     let (one, two) = (queue.dispatcher().await, queue.dispatcher().await);
     let path = format!("containers/{uuid}/lock");
     let tries =
@@ -190,7 +190,7 @@ async fn one_of_many_concurrent_locks_succeeds_and_the_others_get_422(ground: &S
 async fn r13_container_priority_follows_its_requests_and_every_change_is_logged(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
-    let (request, uuid) = queue.asked(json!({})).await;
+    let (request, uuid) = queue.requested(json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let put = |priority: u64| json!({ "container_request": { "priority": priority } });
     let path = format!("container_requests/{request}");
@@ -204,7 +204,7 @@ async fn r13_container_priority_follows_its_requests_and_every_change_is_logged(
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let auth = queue.ok(&dispatcher, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
     let inside = format!("v2/{}/{}", text_field(&auth, "uuid"), text_field(&auth, "api_token"));
-    let child = queue.ask(&inside, json!({ "priority": 1 })).await;
+    let child = queue.submit(&inside, json!({ "priority": 1 })).await;
     let child = text_field(&child, "container_uuid");
     assert_eq!(queue.container(&child).await["priority"], 700);
     queue.ok(ADMIN_TOKEN, "PUT", &path, put(3)).await;
@@ -226,7 +226,7 @@ async fn r13_container_priority_follows_its_requests_and_every_change_is_logged(
 async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
-    let (request, uuid) = queue.asked(json!({ "container_count_max": 2 })).await;
+    let (request, uuid) = queue.requested(json!({ "container_count_max": 2 })).await;
     let dispatcher = queue.dispatcher().await;
     let lock = format!("containers/{uuid}/lock");
     // A released lock without a failure does not count.
@@ -260,9 +260,9 @@ async fn identical_requests_share_a_container_within_one_user_only(ground: &Serv
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let same = json!({ "use_existing": true, "command": ["reuse", "me"] });
-    let first = text_field(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid");
-    assert_eq!(text_field(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid"), first);
-    assert_ne!(text_field(&queue.ask(&ann, same.clone()).await, "container_uuid"), first);
+    let first = text_field(&queue.submit(ADMIN_TOKEN, same.clone()).await, "container_uuid");
+    assert_eq!(text_field(&queue.submit(ADMIN_TOKEN, same.clone()).await, "container_uuid"), first);
+    assert_ne!(text_field(&queue.submit(&ann, same.clone()).await, "container_uuid"), first);
     let dispatcher = queue.dispatcher().await;
     queue.ok(&dispatcher, "POST", &format!("containers/{first}/lock"), Value::Null).await;
     for patch in
@@ -270,7 +270,7 @@ async fn identical_requests_share_a_container_within_one_user_only(ground: &Serv
     {
         queue.ok(&dispatcher, "PUT", &format!("containers/{first}"), json!({ "container": patch })).await;
     }
-    let later = queue.ask(ADMIN_TOKEN, same).await;
+    let later = queue.submit(ADMIN_TOKEN, same).await;
     assert_eq!(
         (text_field(&later, "container_uuid"), later["state"].as_str()),
         (first.clone(), Some("Final"))
@@ -291,7 +291,7 @@ async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
     for (at, name) in ["a", "b", "c"].iter().enumerate() {
         let more =
             json!({ "name": format!("list-{name}"), "priority": at + 1, "properties": { "kind": name } });
-        queue.ask(ADMIN_TOKEN, more).await;
+        queue.submit(ADMIN_TOKEN, more).await;
     }
     let names = |filters: Value, order: &'static str| {
         let filters: String = filters.to_string().bytes().map(|byte| format!("%{byte:02X}")).collect();
@@ -357,7 +357,7 @@ async fn a_repeated_request_id_is_executed_once(ground: &ServerFixture) {
     let (_, third) = send(ADMIN_TOKEN.into(), path, body, "req-other").await;
     assert_ne!(first["uuid"], third["uuid"]);
 
-    let (_, uuid) = queue.asked(json!({})).await;
+    let (_, uuid) = queue.requested(json!({})).await;
     let lock = format!("containers/{uuid}/lock");
     let (status, taken) = send(dispatcher.clone(), lock.clone(), Value::Null, "req-lock").await;
     assert_eq!(status, 200);
@@ -370,7 +370,7 @@ async fn a_repeated_request_id_is_executed_once(ground: &ServerFixture) {
 async fn container_output_is_stored_byte_for_byte(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
-    let (_, uuid) = queue.asked(json!({})).await;
+    let (_, uuid) = queue.requested(json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let executor = text_field(&locked, "executor_token");

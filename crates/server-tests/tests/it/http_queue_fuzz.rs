@@ -89,8 +89,8 @@ async fn fuzz_of_filters_of_the_queue(ground: &ServerFixture) {
             path.push_str(&format!("&limit={number}&offset={number}&count=none"));
         }
         let (status, body) = server.get(ADMIN_TOKEN, &path).await;
-        let said = String::from_utf8_lossy(&body);
-        assert!(status < 500, "SEED={seed} round {round}: {path}\nanswers {status}: {said}");
+        let message = String::from_utf8_lossy(&body);
+        assert!(status < 500, "SEED={seed} round {round}: {path}\nanswers {status}: {message}");
     }
     server.stop().await;
 }

@@ -24,7 +24,7 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_g
     let server = &ground.start().await;
     let queue = &QueueClient { server };
     let made: Vec<String> = stream::iter(0..CONTAINERS)
-        .map(|at| async move { queue.asked(json!({ "priority": 1 + at % 1000 })).await.1 })
+        .map(|at| async move { queue.requested(json!({ "priority": 1 + at % 1000 })).await.1 })
         .buffer_unordered(CALLS_MAX)
         .collect()
         .await;

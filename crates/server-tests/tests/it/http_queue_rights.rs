@@ -24,8 +24,10 @@ on_both! {
     a_container_token_cannot_manage_tokens_and_sees_only_its_own_work
 }
 
-async fn create_token(queue: &QueueClient<'_>, token: &str, wish: Value) -> (u16, Value) {
-    queue.call(token, "POST", "api_client_authorizations", json!({ "api_client_authorization": wish })).await
+async fn create_token(queue: &QueueClient<'_>, token: &str, request: Value) -> (u16, Value) {
+    queue
+        .call(token, "POST", "api_client_authorizations", json!({ "api_client_authorization": request }))
+        .await
 }
 
 fn full_token(record: &Value) -> String {
@@ -55,14 +57,14 @@ async fn a_queue_token_ends_with_the_users_token_or_at_its_expiry(ground: &Serve
     let (_, long) = create_token(&queue, &ann, far).await;
     assert!(text_field(&long, "expires_at").starts_with("2999-01-01"), "{long}");
     // A token that permits nothing, or that has already expired, is not created.
-    for wish in [
+    for request in [
         json!({ "scopes": [] }),
         json!({ "scopes": ["GET /"] }),
         json!({ "expires_at": "2001-01-01T00:00:00Z" }),
         json!({ "expires_at": "soon" }),
     ] {
-        let (status, why) = create_token(&queue, &ann, wish.clone()).await;
-        assert_eq!(status, 422, "{wish}: {why}");
+        let (status, why) = create_token(&queue, &ann, request.clone()).await;
+        assert_eq!(status, 422, "{request}: {why}");
     }
     let second = full_token(&second);
     for good in [&first, &second] {
@@ -174,9 +176,9 @@ async fn a_container_token_cannot_manage_tokens_and_sees_only_its_own_work(groun
     let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let (_, kept) = create_token(&queue, &ann, json!({})).await;
-    let other = queue.ask(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
-    let foreign = queue.ask(ADMIN_TOKEN, json!({})).await;
-    let mine = queue.ask(&ann, json!({ "name": "mine" })).await;
+    let other = queue.submit(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
+    let foreign = queue.submit(ADMIN_TOKEN, json!({})).await;
+    let mine = queue.submit(&ann, json!({ "name": "mine" })).await;
     let uuid = text_field(&mine, "container_uuid");
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
@@ -201,7 +203,7 @@ async fn a_container_token_cannot_manage_tokens_and_sees_only_its_own_work(groun
     queue.ok(&inside, "GET", "users/current", Value::Null).await;
     queue.ok(&inside, "GET", "api_client_authorizations/current", Value::Null).await;
     queue.ok(&inside, "GET", &format!("container_requests/{}", text_field(&mine, "uuid")), Value::Null).await;
-    let child = queue.ask(&inside, json!({ "name": "child" })).await;
+    let child = queue.submit(&inside, json!({ "name": "child" })).await;
     assert_eq!(
         (&child["requesting_container_uuid"], &child["owner_uuid"]),
         (&json!(uuid), &mine["owner_uuid"])
@@ -270,20 +272,20 @@ async fn queue_token_guesses_are_rate_limited_and_generated_tokens_pass() {
     let queue = QueueClient { server: &server };
     let ann = server.create_queue_user("ann").await;
     let (_, made) = create_token(&queue, &ann, json!({})).await;
-    let look = |token: String| {
+    let check = |token: String| {
         let queue = &queue;
         async move { queue.call(&token, "GET", "users/current", Value::Null).await.0 }
     };
     // A name belongs to one token. With another name, or an unknown one, the token is not found.
     let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
-    assert_eq!(look(full_token(&own)).await, 200);
-    assert_eq!(look(format!("v2/x/{ADMIN_TOKEN}")).await, 401);
-    assert_eq!(look(format!("v2/{}/{ADMIN_TOKEN}", text_field(&made, "uuid"))).await, 401);
+    assert_eq!(check(full_token(&own)).await, 200);
+    assert_eq!(check(format!("v2/x/{ADMIN_TOKEN}")).await, 401);
+    assert_eq!(check(format!("v2/{}/{ADMIN_TOKEN}", text_field(&made, "uuid"))).await, 401);
     assert_eq!(
-        look(format!("v2/{}/{}", text_field(&own, "uuid"), text_field(&made, "api_token"))).await,
+        check(format!("v2/{}/{}", text_field(&own, "uuid"), text_field(&made, "api_token"))).await,
         401
     );
-    assert_eq!(look(format!("{}/wlass-dz642-000000000000000", full_token(&own))).await, 401);
+    assert_eq!(check(format!("{}/wlass-dz642-000000000000000", full_token(&own))).await, 401);
     server.stop().await;
 
     let forms: [fn(u32) -> String; 4] = [
@@ -324,7 +326,7 @@ async fn queue_writes_are_rate_limited_per_user_but_not_for_dispatchers() {
     let queue = QueueClient { server: &server };
     let mut last = Value::Null;
     for _ in 0..3 {
-        last = queue.ask(&ann, json!({})).await;
+        last = queue.submit(&ann, json!({})).await;
     }
     let (status, why) = queue.call(&ann, "POST", "container_requests", container_request()).await;
     assert_eq!(status, 429, "{why}");
@@ -337,7 +339,7 @@ async fn queue_writes_are_rate_limited_per_user_but_not_for_dispatchers() {
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/unlock?release=true"), Value::Null).await;
     }
-    queue.ask(ADMIN_TOKEN, json!({})).await;
+    queue.submit(ADMIN_TOKEN, json!({})).await;
     server.stop().await;
 }
 

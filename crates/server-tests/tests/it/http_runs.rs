@@ -47,8 +47,8 @@ async fn submit_run(server: &TestServer, spec: &Value) -> Value {
 }
 
 /// The stored run. Removes the queue position, which changes and is in no response to a submit.
-async fn get_run(server: &TestServer, asked: Value) -> Value {
-    let mut run = server.admin(GET, asked).await;
+async fn get_run(server: &TestServer, requested: Value) -> Value {
+    let mut run = server.admin(GET, requested).await;
     let latest = run["latest_job_submission"].as_object_mut().unwrap().remove("queue_position");
     let of_job = run["jobs"][0]["job_submissions"][0].as_object_mut().unwrap().remove("queue_position");
     assert_eq!(latest, of_job);
@@ -143,8 +143,8 @@ async fn a_run_without_a_name_gets_one_and_names_are_unique(ground: &ServerFixtu
     let run = submit_run(&server, &by_configuration).await;
     assert_eq!(run["run_spec"]["run_name"], "own-name");
     let blind = json!({ "plan": { "run_spec": task_spec(json!("own-name")) }, "force": false });
-    let said = server.refused(ADMIN_TOKEN, APPLY, blind, "error").await;
-    assert!(said.contains("changed"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, blind, "error").await;
+    assert!(message.contains("changed"), "{message}");
     server.stop().await;
 }
 
@@ -179,12 +179,12 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
     assert_eq!((&changed["id"], &changed["run_spec"]["configuration"]["priority"]), (&run["id"], &json!(50)));
     // The resource in the plan is outdated.
     let stale = json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false });
-    let said = server.refused(ADMIN_TOKEN, APPLY, stale, "error").await;
-    assert!(said.contains("changed"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, stale, "error").await;
+    assert!(message.contains("changed"), "{message}");
     spec["configuration"]["commands"] = json!(["other"]);
     let forced = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": true });
-    let said = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
-    assert!(said.contains("commands"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
+    assert!(message.contains("commands"), "{message}");
     let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
     assert_eq!(plan["action"], "create");
     server.stop().await;
@@ -239,8 +239,8 @@ async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &ServerFixture) {
     let mut seen = Vec::new();
     let (mut at, mut id) = (Value::Null, Value::Null);
     loop {
-        let asked = json!({ "limit": 3, "prev_submitted_at": at, "prev_run_id": id, "only_active": true });
-        let page = server.admin("/api/runs/list", asked).await;
+        let request = json!({ "limit": 3, "prev_submitted_at": at, "prev_run_id": id, "only_active": true });
+        let page = server.admin("/api/runs/list", request).await;
         let Some(last) = page.as_array().unwrap().last() else { break };
         (at, id) = (last["submitted_at"].clone(), last["id"].clone());
         // New runs appear before the page that is being read.
@@ -310,8 +310,8 @@ async fn a_scheduled_run_waits_without_jobs(ground: &ServerFixture) {
         "{}",
         run["next_triggered_at"]
     );
-    let said = format!("next start at {}", run["next_triggered_at"].as_str().unwrap());
-    assert_eq!((&run["status_message"], &run["reason"]), (&json!(said), &json!(said)));
+    let message = format!("next start at {}", run["next_triggered_at"].as_str().unwrap());
+    assert_eq!((&run["status_message"], &run["reason"]), (&json!(message), &json!(message)));
     server.stop().await;
 }
 
@@ -388,8 +388,8 @@ async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
         );
         server.app.db().write(unit).await.unwrap().done().unwrap();
     }
-    let asked = json!({ "run_spec": task_spec(json!("train-1")), "max_offers": 1 });
-    let plan = server.admin("/api/project/main/runs/get_plan", asked).await;
+    let request = json!({ "run_spec": task_spec(json!("train-1")), "max_offers": 1 });
+    let plan = server.admin("/api/project/main/runs/get_plan", request).await;
     let job = &plan["job_plans"][0];
     assert_eq!((&job["total_offers"], job["offers"].as_array().unwrap().len()), (&json!(2), 1), "{job}");
     let offer = &job["offers"][0];

@@ -184,8 +184,8 @@ async fn events_record_the_action_and_the_actor(ground: &ServerFixture) {
     let secret = server
         .ok(&mira, "/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": "v" }))
         .await;
-    let asked = json!({ "target_secrets": [secret["id"]] });
-    let events = server.ok(&mira, "/api/events/list", asked).await;
+    let request = json!({ "target_secrets": [secret["id"]] });
+    let events = server.ok(&mira, "/api/events/list", request).await;
     assert_eq!(events.as_array().unwrap().len(), 1, "{events}");
     assert_eq!(events[0]["message"], "Secret created");
     assert_eq!(events[0]["actor_user"], "mira");
@@ -228,13 +228,13 @@ async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Serve
     let other = ground.dir.path().join("other-keys");
     let given = SettingsSource { port: Some(0), key_file: Some(other), ..ground.given() };
     let refused = Server::start(Settings::new(given, None).unwrap()).await.err().expect("it must not start");
-    let mut said = refused.to_string();
+    let mut message = refused.to_string();
     let mut cause = std::error::Error::source(&refused);
     while let Some(error) = cause {
-        said = format!("{said}: {error}");
+        message = format!("{message}: {error}");
         cause = error.source();
     }
-    assert!(said.contains("not in the key file"), "{said}");
+    assert!(message.contains("not in the key file"), "{message}");
     ground.start().await.stop().await;
 }
 
@@ -261,9 +261,12 @@ async fn a_secret_can_be_used_only_by_its_permitted_users(ground: &ServerFixture
         ] {
             let (status, answer) =
                 server.post(token, &format!("/api/project/main/{path}"), &body.to_string()).await;
-            let said = answer.to_string();
-            assert!(status == 200 || (status == 400 && said.contains("secret `KEY`")), "{path}: {said}");
-            assert!(!said.contains(SECRET_VALUE), "{said}");
+            let message = answer.to_string();
+            assert!(
+                status == 200 || (status == 400 && message.contains("secret `KEY`")),
+                "{path}: {message}"
+            );
+            assert!(!message.contains(SECRET_VALUE), "{message}");
             answers.push(status == 200);
         }
         assert!(answers.iter().all(|one| one == &answers[0]), "{answers:?}");
@@ -293,8 +296,8 @@ async fn a_secret_can_be_used_only_by_its_permitted_users(ground: &ServerFixture
     server.ok(&mira, apply, json!({ "plan": { "run_spec": service(json!({})) } })).await;
     let changed =
         json!({ "plan": { "run_spec": service(json!({ "X": "${{ secrets.KEY }}" })) }, "force": true });
-    let said = server.refused(&otto, apply, changed, "error").await;
-    assert!(said.contains("secret `KEY`"), "{said}");
+    let message = server.refused(&otto, apply, changed, "error").await;
+    assert!(message.contains("secret `KEY`"), "{message}");
     server.stop().await;
 }
 fn private_image_spec(password: &str) -> Value {
@@ -350,8 +353,8 @@ async fn a_registry_password_appears_in_no_response_and_no_row(ground: &ServerFi
     assert_eq!(kept, "${{ secrets.registry }}");
     // The user who names the image chooses the registry that receives the password.
     let stolen = json!({ "run_spec": private_image_spec(&password) });
-    let said = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
-    assert!(said.contains("of another user"), "{said}");
+    let message = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
+    assert!(message.contains("of another user"), "{message}");
     rotate_keys(&server.app).await.unwrap();
     server.stop().await;
 }

@@ -32,7 +32,7 @@ fn create_certificate(folder: &Path) {
 /// Response to one request, sent by `openssl`; empty if the handshake fails.
 async fn openssl_response(address: SocketAddr, trusted: &Path, version: &'static str) -> String {
     let trusted = trusted.display().to_string();
-    let asked = tokio::task::spawn_blocking(move || {
+    let requested = tokio::task::spawn_blocking(move || {
         let mut child = Command::new("openssl")
             .args(["s_client", "-quiet", version, "-servername", "localhost", "-verify_return_error"])
             .args(["-connect", &address.to_string(), "-CAfile", &trusted])
@@ -44,11 +44,11 @@ async fn openssl_response(address: SocketAddr, trusted: &Path, version: &'static
         let mut stdin = child.stdin.take().unwrap();
         // The child may have exited already.
         let _ = stdin.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        let said = child.wait_with_output().unwrap().stdout;
+        let message = child.wait_with_output().unwrap().stdout;
         drop(stdin);
-        String::from_utf8_lossy(&said).to_lowercase()
+        String::from_utf8_lossy(&message).to_lowercase()
     });
-    asked.await.unwrap()
+    requested.await.unwrap()
 }
 
 fn tls_settings(ground: &ServerFixture, given: SettingsSource) -> Settings {
@@ -66,9 +66,12 @@ async fn a_port_with_a_configured_certificate_sends_hsts_and_refuses_old_tls() {
     let server = TestServer::start_with_settings(tls_settings(&ground, given)).await;
     let address = server.encrypted.unwrap();
     for version in ["-tls1_2", "-tls1_3"] {
-        let said = openssl_response(address, &cert, version).await;
-        assert!(said.starts_with("http/1.1 200 "), "{version}: {said}");
-        assert!(said.contains("\r\nstrict-transport-security: max-age=31536000\r\n"), "{version}: {said}");
+        let message = openssl_response(address, &cert, version).await;
+        assert!(message.starts_with("http/1.1 200 "), "{version}: {message}");
+        assert!(
+            message.contains("\r\nstrict-transport-security: max-age=31536000\r\n"),
+            "{version}: {message}"
+        );
     }
     // A ClientHello of TLS 1.1 and nothing newer: version, random, no session, one cipher, no compression.
     let mut hello = vec![3, 2];
@@ -88,9 +91,12 @@ async fn a_port_with_a_configured_certificate_sends_hsts_and_refuses_old_tls() {
     let plain = TcpStream::connect(&server.authority).await.unwrap();
     let (mut reader, mut writer) = plain.into_split();
     writer.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
-    let mut said = String::new();
-    reader.read_to_string(&mut said).await.unwrap();
-    assert!(said.starts_with("HTTP/1.1 200 ") && !said.to_lowercase().contains("strict-transport"), "{said}");
+    let mut message = String::new();
+    reader.read_to_string(&mut message).await.unwrap();
+    assert!(
+        message.starts_with("HTTP/1.1 200 ") && !message.to_lowercase().contains("strict-transport"),
+        "{message}"
+    );
     server.stop().await;
 }
 
@@ -99,7 +105,7 @@ async fn a_port_with_a_self_signed_certificate_sends_no_hsts() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(tls_settings(&ground, SettingsSource::default())).await;
     let cert = ground.dir.path().join("tls/cert.pem");
-    let said = openssl_response(server.encrypted.unwrap(), &cert, "-tls1_3").await;
-    assert!(said.starts_with("http/1.1 200 ") && !said.contains("strict-transport"), "{said}");
+    let message = openssl_response(server.encrypted.unwrap(), &cert, "-tls1_3").await;
+    assert!(message.starts_with("http/1.1 200 ") && !message.contains("strict-transport"), "{message}");
     server.stop().await;
 }

@@ -122,8 +122,8 @@ async fn pages_of_users_neither_skip_nor_repeat(ground: &ServerFixture) {
         let mut seen = Vec::new();
         let (mut at, mut id) = (Value::Null, Value::Null);
         loop {
-            let asked = json!({ "limit": 3, "prev_created_at": at, "prev_id": id, "ascending": ascending });
-            let page = server.admin("/api/users/list", asked).await;
+            let request = json!({ "limit": 3, "prev_created_at": at, "prev_id": id, "ascending": ascending });
+            let page = server.admin("/api/users/list", request).await;
             let page = page.as_array().unwrap();
             let Some(last) = page.last() else { break };
             (at, id) = (last["created_at"].clone(), last["id"].clone());
@@ -199,8 +199,8 @@ async fn an_admin_can_neither_disable_nor_delete_themself(ground: &ServerFixture
     server.stop().await;
 }
 
-async fn create_token(server: &TestServer, owner: &str, asked: Value) -> String {
-    let made = server.ok(owner, "/api/users/tokens/create", asked).await;
+async fn create_token(server: &TestServer, owner: &str, requested: Value) -> String {
+    let made = server.ok(owner, "/api/users/tokens/create", requested).await;
     made["token"].as_str().unwrap().to_owned()
 }
 
@@ -226,9 +226,9 @@ async fn a_scoped_token_permits_only_the_operations_of_its_scope(ground: &Server
         ("/api/users/refresh_ssh_key", json!({ "username": "mira" }), vec!["all"]),
     ] {
         for (scope, token) in &of {
-            let (status, said) = server.post(token, path, &body.to_string()).await;
+            let (status, message) = server.post(token, path, &body.to_string()).await;
             let expected = if allowed.contains(scope) { 200 } else { 403 };
-            assert_eq!(status, expected, "{path} with {scope}: {said}");
+            assert_eq!(status, expected, "{path} with {scope}: {message}");
         }
     }
     // A read-only token does not receive the key that opens jobs.
@@ -289,18 +289,18 @@ async fn tokens_get_the_configured_default_expiry(ground: &ServerFixture) {
     create_token(&server, &first, json!({ "name": "short", "expires_in": 3600 })).await;
     let sql = "SELECT name, (expires_at - created_at) / 1000000 FROM tokens \
                WHERE user_id = (SELECT id FROM users WHERE name = $1)";
-    let lives = async |user: &str| {
+    let lifetimes = async |user: &str| {
         let rows = server.app.db().query(sql, windlass_server::params![user]).await.unwrap();
-        let mut lives: Vec<(Option<String>, Option<i64>)> =
+        let mut lifetimes: Vec<(Option<String>, Option<i64>)> =
             rows.iter().map(|row| (row.opt_text(0).unwrap(), row.opt_int(1).unwrap())).collect();
-        lives.sort();
-        lives
+        lifetimes.sort();
+        lifetimes
     };
     let named = |name: &str, secs| (Some(name.to_owned()), Some(secs));
     assert_eq!(
-        lives("mira").await,
+        lifetimes("mira").await,
         [(None, Some(30 * 86400)), named("short", 3600), named("usual", 30 * 86400)]
     );
-    assert_eq!(lives("admin").await, [(None, None)], "what an operator chose does not expire");
+    assert_eq!(lifetimes("admin").await, [(None, None)], "what an operator chose does not expire");
     server.stop().await;
 }

@@ -24,43 +24,43 @@ on_both! {
 }
 
 async fn a_job_on_a_whole_instance_has_no_limits_and_uses_the_host_network(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
-    stage.wait_for_job("whole", "running").await;
-    let task = stage.hosts.specs.lock()[0].clone();
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
+    env.wait_for_job("whole", "running").await;
+    let task = env.hosts.specs.lock()[0].clone();
     // The default disk requirement has no upper limit.
     assert_eq!((task.cpu, task.memory, task.gpu, task.disk), (0.0, 0, 4, 0));
     assert_eq!((task.shm_size, task.network_mode), (2 << 30, NetworkMode::Host));
     assert_eq!((task.image_name.as_str(), task.container_user.as_str()), ("busybox", "root"));
     assert_eq!((task.privileged, task.cluster, task.name.as_str()), (false, false, "whole-0-0"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_job_on_part_of_an_instance_gets_its_share_and_a_bridge_network(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 4).await;
+    let env = JobTestEnv::new(ground, 1, 4).await;
     for (name, memory, expected) in
         [("one", "8GB..", (8.0, 16_i64 << 30, 1)), ("two", "30GB..", (16.0, 32 << 30, 2))]
     {
-        stage.apply(name, json!({"resources": {"cpu": "2..", "memory": memory}})).await;
-        stage.wait_for_job(name, "running").await;
-        let task = stage.hosts.specs.lock().last().unwrap().clone();
+        env.apply(name, json!({"resources": {"cpu": "2..", "memory": memory}})).await;
+        env.wait_for_job(name, "running").await;
+        let task = env.hosts.specs.lock().last().unwrap().clone();
         assert_eq!((task.cpu, task.memory, task.gpu), expected, "{name}");
         assert_eq!(task.network_mode, NetworkMode::Bridge);
     }
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_task_spec_contains_keys_mounts_and_registry_credentials(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "registry", "value": "s3cret$$"});
-    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
-    let key = stage.server.admin("/api/users/get_my_user", json!({})).await["ssh_public_key"].clone();
+    env.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    let key = env.server.admin("/api/users/get_my_user", json!({})).await["ssh_public_key"].clone();
     let more = json!({"privileged": true, "env": {"WHO": "ada"},
         "registry_auth": {"username": "${{ env.WHO }}", "password": "${{ secrets.registry }}"},
         "volumes": [{"instance_path": "/mnt/cache", "path": "/cache", "optional": true}]});
-    stage.apply("rich", more).await;
-    stage.wait_for_job("rich", "running").await;
-    let task = stage.hosts.specs.lock()[0].clone();
+    env.apply("rich", more).await;
+    env.wait_for_job("rich", "running").await;
+    let task = env.hosts.specs.lock()[0].clone();
     let key = key.as_str().unwrap().trim();
     // The comment of the project's key is the project's name.
     let [project_key, user_key] = &task.container_ssh_keys[..] else {
@@ -76,31 +76,31 @@ async fn a_task_spec_contains_keys_mounts_and_registry_credentials(ground: &Serv
         (mount.instance_path.as_str(), mount.path.as_str(), mount.optional),
         ("/mnt/cache", "/cache", true)
     );
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_literal_registry_password_is_decrypted_only_for_the_host(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
-    let run = stage.wait_for_job("literal", "running").await;
-    let task = stage.hosts.specs.lock()[0].clone();
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
+    let run = env.wait_for_job("literal", "running").await;
+    let task = env.hosts.specs.lock()[0].clone();
     assert_eq!((task.registry_username.as_str(), task.registry_password.as_str()), ("ada", "l1teral-pw"));
-    let shown = stage.server.admin("/api/project/main/runs/get", json!({"run_name": "literal"})).await;
+    let shown = env.server.admin("/api/project/main/runs/get", json!({"run_name": "literal"})).await;
     assert!(!shown.to_string().contains("l1teral-pw"), "{shown}");
     drop(run);
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_runner_receives_its_variables_code_and_files(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let test_env = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "${{ secrets.token }} is no loop"});
-    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    test_env.server.admin("/api/project/main/secrets/create_or_update", set).await;
     let init = json!({"repo_id": "r1", "repo_info": {"repo_type": "remote", "repo_name": "code"},
         "repo_creds": {"clone_url": "https://git.example/code", "private_key": null, "oauth_token": "t0k"}});
-    stage.server.admin("/api/project/main/repos/init", init).await;
+    test_env.server.admin("/api/project/main/repos/init", init).await;
     let hash = |bytes: &[u8]| hex::encode(Sha256::digest(bytes));
     let uploaded = async |path: &str, content: &[u8]| {
-        let (status, answer) = stage.server.upload(ADMIN_TOKEN, path, &hash(content), content).await;
+        let (status, answer) = test_env.server.upload(ADMIN_TOKEN, path, &hash(content), content).await;
         assert_eq!(status, 200, "{answer}");
         answer
     };
@@ -115,9 +115,9 @@ async fn a_runner_receives_its_variables_code_and_files(ground: &ServerFixture) 
     spec["repo_code_hash"] = json!(hash(b"a diff"));
     spec["file_archives"] = json!([{"id": archive["id"], "path": "conf"}]);
     let plan = json!({"plan": {"run_spec": spec}, "force": true});
-    stage.server.admin("/api/project/main/runs/apply", plan).await;
-    let run = stage.wait_for_run("told", "running").await;
-    let start = stage.hosts.starts.lock()[0].clone();
+    test_env.server.admin("/api/project/main/runs/apply", plan).await;
+    let run = test_env.wait_for_run("told", "running").await;
+    let start = test_env.hosts.starts.lock()[0].clone();
     let (submit, job) = (&start.submit, &start.submit.job_spec);
     assert_eq!(job.env["TOKEN"], "x ${{ secrets.token }} is no loop");
     assert_eq!(job.env["PLAIN"], "$HOME $$ ${{ nothing");
@@ -146,15 +146,15 @@ async fn a_runner_receives_its_variables_code_and_files(ground: &ServerFixture) 
     assert_eq!(job.file_archives[0].path, "conf");
     let cluster = submit.cluster_info.as_ref().unwrap();
     assert_eq!((&cluster.job_ips[..], cluster.gpus_per_job), (&["10.0.0.0".to_owned()][..], 4));
-    stage.end().await;
+    test_env.end().await;
 }
 
 async fn nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 2, 1).await;
+    let env = JobTestEnv::new(ground, 2, 1).await;
     let groups = json!({"commands": null, "retry": {"on_events": ["error"], "duration": 3600}, "groups": [
         {"name": "head", "nodes": 1, "commands": ["serve $$HOME"]},
         {"name": "tail", "nodes": 1, "commands": ["join ${{ groups[0].nodes[0].IP_ADDRESS }}"]}]});
-    stage.apply("pair", groups).await;
+    env.apply("pair", groups).await;
     let all = |what: &'static str| {
         move |run: &Value| {
             let jobs = run["jobs"].as_array().unwrap();
@@ -162,8 +162,8 @@ async fn nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key(gro
                 .all(|job| job["job_submissions"].as_array().unwrap().last().unwrap()["status"] == what)
         }
     };
-    stage.until("pair", "running", all("running")).await;
-    let mut starts = std::mem::take(&mut *stage.hosts.starts.lock());
+    env.until("pair", "running", all("running")).await;
+    let mut starts = std::mem::take(&mut *env.hosts.starts.lock());
     starts.sort_by_key(|start| start.submit.job_spec.job_num);
     let cluster = starts[0].submit.cluster_info.clone().unwrap();
     assert_eq!(Some(&cluster), starts[1].submit.cluster_info.as_ref());
@@ -173,37 +173,35 @@ async fn nodes_receive_cluster_info_and_a_resubmitted_replica_gets_a_new_key(gro
     assert_eq!(starts[1].submit.job_spec.commands[2], format!("join {}", cluster.master_job_ip));
     let first = starts[0].submit.job_spec.ssh_key.clone().unwrap();
     assert_eq!(Some(&first), starts[1].submit.job_spec.ssh_key.as_ref());
-    assert!(
-        stage.hosts.specs.lock().iter().all(|task| task.cluster && task.network_mode == NetworkMode::Host)
-    );
+    assert!(env.hosts.specs.lock().iter().all(|task| task.cluster && task.network_mode == NetworkMode::Host));
 
     // One node fails: the replica is resubmitted as a whole, with a new key.
-    stage.update_script(|script| {
+    env.update_script(|script| {
         script.job_ends = Some(end_state("failed", "container_exited_with_error", Some(1)))
     });
-    stage.poke().await;
-    stage.wait_for_run("pair", "pending").await;
+    env.mark_due().await;
+    env.wait_for_run("pair", "pending").await;
     // Their logs are complete only while their hosts report that they ended.
     let is_over = |job: &Value| {
         let status = &job["job_submissions"].as_array().unwrap().last().unwrap()["status"];
         status == "failed" || status == "terminated"
     };
-    stage.until("pair", "over", |run| run["jobs"].as_array().unwrap().iter().all(is_over)).await;
-    stage.update_script(|script| script.job_ends = None);
-    stage.skip_backoff("pair").await;
-    stage.until("pair", "running again", all("running")).await;
-    let starts = stage.hosts.starts.lock().clone();
+    env.until("pair", "over", |run| run["jobs"].as_array().unwrap().iter().all(is_over)).await;
+    env.update_script(|script| script.job_ends = None);
+    env.skip_backoff("pair").await;
+    env.until("pair", "running again", all("running")).await;
+    let starts = env.hosts.starts.lock().clone();
     assert_eq!(starts.len(), 2);
     let second = starts[0].submit.job_spec.ssh_key.clone().unwrap();
     assert_eq!(Some(&second), starts[1].submit.job_spec.ssh_key.as_ref());
     assert_ne!(first.public, second.public);
-    stage.end().await;
+    env.end().await;
 }
 
 async fn the_api_shows_where_a_job_runs_and_how_to_connect(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 4).await;
-    stage.apply("seen", json!({"max_duration": 3600})).await;
-    let run = stage.wait_for_run("seen", "running").await;
+    let env = JobTestEnv::new(ground, 1, 4).await;
+    env.apply("seen", json!({"max_duration": 3600})).await;
+    let run = env.wait_for_run("seen", "running").await;
     let job = &run["latest_job_submission"];
     let host = &job["job_provisioning_data"];
     assert_eq!((&host["backend"], &host["hostname"]), (&json!("remote"), &json!("host-0")));
@@ -217,32 +215,32 @@ async fn the_api_shows_where_a_job_runs_and_how_to_connect(ground: &ServerFixtur
     assert_eq!((&here["offer"]["blocks"], &here["offer"]["total_blocks"]), (&json!(1), &json!(4)));
     assert_eq!(run["jobs"][0]["job_connection_info"]["attached_ssh_command"], json!(["ssh", "seen"]));
     let sql = "SELECT run_deadline_at - running_at FROM jobs";
-    let rows = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let rows = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(rows[0].int(0).unwrap(), 3_600_000_000);
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_invalid_variable_name_is_refused_at_submit(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let plan =
         json!({"plan": {"run_spec": JobTestEnv::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
-    let said = stage.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
-    assert!(said.contains("invalid environment variable name `A=B`"), "{said}");
-    stage.end().await;
+    let message = env.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
+    assert!(message.contains("invalid environment variable name `A=B`"), "{message}");
+    env.end().await;
 }
 
 async fn stored_job_data_contains_no_secret(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "never-to-be-seen"});
-    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
-    stage.apply("shy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
-    let run = stage.wait_for_run("shy", "running").await;
-    assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.env["TOKEN"], "never-to-be-seen");
+    env.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    env.apply("shy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
+    let run = env.wait_for_run("shy", "running").await;
+    assert_eq!(env.hosts.starts.lock()[0].submit.job_spec.env["TOKEN"], "never-to-be-seen");
     assert!(!run.to_string().contains("never-to-be-seen"));
     let sql = "SELECT job_spec || coalesce(runtime, '') || coalesce(provisioning, '') || coalesce(connection_info, '') \
                FROM jobs WHERE NOT finished OR finished = $1";
-    for row in stage.server.app.db().query(sql, params![true]).await.unwrap() {
+    for row in env.server.app.db().query(sql, params![true]).await.unwrap() {
         assert!(!row.text(0).unwrap().contains("never-to-be-seen"));
     }
-    stage.end().await;
+    env.end().await;
 }

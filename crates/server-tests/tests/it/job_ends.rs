@@ -45,272 +45,272 @@ fn end_fields(run: &Value) -> (&str, &str, &str) {
 }
 
 async fn a_successful_job_is_done_and_its_log_is_kept(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| {
         script.job_ends = Some(end_state("done", "", Some(0)));
         script.log = b"hello\n".to_vec();
     });
-    stage.apply("good", json!({})).await;
-    stage.wait_for_job("good", "running").await;
-    stage.poke().await;
-    let run = stage.wait_for_run("good", "done").await;
+    env.apply("good", json!({})).await;
+    env.wait_for_job("good", "running").await;
+    env.mark_due().await;
+    let run = env.wait_for_run("good", "done").await;
     assert_eq!(end_fields(&run), ("done", "done", "done_by_runner"));
     assert_eq!(run["latest_job_submission"]["exit_status"], 0);
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (0)");
-    let asked = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
-    let logs = stage.server.admin("/api/project/main/logs/poll", asked).await;
+    let request = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
+    let logs = env.server.admin("/api/project/main/logs/poll", request).await;
     assert_eq!(logs["logs"][0]["message"], "aGVsbG8K");
-    assert_eq!(*stage.hosts.calls.lock(), ["terminate done_by_runner", "remove"]);
-    stage.end().await;
+    assert_eq!(*env.hosts.calls.lock(), ["terminate done_by_runner", "remove"]);
+    env.end().await;
 }
 
 async fn a_failed_job_reports_its_exit_status(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let oom = Some("oom_killed".to_owned());
-    stage.update_script(|script| {
+    env.update_script(|script| {
         let failed = end_state("failed", "container_exited_with_error", Some(137));
         script.job_ends = Some(windlass_api::agent::runner::JobState { detail: oom, ..failed });
     });
-    stage.apply("bad", json!({})).await;
-    stage.wait_for_job("bad", "running").await;
-    stage.poke().await;
-    let run = stage.wait_for_run("bad", "failed").await;
+    env.apply("bad", json!({})).await;
+    env.wait_for_job("bad", "running").await;
+    env.mark_due().await;
+    let run = env.wait_for_run("bad", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "container_exited_with_error"));
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_job_over_its_disk_limit_reports_it_in_status_message_and_events(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    let said = "disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB";
-    stage.update_script(|script| {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    let message = "disk limit exceeded: the job uses 3.0GB, its `disk` limit is 1.0GB";
+    env.update_script(|script| {
         script.job_ends = Some(windlass_api::agent::runner::JobState {
             detail: Some("disk_limit_exceeded".to_owned()),
-            termination_message: said.to_owned(),
+            termination_message: message.to_owned(),
             ..end_state("failed", "executor_error", None)
         });
     });
-    stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
-    stage.wait_for_job("large", "running").await;
-    assert_eq!(stage.hosts.specs.lock()[0].disk, 1 << 30);
-    stage.poke().await;
-    let run = stage.wait_for_run("large", "failed").await;
+    env.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
+    env.wait_for_job("large", "running").await;
+    assert_eq!(env.hosts.specs.lock()[0].disk, 1 << 30);
+    env.mark_due().await;
+    let run = env.wait_for_run("large", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
     let job = &run["latest_job_submission"];
     assert_eq!(job["status_message"], "disk limit exceeded");
-    assert_eq!(job["termination_reason_message"], said);
-    let events = stage.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
+    assert_eq!(job["termination_reason_message"], message);
+    let events = env.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
     assert!(events.to_string().contains("disk_limit_exceeded"), "{events}");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_job_ends_with_the_reason_of_its_runner(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, status) in [
         ("quota", "log_quota_exceeded", "failed"),
         ("long", "max_duration_exceeded", "terminated"),
         ("broken", "executor_error", "failed"),
     ] {
-        stage.update_script(|script| script.job_ends = Some(end_state("failed", reason, None)));
-        stage.apply(name, json!({})).await;
-        stage.wait_for_job(name, "running").await;
-        stage.poke().await;
-        let run = stage.wait_for_run(name, "failed").await;
+        env.update_script(|script| script.job_ends = Some(end_state("failed", reason, None)));
+        env.apply(name, json!({})).await;
+        env.wait_for_job(name, "running").await;
+        env.mark_due().await;
+        let run = env.wait_for_run(name, "failed").await;
         assert_eq!(end_fields(&run), ("failed", status, reason));
     }
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_task_that_ends_before_its_runner_starts_ends_the_job_with_its_reason(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, message) in [
         ("image", "creating_container_error", "no such image"),
         ("ports", "ports_binding_failed", "port 8000 is taken"),
     ] {
-        stage.update_script(|script| script.task_ends = Some((reason, message)));
-        stage.apply(name, json!({})).await;
-        let run = stage.wait_for_run(name, "failed").await;
+        env.update_script(|script| script.task_ends = Some((reason, message)));
+        env.apply(name, json!({})).await;
+        let run = env.wait_for_run(name, "failed").await;
         assert_eq!(end_fields(&run), ("failed", "failed", reason));
         assert_eq!(run["latest_job_submission"]["termination_reason_message"], message);
     }
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_task_refused_by_the_host_ends_the_job_at_once_with_its_message(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.refuses = Some("privileged: not allowed"));
-    stage.apply("proud", json!({"privileged": true})).await;
-    let run = stage.wait_for_run("proud", "failed").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.refuses = Some("privileged: not allowed"));
+    env.apply("proud", json!({"privileged": true})).await;
+    let run = env.wait_for_run("proud", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
-    let said = &run["latest_job_submission"]["termination_reason_message"];
-    assert_eq!(said, "privileged: not allowed");
-    stage.end().await;
+    let message = &run["latest_job_submission"]["termination_reason_message"];
+    assert_eq!(message, "privileged: not allowed");
+    env.end().await;
 }
 
 async fn a_secret_deleted_before_the_start_ends_the_job(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "s3cret"});
-    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
-    stage.update_script(|script| script.deaf = true);
-    stage.apply("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
-    stage.wait_for_job("needy", "provisioning").await;
-    stage.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
-    stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
-    let run = stage.wait_for_run("needy", "failed").await;
+    env.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    env.update_script(|script| script.deaf = true);
+    env.apply("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
+    env.wait_for_job("needy", "provisioning").await;
+    env.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
+    env.update_script(|script| script.deaf = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("secret `token` is not set in this project"), "{said}");
-    assert!(stage.hosts.specs.lock().is_empty());
-    stage.end().await;
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("secret `token` is not set in this project"), "{message}");
+    assert!(env.hosts.specs.lock().is_empty());
+    env.end().await;
 }
 
 async fn a_secret_withdrawn_from_the_creator_ends_the_job(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
-    stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
-    let mira = stage.server.user("mira").await;
-    stage.server.join("main", &[("mira", "user")]).await;
-    stage.update_script(|script| script.deaf = true);
+    env.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
+    let mira = env.server.user("mira").await;
+    env.server.join("main", &[("mira", "user")]).await;
+    env.update_script(|script| script.deaf = true);
     let spec = JobTestEnv::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
-    stage.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
-    stage.wait_for_job("needy", "provisioning").await;
-    stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
-    stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
-    let run = stage.wait_for_run("needy", "failed").await;
+    env.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
+    env.wait_for_job("needy", "provisioning").await;
+    env.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
+    env.update_script(|script| script.deaf = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("needy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("runs of this user may no longer use secret `token`"), "{said}");
-    assert!(stage.hosts.specs.lock().is_empty());
-    stage.end().await;
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("runs of this user may no longer use secret `token`"), "{message}");
+    assert!(env.hosts.specs.lock().is_empty());
+    env.end().await;
 }
 
 async fn a_stop_calls_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("gentle", json!({})).await;
-    stage.wait_for_job("gentle", "running").await;
-    stage.stop_run("gentle", false).await;
-    let run = stage.wait_for_run("gentle", "terminated").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("gentle", json!({})).await;
+    env.wait_for_job("gentle", "running").await;
+    env.stop_run("gentle", false).await;
+    let run = env.wait_for_run("gentle", "terminated").await;
     assert_eq!(end_fields(&run), ("terminated", "terminated", "terminated_by_user"));
     assert_eq!(run["latest_job_submission"]["status_message"], "stopped");
-    assert_eq!(*stage.hosts.calls.lock(), ["stop", "terminate terminated_by_user", "remove"]);
-    stage.hosts.calls.lock().clear();
-    stage.apply("rough", json!({})).await;
-    stage.wait_for_job("rough", "running").await;
-    stage.stop_run("rough", true).await;
-    let run = stage.wait_for_run("rough", "terminated").await;
+    assert_eq!(*env.hosts.calls.lock(), ["stop", "terminate terminated_by_user", "remove"]);
+    env.hosts.calls.lock().clear();
+    env.apply("rough", json!({})).await;
+    env.wait_for_job("rough", "running").await;
+    env.stop_run("rough", true).await;
+    let run = env.wait_for_run("rough", "terminated").await;
     assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
-    assert_eq!(*stage.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
-    stage.end().await;
+    assert_eq!(*env.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
+    env.end().await;
 }
 
 async fn an_abort_overrides_a_pending_stop(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("slow", json!({})).await;
-    stage.wait_for_job("slow", "running").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("slow", json!({})).await;
+    env.wait_for_job("slow", "running").await;
     // A host that does not answer delays the stop.
-    stage.update_script(|script| script.silent = true);
-    stage.stop_run("slow", false).await;
-    stage.wait_for_job("slow", "terminating").await;
-    stage.stop_run("slow", true).await;
-    stage.wait_for_end_request("aborted_by_user").await;
-    stage.update_script(|script| script.silent = false);
-    stage.poke().await;
-    let run = stage.wait_for_run("slow", "terminated").await;
+    env.update_script(|script| script.silent = true);
+    env.stop_run("slow", false).await;
+    env.wait_for_job("slow", "terminating").await;
+    env.stop_run("slow", true).await;
+    env.wait_for_end_request("aborted_by_user").await;
+    env.update_script(|script| script.silent = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("slow", "terminated").await;
     assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("lost", json!({})).await;
-    stage.wait_for_job("lost", "running").await;
-    stage.update_script(|script| script.silent = true);
-    stage.poke().await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("lost", json!({})).await;
+    env.wait_for_job("lost", "running").await;
+    env.update_script(|script| script.silent = true);
+    env.mark_due().await;
     let waits =
         |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waiting");
-    stage.until("lost", "waiting", waits).await;
-    stage.age("disconnected_at", 121).await;
-    stage.wait_for_job("lost", "terminating").await;
+    env.until("lost", "waiting", waits).await;
+    env.age("disconnected_at", 121).await;
+    env.wait_for_job("lost", "terminating").await;
     let waits =
         |run: &Value| run["latest_job_submission"]["status_message"] == "waiting for the host to respond";
-    stage.until("lost", "waiting", waits).await;
-    stage.age("stop_deadline_at", 31).await;
-    stage.age("terminating_at", 301).await;
-    let run = stage.wait_for_run("lost", "failed").await;
+    env.until("lost", "waiting", waits).await;
+    env.age("stop_deadline_at", 31).await;
+    env.age("terminating_at", 301).await;
+    let run = env.wait_for_run("lost", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "instance_unreachable"));
     assert_eq!(run["latest_job_submission"]["error"], "instance unreachable");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_reclaimed_spot_instance_interrupts_its_job(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
-    stage.apply("spot", json!({})).await;
-    stage.wait_for_job("spot", "running").await;
-    stage.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
-    stage.poke().await;
-    let run = stage.wait_for_run("spot", "failed").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.write("UPDATE instances SET spot = TRUE", vec![]).await;
+    env.apply("spot", json!({})).await;
+    env.wait_for_job("spot", "running").await;
+    env.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
+    env.mark_due().await;
+    let run = env.wait_for_run("spot", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "interrupted_by_no_capacity"));
     assert_eq!(run["latest_job_submission"]["status_message"], "interrupted");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_instance_that_was_never_created_ends_the_job_with_no_capacity(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.deaf = true);
-    stage.apply("early", json!({})).await;
-    stage.wait_for_job("early", "provisioning").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.deaf = true);
+    env.apply("early", json!({})).await;
+    env.wait_for_job("early", "provisioning").await;
     let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
-    stage.write(sql, vec![]).await;
-    stage.poke().await;
-    let run = stage.wait_for_run("early", "failed").await;
+    env.write(sql, vec![]).await;
+    env.mark_due().await;
+    let run = env.wait_for_run("early", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_instance_moved_to_another_project_ends_the_job_as_access_revoked(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
-    stage.apply("guest", json!({})).await;
-    stage.wait_for_job("guest", "running").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
+    env.apply("guest", json!({})).await;
+    env.wait_for_job("guest", "running").await;
     let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
-    stage.write(sql, vec![]).await;
-    stage.poke().await;
-    let run = stage.wait_for_run("guest", "failed").await;
+    env.write(sql, vec![]).await;
+    env.mark_due().await;
+    let run = env.wait_for_run("guest", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "instance_access_revoked"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.deaf = true);
-    stage.apply("patient", json!({})).await;
-    stage.wait_for_job("patient", "provisioning").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.deaf = true);
+    env.apply("patient", json!({})).await;
+    env.wait_for_job("patient", "provisioning").await;
     // As an instance that is being created; only its own pipeline may process it.
     let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
                lock_expires_at = now_us() + 600000000";
-    stage.write(sql, vec![]).await;
-    stage.age("provisioned_at", 601).await;
-    let run = stage.wait_for_run("patient", "failed").await;
+    env.write(sql, vec![]).await;
+    env.age("provisioned_at", 601).await;
+    let run = env.wait_for_run("patient", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_endless_image_pull_ends_the_job(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
-    stage.apply("heavy", json!({})).await;
-    stage.wait_for_job("heavy", "pulling").await;
-    stage.age("pulling_at", 26 * 60).await;
-    let run = stage.wait_for_run("heavy", "failed").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
+    env.apply("heavy", json!({})).await;
+    env.wait_for_job("heavy", "pulling").await;
+    env.age("pulling_at", 26 * 60).await;
+    let run = env.wait_for_run("heavy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn an_inactive_dev_environment_is_terminated(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let dev = |secs: i64| {
         json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
             {"type": "dev-environment", "name": "dev", "image": "busybox", "user": "root", "ide": "vscode",
@@ -318,98 +318,98 @@ async fn an_inactive_dev_environment_is_terminated(ground: &ServerFixture) {
     };
     let apply = async |secs| {
         let plan = json!({"plan": {"run_spec": dev(secs)}, "force": true});
-        stage.server.admin("/api/project/main/runs/apply", plan).await
+        env.server.admin("/api/project/main/runs/apply", plan).await
     };
-    stage.update_script(|script| script.no_connections_secs = Some(100));
+    env.update_script(|script| script.no_connections_secs = Some(100));
     apply(3600).await;
-    let run = stage.wait_for_run("dev", "running").await;
-    let way = &run["jobs"][0]["job_connection_info"];
-    assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
-    assert_eq!(way["ide_name"], "VS Code");
-    assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
+    let run = env.wait_for_run("dev", "running").await;
+    let connection = &run["jobs"][0]["job_connection_info"];
+    assert_eq!(connection["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
+    assert_eq!(connection["ide_name"], "VS Code");
+    assert_eq!(env.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
     let idle = |run: &Value| run["jobs"][0]["job_submissions"][0]["inactivity_secs"].as_i64();
-    stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
+    env.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
     // Changed in place: the limit applies to the running environment.
     apply(60).await;
-    let run = stage.wait_for_run("dev", "failed").await;
+    let run = env.wait_for_run("dev", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
-    stage.end().await;
+    env.end().await;
 }
 
 /// Inactivity ends nothing here, and clients would show it wherever it is reported.
 async fn inactivity_is_not_reported_without_an_inactivity_limit(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.no_connections_secs = Some(100));
-    stage.apply("busy", json!({})).await;
-    stage.wait_for_job("busy", "running").await;
-    stage.passes(2).await;
-    let run = stage.run("busy").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.no_connections_secs = Some(100));
+    env.apply("busy", json!({})).await;
+    env.wait_for_job("busy", "running").await;
+    env.passes(2).await;
+    let run = env.run("busy").await;
     assert_eq!(run["jobs"][0]["job_submissions"][0]["inactivity_secs"], Value::Null, "{run:#}");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn the_server_enforces_max_duration_if_the_runner_does_not(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.apply("endless", json!({"max_duration": 600})).await;
-    stage.wait_for_job("endless", "running").await;
-    stage.age("running_at", 721).await;
-    let run = stage.wait_for_run("endless", "failed").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("endless", json!({"max_duration": 600})).await;
+    env.wait_for_job("endless", "running").await;
+    env.age("running_at", 721).await;
+    let run = env.wait_for_run("endless", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "max_duration_exceeded"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_job_with_an_idle_gpu_is_terminated_after_the_whole_window(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
-    stage.apply("idle", policy).await;
-    stage.wait_for_run("idle", "running").await;
+    env.apply("idle", policy).await;
+    env.wait_for_run("idle", "running").await;
     // A sample every half minute over the whole window; one GPU is busy, the other idle.
     for ago in 0..12_i64 {
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
                    SELECT id, now_us() - $1, now_us() - $1, 0, 0, 0, '[[0,95],[0,3]]' FROM jobs";
-        stage.write(sql, params![ago * 30_000_000]).await;
+        env.write(sql, params![ago * 30_000_000]).await;
     }
-    stage.poke().await;
-    assert_eq!(stage.run("idle").await["status"], "running", "it has not run for the whole window yet");
-    stage.age("running_at", 301).await;
-    let run = stage.wait_for_run("idle", "failed").await;
+    env.mark_due().await;
+    assert_eq!(env.run("idle").await["status"], "running", "it has not run for the whole window yet");
+    env.age("running_at", 301).await;
+    let run = env.wait_for_run("idle", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_due_to_utilization_policy"));
-    stage.end().await;
+    env.end().await;
 }
 
 async fn scaling_down_a_service_ends_its_last_replica(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 2, 1).await;
+    let env = JobTestEnv::new(ground, 2, 1).await;
     let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
-    stage.apply("web", service(2)).await;
+    env.apply("web", service(2)).await;
     let all_run = |run: &Value| {
         run["jobs"].as_array().unwrap().iter().all(|job| job["job_submissions"][0]["status"] == "running")
     };
-    stage.until("web", "all running", all_run).await;
-    stage.apply("web", service(1)).await;
-    let run = stage
+    env.until("web", "all running", all_run).await;
+    env.apply("web", service(1)).await;
+    let run = env
         .until("web", "smaller", |run| run["jobs"][1]["job_submissions"][0]["status"] == "terminated")
         .await;
     assert_eq!(run["jobs"][1]["job_submissions"][0]["termination_reason"], "scaled_down");
     assert_eq!(run["jobs"][0]["job_submissions"][0]["status"], "running");
     assert_eq!(run["status"], "running");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn a_job_with_a_missing_volume_ends_with_a_volume_error(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    stage.update_script(|script| script.deaf = true);
-    stage.apply("disk", json!({})).await;
-    stage.wait_for_job("disk", "provisioning").await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.update_script(|script| script.deaf = true);
+    env.apply("disk", json!({})).await;
+    env.wait_for_job("disk", "provisioning").await;
     // The volume existed when the run was submitted.
-    let rows = stage.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
+    let rows = env.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
     let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
     spec["volumes"] = json!([{"name": ["data"], "path": "/data"}]);
-    stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
+    env.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
     // A pass in progress has read the old one.
-    stage.passes(2).await;
-    stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
-    let run = stage.wait_for_run("disk", "failed").await;
+    env.passes(2).await;
+    env.update_script(|script| script.deaf = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("disk", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "volume_error"));
-    stage.end().await;
+    env.end().await;
 }

@@ -88,11 +88,11 @@ async fn submit_run(server: &TestServer, name: &str) -> SubmissionId {
 fn hosts_with_metrics() -> ScriptedHosts {
     let looks = AtomicI64::new(0);
     ScriptedHosts::with_metrics(move || {
-        let look = looks.fetch_add(1, Ordering::SeqCst);
+        let check = looks.fetch_add(1, Ordering::SeqCst);
         Metrics {
-            timestamp_micro: 1_000_000_000 + look * 10_000_000,
-            cpu_usage_micro: look * 20_000_000,
-            memory_usage_bytes: 100 + look,
+            timestamp_micro: 1_000_000_000 + check * 10_000_000,
+            cpu_usage_micro: check * 20_000_000,
+            memory_usage_bytes: 100 + check,
             memory_working_set_bytes: 50,
             gpus: vec![
                 GpuMetrics { gpu_memory_usage_bytes: 7, gpu_util_percent: 0 },
@@ -169,18 +169,18 @@ async fn metric_samples_are_deleted_after_their_retention_period(ground: &Server
 async fn a_gpu_idle_for_the_whole_window_is_detected(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
     let (host, db) = (hosts_with_metrics(), scene.server.app.db().clone());
-    let judge = async |percent| {
+    let evaluate = async |percent| {
         let now = db.now().await.unwrap();
         is_gpu_idle(&db, scene.job, percent, Span::mins(10), now).await.unwrap()
     };
     for _ in 0..5 {
         sampler::round(&db, &host).await;
-        assert!(!judge(10).await, "the window is not covered yet");
+        assert!(!evaluate(10).await, "the window is not covered yet");
         scene.age_samples(Span::secs(110)).await;
     }
     sampler::round(&db, &host).await;
-    assert!(judge(10).await, "the first GPU did nothing");
-    assert!(!judge(0).await);
+    assert!(evaluate(10).await, "the first GPU did nothing");
+    assert!(!evaluate(0).await);
     scene.server.stop().await;
 }
 

@@ -27,126 +27,124 @@ async fn start_with_own_processes(ground: &ServerFixture) -> JobTestEnv {
 }
 
 /// Makes the host due until its stored report satisfies `holds`.
-async fn wait_for_stored(stage: &JobTestEnv, sql: &str, holds: impl Fn(&Value) -> bool) {
-    stage.write(sql, params![]).await;
+async fn wait_for_stored(env: &JobTestEnv, sql: &str, holds: impl Fn(&Value) -> bool) {
+    env.write(sql, params![]).await;
     eventually_ok_async("the host's word is stored", async || {
-        stage.write("UPDATE instances SET due_at = NULL", params![]).await;
-        let fleet = stage.server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;
+        env.write("UPDATE instances SET due_at = NULL", params![]).await;
+        let fleet = env.server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;
         let kind = fleet["instances"][0]["instance_type"].clone();
         if holds(&kind) { Ok(()) } else { Err(fleet) }
     })
     .await;
 }
 
-async fn submitted_isolation(stage: &JobTestEnv, name: &str) -> (ProcessIsolation, Value) {
-    stage.apply(name, json!({"image": "none", "user": null})).await;
-    let job = stage.wait_for_job(name, "running").await;
-    let task = stage.hosts.specs.lock().last().unwrap().clone();
+async fn submitted_isolation(env: &JobTestEnv, name: &str) -> (ProcessIsolation, Value) {
+    env.apply(name, json!({"image": "none", "user": null})).await;
+    let job = env.wait_for_job(name, "running").await;
+    let task = env.hosts.specs.lock().last().unwrap().clone();
     assert_eq!((task.image_name.as_str(), task.name.as_str()), ("none", format!("{name}-0-0").as_str()));
     (task.process_isolation, job["job_runtime_data"]["runs_in"].clone())
 }
 
 async fn a_task_runs_as_the_server_user_only_locally_and_with_a_single_user(ground: &ServerFixture) {
-    let stage = start_with_own_processes(ground).await;
-    stage.update_script(|script| script.processes = Some(OWN_PROCESSES));
+    let env = start_with_own_processes(ground).await;
+    env.update_script(|script| script.processes = Some(OWN_PROCESSES));
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
-    wait_for_stored(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
+    wait_for_stored(&env, here, |kind| kind["processes"]["mode"] == "own").await;
     let server = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
-    assert_eq!(submitted_isolation(&stage, "alone").await, (ProcessIsolation::Own, json!(server)));
+    assert_eq!(submitted_isolation(&env, "alone").await, (ProcessIsolation::Own, json!(server)));
 
-    stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
+    env.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
     let confined = (ProcessIsolation::Confined, json!("a plain process, confined (own user)"));
-    assert_eq!(submitted_isolation(&stage, "together").await, confined);
-    let asked = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
-    let plan = stage.server.admin("/api/project/main/runs/get_plan", asked).await;
+    assert_eq!(submitted_isolation(&env, "together").await, confined);
+    let request = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
+    let plan = env.server.admin("/api/project/main/runs/get_plan", request).await;
     assert_eq!(plan["job_plans"][0]["runs_in"], json!([confined.1]), "{plan}");
 
     let disabled = json!({"username": "alice", "global_role": "user", "active": false});
-    stage.server.admin("/api/users/update", disabled).await;
-    assert_eq!(submitted_isolation(&stage, "again").await.0, ProcessIsolation::Own);
+    env.server.admin("/api/users/update", disabled).await;
+    assert_eq!(submitted_isolation(&env, "again").await.0, ProcessIsolation::Own);
 
     // An SSH host receives only confined tasks, whatever it would accept.
-    stage.write("UPDATE instances SET backend = 'remote', due_at = NULL", params![]).await;
-    assert_eq!(submitted_isolation(&stage, "there").await, confined);
-    stage.end().await;
+    env.write("UPDATE instances SET backend = 'remote', due_at = NULL", params![]).await;
+    assert_eq!(submitted_isolation(&env, "there").await, confined);
+    env.end().await;
 }
 
 async fn a_host_that_cannot_confine_refuses_plain_processes_with_the_reason(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 4).await;
+    let env = JobTestEnv::new(ground, 1, 4).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
     let cannot = ProcessesInfo { mode: ProcessMode::Confined, confined_by: None, problem };
     let refused = ProcessesInfo { mode: ProcessMode::Refused, ..cannot.clone() };
-    for (name, told, why) in [
+    for (name, reported, why) in [
         ("cannot", cannot, "cannot be confined there: the kernel allows no user namespaces"),
         ("refused", refused, "is a plain process, but the instance refuses plain processes"),
     ] {
-        let mode = json!(told.mode);
-        stage.update_script(|script| script.processes = Some(told.clone()));
-        wait_for_stored(&stage, "UPDATE instances SET due_at = NULL", |kind| {
-            kind["processes"]["mode"] == mode
-        })
-        .await;
-        stage.apply(name, json!({"image": "none", "user": null})).await;
-        let run = stage.wait_for_run(name, "failed").await;
+        let mode = json!(reported.mode);
+        env.update_script(|script| script.processes = Some(reported.clone()));
+        wait_for_stored(&env, "UPDATE instances SET due_at = NULL", |kind| kind["processes"]["mode"] == mode)
+            .await;
+        env.apply(name, json!({"image": "none", "user": null})).await;
+        let run = env.wait_for_run(name, "failed").await;
         assert!(run.to_string().contains(why), "{run}");
     }
-    assert!(stage.hosts.specs.lock().is_empty());
+    assert!(env.hosts.specs.lock().is_empty());
     // A job with an image is not affected.
-    stage.apply("imaged", json!({})).await;
-    stage.wait_for_job("imaged", "running").await;
-    stage.end().await;
+    env.apply("imaged", json!({})).await;
+    env.wait_for_job("imaged", "running").await;
+    env.end().await;
 }
 
 async fn a_job_that_can_no_longer_be_confined_is_not_started(ground: &ServerFixture) {
-    let stage = start_with_own_processes(ground).await;
+    let env = start_with_own_processes(ground).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
-    stage.update_script(|script| {
+    env.update_script(|script| {
         script.processes = Some(ProcessesInfo { mode: ProcessMode::Own, confined_by: None, problem });
         script.deaf = true;
     });
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
-    wait_for_stored(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
+    wait_for_stored(&env, here, |kind| kind["processes"]["mode"] == "own").await;
     // The job is placed while there is one user, and its host receives the task when there are two.
-    stage.apply("late", json!({"image": "none", "user": null})).await;
-    stage.wait_for_job("late", "provisioning").await;
-    stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
-    stage.update_script(|script| script.deaf = false);
-    stage.poke().await;
-    let run = stage.wait_for_run("late", "failed").await;
+    env.apply("late", json!({"image": "none", "user": null})).await;
+    env.wait_for_job("late", "provisioning").await;
+    env.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
+    env.update_script(|script| script.deaf = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("late", "failed").await;
     let why = "cannot start the job: it is a plain process, and cannot be confined there: the kernel allows no user namespaces";
     assert!(run.to_string().contains(why), "{run}");
-    assert!(stage.hosts.specs.lock().is_empty());
-    stage.end().await;
+    assert!(env.hosts.specs.lock().is_empty());
+    env.end().await;
 }
 
 async fn engine_loss_and_return_record_one_event_each_and_jobs_with_an_image_wait(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
     let notes = async || {
-        let events = stage.server.admin("/api/events/list", json!({"limit": 100})).await;
+        let events = env.server.admin("/api/events/list", json!({"limit": 100})).await;
         let text = events.to_string();
         let count = |words: &str| text.matches(words).count();
         (count("its container engine is not available"), count("its container engine is available again"))
     };
     let any = "UPDATE instances SET instance_type = replace(instance_type, '{\"name\":\"big\"', \
                '{\"runtime\":\"any\",\"name\":\"big\"')";
-    wait_for_stored(&stage, any, |kind| kind["runtime"] == "any").await;
-    stage.update_script(|script| {
+    wait_for_stored(&env, any, |kind| kind["runtime"] == "any").await;
+    env.update_script(|script| {
         script.engine = Some("connection refused");
         script.job_ends = Some(end_state("done", "", Some(0)));
     });
-    let look = "UPDATE instances SET due_at = NULL";
-    wait_for_stored(&stage, look, |kind| kind["engine_away"] == "connection refused").await;
-    stage.apply("waits", json!({})).await;
+    let check = "UPDATE instances SET due_at = NULL";
+    wait_for_stored(&env, check, |kind| kind["engine_away"] == "connection refused").await;
+    env.apply("waits", json!({})).await;
     let why = "needs image busybox, but the container engine there is not available: connection refused";
-    stage.until("waits", "it says what it waits for", |run| run.to_string().contains(why)).await;
-    assert_eq!(stage.run("waits").await["status"], "submitted");
+    env.until("waits", "it says what it waits for", |run| run.to_string().contains(why)).await;
+    assert_eq!(env.run("waits").await["status"], "submitted");
     for _ in 0..3 {
-        wait_for_stored(&stage, look, |kind| kind["engine_away"].is_string()).await;
+        wait_for_stored(&env, check, |kind| kind["engine_away"].is_string()).await;
     }
     assert_eq!(notes().await, (1, 0));
-    stage.update_script(|script| script.engine = None);
-    wait_for_stored(&stage, look, |kind| kind["engine_away"].is_null()).await;
-    stage.wait_for_run("waits", "done").await;
+    env.update_script(|script| script.engine = None);
+    wait_for_stored(&env, check, |kind| kind["engine_away"].is_null()).await;
+    env.wait_for_run("waits", "done").await;
     assert_eq!(notes().await, (1, 1));
-    stage.end().await;
+    env.end().await;
 }

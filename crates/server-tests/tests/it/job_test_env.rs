@@ -40,11 +40,11 @@ impl JobTestEnv {
         let hosts = Arc::new(ScriptedHosts::default());
         let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
         let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
-        let stage = Self { server, hosts, running };
+        let env = Self { server, hosts, running };
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "env": {"OF_FLEET": "1", "BOTH": "fleet"},
             "ssh_config": {"user": "ubuntu", "port": 2222, "hosts": []}}, "profile": {"name": "default"}});
-        stage
+        env
             .write(
                 "INSERT INTO fleets (id, project_id, name, spec, status, created_at, last_processed_at) \
                  SELECT new_uuid(), id, 'hosts', $1, 'active', now_us(), now_us() FROM projects WHERE name = 'main'",
@@ -52,9 +52,9 @@ impl JobTestEnv {
             )
             .await;
         for num in 0..machines {
-            stage.machine(num, blocks).await;
+            env.machine(num, blocks).await;
         }
-        stage
+        env
     }
 
     async fn machine(&self, num: usize, blocks: i64) {
@@ -83,10 +83,10 @@ impl JobTestEnv {
     /// Changes rows directly in the database, and wakes the pipelines.
     pub(crate) async fn write(&self, sql: &str, params: Vec<Val>) {
         self.server.app.db().write(Unit::new().exec(sql.to_owned(), params)).await.unwrap().done().unwrap();
-        self.look();
+        self.wake_pipelines();
     }
 
-    pub(crate) fn look(&self) {
+    pub(crate) fn wake_pipelines(&self) {
         self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
     }
 
@@ -97,7 +97,7 @@ impl JobTestEnv {
     }
 
     /// Makes all unfinished jobs due at once, as an event of a host does.
-    pub(crate) async fn poke(&self) {
+    pub(crate) async fn mark_due(&self) {
         self.write("UPDATE jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
     }
 
@@ -106,9 +106,9 @@ impl JobTestEnv {
     pub(crate) async fn skip_backoff(&self, name: &str) {
         let sql =
             "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
-        let asked = Instant::now();
+        let start = Instant::now();
         while self.run(name).await["status"] == "pending" {
-            assert!(asked.elapsed() < TIMEOUT, "{name} stays pending");
+            assert!(start.elapsed() < TIMEOUT, "{name} stays pending");
             self.write(sql, vec![]).await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -130,10 +130,10 @@ impl JobTestEnv {
             let rows = self.server.app.db().query("SELECT max(lock_epoch) FROM jobs", vec![]).await.unwrap();
             rows[0].int(0).unwrap()
         };
-        let (before, asked) = (taken().await, Instant::now());
+        let (before, requested) = (taken().await, Instant::now());
         while taken().await < before + more {
-            assert!(asked.elapsed() < TIMEOUT, "the job was not taken up {more} times more");
-            self.poke().await;
+            assert!(requested.elapsed() < TIMEOUT, "the job was not taken up {more} times more");
+            self.mark_due().await;
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }

@@ -132,10 +132,10 @@ async fn an_endless_log_is_truncated_with_a_notice() {
     let progress = kept.copy(&host, limits).await.unwrap();
     let end = 1_000_000 + TRUNCATION_NOTICE.len() as u64;
     assert_eq!(progress, CopyProgress { end, complete: true, more: false });
-    let asked = host.log_reads.lock().len();
-    assert!(asked <= 6, "{asked} reads");
+    let requested = host.log_reads.lock().len();
+    assert!(requested <= 6, "{requested} reads");
     assert_eq!(kept.copy(&host, limits).await.unwrap(), progress);
-    assert_eq!(host.log_reads.lock().len(), asked, "a full log is not asked for");
+    assert_eq!(host.log_reads.lock().len(), requested, "a full log is not asked for");
     let bytes = kept.bytes().await;
     assert!(bytes[..1_000_000].iter().all(|byte| *byte == b'x'));
     assert_eq!(&bytes[1_000_000..], TRUNCATION_NOTICE);
@@ -182,7 +182,7 @@ async fn a_log_that_shrinks_on_its_host_keeps_the_copied_bytes() {
 #[tokio::test]
 async fn a_host_failure_during_a_log_copy_loses_no_bytes() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(4 * CHUNK_BYTES_MAX));
-    let said = whole.clone();
+    let message = whole.clone();
     let calls = Mutex::new(0);
     let host = ScriptedHosts::with_log(move |offset, limit| {
         let mut calls = calls.lock();
@@ -190,7 +190,7 @@ async fn a_host_failure_during_a_log_copy_loses_no_bytes() {
         if *calls % 2 == 0 {
             return Err(AgentError::silent(InstanceId(random_id())));
         }
-        Ok(log_part(&said, offset, limit, true))
+        Ok(log_part(&message, offset, limit, true))
     });
     let mut failures = 0;
     loop {
@@ -237,7 +237,7 @@ async fn repeated_log_notifications_are_merged_into_one_read() {
     let copier = LogCopier::new(Arc::clone(&kept.archive), db);
     let call = kept.call();
     for _ in 0..1000 {
-        copier.heard(&agents, call, kept.log);
+        copier.received(&agents, call, kept.log);
     }
     // More growth is reported during the first read: that causes one more read, and only one.
     let looking = async {
@@ -247,7 +247,7 @@ async fn repeated_log_notifications_are_merged_into_one_read() {
     };
     tokio::time::timeout(Duration::from_secs(10), looking).await.unwrap();
     for _ in 0..1000 {
-        copier.heard(&agents, call, kept.log);
+        copier.received(&agents, call, kept.log);
     }
     let idle = async {
         while kept.archive.open_log_count() > 0 {

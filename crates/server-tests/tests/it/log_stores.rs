@@ -154,7 +154,7 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
             let (store, whole) = (ground.store(), Arc::clone(&whole));
             tokio::spawn(async move {
                 let mut end = 0_usize;
-                let mut turn = 0;
+                let mut round = 0;
                 while end < whole.len() {
                     let until = (end + step).min(whole.len());
                     let appended = store.append_to_files(&log, end as u64, 0, &whole[end..until]).await;
@@ -163,8 +163,8 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
                         Err(LogError::Gap { end, .. }) => end as usize,
                         Err(error) => panic!("{error:?}"),
                     };
-                    turn += 1;
-                    if turn % 3 == 0 {
+                    round += 1;
+                    if round % 3 == 0 {
                         store.sync(&log).await.unwrap();
                     }
                 }
@@ -226,11 +226,11 @@ async fn settling_a_store_writes_all_buffered_bytes(ground: &StoreFixture) {
     for log in &logs {
         here.append_to_files(log, 0, 1, b"gathered").await.unwrap();
     }
-    here.settle().await.unwrap();
+    here.flush().await.unwrap();
     for log in &logs {
         assert_eq!(joined_text(&ground.store().read(log, FULL_RANGE).await.unwrap()), "gathered");
     }
-    here.settle().await.unwrap();
+    here.flush().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -53,7 +53,7 @@ impl LogTestEnv {
         Self { server, log }
     }
 
-    pub(crate) fn asked(&self) -> StreamRequest {
+    pub(crate) fn requested(&self) -> StreamRequest {
         StreamRequest {
             run_name: "train-1".into(),
             job_submission_id: self.log.submission.0,
@@ -64,9 +64,9 @@ impl LogTestEnv {
         }
     }
 
-    pub(crate) async fn open_stream(&self, token: &str, asked: &StreamRequest) -> LogStream {
+    pub(crate) async fn open_stream(&self, token: &str, requested: &StreamRequest) -> LogStream {
         let client = ApiClient::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
-        client.stream_logs("main", asked).await.unwrap()
+        client.stream_logs("main", requested).await.unwrap()
     }
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> u64 {
@@ -113,13 +113,13 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFi
     let mut end = scene.write(0, b"before anybody came\n").await;
     let mut readers = Vec::new();
     for _ in 0..200 {
-        let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+        let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.requested()).await;
         readers.push(tokio::spawn(async move { read_to_end(&mut stream).await }));
     }
     // These streams are not read: they delay neither the writer nor the others.
     let mut asleep = Vec::new();
     for _ in 0..20 {
-        asleep.push(scene.open_stream(ADMIN_TOKEN, &scene.asked()).await);
+        asleep.push(scene.open_stream(ADMIN_TOKEN, &scene.requested()).await);
     }
     let mut whole = b"before anybody came\n".to_vec();
     for n in 0..40_u8 {
@@ -129,9 +129,9 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFi
     }
     scene.end_job().await;
     for reader in readers {
-        let (bytes, said) = reader.await.unwrap();
+        let (bytes, message) = reader.await.unwrap();
         assert!(bytes == whole);
-        assert_eq!(said, failed_end());
+        assert_eq!(message, failed_end());
     }
     for mut stream in asleep {
         assert!(read_to_end(&mut stream).await.0 == whole);
@@ -190,21 +190,21 @@ async fn a_log_stream_ends_if_the_job_has_ended_or_it_is_not_followed(ground: &S
     let scene = LogTestEnv::new(ground).await;
     let long = vec![b'z'; 300_000];
     scene.write(0, &long).await;
-    let asked = StreamRequest { follow: false, ..scene.asked() };
-    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &asked).await).await;
+    let requested = StreamRequest { follow: false, ..scene.requested() };
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &requested).await).await;
     assert!(bytes == long);
     assert_eq!(
         end,
         LogStreamEvent::End { status: "submitted".into(), exit_status: None, termination_reason: None }
     );
     scene.end_job().await;
-    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &scene.asked()).await).await;
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &scene.requested()).await).await;
     assert!(bytes == long);
     assert_eq!(end, failed_end());
     // The runner's log is separate, and empty.
-    let asked = StreamRequest { diagnose: true, ..scene.asked() };
+    let requested = StreamRequest { diagnose: true, ..scene.requested() };
     assert_eq!(
-        read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &asked).await).await,
+        read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &requested).await).await,
         (Vec::new(), failed_end())
     );
     scene.server.stop().await;
@@ -215,11 +215,11 @@ async fn o5_a_log_stream_requires_access_to_the_run(ground: &ServerFixture) {
     let token = scene.server.user("other").await;
     scene.server.ok(&token, "/api/projects/create", json!({ "project_name": "theirs" })).await;
     let client = ApiClient::new(&format!("http://{}", scene.server.authority), Some(&token)).unwrap();
-    assert!(client.stream_logs("main", &scene.asked()).await.is_err());
+    assert!(client.stream_logs("main", &scene.requested()).await.is_err());
     // Nor through another project in which they are members.
-    assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_not_found());
+    assert!(client.stream_logs("theirs", &scene.requested()).await.unwrap_err().is_not_found());
     let admin = ApiClient::new(&format!("http://{}", scene.server.authority), Some(ADMIN_TOKEN)).unwrap();
-    let other = StreamRequest { run_name: "train-2".into(), ..scene.asked() };
+    let other = StreamRequest { run_name: "train-2".into(), ..scene.requested() };
     assert!(admin.stream_logs("main", &other).await.unwrap_err().is_not_found());
     scene.server.stop().await;
 }
@@ -229,8 +229,8 @@ async fn f34_a_reader_who_loses_access_is_disconnected(ground: &ServerFixture) {
     let token = scene.server.user("member").await;
     scene.server.join("main", &[("member", "user")]).await;
     scene.write(0, b"theirs to read\n").await;
-    let mut theirs = scene.open_stream(&token, &scene.asked()).await;
-    let mut ours = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+    let mut theirs = scene.open_stream(&token, &scene.requested()).await;
+    let mut ours = scene.open_stream(ADMIN_TOKEN, &scene.requested()).await;
     assert!(matches!(theirs.next().await.unwrap(), Some(LogStreamEvent::Bytes { .. })));
     let gone = json!({ "usernames": ["member"] });
     scene.server.admin("/api/projects/main/remove_members", gone).await;
@@ -244,7 +244,7 @@ async fn f34_a_reader_who_loses_access_is_disconnected(ground: &ServerFixture) {
 
 async fn log_appends_of_another_replica_reach_readers_of_this_one(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
-    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.requested()).await;
     let elsewhere = windlass_server::logs::files::FileLogStore::new(ground.dir.path().join("logs"));
     elsewhere.append_to_files(&scene.log, 0, 5, b"from afar").await.unwrap();
     let next = timeout(TIMEOUT, stream.next()).await.unwrap().unwrap();
@@ -261,7 +261,7 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     let server = &scene.server;
     let set = json!({ "name": "KEY", "value": VALUE });
     server.admin("/api/project/main/secrets/create_or_update", set).await;
-    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.requested()).await;
     let (mut end, mut wanted) = (0, String::new());
     for cut in 1..VALUE.len() {
         let (one, two) = VALUE.split_at(cut);
@@ -283,9 +283,9 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     let polled = async |limit: usize| {
         let (mut text, mut next) = (Vec::new(), Value::Null);
         loop {
-            let asked = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": limit,
+            let requested = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": limit,
                 "next_token": next, "raw": true });
-            let page = server.admin("/api/project/main/logs/poll", asked).await;
+            let page = server.admin("/api/project/main/logs/poll", requested).await;
             for event in page["logs"].as_array().unwrap() {
                 text.extend(STANDARD.decode(event["message"].as_str().unwrap()).unwrap());
             }
@@ -299,7 +299,7 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     assert_eq!(polled(1).await, wanted, "each piece is a page of its own");
     scene.end_job().await;
     assert_eq!(String::from_utf8(read_to_end(&mut stream).await.0).unwrap(), wanted);
-    let from = StreamRequest { offset: 5, ..scene.asked() };
+    let from = StreamRequest { offset: 5, ..scene.requested() };
     let mut stream = scene.open_stream(ADMIN_TOKEN, &from).await;
     let Some(LogStreamEvent::Bytes { bytes, offset, .. }) = stream.next().await.unwrap() else {
         panic!("no bytes")
@@ -310,8 +310,8 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     scene.server.stop().await;
 
     let open = TestServer::start_with(SettingsSource { mask_secrets: Some(false), ..ground.given() }).await;
-    let asked = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": 2, "raw": true });
-    let page = open.admin("/api/project/main/logs/poll", asked).await;
+    let requested = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": 2, "raw": true });
+    let page = open.admin("/api/project/main/logs/poll", requested).await;
     let first = STANDARD.decode(page["logs"][0]["message"].as_str().unwrap()).unwrap();
     assert_eq!(first, b"<h", "who wants every byte gets it");
     open.stop().await;

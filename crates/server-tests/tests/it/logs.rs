@@ -161,28 +161,29 @@ async fn a_client_pages_through_a_log_in_either_direction() {
         files.append_to_files(&log, n * 2, n.cast_signed(), format!("{n};").as_bytes()).await.unwrap();
     }
     for (descending, expect) in [(false, "0;1;2;3;4;5;6;"), (true, "6;5;4;3;2;1;0;")] {
-        let mut asked: PollRequest = serde_json::from_value(serde_json::json!({
+        let mut requested: PollRequest = serde_json::from_value(serde_json::json!({
             "run_name": "r", "job_submission_id": log.submission, "limit": 3, "descending": descending,
         }))
         .unwrap();
-        let (mut said, mut pages) = (String::new(), 0);
+        let (mut message, mut pages) = (String::new(), 0);
         loop {
-            let page =
-                page::read_page(&files, &log, page::requested_range(&asked).unwrap(), None).await.unwrap();
+            let page = page::read_page(&files, &log, page::requested_range(&requested).unwrap(), None)
+                .await
+                .unwrap();
             for event in page.logs {
                 let bytes = STANDARD.decode(event.message).unwrap();
-                said.push_str(std::str::from_utf8(&bytes).unwrap());
+                message.push_str(std::str::from_utf8(&bytes).unwrap());
             }
             pages += 1;
-            asked.next_token = page.next_token;
-            if asked.next_token.is_none() {
+            requested.next_token = page.next_token;
+            if requested.next_token.is_none() {
                 break;
             }
         }
-        assert_eq!((said.as_str(), pages), (expect, 3));
-        asked.next_token = Some("elsewhere".into());
+        assert_eq!((message.as_str(), pages), (expect, 3));
+        requested.next_token = Some("elsewhere".into());
         assert_eq!(
-            page::requested_range(&asked).unwrap_err().to_string(),
+            page::requested_range(&requested).unwrap_err().to_string(),
             "invalid `next_token` value `elsewhere`"
         );
     }

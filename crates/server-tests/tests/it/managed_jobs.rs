@@ -99,10 +99,10 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
     assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
     // Two replicas grant the same and further slots at the same moment: the limit holds.
-    let everybody: Vec<(SlotRequest, _)> =
+    let all: Vec<(SlotRequest, _)> =
         rows::slot_queue(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
-    assert_eq!(everybody.len(), 4);
-    let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
+    assert_eq!(all.len(), 4);
+    let (one, two) = tokio::join!(rows::grant(db, &all, limits), rows::grant(db, &all, limits));
     one.unwrap();
     two.unwrap();
     let granted = "SELECT m.number FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
@@ -111,7 +111,7 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         db.query(granted, vec![]).await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
     assert_eq!(found, [2, 3], "the higher priority first, then the older");
     // With free launch slots, the number of alive jobs is the limit.
-    rows::grant(db, &everybody, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
+    rows::grant(db, &all, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
     server.stop().await;
 }
@@ -160,16 +160,16 @@ async fn a_task_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(grou
     assert!(seen["tasks"][0]["why"]["refusals"][0]["place"].is_string(), "{seen:#}");
     assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
     // Each of its steps was recorded with its reason.
-    let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
-    let events = server.admin("/api/events/list", asked).await.to_string();
+    let request = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
+    let events = server.admin("/api/events/list", request).await.to_string();
     let slots = ["Schedule state INACTIVE -> WAITING", "Schedule state WAITING -> LAUNCHING", "-> DONE"];
-    for said in slots.into_iter().chain([
+    for message in slots.into_iter().chain([
         "a launch slot was granted",
         "no fleet can run it",
         "Task lonely",
         "ended with status FAILED_PRECHECKS",
     ]) {
-        assert!(events.contains(said), "{said}: {events}");
+        assert!(events.contains(message), "{message}: {events}");
     }
     server.stop().await;
 }
@@ -194,21 +194,21 @@ async fn fields_without_effect_are_reported_before_launch(ground: &ServerFixture
 }
 
 async fn m8_a_run_that_ends_before_its_node_is_a_controller_failure(ground: &ServerFixture) {
-    let stage = JobTestEnv::new(ground, 1, 1).await;
-    post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    post_jobs(&env.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
     // A pass in progress overwrites this with what it had read, so it is repeated until it takes effect.
     let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
         let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
-        stage.write(over, vec![]).await;
-        stage.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
-        stage.server.app.wake(&["managed_jobs"]);
-        let seen = post_jobs(&stage.server, "get", json!({"job_id": 1})).await;
+        env.write(over, vec![]).await;
+        env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        env.server.app.wake(&["managed_jobs"]);
+        let seen = post_jobs(&env.server, "get", json!({"job_id": 1})).await;
         if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
     })
     .await;
     let reason = seen["reason"].as_str().unwrap();
     assert!(reason.contains("an invalid state: the run has ended, but its node 0 is "), "{seen:#}");
-    stage.end().await;
+    env.end().await;
 }
 
 async fn secrets_of_a_managed_job_are_sealed_and_never_shown(ground: &ServerFixture) {

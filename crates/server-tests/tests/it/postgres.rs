@@ -262,8 +262,8 @@ fn bin_dir() -> PathBuf {
     if let Some((_, bin)) = found.pop() {
         return bin;
     }
-    let asked = Command::new("pg_config").arg("--bindir").output();
-    let bin = asked.ok().filter(|answer| answer.status.success()).expect(MISSING);
+    let output = Command::new("pg_config").arg("--bindir").output();
+    let bin = output.ok().filter(|answer| answer.status.success()).expect(MISSING);
     let bin = PathBuf::from(String::from_utf8(bin.stdout).unwrap().trim());
     assert!(bin.join("initdb").exists(), "{MISSING}");
     bin

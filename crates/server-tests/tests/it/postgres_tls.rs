@@ -82,8 +82,8 @@ async fn open_db(url: &str) -> Result<Db, DbError> {
 
 #[track_caller]
 fn assert_refused(opened: Result<Db, DbError>, part: &str) {
-    let said = format_chain(&opened.expect_err("it is refused"));
-    assert!(said.contains(part), "{said:?} says nothing of {part:?}");
+    let message = format_chain(&opened.expect_err("it is refused"));
+    assert!(message.contains(part), "{message:?} says nothing of {part:?}");
 }
 
 /// Number of sessions of the server, and how many of them are encrypted.
@@ -104,14 +104,14 @@ async fn a_database_certificate_is_verified_by_authority_and_name() {
 
     // The right name and authority, and every session is encrypted: readers, the writer, and the listener.
     let db = open_db(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
-    let mut heard = db.listen();
+    let mut received = db.listen();
     let hint = async {
         loop {
             db.notify("jobs_running").await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let hint = tokio::select! { hint = heard.recv() => hint.unwrap(), () = hint => unreachable!() };
+    let hint = tokio::select! { hint = received.recv() => hint.unwrap(), () = hint => unreachable!() };
     assert_eq!(hint, "jobs_running");
     db.query("SELECT count(*) FROM users", vec![]).await.unwrap();
     let (all, encrypted) = count_sessions(&cluster).await;
@@ -177,8 +177,8 @@ async fn a_database_without_tls_is_used_only_where_that_is_allowed() {
         let certificates = Certificates::create();
         let root = if mode.ends_with('=') { certificates.path("ca.crt") } else { String::new() };
         let error = open_db(&url(&cluster, host, &format!("{mode}{root}"))).await.unwrap_err();
-        let said = format_chain(&error);
-        assert!(matches!(error, DbError::Plain { .. }) && said.contains("sslmode=disable"), "{said}");
+        let message = format_chain(&error);
+        assert!(matches!(error, DbError::Plain { .. }) && message.contains("sslmode=disable"), "{message}");
     }
     // On this machine no setting is needed.
     for query in ["", "sslmode=prefer", "sslmode=disable"] {

@@ -120,8 +120,8 @@ impl RealS3 {
             assert!(begun.elapsed() < START_TIMEOUT, "the object store does not answer");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let said = real.run_python(SET_UP_SCRIPT, &[]);
-        let (key, secret) = said.trim().split_once(' ').unwrap();
+        let message = real.run_python(SET_UP_SCRIPT, &[]);
+        let (key, secret) = message.trim().split_once(' ').unwrap();
         real.key = (key.to_owned(), secret.to_owned());
         real
     }

@@ -19,6 +19,7 @@ on_both! {
     old_events_are_deleted_unless_their_run_is_active
     old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics
     unreferenced_uploads_are_deleted_and_those_in_use_are_kept
+    passwords_of_registries_are_deleted_with_the_last_run_that_refers_to_them
     nothing_is_deleted_without_retention_periods
 }
 
@@ -71,8 +72,8 @@ async fn old_events_are_deleted_unless_their_run_is_active(ground: &ServerFixtur
     };
     assert_eq!(of(over.into()).await, 0);
     assert!(of(active.into()).await > 0 && of(job.into()).await > 0, "a run that goes on keeps its story");
-    let stray = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
-    assert_eq!(count(&db, stray).await, 0);
+    let orphan = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
+    assert_eq!(count(&db, orphan).await, 0);
     assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default(), "once");
     server.stop().await;
 }
@@ -185,6 +186,26 @@ async fn unreferenced_uploads_are_deleted_and_those_in_use_are_kept(ground: &Ser
     write(&db, "DELETE FROM jobs", vec![]).await;
     write(&db, "DELETE FROM runs", vec![]).await;
     assert_eq!(run_round(&db, &logs, keep).await.unwrap().uploads, 2, "its archive and its code");
+    server.stop().await;
+}
+
+async fn passwords_of_registries_are_deleted_with_the_last_run_that_refers_to_them(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let spec = json!({ "run_name": "private", "configuration": { "type": "task", "image": "registry.example/x",
+        "registry_auth": { "username": "u", "password": "p4ss" }, "commands": ["true"] } });
+    let run = server.admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec } })).await;
+    let run = RunId(run["id"].as_str().unwrap().parse().unwrap());
+    write(&db, "UPDATE registry_passwords SET created_at = created_at - $1", params![Span::days(8).0]).await;
+    let keep = RetentionPeriods { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
+    let passwords = "SELECT count(*) FROM registry_passwords";
+    end_run(&db, run, 1).await;
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default());
+    assert_eq!(count(&db, passwords).await, 1);
+    write(&db, "DELETE FROM jobs", vec![]).await;
+    write(&db, "DELETE FROM runs", vec![]).await;
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap().uploads, 1);
+    assert_eq!(count(&db, passwords).await, 0);
     server.stop().await;
 }
 

@@ -33,7 +33,7 @@ impl LogTestEnv {
     }
 
     async fn logs(&self, token: &str) -> LogStream {
-        self.open_stream(token, &self.asked()).await
+        self.open_stream(token, &self.requested()).await
     }
 
     /// Opens a stream of the queue's events.

@@ -85,8 +85,8 @@ impl ScriptedVolumeBackend {
     }
 }
 
-fn refused_answer<'a, T: Send + 'a>(said: &str) -> BackendFuture<'a, T> {
-    Box::pin(ready(Err(BackendError::Refused { what: "ask the shelf", said: said.to_owned() })))
+fn refused_answer<'a, T: Send + 'a>(message: &str) -> BackendFuture<'a, T> {
+    Box::pin(ready(Err(BackendError::Refused { what: "ask the shelf", message: message.to_owned() })))
 }
 
 fn ok_answer<'a, T: Send + 'a>(answer: T) -> BackendFuture<'a, T> {
@@ -133,7 +133,7 @@ impl VolumeBackend for ScriptedVolumeBackend {
         let zone = Some("here-a".to_owned());
         ok_answer(Disk { id, size_gb: order.size_gb, zone, price: Some(1.5), ready: true })
     }
-    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> BackendFuture<'a, Option<Disk>> {
+    fn get<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> BackendFuture<'a, Option<Disk>> {
         let made = self.make(order);
         Box::pin(async move { made.await.map(Some) })
     }
@@ -195,12 +195,12 @@ struct RunningPipeline {
     _logs: TempDir,
 }
 
-fn start_pipeline(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
+fn start_pipeline(db: &Db, volumes: &ScriptedVolumeBackend) -> RunningPipeline {
     let logs = temp_dir("logs").unwrap();
-    let hands = PipelineContext {
+    let context = PipelineContext {
         db: db.clone(),
         agents: Arc::new(NoAgents),
-        backends: shelf.backends(),
+        backends: volumes.backends(),
         logs: Arc::new(NotifyingLogStore::new(Arc::new(FileLogStore::new(logs.path().to_owned())))),
         keys: Arc::new(Keyring::ephemeral().unwrap()),
         shapes: RunSpecCache::default(),
@@ -212,7 +212,10 @@ fn start_pipeline(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
         limits: windlass_server::limits::Limits::default(),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
-    pipelines::register_all(&hands, &mut SinglePipelineRegistry { engine: &mut engine, pipeline: "volumes" });
+    pipelines::register_all(
+        &context,
+        &mut SinglePipelineRegistry { engine: &mut engine, pipeline: "volumes" },
+    );
     RunningPipeline { engine, _logs: logs }
 }
 
@@ -246,11 +249,11 @@ fn ten_gb() -> serde_json::Value {
 async fn insert_active_volume(
     db: &Db,
     made: &TestOwner,
-    shelf: &ScriptedVolumeBackend,
+    volumes: &ScriptedVolumeBackend,
     name: &str,
 ) -> VolumeId {
     let id = insert_volume(db, made, name, ten_gb()).await;
-    shelf.0.lock().disks.insert(format!("disk-{id}"), id);
+    volumes.0.lock().disks.insert(format!("disk-{id}"), id);
     let sql = "UPDATE volumes SET status = 'active', volume_id = $2 WHERE id = $1";
     write(db, Unit::new().exec(sql, params![id, format!("disk-{id}")])).await;
     id
@@ -321,12 +324,12 @@ fn mounts_at(path: &str, names: &[&str]) -> serde_json::Value {
 }
 
 impl LeasedJob {
-    async fn attach(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> AttachProgress {
-        attachments::attach(db, &shelf.backends(), &self.lease, &self.job, &self.instance).await.unwrap()
+    async fn attach(&self, db: &Db, volumes: &ScriptedVolumeBackend) -> AttachProgress {
+        attachments::attach(db, &volumes.backends(), &self.lease, &self.job, &self.instance).await.unwrap()
     }
 
-    async fn standing(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Vec<ending::VolumeAttachment> {
-        let backends = shelf.backends();
+    async fn state(&self, db: &Db, volumes: &ScriptedVolumeBackend) -> Vec<ending::VolumeAttachment> {
+        let backends = volumes.backends();
         attachments::remaining_volumes(db, &backends, &self.lease, &self.job, Some(&self.instance))
             .await
             .unwrap()
@@ -335,11 +338,11 @@ impl LeasedJob {
     async fn detach(
         &self,
         db: &Db,
-        shelf: &ScriptedVolumeBackend,
+        backend: &ScriptedVolumeBackend,
         volume: VolumeId,
         force: bool,
     ) -> Vec<ending::VolumeAttachment> {
-        let (backends, volumes) = (shelf.backends(), [volume]);
+        let (backends, volumes) = (backend.backends(), [volume]);
         attachments::detach(db, &backends, &self.lease, &self.job, &self.instance, &volumes, force)
             .await
             .unwrap()
@@ -361,8 +364,8 @@ async fn list_events(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
 }
 
 async fn a_volume_is_created_and_becomes_active(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let turning = start_pipeline(db, &shelf);
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &volumes);
     let id = insert_volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
@@ -374,9 +377,9 @@ async fn a_volume_is_created_and_becomes_active(db: &Db) {
 }
 
 async fn a_volume_refused_by_its_backend_fails_with_the_reason(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    shelf.0.lock().script.refuses_to_make = true;
-    let turning = start_pipeline(db, &shelf);
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    volumes.0.lock().script.refuses_to_make = true;
+    let turning = start_pipeline(db, &volumes);
     let id = insert_volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
@@ -389,8 +392,8 @@ async fn a_volume_refused_by_its_backend_fails_with_the_reason(db: &Db) {
 }
 
 async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_created(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let turning = start_pipeline(db, &shelf);
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &volumes);
     let elsewhere = || json!({"size": "10GB", "backend": "aws"});
     let ids = [
         insert_volume(db, &made, "never", elsewhere()).await,
@@ -409,35 +412,35 @@ async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_created(
     turning.engine.hints().hint("volumes");
     wait_until(db, ids[0], |seen| seen.deleted).await;
     let waits = |seen: &volumes::Volume| {
-        seen.status_message.as_deref().is_some_and(|said| said.starts_with("not deleted yet"))
+        seen.status_message.as_deref().is_some_and(|message| message.starts_with("not deleted yet"))
     };
     assert!(!wait_until(db, ids[1], waits).await.deleted, "its backend still has it");
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn g4_a_volume_in_use_is_deleted_only_after_it_is_detached(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
-    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
+    assert!(matches!(work.attach(db, &volumes).await, AttachProgress::Ready(_)));
     // A request to delete is refused now; one from a moment before waits.
     assert!(!db.write(Unit::new().and(volumes::request_delete(id))).await.unwrap().is_done());
     write(db, Unit::new().exec("UPDATE volumes SET delete_asked_at = now_us() WHERE id = $1", params![id]))
         .await;
-    let turning = start_pipeline(db, &shelf);
+    let turning = start_pipeline(db, &volumes);
     let before = volumes::find(db, id).await.unwrap().unwrap().last_processed_at;
     wait_until(db, id, |seen| seen.last_processed_at > before).await;
     assert!(!volumes::find(db, id).await.unwrap().unwrap().deleted, "it is in use");
-    assert!(work.detach(db, &shelf, id, false).await.is_empty());
+    assert!(work.detach(db, &volumes, id, false).await.is_empty());
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.deleted).await;
-    assert!(shelf.0.lock().disks.is_empty());
+    assert!(volumes.0.lock().disks.is_empty());
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let brief = json!({"size": "10GB", "auto_cleanup_duration": "1s"});
     let (used, unused) = (
         insert_volume(db, &made, "used", brief.clone()).await,
@@ -449,11 +452,11 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
     write(db, Unit::new().exec(sql, vec![])).await;
     let host = insert_instance(db, &made, "one").await;
     let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["used"])).await;
-    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
-    let turning = start_pipeline(db, &shelf);
+    assert!(matches!(work.attach(db, &volumes).await, AttachProgress::Ready(_)));
+    let turning = start_pipeline(db, &volumes);
     wait_until(db, unused, |seen| seen.deleted).await;
-    let told = list_events(db, unused).await;
-    assert!(told[0].0.starts_with("unattached for"), "{told:?}");
+    let reported = list_events(db, unused).await;
+    assert!(reported[0].0.starts_with("unattached for"), "{reported:?}");
     for (id, name) in [(used, "used"), (kept, "kept")] {
         let seen = volumes::find(db, id).await.unwrap().unwrap();
         assert!(!seen.deleted && seen.delete_asked_at.is_none(), "{name} stays");
@@ -462,67 +465,74 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
 }
 
 async fn deleting_an_external_volume_keeps_its_disk(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let turning = start_pipeline(db, &shelf);
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let turning = start_pipeline(db, &volumes);
     let id = insert_volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
     write(db, Unit::new().and(volumes::request_delete(id))).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.deleted).await;
-    assert!(shelf.0.lock().disks.contains_key("vol-7"));
+    assert!(volumes.0.lock().disks.contains_key("vol-7"));
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn a_job_has_its_volumes_attached_before_its_task_starts(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     // The first of the names does not exist: the second is used.
     let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["nothing", "data"])).await;
     for _ in 0..2 {
-        let AttachProgress::Ready(mounts) = work.attach(db, &shelf).await else {
+        let AttachProgress::Ready(mounts) = work.attach(db, &volumes).await else {
             panic!("it is not attached")
         };
-        let told = serde_json::to_value((&mounts.volumes, &mounts.volume_mounts)).unwrap();
+        let reported = serde_json::to_value((&mounts.volumes, &mounts.volume_mounts)).unwrap();
         let expected = json!([
             [{"backend": "mock", "name": "data", "volume_id": format!("disk-{id}"), "init_fs": true,
               "device_name": "/dev/sdf"}],
             [{"name": "data", "path": "/data"}]
         ]);
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
     }
-    assert_eq!(shelf.0.lock().attached, BTreeSet::from([(format!("disk-{id}"), "vm-one".to_owned())]));
+    assert_eq!(volumes.0.lock().attached, BTreeSet::from([(format!("disk-{id}"), "vm-one".to_owned())]));
     assert_eq!(volumes::attachments(db, &[id]).await.unwrap().len(), 1);
-    let standing = work.standing(db, &shelf).await;
+    let state = work.state(db, &volumes).await;
     assert_eq!(
-        standing,
+        state,
         [ending::VolumeAttachment { id, detach_requested_at: None, is_forced: false, is_attached: true }]
     );
-    assert!(work.detach(db, &shelf, id, false).await.is_empty());
-    assert!(shelf.0.lock().attached.is_empty() && volumes::attachments(db, &[id]).await.unwrap().is_empty());
+    assert!(work.detach(db, &volumes, id, false).await.is_empty());
+    assert!(
+        volumes.0.lock().attached.is_empty() && volumes::attachments(db, &[id]).await.unwrap().is_empty()
+    );
 }
 
 async fn a_job_without_network_volumes_attaches_nothing(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
     let host = insert_instance(db, &made, "one").await;
     let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
     let work = insert_leased_job(db, &made, "train", host, mounts).await;
-    assert_eq!(work.attach(db, &shelf).await, AttachProgress::Ready(attachments::TaskMounts::default()));
-    assert!(work.standing(db, &shelf).await.is_empty());
+    assert_eq!(work.attach(db, &volumes).await, AttachProgress::Ready(attachments::TaskMounts::default()));
+    assert!(work.state(db, &volumes).await.is_empty());
 }
 
 async fn a_volume_that_cannot_be_attached_fails_its_job_with_the_reason(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     let refused = insert_leased_job(db, &made, "refused", host, mounts_at("/data", &["data"])).await;
-    shelf.0.lock().script.refuses_to_attach = true;
-    let AttachProgress::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
-    assert!(said.contains("`data` could not be attached") && said.contains("another kind"), "{said}");
+    volumes.0.lock().script.refuses_to_attach = true;
+    let AttachProgress::Failed { message } = refused.attach(db, &volumes).await else {
+        panic!("it is attached")
+    };
+    assert!(
+        message.contains("`data` could not be attached") && message.contains("another kind"),
+        "{message}"
+    );
     // Its volumes are released like any others.
-    assert_eq!(refused.standing(db, &shelf).await.len(), 1);
-    assert!(refused.detach(db, &shelf, id, false).await.is_empty());
+    assert_eq!(refused.state(db, &volumes).await.len(), 1);
+    assert!(refused.detach(db, &volumes, id, false).await.is_empty());
     for (name, sql, expected) in [
         ("absent", "UPDATE volumes SET name = 'other' WHERE id = $1", "does not exist"),
         ("failed", "UPDATE volumes SET name = 'data', status = 'failed' WHERE id = $1", "failed"),
@@ -530,94 +540,103 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_with_the_reason(db: &Db)
     ] {
         write(db, Unit::new().exec(sql, params![id])).await;
         let work = insert_leased_job(db, &made, name, host, mounts_at("/data", &["data"])).await;
-        let AttachProgress::Failed { said } = work.attach(db, &shelf).await else { panic!("it is attached") };
-        assert!(said.contains(expected), "{name}: {said}");
+        let AttachProgress::Failed { message } = work.attach(db, &volumes).await else {
+            panic!("it is attached")
+        };
+        assert!(message.contains(expected), "{name}: {message}");
     }
 }
 
 async fn g4_a_volume_is_attached_to_one_instance_at_a_time(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let (one, two) = (insert_instance(db, &made, "one").await, insert_instance(db, &made, "two").await);
     let first = insert_leased_job(db, &made, "first", one, mounts_at("/data", &["data"])).await;
     let second = insert_leased_job(db, &made, "second", two, mounts_at("/data", &["data"])).await;
-    assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Ready(_)));
-    let AttachProgress::Failed { said } = second.attach(db, &shelf).await else {
+    assert!(matches!(first.attach(db, &volumes).await, AttachProgress::Ready(_)));
+    let AttachProgress::Failed { message } = second.attach(db, &volumes).await else {
         panic!("it is attached twice")
     };
-    assert!(said.contains("attached to one;") && said.contains("one instance at a time"), "{said}");
+    assert!(message.contains("attached to one;") && message.contains("one instance at a time"), "{message}");
     // While the volume is being detached, the next job waits.
-    shelf.0.lock().script.hangs = true;
-    assert_eq!(first.detach(db, &shelf, id, false).await.len(), 1);
-    let AttachProgress::Coming { said } = second.attach(db, &shelf).await else { panic!("it does not wait") };
-    assert!(said.contains("still being detached from one"), "{said}");
-    shelf.0.lock().script.hangs = false;
-    assert!(first.standing(db, &shelf).await.is_empty());
-    assert!(matches!(second.attach(db, &shelf).await, AttachProgress::Ready(_)));
-    assert_eq!(shelf.0.lock().attached.len(), 1);
+    volumes.0.lock().script.hangs = true;
+    assert_eq!(first.detach(db, &volumes, id, false).await.len(), 1);
+    let AttachProgress::Coming { message } = second.attach(db, &volumes).await else {
+        panic!("it does not wait")
+    };
+    assert!(message.contains("still being detached from one"), "{message}");
+    volumes.0.lock().script.hangs = false;
+    assert!(first.state(db, &volumes).await.is_empty());
+    assert!(matches!(second.attach(db, &volumes).await, AttachProgress::Ready(_)));
+    assert_eq!(volumes.0.lock().attached.len(), 1);
 }
 
 async fn jobs_on_one_instance_share_an_attachment_and_the_last_one_detaches_it(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     let first = insert_leased_job(db, &made, "first", host, mounts_at("/data", &["data"])).await;
     let second = insert_leased_job(db, &made, "second", host, mounts_at("/data", &["data"])).await;
     for work in [&first, &second] {
-        assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
+        assert!(matches!(work.attach(db, &volumes).await, AttachProgress::Ready(_)));
     }
-    assert!(first.detach(db, &shelf, id, false).await.is_empty(), "it is no longer its business");
-    assert_eq!(shelf.0.lock().attached.len(), 1, "the other one uses it");
-    assert!(second.detach(db, &shelf, id, false).await.is_empty());
-    assert!(shelf.0.lock().attached.is_empty());
+    assert!(first.detach(db, &volumes, id, false).await.is_empty(), "it is no longer its business");
+    assert_eq!(volumes.0.lock().attached.len(), 1, "the other one uses it");
+    assert!(second.detach(db, &volumes, id, false).await.is_empty());
+    assert!(volumes.0.lock().attached.is_empty());
 }
 
 async fn r24_a_hanging_attachment_is_released_before_another_job_takes_it(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
-    shelf.0.lock().script.never_attaches = true;
+    volumes.0.lock().script.never_attaches = true;
     let first = insert_leased_job(db, &made, "first", host, mounts_at("/data", &["data"])).await;
-    assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Coming { .. }), "it is given its time");
+    assert!(
+        matches!(first.attach(db, &volumes).await, AttachProgress::Coming { .. }),
+        "it is given its time"
+    );
     let sql = "UPDATE volume_attachments SET attached_at = attached_at - 300000000";
     write(db, Unit::new().exec(sql, vec![])).await;
     let second = insert_leased_job(db, &made, "second", host, mounts_at("/data", &["data"])).await;
-    let AttachProgress::Coming { said } = second.attach(db, &shelf).await else {
+    let AttachProgress::Coming { message } = second.attach(db, &volumes).await else {
         panic!("it joins or fails")
     };
-    assert!(said.contains("timed out; it is detached first"), "{said}");
-    assert!(second.standing(db, &shelf).await.is_empty(), "it holds nothing");
-    let AttachProgress::Failed { said } = first.attach(db, &shelf).await else { panic!("it waits for ever") };
-    assert!(said.contains("is being attached; timed out after 300 s"), "{said}");
-    assert!(first.detach(db, &shelf, id, false).await.is_empty(), "the last one out ends it");
-    shelf.0.lock().script.never_attaches = false;
-    assert!(matches!(second.attach(db, &shelf).await, AttachProgress::Ready(_)));
+    assert!(message.contains("timed out; it is detached first"), "{message}");
+    assert!(second.state(db, &volumes).await.is_empty(), "it holds nothing");
+    let AttachProgress::Failed { message } = first.attach(db, &volumes).await else {
+        panic!("it waits for ever")
+    };
+    assert!(message.contains("is being attached; timed out after 300 s"), "{message}");
+    assert!(first.detach(db, &volumes, id, false).await.is_empty(), "the last one out ends it");
+    volumes.0.lock().script.never_attaches = false;
+    assert!(matches!(second.attach(db, &volumes).await, AttachProgress::Ready(_)));
 }
 
 async fn a_hanging_detach_is_retried_and_then_forced(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     let work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
-    work.attach(db, &shelf).await;
-    shelf.0.lock().script.hangs = true;
-    let left = work.detach(db, &shelf, id, false).await;
+    work.attach(db, &volumes).await;
+    volumes.0.lock().script.hangs = true;
+    let left = work.detach(db, &volumes, id, false).await;
     assert!(left[0].detach_requested_at.is_some() && !left[0].is_forced, "{left:?}");
-    let asked = shelf.0.lock().detaches.len();
-    assert_eq!(work.standing(db, &shelf).await.len(), 1, "the job has to wait");
-    assert!(shelf.0.lock().detaches.len() > asked, "it is asked again");
-    assert!(work.detach(db, &shelf, id, true).await.is_empty());
-    assert_eq!(shelf.0.lock().detaches.last(), Some(&(format!("disk-{id}"), true)));
+    let requested = volumes.0.lock().detaches.len();
+    assert_eq!(work.state(db, &volumes).await.len(), 1, "the job has to wait");
+    assert!(volumes.0.lock().detaches.len() > requested, "it is asked again");
+    assert!(work.detach(db, &volumes, id, true).await.is_empty());
+    assert_eq!(volumes.0.lock().detaches.last(), Some(&(format!("disk-{id}"), true)));
     assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
 }
 
 async fn a_stale_job_lease_attaches_no_volume(db: &Db) {
-    let (made, shelf) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
-    let id = insert_active_volume(db, &made, &shelf, "data").await;
+    let (made, volumes) = (db_fixtures::create_owner(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &volumes, "data").await;
     let host = insert_instance(db, &made, "one").await;
     let mut work = insert_leased_job(db, &made, "train", host, mounts_at("/data", &["data"])).await;
     work.lease.token = db.new_id().unwrap();
-    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Coming { .. }));
+    assert!(matches!(work.attach(db, &volumes).await, AttachProgress::Coming { .. }));
     assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
-    assert!(shelf.0.lock().attached.is_empty());
+    assert!(volumes.0.lock().attached.is_empty());
 }

@@ -76,7 +76,7 @@ pub(super) enum RetryDelay {
 pub(super) struct AgentConnection {
     pub(super) shim: ShimClient,
     /// True while the event stream is open.
-    pub(super) hears: AtomicBool,
+    pub(super) is_listening: AtomicBool,
     ear: OnceLock<AbortHandle>,
     /// Must live as long as the channel that uses it.
     _below: Option<Arc<Connection>>,
@@ -103,36 +103,36 @@ pub(super) struct InstanceSlot {
     pub(super) instance: InstanceId,
     state: Mutex<SlotState>,
     /// Boot id of the shim and number of the last processed event.
-    pub(super) heard: Mutex<Option<(String, u64)>>,
+    pub(super) received: Mutex<Option<(String, u64)>>,
 }
 
 struct SlotState {
-    way: ConnectionState,
+    state: ConnectionState,
     failures: u32,
     failed: Option<(Instant, ConnectError)>,
     used: Instant,
     /// A connection was lost and has not been replaced.
     lost: bool,
-    loss_told: Option<Instant>,
+    loss_reported: Option<Instant>,
 }
 
 impl InstanceSlot {
     fn new(instance: InstanceId) -> Self {
         let state = SlotState {
-            way: ConnectionState::None,
+            state: ConnectionState::None,
             failures: 0,
             failed: None,
             used: Instant::now(),
             lost: false,
-            loss_told: None,
+            loss_reported: None,
         };
-        Self { instance, state: Mutex::new(state), heard: Mutex::default() }
+        Self { instance, state: Mutex::new(state), received: Mutex::default() }
     }
 
     /// Drops this connection if it is still the one in use. Returns whether to report the loss.
     pub(super) fn lose(&self, line: &Weak<AgentConnection>) -> bool {
         let mut state = self.state.lock();
-        match &state.way {
+        match &state.state {
             ConnectionState::Connected(live) if Weak::ptr_eq(&Arc::downgrade(live), line) => {}
             ConnectionState::Connected(_) | ConnectionState::Connecting(_) | ConnectionState::None => {
                 return false;
@@ -145,11 +145,11 @@ impl InstanceSlot {
 impl SlotState {
     /// Returns whether to report the loss.
     fn lose(&mut self) -> bool {
-        self.way = ConnectionState::None;
+        self.state = ConnectionState::None;
         self.lost = true;
-        let is_due = self.loss_told.is_none_or(|at| at.elapsed() >= LOSS_REPORT_INTERVAL);
+        let is_due = self.loss_reported.is_none_or(|at| at.elapsed() >= LOSS_REPORT_INTERVAL);
         if is_due {
-            self.loss_told = Some(Instant::now());
+            self.loss_reported = Some(Instant::now());
         }
         is_due
     }
@@ -190,13 +190,13 @@ impl ConnectionPool {
     /// Number of open connections.
     pub(super) fn live(&self) -> usize {
         let slots = self.slots.lock();
-        slots.values().filter(|slot| matches!(slot.state.lock().way, ConnectionState::Connected(_))).count()
+        slots.values().filter(|slot| matches!(slot.state.lock().state, ConnectionState::Connected(_))).count()
     }
 
-    pub(super) fn hears(&self, instance: InstanceId) -> bool {
+    pub(super) fn is_listening(&self, instance: InstanceId) -> bool {
         let Some(slot) = self.slots.lock().get(&instance).cloned() else { return false };
         let state = slot.state.lock();
-        matches!(&state.way, ConnectionState::Connected(line) if line.hears.load(Ordering::Relaxed) && !line.shim.is_closed())
+        matches!(&state.state, ConnectionState::Connected(line) if line.is_listening.load(Ordering::Relaxed) && !line.shim.is_closed())
     }
 
     fn slot(&self, instance: InstanceId) -> Arc<InstanceSlot> {
@@ -215,13 +215,13 @@ impl Inner {
             let slot = self.lines.slot(instance);
             let mut state = slot.state.lock();
             state.used = Instant::now();
-            match &state.way {
+            match &state.state {
                 ConnectionState::Connected(line) if !line.shim.is_closed() => {
                     return Ok((Arc::clone(line), true));
                 }
                 ConnectionState::Connecting(attempt) => attempt.clone(),
                 ConnectionState::Connected(_) | ConnectionState::None => {
-                    if matches!(state.way, ConnectionState::Connected(_)) && state.lose() {
+                    if matches!(state.state, ConnectionState::Connected(_)) && state.lose() {
                         tokio::spawn(event_listener::mark_all_due(Arc::downgrade(self), instance));
                     }
                     if let Some((until, why)) = &state.failed
@@ -230,7 +230,7 @@ impl Inner {
                         return Err(why.clone());
                     }
                     let attempt = start_attempt(Arc::clone(self), Arc::clone(&slot));
-                    state.way = ConnectionState::Connecting(attempt.clone());
+                    state.state = ConnectionState::Connecting(attempt.clone());
                     attempt
                 }
             }
@@ -249,7 +249,7 @@ impl Inner {
         &self,
         instance: InstanceId,
     ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
-        let (reach, credential) = self.way(instance).await?;
+        let (reach, credential) = self.state(instance).await?;
         match reach {
             AgentEndpoint::Socket { path } => Ok((connect_socket(&path, &credential).await?, None)),
             AgentEndpoint::Ssh { socket } => self.connect_ssh(instance, &socket, &credential).await,
@@ -258,9 +258,12 @@ impl Inner {
     }
 
     /// Endpoint of an instance's agent, and the credential that it requires.
-    pub(super) async fn way(&self, instance: InstanceId) -> Result<(AgentEndpoint, String), ConnectFailure> {
-        let silent = |said: String| ConnectFailure {
-            why: ConnectError::Unreachable(said),
+    pub(super) async fn state(
+        &self,
+        instance: InstanceId,
+    ) -> Result<(AgentEndpoint, String), ConnectFailure> {
+        let silent = |message: String| ConnectFailure {
+            why: ConnectError::Unreachable(message),
             next: RetryDelay::Immediate,
         };
         let found =
@@ -333,9 +336,9 @@ fn finish_attempt(
     let mut state = slot.state.lock();
     match reached {
         Ok((shim, below)) => {
-            let hears = AtomicBool::new(false);
-            let line = Arc::new(AgentConnection { shim, hears, ear: OnceLock::new(), _below: below });
-            state.way = ConnectionState::Connected(Arc::clone(&line));
+            let is_listening = AtomicBool::new(false);
+            let line = Arc::new(AgentConnection { shim, is_listening, ear: OnceLock::new(), _below: below });
+            state.state = ConnectionState::Connected(Arc::clone(&line));
             (state.failures, state.failed) = (0, None);
             let came_back = std::mem::take(&mut state.lost);
             drop(state);
@@ -345,7 +348,7 @@ fn finish_attempt(
             Ok(line)
         }
         Err(ConnectFailure { why, next }) => {
-            state.way = ConnectionState::None;
+            state.state = ConnectionState::None;
             // An SSH connection in its retry delay reports only that; the earlier error is still the cause.
             let why = match (&next, state.failed.take()) {
                 (RetryDelay::After(_), Some((_, before))) => before,
@@ -404,13 +407,14 @@ pub(super) fn queue_failure() -> ConnectFailure {
     }
 }
 
-pub(super) fn transient_failure(said: String) -> ConnectFailure {
-    ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Backoff }
+pub(super) fn transient_failure(message: String) -> ConnectFailure {
+    ConnectFailure { why: ConnectError::Unreachable(message), next: RetryDelay::Backoff }
 }
 
 pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
-    let said = format_chain(&error);
-    let why = if error.is_final() { ConnectError::Barred(said) } else { ConnectError::Unreachable(said) };
+    let message = format_chain(&error);
+    let why =
+        if error.is_final() { ConnectError::Barred(message) } else { ConnectError::Unreachable(message) };
     let next = match error {
         TunnelError::BackingOff { wait, .. } => RetryDelay::After(wait),
         // The SSH connections back off by themselves; the next call gets their delay.
@@ -428,13 +432,13 @@ pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
 }
 
 pub(super) fn target_failure(error: &SshTargetError) -> ConnectFailure {
-    let said = format_chain(error);
+    let message = format_chain(error);
     match error {
         SshTargetError::Changed { .. } => {
-            ConnectFailure { why: ConnectError::Barred(said), next: RetryDelay::Backoff }
+            ConnectFailure { why: ConnectError::Barred(message), next: RetryDelay::Backoff }
         }
         SshTargetError::Missing { .. } | SshTargetError::Login(_) | SshTargetError::Pinned { .. } => {
-            ConnectFailure { why: ConnectError::Barred(said), next: RetryDelay::Immediate }
+            ConnectFailure { why: ConnectError::Barred(message), next: RetryDelay::Immediate }
         }
         SshTargetError::Db(_)
         | SshTargetError::Keys(_)
@@ -443,7 +447,7 @@ pub(super) fn target_failure(error: &SshTargetError) -> ConnectFailure {
         | SshTargetError::Settings { .. }
         | SshTargetError::Contended { .. }
         | SshTargetError::TooMany { .. } => {
-            ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Immediate }
+            ConnectFailure { why: ConnectError::Unreachable(message), next: RetryDelay::Immediate }
         }
     }
 }

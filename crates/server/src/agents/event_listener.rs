@@ -77,7 +77,7 @@ struct EventBatch {
     jobs: BTreeSet<SubmissionId>,
     logs: BTreeSet<(SubmissionId, u8)>,
     instance: bool,
-    heard: Option<(String, u64)>,
+    received: Option<(String, u64)>,
 }
 
 /// Cause of the end of a stream.
@@ -115,16 +115,17 @@ impl EventListener {
         let mut again = REOPEN_DELAY_MIN;
         while !self.shim.is_closed() {
             let ended = self.listen().await;
-            let heard = self.line.upgrade().is_some_and(|line| line.hears.swap(false, Ordering::Relaxed));
+            let received =
+                self.line.upgrade().is_some_and(|line| line.is_listening.swap(false, Ordering::Relaxed));
             match ended {
                 StreamEnd::ConnectionLost => break,
                 StreamEnd::StreamFailed(why) => {
-                    if heard {
+                    if received {
                         mark_all_due(self.inner.clone(), self.instance).await;
                     }
                     tracing::debug!(instance = %self.instance, why, "event stream failed");
                     if let Some(slot) = self.slot.upgrade() {
-                        *slot.heard.lock() = None;
+                        *slot.received.lock() = None;
                     }
                     sleep(again).await;
                     again = (again * 2).min(REOPEN_DELAY_MAX);
@@ -139,20 +140,20 @@ impl EventListener {
     }
 
     async fn listen(&mut self) -> StreamEnd {
-        let heard = self.slot.upgrade().and_then(|slot| slot.heard.lock().clone());
-        let after = heard.as_ref().map(|(boot, seq)| (boot.as_str(), *seq));
+        let received = self.slot.upgrade().and_then(|slot| slot.received.lock().clone());
+        let after = received.as_ref().map(|(boot, seq)| (boot.as_str(), *seq));
         let mut events = match timeout(OPEN_TIMEOUT, self.shim.events(after)).await {
             Ok(Ok(events)) => events,
             Ok(Err(error)) => return stream_end(&error),
             Err(_) => return StreamEnd::StreamFailed("timed out while opening the stream".into()),
         };
         if let Some(line) = self.line.upgrade() {
-            line.hears.store(true, Ordering::Relaxed);
+            line.is_listening.store(true, Ordering::Relaxed);
         }
         let mut last = None;
         loop {
             let mut batch = EventBatch {
-                heard: self.slot.upgrade().and_then(|slot| slot.heard.lock().clone()),
+                received: self.slot.upgrade().and_then(|slot| slot.received.lock().clone()),
                 ..EventBatch::default()
             };
             if let Err(ended) = self.receive_batch(&mut events, &mut batch).await {
@@ -199,7 +200,7 @@ impl EventListener {
     ) -> Result<(), StreamEnd> {
         let event = next.map_err(|error| stream_end(&error))?.ok_or(StreamEnd::ConnectionLost)?;
         batch.events += 1;
-        if let Some((_, seq)) = &mut batch.heard {
+        if let Some((_, seq)) = &mut batch.received {
             *seq = event.seq;
         }
         match event.kind {
@@ -207,7 +208,7 @@ impl EventListener {
                 if boot.len() > BOOT_ID_BYTES_MAX {
                     return Err(StreamEnd::StreamFailed("the boot id is too long".into()));
                 }
-                batch.heard = Some((boot, event.seq));
+                batch.received = Some((boot, event.seq));
                 batch.all_jobs = true;
             }
             ShimEventKind::Task { info } => {
@@ -235,8 +236,8 @@ impl EventListener {
         for (submission, stream) in &batch.logs {
             self.copy(*submission, STREAMS[usize::from(*stream)]).await;
         }
-        if let (Some(slot), Some(heard)) = (self.slot.upgrade(), &batch.heard) {
-            *slot.heard.lock() = Some(heard.clone());
+        if let (Some(slot), Some(received)) = (self.slot.upgrade(), &batch.received) {
+            *slot.received.lock() = Some(received.clone());
         }
     }
 
@@ -248,7 +249,7 @@ impl EventListener {
         let call = CallContext { instance: self.instance, submission, epoch: 0 };
         let copier = inner.copier.clone();
         let agents: Arc<dyn AgentApi> = Arc::new(HttpAgents::of(inner));
-        copier.heard(&agents, call, log);
+        copier.received(&agents, call, log);
     }
 
     async fn place(&mut self, inner: &Inner, job: SubmissionId) -> Option<(ProjectId, RunId)> {

@@ -93,7 +93,7 @@ impl HttpAgents {
         F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
     {
-        let asked = async {
+        let requested = async {
             let (line, was_there) = self.0.line(instance).await.map_err(CallError::NoConnection)?;
             match what(line.shim.clone()).await {
                 Err(ShimError::Exchange(_)) if was_there => {
@@ -104,7 +104,7 @@ impl HttpAgents {
                 answered => answered.map_err(CallError::Shim),
             }
         };
-        timeout(within, asked).await.unwrap_or(Err(CallError::Timeout(within)))
+        timeout(within, requested).await.unwrap_or(Err(CallError::Timeout(within)))
     }
 
     /// Makes a call about one submission.
@@ -113,7 +113,7 @@ impl HttpAgents {
         F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
     {
-        self.call_shim(call.instance, CALL_TIMEOUT, what).await.map_err(|trouble| task_error(call, trouble))
+        self.call_shim(call.instance, CALL_TIMEOUT, what).await.map_err(|error| task_error(call, error))
     }
 
     async fn signer(&self) -> Result<&Signer, EnrolmentError> {
@@ -150,7 +150,7 @@ impl HttpAgents {
 
     async fn upload(&self, call: CallContext, job: &JobStart) -> Result<(), AgentError> {
         let (instance, id, epoch) = (call.instance, call.submission, call.epoch);
-        let failed = |trouble| task_error(call, trouble);
+        let failed = |error| task_error(call, error);
         for (archive, tar) in &job.archives {
             let within = upload_timeout(tar.len());
             let sent = |shim: ShimClient| async move { shim.upload_archive(id, archive, tar, epoch).await };
@@ -194,22 +194,22 @@ async fn sweep(inner: Weak<Inner>) {
 impl AgentApi for HttpAgents {
     fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         Box::pin(async move {
-            let asked =
+            let requested =
                 self.call_shim(instance, CALL_TIMEOUT, |shim| async move { shim.tasks().await }).await;
-            let list = asked.map_err(|trouble| host_error(instance, trouble))?;
+            let list = requested.map_err(|error| host_error(instance, error))?;
             Ok(list.tasks.into_iter().map(|task| task.id).collect())
         })
     }
 
     fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         Box::pin(async move {
-            let asked = |shim: ShimClient| async move {
+            let requested = |shim: ShimClient| async move {
                 tokio::try_join!(shim.health(), shim.host(), shim.instance_health())
             };
             let (health, info, well) = self
-                .call_shim(instance, CALL_TIMEOUT, asked)
+                .call_shim(instance, CALL_TIMEOUT, requested)
                 .await
-                .map_err(|trouble| host_error(instance, trouble))?;
+                .map_err(|error| host_error(instance, error))?;
             Ok(HostReport {
                 version: sanitize::name(health.version),
                 info: sanitize::host(info),
@@ -272,9 +272,9 @@ impl AgentApi for HttpAgents {
     ) -> AgentFuture<'a, LogPart> {
         Box::pin(async move {
             let id = call.submission;
-            let asked =
+            let requested =
                 |shim: ShimClient| async move { shim.log(id, stream, offset, limit, Duration::ZERO).await };
-            self.call(call, asked).await.map(|part| sanitize::log(part, limit))
+            self.call(call, requested).await.map(|part| sanitize::log(part, limit))
         })
     }
 
@@ -302,7 +302,7 @@ impl AgentApi for HttpAgents {
         )
     }
 
-    fn tell_hosts<'a>(&'a self, call: CallContext, hosts: &'a HostNames) -> AgentFuture<'a, ()> {
+    fn send_hosts<'a>(&'a self, call: CallContext, hosts: &'a HostNames) -> AgentFuture<'a, ()> {
         let (id, epoch) = (call.submission, call.epoch);
         Box::pin(self.call(call, move |shim| async move { shim.send_hosts(id, epoch, hosts).await }))
     }
@@ -310,12 +310,12 @@ impl AgentApi for HttpAgents {
     fn connect(&self, call: CallContext, port: u16) -> AgentFuture<'_, PortStream> {
         Box::pin(async move {
             let opened = self.0.port(call.instance, call.submission, port).await;
-            opened.map_err(|trouble| task_error(call, trouble))
+            opened.map_err(|error| task_error(call, error))
         })
     }
 
-    fn hears(&self, instance: InstanceId) -> bool {
-        self.0.lines.hears(instance)
+    fn is_listening(&self, instance: InstanceId) -> bool {
+        self.0.lines.is_listening(instance)
     }
 
     fn forget(&self, instance: InstanceId) {
@@ -323,9 +323,9 @@ impl AgentApi for HttpAgents {
     }
 }
 
-fn host_error(instance: InstanceId, trouble: CallError) -> AgentError {
+fn host_error(instance: InstanceId, error: CallError) -> AgentError {
     let call = CallContext { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
-    match task_error(call, trouble) {
+    match task_error(call, error) {
         AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
             AgentError::Refused { reason: "it does not support this call".into() }
         }
@@ -355,10 +355,10 @@ fn unsigned(error: EnrolmentError) -> AgentError {
 }
 
 /// Translates a failed call about a task.
-fn task_error(call: CallContext, trouble: CallError) -> AgentError {
+fn task_error(call: CallContext, call_error: CallError) -> AgentError {
     let CallContext { instance, submission, epoch } = call;
     let silent = |why: String| AgentError::Unreachable { instance, why: sanitize::message(why) };
-    let error = match trouble {
+    let error = match call_error {
         CallError::NoConnection(ConnectError::Unreachable(why)) => return silent(why),
         CallError::NoConnection(ConnectError::Barred(why)) => {
             return AgentError::Barred { instance, why: sanitize::message(why) };

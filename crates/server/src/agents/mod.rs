@@ -165,7 +165,7 @@ pub trait AgentApi: Send + Sync + 'static {
     }
 
     /// Sends the names and current addresses of the other tasks of the group. May be repeated.
-    fn tell_hosts<'a>(&'a self, _call: CallContext, _hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
+    fn send_hosts<'a>(&'a self, _call: CallContext, _hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -175,7 +175,7 @@ pub trait AgentApi: Send + Sync + 'static {
     }
 
     /// Returns whether the agent pushes all changes there. When that ends, the instance's jobs become due.
-    fn hears(&self, _instance: InstanceId) -> bool {
+    fn is_listening(&self, _instance: InstanceId) -> bool {
         false
     }
 

@@ -60,7 +60,7 @@ impl Inner {
         port: u16,
     ) -> Result<PortStream, CallError> {
         let opened = async {
-            let (reach, credential) = self.way(instance).await.map_err(no_connection)?;
+            let (reach, credential) = self.state(instance).await.map_err(no_connection)?;
             match reach {
                 AgentEndpoint::Socket { path } => {
                     let stream = unix::connect(&path).await;

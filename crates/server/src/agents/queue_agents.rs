@@ -82,8 +82,9 @@ impl QueueAgents {
     async fn container(&self, call: CallContext) -> Result<(App, Option<Container>), AgentError> {
         let app = self.app(call.instance)?;
         let failed = |error| unreachable(call.instance, &error);
-        let asked = containers::requests(app.db(), &[request_uuid(call.submission)]).await.map_err(failed)?;
-        let Some(uuid) = asked.into_iter().next().and_then(|kept| kept.doc.container_uuid) else {
+        let requested =
+            containers::requests(app.db(), &[request_uuid(call.submission)]).await.map_err(failed)?;
+        let Some(uuid) = requested.into_iter().next().and_then(|kept| kept.doc.container_uuid) else {
             return Ok((app, None));
         };
         let found = containers::containers(app.db(), &[uuid]).await.map_err(failed)?;
@@ -129,9 +130,9 @@ impl QueueAgents {
             return Ok(());
         }
         let admin = Requester::server();
-        let told = |error| agent_error(call.instance, error);
+        let reported = |error| agent_error(call.instance, error);
         let none = Map::from_iter([("priority".to_owned(), json!(0))]);
-        requests::update(&app, &admin, &request_uuid(call.submission), &none).await.map_err(told)?;
+        requests::update(&app, &admin, &request_uuid(call.submission), &none).await.map_err(reported)?;
         let cancel = Map::from_iter([("state".to_owned(), json!("Cancelled"))]);
         match container.state {
             // If a dispatcher locks it first, the dispatcher finds that it is no longer requested.
@@ -214,8 +215,8 @@ impl AgentApi for QueueAgents {
             let failed = |error| unreachable(instance, &error);
             let mut there = jobs::ids_on_instance(app.db(), instance).await.map_err(failed)?;
             let names: Vec<String> = there.iter().map(|job| request_uuid(*job)).collect();
-            let asked = containers::requests(app.db(), &names).await.map_err(failed)?;
-            there.retain(|job| asked.iter().any(|kept| kept.doc.uuid == request_uuid(*job)));
+            let requested = containers::requests(app.db(), &names).await.map_err(failed)?;
+            there.retain(|job| requested.iter().any(|kept| kept.doc.uuid == request_uuid(*job)));
             Ok(there)
         }
         .boxed()
@@ -301,7 +302,7 @@ impl AgentApi for QueueAgents {
         self.stop(call).boxed()
     }
 
-    fn hears(&self, _instance: InstanceId) -> bool {
+    fn is_listening(&self, _instance: InstanceId) -> bool {
         // Every change of a container makes its job due, in the same transaction.
         true
     }
@@ -360,7 +361,7 @@ fn waiting_message(container: &Container) -> String {
             format!("container {} {activity}", container.uuid)
         }
         (_, "") => format!("container {} is waiting for a dispatcher", container.uuid),
-        (_, said) => format!("container {}: {said}", container.uuid),
+        (_, message) => format!("container {}: {message}", container.uuid),
     }
 }
 
@@ -374,8 +375,9 @@ struct ContainerEnd {
 
 /// End of a container, translated to the terms of jobs.
 fn container_end(container: &Container) -> Option<ContainerEnd> {
-    let told = |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
-    let (reason, error) = (told("reason"), told("error"));
+    let reported =
+        |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (reason, error) = (reported("reason"), reported("error"));
     let (how, word, detail) = match (container.state, reason) {
         (Status::Queued | Status::Locked | Status::Running, _) => return None,
         (Status::Complete, "") if container.exit_code == Some(0) => ("done", "", None),

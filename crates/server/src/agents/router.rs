@@ -93,14 +93,14 @@ impl AgentApi for AgentRouter {
     fn open_gate(&self, call: CallContext) -> AgentFuture<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))
     }
-    fn tell_hosts<'a>(&'a self, call: CallContext, hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
-        passed_on!(self, call.instance, tell_hosts(call, hosts))
+    fn send_hosts<'a>(&'a self, call: CallContext, hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
+        passed_on!(self, call.instance, send_hosts(call, hosts))
     }
     fn connect(&self, call: CallContext, port: u16) -> AgentFuture<'_, PortStream> {
         passed_on!(self, call.instance, connect(call, port))
     }
-    fn hears(&self, instance: InstanceId) -> bool {
-        self.queue.is_known_queue(instance) || self.wire.hears(instance)
+    fn is_listening(&self, instance: InstanceId) -> bool {
+        self.queue.is_known_queue(instance) || self.wire.is_listening(instance)
     }
     fn forget(&self, instance: InstanceId) {
         self.queue.forget(instance);

@@ -104,18 +104,18 @@ pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result
             name: &row.name,
             project: Some(row.project),
         };
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for HostKeyEntry { host, key } in &fresh {
             known.insert(host.clone(), key.to_openssh());
             let message = format!("first connection to {host}: pinned its host key {key}");
-            told.extend(note(db, None, &about, "host_key_learned", message)?);
+            reported.extend(note(db, None, &about, "host_key_learned", message)?);
         }
         if known.len() > PINS_MAX {
             return Err(SshTargetError::TooMany { instance });
         }
         let text = serde_json::to_string(&known).unwrap_or_default();
         let change = rows::pin(instance, row.host_key.as_deref(), &text);
-        match db.write(Unit::new().and([change]).and(told)).await? {
+        match db.write(Unit::new().and([change]).and(reported)).await? {
             WriteOutcome::Done { .. } => return Ok(()),
             WriteOutcome::Stale { .. } => {}
         }
@@ -129,18 +129,18 @@ fn unpinned(
     seen: &[HostKeyEntry],
 ) -> Result<Vec<HostKeyEntry>, SshTargetError> {
     let mut fresh = Vec::new();
-    for learned in seen {
-        let Some(line) = known.get(&learned.host) else {
-            fresh.push(learned.clone());
+    for findings in seen {
+        let Some(line) = known.get(&findings.host) else {
+            fresh.push(findings.clone());
             continue;
         };
-        let host = learned.host.clone();
+        let host = findings.host.clone();
         let expected = HostKey::parse(line).map_err(|source| SshTargetError::Pinned { host, source })?;
-        if expected != learned.key {
+        if expected != findings.key {
             return Err(SshTargetError::Changed {
-                host: learned.host.clone(),
+                host: findings.host.clone(),
                 expected: expected.to_string(),
-                shown: learned.key.to_string(),
+                shown: findings.key.to_string(),
             });
         }
     }

@@ -41,9 +41,9 @@ pub enum AttachProgress {
     /// All are attached (at once for a job without volumes): the mounts for the task.
     Ready(TaskMounts),
     /// Requested, or about to be: check again.
-    Coming { said: String },
+    Coming { message: String },
     /// Not possible: the job ends with `volume_error` and this message.
-    Failed { said: String },
+    Failed { message: String },
 }
 
 /// Part of a task's specification about network volumes.
@@ -66,22 +66,22 @@ pub async fn attach(
         return Ok(AttachProgress::Ready(TaskMounts::default()));
     }
     let Some(machine) = stored_machine(instance)? else {
-        return Ok(AttachProgress::Coming { said: "its instance is not created yet".to_owned() });
+        return Ok(AttachProgress::Coming { message: "its instance is not created yet".to_owned() });
     };
     let mut holds = rows::list_holds(db, job.id).await?;
     if holds.len() < wanted.len() {
         let now = Timestamp(lease.now());
         let taken = match choose(db, backends, job, instance, &wanted, now).await? {
             VolumeChoice::Claim(taken) => taken,
-            VolumeChoice::Wait(said) => return Ok(AttachProgress::Coming { said }),
-            VolumeChoice::Never(said) => return Ok(AttachProgress::Failed { said }),
+            VolumeChoice::Wait(message) => return Ok(AttachProgress::Coming { message }),
+            VolumeChoice::Never(message) => return Ok(AttachProgress::Failed { message }),
         };
         match rows::claim(db, lease.key(), job.id, instance.id, taken).await? {
             WriteOutcome::Done { .. } => holds = rows::list_holds(db, job.id).await?,
             // The lease was lost, or another job was faster: the next check shows which.
             WriteOutcome::Stale { .. } => {
                 return Ok(AttachProgress::Coming {
-                    said: "another job claimed one of its volumes".to_owned(),
+                    message: "another job claimed one of its volumes".to_owned(),
                 });
             }
         }
@@ -116,13 +116,13 @@ async fn choose(
                     break;
                 }
                 Availability::Yes { .. } => refusals.push(format!("volume `{name}` is mounted twice")),
-                Availability::Pending(said) => waits = waits.or(Some(said)),
-                Availability::Unavailable(said) => refusals.push(said),
+                Availability::Pending(message) => waits = waits.or(Some(message)),
+                Availability::Unavailable(message) => refusals.push(message),
             }
         }
         match (chosen, waits) {
             (Some(one), _) => taken.push(one),
-            (None, Some(said)) => return Ok(VolumeChoice::Wait(said)),
+            (None, Some(message)) => return Ok(VolumeChoice::Wait(message)),
             (None, None) => return Ok(VolumeChoice::Never(refusals.join("; "))),
         }
     }
@@ -146,8 +146,8 @@ async fn availability(
     let Some(volume) = catalogue.named(name) else {
         return Ok(Availability::Unavailable(format!("volume `{name}` does not exist")));
     };
-    if let Some(said) = mounts::unusable_reason(volume) {
-        return Ok(Availability::Unavailable(said));
+    if let Some(message) = mounts::unusable_reason(volume) {
+        return Ok(Availability::Unavailable(message));
     }
     let at = mounts::location(volume)?;
     if !mounts::is_reachable(&at, instance) {
@@ -211,7 +211,7 @@ async fn attach_claimed(
 ) -> Result<AttachProgress, PassError> {
     let ids: Vec<VolumeId> = holds.iter().map(|hold| hold.volume_id).collect();
     let known = volumes::by_ids(db, &ids).await?;
-    let mut told = TaskMounts::default();
+    let mut reported = TaskMounts::default();
     let mut coming = None;
     for attachment in rows::list_attachments(db, job.id).await? {
         let Some(volume) = known.iter().find(|volume| volume.id == attachment.volume_id) else { continue };
@@ -224,18 +224,18 @@ async fn attach_claimed(
                     rows::set_device(db, lease.key(), &attachment, &data).await?;
                     shown
                 }
-                AttachOutcome::Pending(said) if is_stuck(&attachment, Timestamp(lease.now())) => {
-                    let said = format!("{said}; timed out after {} s", ATTACH_TIMEOUT.as_secs());
-                    return Ok(AttachProgress::Failed { said });
+                AttachOutcome::Pending(message) if is_stuck(&attachment, Timestamp(lease.now())) => {
+                    let message = format!("{message}; timed out after {} s", ATTACH_TIMEOUT.as_secs());
+                    return Ok(AttachProgress::Failed { message });
                 }
-                AttachOutcome::Pending(said) => {
-                    coming = Some(said);
+                AttachOutcome::Pending(message) => {
+                    coming = Some(message);
                     continue;
                 }
-                AttachOutcome::Never(said) => return Ok(AttachProgress::Failed { said }),
+                AttachOutcome::Never(message) => return Ok(AttachProgress::Failed { message }),
             },
         };
-        told.volumes.push(shim::Volume {
+        reported.volumes.push(shim::Volume {
             backend: mounts::backend(volume)?,
             name: volume.name.clone(),
             volume_id: volume.volume_id.clone().unwrap_or_default(),
@@ -244,13 +244,13 @@ async fn attach_claimed(
             device_name: shown.device_name,
         });
         let here = holds.iter().filter(|hold| hold.volume_id == volume.id);
-        told.volume_mounts.extend(
+        reported.volume_mounts.extend(
             here.map(|hold| shim::VolumeMount { name: volume.name.clone(), path: hold.path.clone() }),
         );
     }
     Ok(match coming {
-        Some(said) => AttachProgress::Coming { said },
-        None => AttachProgress::Ready(told),
+        Some(message) => AttachProgress::Coming { message },
+        None => AttachProgress::Ready(reported),
     })
 }
 

@@ -300,8 +300,8 @@ mod tests {
             (vec![json!(["aa:/x", "cc:/y"])], "in mock/here, those at `/y` in mock/there"),
             (vec![json!(["aa:/x"]), json!(["aa:/x"])], "mounted by two jobs"),
         ] {
-            let said = check_message(&jobs).unwrap_or_default();
-            assert!(said.contains(expected), "{jobs:?}: {said}");
+            let message = check_message(&jobs).unwrap_or_default();
+            assert!(message.contains(expected), "{jobs:?}: {message}");
         }
     }
 

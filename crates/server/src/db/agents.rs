@@ -18,13 +18,13 @@ statements! {
     /// Only if it is unchanged: two replicas that connect to a new host must agree on its key.
     PIN = "UPDATE instances SET host_key = $3 WHERE id = $1 AND coalesce(host_key, '') = $2";
     /// Only jobs of the instance: a host must not affect those of others. A job that is already due is left unchanged.
-    POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished AND due_at IS NOT NULL \
+    MARK_JOBS_DUE = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished AND due_at IS NOT NULL \
                  AND status <> 'submitted' AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT))) \
                  RETURNING status";
-    POKE_ALL_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished \
+    MARK_ALL_JOBS_DUE = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished \
                      AND due_at IS NOT NULL AND status <> 'submitted' RETURNING status";
-    POKE_INSTANCE = "UPDATE instances SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
-    POKE_HOSTS = "UPDATE instances SET due_at = NULL WHERE NOT finished AND status IN ('idle', 'busy')";
+    MARK_INSTANCE_DUE = "UPDATE instances SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
+    MARK_HOSTS_DUE = "UPDATE instances SET due_at = NULL WHERE NOT finished AND status IN ('idle', 'busy')";
     PLACE_OF = "SELECT project_id, run_id FROM jobs WHERE id = $1 AND instance_id = $2 AND NOT finished";
 }
 
@@ -74,19 +74,21 @@ pub fn pin(instance: InstanceId, old: Option<&str>, new: &str) -> Change {
 pub fn mark_jobs_due(instance: InstanceId, which: &JobSelection) -> Change {
     match which {
         JobSelection::Only(jobs) => {
-            Change::Query { sql: POKE_JOBS.as_str().into(), params: params![instance, Val::list(jobs)] }
+            Change::Query { sql: MARK_JOBS_DUE.as_str().into(), params: params![instance, Val::list(jobs)] }
         }
-        JobSelection::All => Change::Query { sql: POKE_ALL_JOBS.as_str().into(), params: params![instance] },
+        JobSelection::All => {
+            Change::Query { sql: MARK_ALL_JOBS_DUE.as_str().into(), params: params![instance] }
+        }
     }
 }
 
 pub fn mark_instance_due(instance: InstanceId) -> Change {
-    Change::Exec { sql: POKE_INSTANCE.as_str().into(), params: params![instance], expect: Expect::Any }
+    Change::Exec { sql: MARK_INSTANCE_DUE.as_str().into(), params: params![instance], expect: Expect::Any }
 }
 
 /// Makes all hosts due, so that the server connects to them.
 pub async fn mark_hosts_due(db: &Db) -> Result<(), DbError> {
-    db.write(crate::db::Unit::new().exec(POKE_HOSTS.as_str(), Vec::new())).await.map(drop)
+    db.write(crate::db::Unit::new().exec(MARK_HOSTS_DUE.as_str(), Vec::new())).await.map(drop)
 }
 
 /// Project and run of an active job on the instance.

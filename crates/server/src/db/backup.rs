@@ -105,11 +105,11 @@ pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupErro
 fn check(path: &Path, shown: &Path) -> Result<BackupSummary, BackupError> {
     let foreign = |source| BackupError::Foreign { path: shown.to_owned(), source };
     let conn = Conn::reader(path, Clock::wall(), Ids::system()).map_err(foreign)?;
-    let said = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
-    let said: Vec<String> = said.iter().filter_map(|row| row.text(0).ok()).collect();
-    if said != ["ok"] {
+    let message = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
+    let message: Vec<String> = message.iter().filter_map(|row| row.text(0).ok()).collect();
+    if message != ["ok"] {
         let problem =
-            said.into_iter().next().unwrap_or_else(|| "the integrity check returned no result".to_owned());
+            message.into_iter().next().unwrap_or_else(|| "the integrity check returned no result".to_owned());
         return Err(BackupError::Damaged { path: shown.to_owned(), problem });
     }
     let journal = conn.query(migrate::READ, &[]).map_err(foreign)?;
@@ -133,14 +133,14 @@ fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
         }
         // Moves committed pages from the write-ahead log to the file. A damaged database is kept as it is, including
         // its log.
-        let settled = Conn::writer(database, Clock::wall(), Ids::system())
+        let applied = Conn::writer(database, Clock::wall(), Ids::system())
             .and_then(|conn| conn.query("PRAGMA wal_checkpoint(TRUNCATE)", &[]));
         for log in ["-wal", "-shm"] {
             let (from, to) = (suffixed(database, log), suffixed(&aside, log));
             if !exists(&from)? {
                 continue;
             }
-            let moved = if settled.is_ok() { fs::remove_file(&from) } else { fs::rename(&from, to) };
+            let moved = if applied.is_ok() { fs::remove_file(&from) } else { fs::rename(&from, to) };
             moved.map_err(|source| failed(&from, source))?;
         }
         fs::hard_link(database, &aside).map_err(|source| failed(&aside, source))?;

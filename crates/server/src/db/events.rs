@@ -105,45 +105,45 @@ pub struct EventQuery<'a> {
 }
 
 /// Events in the order of recording.
-pub async fn list(db: &Db, asked: &EventQuery<'_>) -> Result<Vec<EventView>, DbError> {
+pub async fn list(db: &Db, requested: &EventQuery<'_>) -> Result<Vec<EventView>, DbError> {
     let mut filter = Filter::new();
-    if let Some(user) = asked.visible_to {
+    if let Some(user) = requested.visible_to {
         filter.is(
             "(e.project_id IN (SELECT m.project_id FROM members m WHERE m.user_id = ?)
               OR (e.project_id IS NULL AND (e.actor_user_id = ? OR e.entity_id = ?)))",
             user,
         );
     }
-    if let Some(ids) = asked.targets {
+    if let Some(ids) = requested.targets {
         filter.is(
             "EXISTS (SELECT 1 FROM event_targets t WHERE t.event_id = e.id
                      AND t.target_id IN (SELECT value FROM json_each(CAST(? AS TEXT))))",
             Val::list(ids),
         );
     }
-    match asked.within {
+    match requested.within {
         // The events of one project are read in the order of their index.
         Some(([one], Some(ParentKind::Project))) => filter.is("e.project_id = ?", *one),
         Some((ids, within)) => filter.is(parent_condition(within), Val::list(ids)),
         None => {}
     }
-    if let Some(types) = asked.types {
+    if let Some(types) = requested.types {
         filter.is(
             "EXISTS (SELECT 1 FROM event_targets t WHERE t.event_id = e.id
                      AND t.type IN (SELECT value FROM json_each(CAST(? AS TEXT))))",
             Val::list(types),
         );
     }
-    if let Some((users, system)) = &asked.actors {
+    if let Some((users, system)) = &requested.actors {
         let or = if *system { " OR e.actor_user_id IS NULL" } else { "" };
         filter.is(
             &format!("(e.actor_user_id IN (SELECT value FROM json_each(CAST(? AS TEXT))){or})"),
             Val::list(users),
         );
     }
-    filter.after("e.recorded_at", "e.id", &asked.page);
+    filter.after("e.recorded_at", "e.id", &requested.page);
     let (shown, params) = filter.done();
-    let order = asked.page.order("e.recorded_at", "e.id");
+    let order = requested.page.order("e.recorded_at", "e.id");
     let sql = format!(
         "SELECT e.id, e.message, e.recorded_at, e.actor_user_id, u.name, u.deleted
          FROM events e LEFT JOIN users u ON u.id = e.actor_user_id{shown}{order}"

@@ -60,7 +60,7 @@ statements! {
     WAS_GIVEN = "SELECT 1 FROM fleets WHERE project_id = $1 AND name = $2 AND (auto_created OR NOT deleted) LIMIT 1";
     SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
     /// A request that the pipeline reads; rejected while a job runs there.
-    ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
+    REQUEST_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted AND NOT EXISTS (SELECT 1 FROM jobs j JOIN instances i \
                   ON i.id = j.instance_id WHERE i.fleet_id = $1 AND NOT j.finished)";
     /// Failed attempts were for the previous specification.
@@ -125,7 +125,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
 
 /// Stores the request to delete; the fleet's pipeline performs it. Stale while a job runs there.
 pub fn request_delete(id: FleetId) -> Change {
-    Change::Exec { sql: ASK_DELETE.as_str().into(), params: params![id], expect: Expect::One }
+    Change::Exec { sql: REQUEST_DELETE.as_str().into(), params: params![id], expect: Expect::One }
 }
 
 /// Stale if the fleet is being deleted.

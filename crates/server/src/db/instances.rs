@@ -97,7 +97,7 @@ statements! {
     OF_FLEETS = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                  AND NOT i.deleted ORDER BY i.fleet_id, i.instance_num, i.created_at", Instance::columns("i");
     /// A request that the pipeline reads; rejected while a job is there.
-    ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
+    REQUEST_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished AND busy_blocks = 0 \
                AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
     /// A host of the fleet that does not answer is released as it is. Rolled back together with the deletion of the
@@ -135,7 +135,7 @@ pub fn insert_for_job(instance: NewInstance, job: SubmissionId, blocks: i64) -> 
 
 /// Stores the request to end; the instance's pipeline performs it. Stale while a job is there.
 pub fn request_end(id: InstanceId) -> Change {
-    Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
+    Change::Exec { sql: REQUEST_END.as_str().into(), params: params![id], expect: super::Expect::One }
 }
 
 /// Value of `end_reason` in addition to the reasons of the model.

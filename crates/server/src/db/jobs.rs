@@ -82,7 +82,7 @@ impl Job {
             ending = ending.with_detail(detail);
         }
         Some(match &self.termination_message {
-            Some(said) => ending.with_message(said),
+            Some(message) => ending.with_message(message),
             None => ending,
         })
     }
@@ -91,7 +91,7 @@ impl Job {
     pub fn end_asked(&self) -> Option<Ending> {
         let ending = Ending::new(self.end_asked.as_deref()?.parse().ok()?);
         Some(match &self.end_message {
-            Some(said) => ending.with_message(said),
+            Some(message) => ending.with_message(message),
             None => ending,
         })
     }
@@ -142,19 +142,19 @@ statements! {
     EPOCH = "SELECT lock_epoch FROM jobs WHERE id = $1";
     ON_INSTANCE = "SELECT id FROM jobs WHERE instance_id = $1 AND NOT finished ORDER BY id";
     /// The job's container changed. A job that is already due is left unchanged.
-    POKE = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
+    MARK_DUE = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
     /// The job's container wrote output; more may follow shortly.
-    POKE_SOON = "UPDATE jobs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished AND due_at > now_us() + 500000";
+    MARK_SOON_DUE = "UPDATE jobs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished AND due_at > now_us() + 500000";
 }
 
 /// Makes the job due at once.
 pub fn mark_due(id: SubmissionId) -> Change {
-    Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
+    Change::Exec { sql: MARK_DUE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Makes the job due shortly, so that further changes are handled in the same pass.
 pub fn mark_due_soon(id: SubmissionId) -> Change {
-    Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
+    Change::Exec { sql: MARK_SOON_DUE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Epoch of the last claim of its lock.

@@ -32,34 +32,34 @@ impl Db {
             return written.map(|(_, rows)| rows).map_err(failed);
         };
         self.before(what).await.map_err(failed)?;
-        let asked = statements.iter().map(|(sql, params)| pool.lease(what, sql, params));
-        let answers = futures_util::future::try_join_all(asked).await.map_err(failed)?;
+        let requested = statements.iter().map(|(sql, params)| pool.lease(what, sql, params));
+        let answers = futures_util::future::try_join_all(requested).await.map_err(failed)?;
         self.after(what).await.map_err(failed)?;
         Ok(answers)
     }
 
     /// Polls the rows that can be claimed, after checking the database's clock. `None` if the clock keeps jumping.
-    async fn look(
+    async fn poll(
         &self,
         texts: &'static QueueSql,
         queue: &Queue,
         ttl: Duration,
     ) -> Result<Option<QueuePoll>, DbError> {
         for _ in 0..POLL_ATTEMPTS_MAX {
-            let asked = Instant::now();
+            let start = Instant::now();
             let closely = match &*self.store {
                 Store::Postgres(pool) => pool.watch().is_close_poll_due(queue.pipeline),
                 Store::File(_) | Store::Inline(_) => false,
             };
-            let text = if closely { &texts.look_closely } else { &texts.look };
-            let look = self.query(text.as_str(), params![queue.pipeline]).await?;
-            let mut look = QueuePoll::read(&look)?;
-            let (Store::Postgres(pool), Some(told)) = (&*self.store, look.told) else {
-                return Ok(Some(look));
+            let text = if closely { &texts.inspect_closely } else { &texts.poll };
+            let poll = self.query(text.as_str(), params![queue.pipeline]).await?;
+            let mut poll = QueuePoll::read(&poll)?;
+            let (Store::Postgres(pool), Some(reported)) = (&*self.store, poll.reported) else {
+                return Ok(Some(poll));
             };
-            if pool.check_clock(asked, told, ttl).await? {
-                look.expired &= pool.watch().is_trusted();
-                return Ok(Some(look));
+            if pool.check_clock(start, reported, ttl).await? {
+                poll.expired &= pool.watch().is_trusted();
+                return Ok(Some(poll));
             }
         }
         Ok(None)
@@ -92,31 +92,31 @@ impl LeaseStore for Db {
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
         // Most polls find nothing. A poll is a read and blocks no writer.
         let texts = QueueSql::of(self.dialect(), queue);
-        let Some(look) = self.look(texts, queue, ttl).await.map_err(failed)? else {
+        let Some(poll) = self.poll(texts, queue, ttl).await.map_err(failed)? else {
             return Ok(Claim::default());
         };
-        if look.is_astray {
+        if poll.is_orphaned {
             self.set_right(texts, ttl).await?;
         }
-        let claim = match (look.free || look.is_astray, look.expired) {
-            (false, false) => return Ok(Claim { leases: Vec::new(), next_due_in: look.next_due_in }),
+        let claim = match (poll.free || poll.is_orphaned, poll.expired) {
+            (false, false) => return Ok(Claim { leases: Vec::new(), next_due_in: poll.next_due_in }),
             (true, false) => &texts.claim_free,
             (_, true) => &texts.claim,
         };
-        let asked_at = Instant::now();
+        let requested_at = Instant::now();
         let mut params = params![limit, micros(ttl), queue.pipeline];
-        if look.expired {
-            params.push(look.told.map_or(i64::MAX, |told| told.now).into());
+        if poll.expired {
+            params.push(poll.reported.map_or(i64::MAX, |reported| reported.now).into());
         }
         let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
-        let mut leases = read_claim(&answers, asked_at).map_err(failed)?;
+        let mut leases = read_claim(&answers, requested_at).map_err(failed)?;
         if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
             // The clock jumped after the poll: the next poll corrects it, and decisions in the meantime use the
             // corrected time.
-            let jump = pool.watch().jump(asked_at, Instant::now(), first.claimed_at).unwrap_or(0);
+            let jump = pool.watch().jump(requested_at, Instant::now(), first.claimed_at).unwrap_or(0);
             leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
         }
-        Ok(Claim { leases, next_due_in: look.next_due_in })
+        Ok(Claim { leases, next_due_in: poll.next_due_in })
     }
 
     async fn extend(&self, queue: &Queue, held: &[LeaseKey], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
@@ -174,14 +174,14 @@ impl LeaseStore for Db {
     }
 
     async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<RelatedLockOutcome, StoreError> {
-        let asked_at = Instant::now();
+        let requested_at = Instant::now();
         let owner = format!("{}:{}", lock.pipeline, lock.item);
         let ids = Val::list(lock.ids);
         let sql = related_sql(self.dialect(), lock.table);
         let params = vec![ids.clone(), owner.as_str().into(), micros(lock.ttl).into(), lock.ids.len().into()];
         let answers = self.lease("lock related", vec![(sql.into(), params)]).await?;
         let taken: Result<Vec<Lease>, DbError> =
-            answers.iter().flatten().map(|row| read_lease(row, asked_at)).collect();
+            answers.iter().flatten().map(|row| read_lease(row, requested_at)).collect();
         let mut taken =
             taken.map_err(|error| StoreError::Failed { what: "lock related", source: Box::new(error) })?;
         // RETURNING has no order; the caller matches the leases with its ids by position.
@@ -273,9 +273,9 @@ type CachedSql = (Dialect, Queue, &'static QueueSql);
 
 /// Statements of one queue, cached. Polls are frequent, and formatting the text costs as much as the poll.
 struct QueueSql {
-    look: String,
+    poll: String,
     /// Also finds rows that were written with a wrong clock.
-    look_closely: String,
+    inspect_closely: String,
     /// Only unlocked rows: there are hardly ever others to claim.
     claim_free: String,
     claim: String,
@@ -293,8 +293,8 @@ impl QueueSql {
             return texts;
         }
         let texts: &'static Self = Box::leak(Box::new(Self {
-            look: poll_sql(dialect, queue, false),
-            look_closely: poll_sql(dialect, queue, true),
+            poll: poll_sql(dialect, queue, false),
+            inspect_closely: poll_sql(dialect, queue, true),
             claim_free: claim_sql(dialect, queue, false),
             claim: claim_sql(dialect, queue, true),
             set_right: repair_sql(dialect, queue),
@@ -368,7 +368,7 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
         Dialect::Postgres => {
             let [due, locks] = misdated_sql(&statuses);
             // No index covers these: they are searched for while the clock is not trusted, and now and then.
-            let astray = match closely {
+            let orphaned = match closely {
                 true => format!(
                     "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
                      OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {})",
@@ -377,7 +377,7 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
                 false => "FALSE".to_owned(),
             };
             format!(
-                "{astray}, now_us(), (SELECT version FROM clock) <> clock_setting('windlass.version'), \
+                "{orphaned}, now_us(), (SELECT version FROM clock) <> clock_setting('windlass.version'), \
                  clock_setting('windlass.version')"
             )
         }
@@ -411,9 +411,9 @@ fn misdated_sql(statuses: &str) -> [String; 2] {
 fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     let table = queue.table;
     let [due, locks] = misdated_sql(&statuses(queue));
-    let update = |set: &str, astray: &str| {
+    let update = |set: &str, orphaned: &str| {
         format!(
-            "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {astray}{}) \
+            "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {orphaned}{}) \
              UPDATE {table} SET {set} WHERE id IN (SELECT id FROM astray) RETURNING id",
             row_locks(dialect)
         )
@@ -428,18 +428,24 @@ struct QueuePoll {
     free: bool,
     expired: bool,
     next_due_in: Option<Duration>,
-    is_astray: bool,
+    is_orphaned: bool,
     /// Of Postgres's clock; SQLite uses the process's.
-    told: Option<ClockReading>,
+    reported: Option<ClockReading>,
 }
 
 impl QueuePoll {
     fn read(rows: &[Row]) -> Result<Self, DbError> {
         let Some(row) = rows.first() else {
-            return Ok(Self { free: false, expired: false, next_due_in: None, is_astray: false, told: None });
+            return Ok(Self {
+                free: false,
+                expired: false,
+                next_due_in: None,
+                is_orphaned: false,
+                reported: None,
+            });
         };
         let next = row.opt_int(2)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
-        let told = match (row.opt_int(4)?, row.opt_bool(5)?, row.opt_int(6)?) {
+        let reported = match (row.opt_int(4)?, row.opt_bool(5)?, row.opt_int(6)?) {
             (Some(now), Some(is_old), Some(version)) => Some(ClockReading { now, version, is_old }),
             _ => None,
         };
@@ -447,29 +453,29 @@ impl QueuePoll {
             free: row.bool(0)?,
             expired: row.bool(1)?,
             next_due_in: next,
-            is_astray: row.bool(3)?,
-            told,
+            is_orphaned: row.bool(3)?,
+            reported,
         })
     }
 }
 
-fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbError> {
+fn read_claim(answers: &[Vec<Row>], requested_at: Instant) -> Result<Vec<Lease>, DbError> {
     let mut taken = Vec::new();
     for row in answers.first().into_iter().flatten() {
-        taken.push((row.int(4)?, read_lease(row, asked_at)?));
+        taken.push((row.int(4)?, read_lease(row, requested_at)?));
     }
     // RETURNING has no order.
     taken.sort_unstable_by_key(|(last_processed_at, lease)| (*last_processed_at, lease.id));
     Ok(taken.into_iter().map(|(_, lease)| lease).collect())
 }
 
-fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {
+fn read_lease(row: &Row, requested_at: Instant) -> Result<Lease, DbError> {
     Ok(Lease {
         id: row.uuid(0)?,
         token: row.uuid(1)?,
         epoch: row.int(2)?,
         claimed_at: row.int(3)?,
-        requested_at: asked_at,
+        requested_at,
     })
 }
 

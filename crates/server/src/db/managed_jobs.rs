@@ -3,7 +3,7 @@
 use uuid::Uuid;
 use windlass_model::{
     id::{ManagedJobId, ProjectId, UserId},
-    managed_job::{Schedule, Status},
+    managed_job::{ScheduleState, Status},
     run,
     time::{Span, Timestamp},
 };
@@ -30,7 +30,7 @@ record! {
         pub copies: i64,
         pub priority: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         /// True while it holds an alive slot.
         pub claimed: bool,
         pub cancel_asked_at: Option<Timestamp>,
@@ -55,7 +55,7 @@ record! {
         pub copies: i64,
         pub priority: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         pub idempotency_key: Option<String>,
         pub idempotency_hash: Option<String>,
     }
@@ -67,7 +67,7 @@ record! {
         pub job_id: ManagedJobId,
         pub task: i64,
         pub status: Status,
-        pub schedule: Schedule,
+        pub schedule: ScheduleState,
         /// JSON: its durable state.
         pub record: String,
         pub wants_slot: bool,
@@ -195,7 +195,7 @@ pub struct AttemptState {
     pub run_name: String,
     pub run_status: Option<run::Status>,
     pub has_instance: bool,
-    pub said: Option<String>,
+    pub message: Option<String>,
     /// JSON: the reasons why offers do not fit.
     pub shortfalls: Option<String>,
 }
@@ -215,7 +215,7 @@ pub async fn attempt_states(
             run_name: row.text(0)?,
             run_status: row.text(1)?.parse().ok(),
             has_instance: row.opt_text(2)?.is_some(),
-            said: row.opt_text(3)?,
+            message: row.opt_text(3)?,
             shortfalls: row.opt_text(4)?,
         })
     };

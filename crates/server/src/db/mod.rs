@@ -79,7 +79,7 @@ pub struct Db {
     store: Arc<Store>,
     ids: Ids,
     #[cfg(feature = "testing")]
-    weather: Option<Arc<dyn FaultHook>>,
+    fault_hook: Option<Arc<dyn FaultHook>>,
     /// Kept open so that a listener on SQLite waits instead of receiving an end.
     silence: tokio::sync::broadcast::Sender<String>,
 }
@@ -146,15 +146,15 @@ impl Db {
             ids,
             silence,
             #[cfg(feature = "testing")]
-            weather: None,
+            fault_hook: None,
         }
     }
 
     /// Returns the same database with these faults around every call.
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn with_fault_hook(&self, weather: Arc<dyn FaultHook>) -> Self {
-        Self { weather: Some(weather), ..self.clone() }
+    pub fn with_fault_hook(&self, fault_hook: Arc<dyn FaultHook>) -> Self {
+        Self { fault_hook: Some(fault_hook), ..self.clone() }
     }
 
     pub fn dialect(&self) -> Dialect {
@@ -256,8 +256,8 @@ impl Db {
 
     async fn before(&self, what: &'static str) -> Result<(), DbError> {
         #[cfg(feature = "testing")]
-        if let Some(weather) = &self.weather {
-            return weather.before(what).await;
+        if let Some(fault_hook) = &self.fault_hook {
+            return fault_hook.before(what).await;
         }
         let _ = what;
         Ok(())
@@ -265,8 +265,8 @@ impl Db {
 
     async fn after(&self, what: &'static str) -> Result<(), DbError> {
         #[cfg(feature = "testing")]
-        if let Some(weather) = &self.weather {
-            return weather.after(what).await;
+        if let Some(fault_hook) = &self.fault_hook {
+            return fault_hook.after(what).await;
         }
         let _ = what;
         Ok(())

@@ -127,13 +127,13 @@ impl ProjectQuery<'_> {
 }
 
 /// Projects by time of creation, and their total number.
-pub async fn list(db: &Db, asked: &ProjectQuery<'_>) -> Result<(Vec<Project>, i64), DbError> {
-    let (counted, params) = asked.filter().done();
+pub async fn list(db: &Db, requested: &ProjectQuery<'_>) -> Result<(Vec<Project>, i64), DbError> {
+    let (counted, params) = requested.filter().done();
     let count = db.query_opt(format!("SELECT count(*) FROM projects p{counted}"), params).await?;
-    let mut filter = asked.filter();
-    filter.after("p.created_at", "p.id", &asked.page);
+    let mut filter = requested.filter();
+    filter.after("p.created_at", "p.id", &requested.page);
     let (shown, params) = filter.done();
-    let order = asked.page.order("p.created_at", "p.id");
+    let order = requested.page.order("p.created_at", "p.id");
     let rows = db.query(format!("SELECT {COLUMNS} FROM projects p{shown}{order}"), params).await?;
     let projects = rows.iter().map(Project::read).collect::<Result<_, _>>()?;
     Ok((projects, count.map_or(Ok(0), |row| row.int(0))?))

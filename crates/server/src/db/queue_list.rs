@@ -61,7 +61,7 @@ pub struct ListPage {
 pub enum ListError {
     /// The client's request is invalid.
     #[error("{0}")]
-    Asked(String),
+    Requested(String),
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -139,7 +139,7 @@ struct ListBuilder<'a> {
     kind: ListKind,
     dialect: Dialect,
     filter: Filter,
-    asked: &'a ListQuery,
+    requested: &'a ListQuery,
 }
 
 /// Rows that match the request and that the caller can see.
@@ -147,11 +147,11 @@ pub async fn list(
     db: &Db,
     kind: ListKind,
     sight: &QueueVisibility,
-    asked: &ListQuery,
+    requested: &ListQuery,
 ) -> Result<ListPage, ListError> {
-    let mut list = ListBuilder { kind, dialect: db.dialect(), filter: Filter::new(), asked };
+    let mut list = ListBuilder { kind, dialect: db.dialect(), filter: Filter::new(), requested };
     list.restrict(sight);
-    for condition in &asked.conditions {
+    for condition in &requested.conditions {
         list.add_condition(condition)?;
     }
     let order = list.order()?;
@@ -164,16 +164,16 @@ pub async fn list(
         ),
     };
     let (condition, params) = list.filter.done();
-    let available = if asked.count {
+    let available = if requested.count {
         let sql = format!("SELECT count(*) FROM {table} t{condition}");
         Some(db.query_opt(sql, params.clone()).await?.map_or(Ok(0), |row| row.int(0))?)
     } else {
         None
     };
-    let rows = if asked.limit == 0 {
+    let rows = if requested.limit == 0 {
         Vec::new()
     } else {
-        let (limit, offset) = (asked.limit.max(0), asked.offset.max(0));
+        let (limit, offset) = (requested.limit.max(0), requested.offset.max(0));
         let sql = format!("SELECT {columns} FROM {table} t{condition}{order} LIMIT {limit} OFFSET {offset}");
         db.query(sql, params).await?
     };
@@ -181,7 +181,7 @@ pub async fn list(
 }
 
 fn invalid_query<T>(why: impl Into<String>) -> Result<T, ListError> {
-    Err(ListError::Asked(why.into()))
+    Err(ListError::Requested(why.into()))
 }
 
 impl ListBuilder<'_> {
@@ -284,7 +284,7 @@ impl ListBuilder<'_> {
                 return invalid_query(format!("cannot compare with {value}"));
             }
         };
-        let bad = || ListError::Asked(format!("cannot compare with {value}"));
+        let bad = || ListError::Requested(format!("cannot compare with {value}"));
         Ok(match kind {
             AttributeType::Text | AttributeType::Json => text.into(),
             AttributeType::Int => match text.parse::<i64>() {
@@ -400,8 +400,8 @@ impl ListBuilder<'_> {
         let mut parts = Vec::new();
         let mut is_whole = false;
         let standard = [("modified_at".to_owned(), true)];
-        let asked = if self.asked.order.is_empty() { &standard[..] } else { &self.asked.order };
-        for (name, descends) in asked {
+        let requested = if self.requested.order.is_empty() { &standard[..] } else { &self.requested.order };
+        for (name, descends) in requested {
             let (expression, _) = self.expression(name)?;
             is_whole |= name == "uuid" || name == "id";
             parts.push(format!("{expression} {}", if *descends { "DESC" } else { "ASC" }));

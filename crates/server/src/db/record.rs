@@ -98,7 +98,7 @@ words!(
     volume::Status,
     gateway::Status,
     managed_job::Status,
-    managed_job::Schedule,
+    managed_job::ScheduleState,
 );
 
 /// Declares a struct that is read from a row, written to one, or both.

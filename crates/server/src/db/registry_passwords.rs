@@ -51,6 +51,15 @@ pub fn create(password: SealedPassword) -> Change {
     }
 }
 
+/// Records that a run is about to refer to a password, which retention counts from.
+pub fn touch(id: Uuid) -> Change {
+    Change::Exec {
+        sql: "UPDATE registry_passwords SET created_at = now_us() WHERE id = $1".into(),
+        params: params![id],
+        expect: Expect::One,
+    }
+}
+
 /// A document that may contain a password.
 #[derive(Clone, Debug)]
 pub struct PasswordDocument {

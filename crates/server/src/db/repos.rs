@@ -31,6 +31,11 @@ statements! {
     PUT = "INSERT INTO repos (id, project_id, name, kind, info, created_at) VALUES ($1, $2, $3, $4, $5, now_us()) \
            ON CONFLICT (project_id, name) DO UPDATE SET kind = excluded.kind, info = excluded.info RETURNING id";
     DELETE = "DELETE FROM repos WHERE project_id = $1 AND name = $2";
+    /// A user other than $3 who stored credentials or code in the repo.
+    OTHER_USER = "SELECT coalesce(\
+                      (SELECT min(c.user_id) FROM repo_creds c WHERE c.repo_id = r.id AND c.user_id <> $3), \
+                      (SELECT min(d.user_id) FROM codes d WHERE d.repo_id = r.id AND d.user_id <> $3)) \
+                  FROM repos r WHERE r.project_id = $1 AND r.name = $2";
     PUT_CREDS = "INSERT INTO repo_creds (repo_id, user_id, sealed) SELECT id, $3, $4 FROM repos \
                  WHERE project_id = $1 AND name = $2 \
                  ON CONFLICT (repo_id, user_id) DO UPDATE SET sealed = excluded.sealed";
@@ -81,6 +86,17 @@ pub fn put(id: Uuid, project: ProjectId, name: &str, kind: &str, info: &str) -> 
 /// Deletes a repo with its credentials and codes. An unknown name is not an error.
 pub fn delete(project: ProjectId, name: &str) -> Change {
     exec(&DELETE, params![project, name], Expect::Any)
+}
+
+/// Another user who stored credentials or code in a repo; `None` if only this user did, or if there is no such repo.
+pub async fn other_user(
+    db: &Db,
+    project: ProjectId,
+    name: &str,
+    user: UserId,
+) -> Result<Option<UserId>, DbError> {
+    let row = db.query_opt(OTHER_USER.as_str(), params![project, name, user]).await?;
+    row.map_or(Ok(None), |row| row.opt_id(0))
 }
 
 /// Stale if there is no such repo.

@@ -71,6 +71,14 @@ statements! {
         AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.user_id = a.user_id \
                         AND (NOT m.finished OR m.finished_at > now_us() - $3) AND m.files LIKE '%' || a.id || '%') \
         ORDER BY coalesce(a.used_at, a.created_at) LIMIT $2";
+    /// Passwords of registries that no stored run refers to.
+    OLD_PASSWORDS = "SELECT p.id FROM registry_passwords p WHERE p.created_at < now_us() - $1 \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = p.project_id AND r.user_id = p.user_id \
+                        AND (r.spec LIKE '%sealed:' || p.id || '%' \
+                             OR r.settled_spec LIKE '%sealed:' || p.id || '%')) \
+        ORDER BY p.created_at LIMIT $2";
+    DELETE_PASSWORDS = "DELETE FROM registry_passwords \
+        WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     DELETE_ARCHIVES = "DELETE FROM archives WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
 }
 
@@ -118,7 +126,8 @@ pub async fn delete_run(db: &Db, run: RunId) -> Result<(), DbError> {
     db.write(unit).await?.done().map(drop)
 }
 
-/// Deletes at most `most` diffs and archives that were not used for longer than `keep` and that no stored object names.
+/// Deletes at most `most` diffs, archives and passwords of registries each, that were not used for longer than `keep`
+/// and that no stored object names.
 /// Ended managed jobs are kept for `keep_jobs`.
 pub async fn delete_uploads(
     db: &Db,
@@ -129,10 +138,13 @@ pub async fn delete_uploads(
     let codes = ids(db, OLD_CODES.as_str(), params![keep.0, most]).await?;
     let jobs = keep_jobs.unwrap_or(FOREVER);
     let archives = ids(db, OLD_ARCHIVES.as_str(), params![keep.0, most, jobs.0]).await?;
-    for (sql, old) in [(&DELETE_CODES, &codes), (&DELETE_ARCHIVES, &archives)] {
+    let passwords = ids(db, OLD_PASSWORDS.as_str(), params![keep.0, most]).await?;
+    for (sql, old) in
+        [(&DELETE_CODES, &codes), (&DELETE_ARCHIVES, &archives), (&DELETE_PASSWORDS, &passwords)]
+    {
         if !old.is_empty() {
             db.write(Unit::new().exec(sql.as_str(), params![Val::list(old)])).await?.done()?;
         }
     }
-    Ok(codes.len() + archives.len())
+    Ok(codes.len() + archives.len() + passwords.len())
 }

@@ -103,11 +103,11 @@ statements! {
     FIND_BY_KEY = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.user_id = $2 \
                    AND r.idempotency_key = $3", Run::columns("r");
     /// Not guarded by the lock: it is a request that the pipeline reads, in columns that no pipeline writes.
-    ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
+    REQUEST_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
                 stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
                 due_at = NULL WHERE id = $1 AND NOT finished";
-    POKE = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
-    POKE_SOON = "UPDATE runs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
+    MARK_DUE = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
+    MARK_SOON_DUE = "UPDATE runs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
     /// Only if the spec is unchanged and no stop was requested. A pipeline writes these columns only to roll back, also
@@ -221,17 +221,17 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
 
 /// Stores the request to stop and makes the run due; the run's pipeline performs it. Stale if the run is finished.
 pub fn request_stop(id: RunId, abort: bool, by: UserId) -> Change {
-    exec(&ASK_STOP, params![id, abort, by])
+    exec(&REQUEST_STOP, params![id, abort, by])
 }
 
 /// As [`request_stop`], without an effect on a finished run.
 pub(super) fn request_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
-    Change::Exec { sql: ASK_STOP.as_str().into(), params: params![id, abort, by], expect: Expect::Any }
+    Change::Exec { sql: REQUEST_STOP.as_str().into(), params: params![id, abort, by], expect: Expect::Any }
 }
 
 /// Makes the run due at once, unless it is finished.
 pub(super) fn mark_due(id: RunId) -> Change {
-    Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
+    Change::Exec { sql: MARK_DUE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Due within half a second: further changes usually follow within that time. A run that is already due stays due. A
@@ -242,7 +242,7 @@ pub(super) const DUE_SOON: &str = "CASE WHEN lock_token IS NOT NULL THEN NULL \
 /// Makes the run due shortly. A placed job is usually running, and an ending one finished, by then, so that one pass
 /// handles both changes.
 pub(super) fn mark_due_soon(id: RunId) -> Change {
-    Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
+    Change::Exec { sql: MARK_SOON_DUE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Replaces the spec of an active run. Stale if the spec has changed, or the run is ending.

@@ -54,7 +54,7 @@ statements! {
     LEAVE_SEAT = "DELETE FROM proxy_seats WHERE proxy_id = $1 AND job_id = $2";
     GONE = "DELETE FROM proxies WHERE id = $1";
     GONE_SEATS = "DELETE FROM proxy_seats WHERE proxy_id = $1";
-    POKE_ENDING = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND status = 'terminating' AND NOT finished";
+    MARK_ENDING_DUE = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND status = 'terminating' AND NOT finished";
     COUNT = "INSERT INTO service_requests (run_id, window_at, proxy_id, requests, in_flight_us, waiting_us) \
              VALUES ($1, now_us() - now_us() % 5000000, $2, $3, $4, $5) ON CONFLICT (run_id, window_at, proxy_id) \
              DO UPDATE SET requests = service_requests.requests + excluded.requests, \
@@ -69,7 +69,7 @@ statements! {
                CAST(coalesce(sum(q.waiting_us), 0) AS BIGINT) FROM service_requests q \
                WHERE q.run_id = $1 AND q.window_at >= now_us() - $2";
     /// A proxy that would have reported: of the gateway that publishes the service, or any if none does.
-    HEARD = "SELECT x.id FROM proxies x WHERE x.seen_at >= now_us() - $1 \
+    RECEIVED = "SELECT x.id FROM proxies x WHERE x.seen_at >= now_us() - $1 \
              AND (CAST($2 AS TEXT) IS NULL OR x.gateway_id = $2) LIMIT 1";
 }
 
@@ -203,7 +203,7 @@ pub async fn set_ready(
     replica: &RunningReplica,
     probes: &str,
     registered: bool,
-    told: Vec<Change>,
+    reported: Vec<Change>,
 ) -> Result<bool, DbError> {
     let before = replica.probes.as_deref().unwrap_or_default();
     let mut unit =
@@ -211,7 +211,7 @@ pub async fn set_ready(
     if registered != replica.registered {
         unit = unit.and([runs::mark_due(replica.run)]);
     }
-    match db.write(unit.and(told)).await? {
+    match db.write(unit.and(reported)).await? {
         WriteOutcome::Done { .. } => Ok(true),
         WriteOutcome::Stale { .. } => Ok(false),
     }
@@ -252,8 +252,9 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
 
 /// Releases the seat after the last request was answered.
 pub async fn release_seat(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
-    let unit =
-        Unit::new().exec(LEAVE_SEAT.as_str(), params![proxy, job]).exec(POKE_ENDING.as_str(), params![job]);
+    let unit = Unit::new()
+        .exec(LEAVE_SEAT.as_str(), params![proxy, job])
+        .exec(MARK_ENDING_DUE.as_str(), params![job]);
     db.write(unit).await.map(drop)
 }
 
@@ -309,7 +310,7 @@ pub async fn traffic(
     gateway: Option<GatewayId>,
     window: Span,
 ) -> Result<Option<Traffic>, DbError> {
-    if db.query_opt(HEARD.as_str(), params![PROXY_LOST_AFTER.0, gateway]).await?.is_none() {
+    if db.query_opt(RECEIVED.as_str(), params![PROXY_LOST_AFTER.0, gateway]).await?.is_none() {
         return Ok(None);
     }
     let Some(row) = db.query_opt(TRAFFIC.as_str(), params![run, window.0]).await? else { return Ok(None) };

@@ -96,8 +96,8 @@ pub async fn access_states(
 }
 
 /// Inserts the first token of a user.
-pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lives_us: Option<i64>) -> Change {
-    insert(id, user, hash, prefix, FULL_SCOPE, None, lives_us)
+pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lifetime_us: Option<i64>) -> Change {
+    insert(id, user, hash, prefix, FULL_SCOPE, None, lifetime_us)
 }
 
 /// Scope column of a token that permits everything that its user may do.
@@ -110,7 +110,7 @@ fn insert(
     prefix: &str,
     scope: &str,
     name: Option<&str>,
-    lives_us: Option<i64>,
+    lifetime_us: Option<i64>,
 ) -> Change {
     Change::Insert {
         table: "tokens",
@@ -122,7 +122,7 @@ fn insert(
             ("scope", scope.into()),
             ("name", name.into()),
             ("created_at", Val::Now),
-            ("expires_at", lives_us.map_or(Val::Null, Val::NowPlus)),
+            ("expires_at", lifetime_us.map_or(Val::Null, Val::NowPlus)),
         ],
     }
 }
@@ -144,9 +144,9 @@ pub fn create_named(
     (hash, prefix): (&str, &str),
     scope: &str,
     name: &str,
-    lives_us: Option<i64>,
+    lifetime_us: Option<i64>,
 ) -> Change {
-    insert(id, user, hash, prefix, scope, Some(name), lives_us)
+    insert(id, user, hash, prefix, scope, Some(name), lifetime_us)
 }
 
 /// Named tokens of a user that were not revoked, including expired ones.

@@ -81,7 +81,7 @@ statements! {
     /// Waits for a transaction that is attaching the volume, so that the next statement sees its result.
     QUEUE_UP = "UPDATE volumes SET due_at = NULL WHERE id = $1";
     /// A request that the pipeline reads; rejected while the volume is attached.
-    ASK_DELETE = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
+    REQUEST_DELETE = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted \
                   AND NOT EXISTS (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1)";
 }
@@ -148,7 +148,7 @@ pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {
 
 /// Stores the request to delete; the volume's pipeline performs it. Stale while the volume is attached.
 pub fn request_delete(id: VolumeId) -> [Change; 2] {
-    [exec(&QUEUE_UP, params![id], Expect::Any), exec(&ASK_DELETE, params![id], Expect::One)]
+    [exec(&QUEUE_UP, params![id], Expect::Any), exec(&REQUEST_DELETE, params![id], Expect::One)]
 }
 
 fn exec(sql: &'static str, params: Vec<Val>, expect: Expect) -> Change {

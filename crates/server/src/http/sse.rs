@@ -41,10 +41,10 @@ where
     A: Fn() -> R + Send + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let lasting = SseResponse { app, beats, allowed, rights, _place: place };
-    let frames = unfold(lasting, |mut lasting| async move {
-        let frame = lasting.next().await?;
-        Some((Ok::<_, Infallible>(frame), lasting))
+    let sse_response = SseResponse { app, beats, allowed, rights, _place: place };
+    let frames = unfold(sse_response, |mut sse_response| async move {
+        let frame = sse_response.next().await?;
+        Some((Ok::<_, Infallible>(frame), sse_response))
     });
     let mut response = with_body(StatusCode::OK, "text/event-stream", Body::from_stream(frames));
     let headers = response.headers_mut();

@@ -30,8 +30,8 @@ const GPUS_MAX: usize = 64;
 const WINDOW_SAMPLES_MAX: i64 = 720;
 
 /// Converts a host's report to a sample. The host may report anything: values are clamped to the possible range.
-fn sample(said: &Metrics) -> rows::Sample {
-    let gpus: Vec<(i64, i64)> = said
+fn sample(message: &Metrics) -> rows::Sample {
+    let gpus: Vec<(i64, i64)> = message
         .gpus
         .iter()
         .take(GPUS_MAX)
@@ -39,10 +39,10 @@ fn sample(said: &Metrics) -> rows::Sample {
         .collect();
     rows::Sample {
         at: Timestamp::default(),
-        host_at: Timestamp(said.timestamp_micro.max(0)),
-        cpu_us: said.cpu_usage_micro.max(0),
-        memory_bytes: said.memory_usage_bytes.max(0),
-        working_set_bytes: said.memory_working_set_bytes.max(0),
+        host_at: Timestamp(message.timestamp_micro.max(0)),
+        cpu_us: message.cpu_usage_micro.max(0),
+        memory_bytes: message.memory_usage_bytes.max(0),
+        working_set_bytes: message.memory_working_set_bytes.max(0),
         gpus: serde_json::to_string(&gpus).unwrap_or_default(),
     }
 }
@@ -85,14 +85,14 @@ mod tests {
     #[test]
     fn impossible_metric_values_are_clamped() {
         let gpu = GpuMetrics { gpu_memory_usage_bytes: -5, gpu_util_percent: 900 };
-        let said = Metrics {
+        let message = Metrics {
             timestamp_micro: i64::MIN,
             cpu_usage_micro: -1,
             memory_usage_bytes: i64::MIN,
             memory_working_set_bytes: 3,
             gpus: vec![gpu; 1000],
         };
-        let kept = sample(&said);
+        let kept = sample(&message);
         assert_eq!((kept.host_at.0, kept.cpu_us, kept.memory_bytes, kept.working_set_bytes), (0, 0, 0, 3));
         assert_eq!(gpus(&kept.gpus), vec![(0, 100); 64]);
         assert!(gpus("nonsense").is_empty());

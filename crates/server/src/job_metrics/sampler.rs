@@ -59,8 +59,8 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
 /// Samples one job. A job that does not respond has no sample; its passes report the problem.
 async fn sample_job(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
     let call = CallContext { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
-    let Ok(Ok(said)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
-    if let Err(error) = rows::insert(db, job.id, sample(&said), KEEP_RUNNING).await {
+    let Ok(Ok(message)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
+    if let Err(error) = rows::insert(db, job.id, sample(&message), KEEP_RUNNING).await {
         tracing::debug!(%error, job = %job.id, "failed to store sample");
     }
 }

@@ -213,7 +213,7 @@ fn command(orders: &Orders) -> String {
 fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
     let orders = &submit.job_spec;
     let name = submit.run_spec.as_ref().and_then(|spec| spec.run_name.clone()).unwrap_or_default();
-    let told = [
+    let reported = [
         ("RUN_ID", submit.run.id.clone()),
         ("JOB_ID", submit.job_submission.id.clone()),
         ("RUN_NAME", name),
@@ -222,10 +222,10 @@ fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
         ("NODE_RANK", orders.job_num.to_string()),
         ("NODES_NUM", "1".to_owned()),
     ];
-    let told = told.into_iter().flat_map(|(name, value)| {
+    let reported = reported.into_iter().flat_map(|(name, value)| {
         [(format!("DSTACK_{name}"), value.clone()), (format!("WINDLASS_{name}"), value)]
     });
-    told.chain(orders.env.clone()).filter(|(name, _)| is_variable_name(name)).collect()
+    reported.chain(orders.env.clone()).filter(|(name, _)| is_variable_name(name)).collect()
 }
 
 /// Returns whether a shell accepts this as the name of a variable.
@@ -336,8 +336,8 @@ mod tests {
         for (more, word) in
             [(json!({"jobs_per_replica": 2}), "multi-node"), (json!({"service_port": 80}), "a service")]
         {
-            let said = built(&spec(more), &plain).unwrap_err().to_string();
-            assert!(said.contains(word) && said.contains("hint"), "{said}");
+            let message = built(&spec(more), &plain).unwrap_err().to_string();
+            assert!(message.contains(word) && message.contains("hint"), "{message}");
         }
         let remote = start(json!({"commands": ["true"], "repo_data": {"repo_type": "remote"}}));
         assert!(built(&spec(json!({})), &remote).unwrap_err().to_string().contains("repository"));

@@ -53,10 +53,10 @@ pub(crate) use self::task_spec::registry_credentials;
 pub enum PayloadError {
     /// The job can never be started as it is: it ends with this message.
     #[error(transparent)]
-    Unfit(#[from] UnstartableReason),
+    Unsuitable(#[from] UnstartableReason),
     /// Something that the job needs is not ready yet.
-    #[error("{said}")]
-    NotYet { said: String },
+    #[error("{message}")]
+    NotYet { message: String },
     /// The next pass may succeed.
     #[error(transparent)]
     Pass(#[from] PassError),
@@ -93,8 +93,8 @@ pub enum UnstartableReason {
          with the password or a secret as `registry_auth.password`"
     )]
     NoPassword,
-    #[error("cannot start the job: {said}")]
-    NoVolume { said: String },
+    #[error("cannot start the job: {message}")]
+    NoVolume { message: String },
     #[error("cannot start the job: it {short}; hint: {hint}")]
     NoProcess { short: String, hint: String },
     #[error("cannot start the job: a queue cannot run {what}; hint: {hint}")]
@@ -125,14 +125,14 @@ pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
 /// Task of a job for the shim of its instance, and the description of its execution mode for people.
 pub async fn task_spec(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     lease: &Lease,
     loaded: &JobInputs,
 ) -> Result<(TaskSpec, Option<String>), PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
-    let spec = spec_with_secrets(hands, loaded).await?;
+    let spec = spec_with_secrets(context, loaded).await?;
     // The number of users may have changed since the job was placed.
-    let allowed = ProcessRights::now(&hands.db, hands.local_processes).await?;
+    let allowed = ProcessRights::now(&context.db, context.local_processes).await?;
     let offer = allowed.on(inventory::offer(instance)?);
     let choice = ImageChoice::from_spec(&spec);
     let runs_in =
@@ -144,16 +144,16 @@ pub async fn task_spec(
                 );
             }
             Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
-                return Err(PayloadError::NotYet { said: format!("the job {short}") });
+                return Err(PayloadError::NotYet { message: format!("the job {short}") });
             }
             // The agent rejects what the instance cannot run.
             Err(_) => None,
         };
-    let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
+    let attach = attachments::attach(&context.db, &context.backends, lease, &loaded.job, instance);
     let mounts = match attach.await? {
         AttachProgress::Ready(mounts) => mounts,
-        AttachProgress::Coming { said } => return Err(PayloadError::NotYet { said }),
-        AttachProgress::Failed { said } => return Err(UnstartableReason::NoVolume { said }.into()),
+        AttachProgress::Coming { message } => return Err(PayloadError::NotYet { message }),
+        AttachProgress::Failed { message } => return Err(UnstartableReason::NoVolume { message }.into()),
     };
     let fleet = fleet_spec(loaded)?;
     let login = connection_info::HostLogin::of(instance, fleet.as_ref());
@@ -171,14 +171,14 @@ pub async fn task_spec(
 }
 
 /// Everything that the runner of a job needs to start.
-pub async fn runner_start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
-    let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
-    let spec = spec_with_secrets(hands, loaded).await?;
-    let nodes = rows::nodes(&hands.db, loaded).await?;
-    let addresses = addresses(hands, loaded, &shape, &spec).await?;
+pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
+    let shape = context.shapes.of(&loaded.run).map_err(PassError::from)?;
+    let spec = spec_with_secrets(context, loaded).await?;
+    let nodes = rows::nodes(&context.db, loaded).await?;
+    let addresses = addresses(context, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
-    let key = node_key::open(hands, &loaded.job).await?;
-    let (repo_credentials, code) = repo(hands, loaded, &spec).await?;
+    let key = node_key::open(context, &loaded.job).await?;
+    let (repo_credentials, code) = repo(context, loaded, &spec).await?;
     let submit = runner_start::build(&runner_start::Inputs {
         run: &loaded.run,
         job: &loaded.job,
@@ -191,22 +191,22 @@ pub async fn runner_start(hands: &PipelineContext, loaded: &JobInputs) -> Result
         addresses: &addresses,
         key,
         repo_credentials,
-        log_quota_hour: hands.limits.log_bytes_hour,
+        log_quota_hour: context.limits.log_bytes_hour,
     })?;
     let mut archives = Vec::new();
     for file in &submit.job_spec.file_archives {
-        archives.push((file.id.clone(), archive(hands, loaded, &file.id).await?));
+        archives.push((file.id.clone(), archive(context, loaded, &file.id).await?));
     }
     Ok(JobStart { submit, code, archives })
 }
 
 /// The job as a container, where its instance is a queue.
 pub async fn container_request(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     loaded: &JobInputs,
 ) -> Result<container_request::QueueRequest, PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
-    let start = runner_start(hands, loaded).await?;
+    let start = runner_start(context, loaded).await?;
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     Ok(container_request::build(&container_request::Inputs {
         submission: loaded.job.id,
@@ -223,49 +223,49 @@ pub async fn container_request(
 }
 
 /// Returns whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
-pub async fn are_addresses_known(hands: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
+pub async fn are_addresses_known(context: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let awaited = awaited_addresses(&spec);
     if awaited.is_empty() {
         return Ok(true);
     }
-    let shape = hands.shapes.of(&loaded.run)?;
-    match addresses(hands, loaded, &shape, &spec).await {
+    let shape = context.shapes.of(&loaded.run)?;
+    match addresses(context, loaded, &shape, &spec).await {
         Ok(known) => Ok(awaited.iter().all(|(group, member, _)| known.contains_key(&(*group, *member)))),
         Err(PayloadError::Pass(error)) => Err(error),
-        Err(PayloadError::Unfit(_) | PayloadError::NotYet { .. }) => Ok(true),
+        Err(PayloadError::Unsuitable(_) | PayloadError::NotYet { .. }) => Ok(true),
     }
 }
 
-async fn spec_with_secrets(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobSpec, PayloadError> {
+async fn spec_with_secrets(context: &PipelineContext, loaded: &JobInputs) -> Result<JobSpec, PayloadError> {
     let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let names = references::secret_names(&spec);
     let (project, user) = (loaded.job.project_id, loaded.run.user_id);
-    let withheld = services::secrets::withheld(&hands.db, project, user, &names).await?;
+    let withheld = services::secrets::withheld(&context.db, project, user, &names).await?;
     if !withheld.is_empty() {
         return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
     }
     let mut values = BTreeMap::new();
     for name in names {
-        if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {
+        if let Some(secret) = secrets::find(&context.db, loaded.job.project_id, &name).await? {
             let belongs = AssociatedData {
                 table: "secrets",
                 owner: secret.project_id.0,
                 name: &name,
                 version: secret.version,
             };
-            let plain = hands.keys.open_sealed(&belongs, &secret.sealed)?;
+            let plain = context.keys.open_sealed(&belongs, &secret.sealed)?;
             values.insert(name, String::from_utf8_lossy(&plain).into_owned());
         }
     }
     if let Some(job) = loaded.run.managed_job_id {
-        spec.env.extend(managed_secrets(hands, job, &loaded.run.name).await?);
+        spec.env.extend(managed_secrets(context, job, &loaded.run.name).await?);
     }
     let sealed =
         spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
         let opened =
-            registry_passwords::open_password(&hands.db, &hands.keys, loaded.job.project_id, id).await;
+            registry_passwords::open_password(&context.db, &context.keys, loaded.job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
                 OpenPasswordError::Db(error) => PayloadError::from(error),
@@ -285,16 +285,16 @@ async fn spec_with_secrets(hands: &PipelineContext, loaded: &JobInputs) -> Resul
 
 /// Secrets of the managed job's task of which this run is an attempt.
 async fn managed_secrets(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     job: ManagedJobId,
     run: &str,
 ) -> Result<BTreeMap<String, String>, PayloadError> {
-    let Some((plan, sealed)) = managed_jobs::secrets(&hands.db, job).await? else {
+    let Some((plan, sealed)) = managed_jobs::secrets(&context.db, job).await? else {
         return Ok(BTreeMap::new());
     };
     let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
     let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.0);
-    let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+    let plain = context.keys.open_sealed(&belongs, &sealed)?;
     let mut values: Vec<BTreeMap<String, String>> =
         serde_json::from_slice(&plain).map_err(PassError::document)?;
     let task = plan.task_index_of_run(run).filter(|task| *task < values.len());
@@ -313,7 +313,7 @@ fn user_key(loaded: &JobInputs) -> Result<Option<String>, PassError> {
 
 /// Addresses by group and member: nodes of the replica, or replicas of the service.
 async fn addresses(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     loaded: &JobInputs,
     shape: &ParsedRunSpec,
     spec: &JobSpec,
@@ -323,9 +323,9 @@ async fn addresses(
     }
     let is_service = spec.service_port.is_some();
     let nodes = if is_service {
-        rows::replicas(&hands.db, &loaded.run).await?
+        rows::replicas(&context.db, &loaded.run).await?
     } else {
-        rows::nodes(&hands.db, loaded).await?
+        rows::nodes(&context.db, loaded).await?
     };
     Ok(runner_start::addresses_by_group(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
 }
@@ -337,7 +337,7 @@ pub fn fleet_spec(loaded: &JobInputs) -> Result<Option<serde_json::Value>, PassE
 
 /// Credentials for cloning the repository, and its uploaded changes.
 async fn repo(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     loaded: &JobInputs,
     spec: &JobSpec,
 ) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), PayloadError> {
@@ -347,22 +347,22 @@ async fn repo(
         return Ok((None, None));
     }
     let id = loaded.run.repo_id.clone().unwrap_or_default();
-    let Some(repo) = repos::find(&hands.db, loaded.job.project_id, &id).await? else {
+    let Some(repo) = repos::find(&context.db, loaded.job.project_id, &id).await? else {
         return Err(UnstartableReason::NoRepo { id }.into());
     };
     let code = match hash {
         None => None,
-        Some(hash) => match repos::code(&hands.db, repo.id, hash).await? {
+        Some(hash) => match repos::code(&context.db, repo.id, hash).await? {
             Some(blob) => Some(blob.into()),
             None => return Err(UnstartableReason::NoCode { hash: hash.to_owned() }.into()),
         },
     };
     let user = loaded.run.user_id;
-    let stored = match repos::creds(&hands.db, repo.id, user).await? {
+    let stored = match repos::creds(&context.db, repo.id, user).await? {
         Some(sealed) => {
             let user = user.to_string();
             let belongs = AssociatedData { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
-            let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+            let plain = context.keys.open_sealed(&belongs, &sealed)?;
             Some(serde_json::from_slice(&plain).map_err(PassError::document)?)
         }
         None => None,
@@ -371,9 +371,9 @@ async fn repo(
     Ok((stored.or_else(|| runner_start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
 }
 
-async fn archive(hands: &PipelineContext, loaded: &JobInputs, id: &str) -> Result<Arc<[u8]>, PayloadError> {
+async fn archive(context: &PipelineContext, loaded: &JobInputs, id: &str) -> Result<Arc<[u8]>, PayloadError> {
     let id: Uuid = id.parse().unwrap_or_default();
-    match repos::archive(&hands.db, id).await? {
+    match repos::archive(&context.db, id).await? {
         Some((owner, _, blob)) if owner == loaded.run.user_id => Ok(blob.into()),
         Some(_) | None => Err(UnstartableReason::NoArchive { id }.into()),
     }

@@ -51,9 +51,9 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
 }
 
 /// Key of a job, if its replica has several.
-pub(super) async fn open(hands: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
-    let Some(sealed) = jobs::secrets(&hands.db, job.id).await? else { return Ok(None) };
-    let plain = hands.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
+pub(super) async fn open(context: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
+    let Some(sealed) = jobs::secrets(&context.db, job.id).await? else { return Ok(None) };
+    let plain = context.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
     let sealed: SealedNodeKey = serde_json::from_slice(&plain).map_err(PassError::document)?;
     Ok(Some(sealed.ssh_key))
 }

@@ -16,9 +16,9 @@ pub fn is_requested(loaded: &JobInputs) -> bool {
 }
 
 /// All nodes of the group that have an address; `None` for a job that does not need them.
-pub async fn for_job(hands: &PipelineContext, loaded: &JobInputs) -> Result<Option<GroupHosts>, PassError> {
+pub async fn for_job(context: &PipelineContext, loaded: &JobInputs) -> Result<Option<GroupHosts>, PassError> {
     let Some(job) = loaded.run.managed_job_id.filter(|_| is_requested(loaded)) else { return Ok(None) };
-    let Some((plan, members)) = rows::managed_group(&hands.db, job).await? else { return Ok(None) };
+    let Some((plan, members)) = rows::managed_group(&context.db, job).await? else { return Ok(None) };
     let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
     let hosts = members.iter().filter_map(|member| host(&plan, member)).collect();
     Ok(Some(GroupHosts { hosts }))

@@ -90,8 +90,8 @@ fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
         env.insert(PORT_VARIABLE.to_owned(), port.to_string());
     }
     env.extend(spec.env.clone());
-    let look_up = |group, member| inputs.addresses.get(&(group, member)).cloned();
-    let mut commands = insert_addresses(&spec.commands, look_up);
+    let find = |group, member| inputs.addresses.get(&(group, member)).cloned();
+    let mut commands = insert_addresses(&spec.commands, find);
     if !is_dev {
         without_terminal(&mut commands);
     }

@@ -84,8 +84,8 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
 
 /// Image as sent to the agent: `none` for a plain process.
 fn image_name(spec: &JobSpec, runs_in: Option<ExecutionMode<'_>>) -> String {
-    let asked = if spec.image_name.is_empty() { PLAIN_PROCESS_IMAGE } else { &spec.image_name };
-    runs_in.map_or(asked, ExecutionMode::image_name).to_owned()
+    let requested = if spec.image_name.is_empty() { PLAIN_PROCESS_IMAGE } else { &spec.image_name };
+    runs_in.map_or(requested, ExecutionMode::image_name).to_owned()
 }
 
 fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {

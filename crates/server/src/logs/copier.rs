@@ -168,7 +168,7 @@ impl LogCopier {
 
     /// Starts a copy of a log that grew, and returns at once. A copy that has not begun to read yet covers this report
     /// too. The passes over the job repeat a copy that fails here.
-    pub fn heard(&self, agents: &Arc<dyn AgentApi>, call: CallContext, log: Log) {
+    pub fn received(&self, agents: &Arc<dyn AgentApi>, call: CallContext, log: Log) {
         let open = self.archive.open(&log);
         if !open.mark_grown() {
             return;

@@ -130,12 +130,12 @@ pub trait LogStore: Send + Sync + 'static {
     fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()>;
 
     /// Minimum interval for checking whether other processes appended.
-    fn look_every(&self) -> Duration {
+    fn poll_interval(&self) -> Duration {
         Duration::from_millis(500)
     }
 
     /// Writes everything that is buffered in memory, before the process ends.
-    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
+    fn flush(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
     }
 

@@ -32,7 +32,7 @@ struct OpenLogState {
     /// Allows one copy of a log at a time; the others wait for it.
     copying: tokio::sync::Mutex<()>,
     /// True if growth was reported since the last read of the host.
-    heard: AtomicBool,
+    received: AtomicBool,
     news: watch::Sender<LogStatus>,
 }
 
@@ -96,7 +96,7 @@ impl NotifyingLogStore {
             let news = watch::Sender::default();
             Arc::new(OpenLogState {
                 copying: tokio::sync::Mutex::default(),
-                heard: AtomicBool::new(false),
+                received: AtomicBool::new(false),
                 news,
             })
         });
@@ -104,7 +104,7 @@ impl NotifyingLogStore {
     }
 
     /// Notifies followers of the end of the log.
-    pub(super) fn tell(&self, log: &Log, end: u64) {
+    pub(super) fn notify(&self, log: &Log, end: u64) {
         if let Some(state) = self.open.lock().get(log) {
             state.news.send_if_modified(|news| {
                 let grew = end > news.end;
@@ -129,12 +129,12 @@ impl OpenLog {
 
     /// Records that the log grew. Returns whether this is the first report since the last read of the host.
     pub(super) fn mark_grown(&self) -> bool {
-        !self.state.heard.swap(true, Ordering::SeqCst)
+        !self.state.received.swap(true, Ordering::SeqCst)
     }
 
     /// Makes the next report of growth start another copy.
     pub(super) fn clear_grown(&self) {
-        self.state.heard.store(false, Ordering::SeqCst);
+        self.state.received.store(false, Ordering::SeqCst);
     }
 }
 
@@ -181,7 +181,7 @@ impl LogStore for NotifyingLogStore {
     ) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let end = self.store.append_to_files(log, offset, at, bytes).await?;
-            self.tell(log, end);
+            self.notify(log, end);
             Ok(end)
         })
     }
@@ -202,12 +202,12 @@ impl LogStore for NotifyingLogStore {
         self.store.remove(project, run)
     }
 
-    fn look_every(&self) -> Duration {
-        self.store.look_every()
+    fn poll_interval(&self) -> Duration {
+        self.store.poll_interval()
     }
 
-    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
-        self.store.settle()
+    fn flush(&self) -> BoxFuture<'_, io::Result<()>> {
+        self.store.flush()
     }
 
     fn check(&self) -> BoxFuture<'_, io::Result<()>> {

@@ -15,17 +15,17 @@ const BYTES_MAX: usize = 2 << 20;
 pub struct InvalidPageToken(pub String);
 
 /// Converts a request to a range.
-pub fn requested_range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
-    let from = asked
+pub fn requested_range(requested: &PollRequest) -> Result<LogRange, InvalidPageToken> {
+    let from = requested
         .next_token
         .as_deref()
         .map(|token| token.parse().map_err(|_| InvalidPageToken(token.to_owned())));
     Ok(LogRange {
         from: from.transpose()?,
-        after: asked.start_time.map(|time| time.0),
-        until: asked.end_time.map(|time| time.0),
-        descending: asked.descending,
-        pieces_max: usize::try_from(asked.limit).unwrap_or(0),
+        after: requested.start_time.map(|time| time.0),
+        until: requested.end_time.map(|time| time.0),
+        descending: requested.descending,
+        pieces_max: usize::try_from(requested.limit).unwrap_or(0),
         bytes_max: BYTES_MAX,
     })
 }

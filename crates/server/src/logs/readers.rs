@@ -99,7 +99,7 @@ impl LogReaders {
         let tails = self.clone();
         tokio::spawn(async move {
             let hints = tails.0.hints.subscribe(JOB_ENDED_HINT);
-            let (mut pause, mut looked) = (POLL_INTERVAL, None);
+            let (mut pause, mut inspected) = (POLL_INTERVAL, None);
             loop {
                 let _ = timeout(pause, hints.wait()).await;
                 sleep(POLL_DEBOUNCE).await;
@@ -115,10 +115,11 @@ impl LogReaders {
                     continue;
                 }
                 let began = Instant::now();
-                let store_too = looked.is_none_or(|at: Instant| at.elapsed() >= tails.0.archive.look_every());
+                let store_too =
+                    inspected.is_none_or(|at: Instant| at.elapsed() >= tails.0.archive.poll_interval());
                 tails.poll_logs(&followed, store_too).await;
                 if store_too {
-                    looked = Some(began);
+                    inspected = Some(began);
                 }
                 // A slow store is polled less often.
                 pause = POLL_INTERVAL.max(began.elapsed() * 4);
@@ -139,7 +140,7 @@ impl LogReaders {
             if let Some(job) = ended.iter().find(|job| job.id == log.submission) {
                 self.0.archive.publish_job_result(log, job_result(job.clone()));
             } else if store_too && let Ok(end) = self.0.archive.end(log).await {
-                self.0.archive.tell(log, end);
+                self.0.archive.notify(log, end);
             }
         }
     }
@@ -264,7 +265,7 @@ impl LogReader {
     pub async fn next_with_retries(&mut self) -> Option<ReadEvent> {
         for _ in 0..RETRIES_MAX {
             match self.next().await {
-                Ok(turn) => return Some(turn),
+                Ok(lock) => return Some(lock),
                 Err(error) => {
                     tracing::warn!(submission = %self.log.submission, %error, "failed to read log for a stream");
                     sleep(RETRY_DELAY).await;

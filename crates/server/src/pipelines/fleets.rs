@@ -36,7 +36,7 @@ use crate::{
 };
 
 pub(super) struct FleetsPipeline {
-    pub(super) hands: PipelineContext,
+    pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct FleetPassPlan {
     /// Offers from which the new instances may be created.
     offers: Vec<Offer>,
     /// The reason why there are none.
-    said: Option<String>,
+    message: Option<String>,
 }
 
 impl Pipeline for FleetsPipeline {
@@ -67,7 +67,7 @@ impl Pipeline for FleetsPipeline {
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
-        let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
+        let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
         let shape = parsed_fleet_spec::for_fleet(&loaded.fleet);
         Ok(Some(Row { loaded, shape }))
     }
@@ -79,7 +79,7 @@ impl Pipeline for FleetsPipeline {
 
     fn decide(row: &Row, (): (), now: DbTime) -> FleetPassPlan {
         let plan = brain::decide(&view(row), Timestamp(now));
-        FleetPassPlan { plan, offers: Vec::new(), said: None }
+        FleetPassPlan { plan, offers: Vec::new(), message: None }
     }
 
     async fn act(&self, _lease: &Lease, row: &Row, next: &mut FleetPassPlan) -> Result<(), PassError> {
@@ -87,12 +87,12 @@ impl Pipeline for FleetsPipeline {
             return Ok(());
         }
         let all = self.market.seen().await;
-        let seen = all.granted(&backends::list_granted(&self.hands.db, row.loaded.fleet.project_id).await?);
+        let seen = all.granted(&backends::list_granted(&self.context.db, row.loaded.fleet.project_id).await?);
         next.offers = seen.for_fleet(&row.shape);
         next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
             // Without an offer this is not counted as an attempt.
-            next.said = Some(describe_no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
+            next.message = Some(describe_no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
             next.plan.create.clear();
             let fleet = &row.loaded.fleet;
             next.plan.attempts = u32::try_from(fleet.consolidation_attempt).unwrap_or_default();
@@ -129,7 +129,7 @@ impl Pipeline for FleetsPipeline {
             }
             moved.event = step.record;
         } else if let Some(message) =
-            message.as_ref().filter(|said| fleet.status_message.as_ref() != Some(said))
+            message.as_ref().filter(|text| fleet.status_message.as_ref() != Some(text))
         {
             let why = pipeline_cause(event::Pipeline::Fleet, lease, "note", message);
             moved.event = Some(Event::note(event::Entity::Fleet, fleet.id, why));
@@ -140,7 +140,7 @@ impl Pipeline for FleetsPipeline {
         } else {
             vec![super::instances::QUEUE.pipeline]
         };
-        let written = rows::apply(&self.hands.db, lease.key(), fleet, moved, due_in_us).await;
+        let written = rows::apply(&self.context.db, lease.key(), fleet, moved, due_in_us).await;
         match written {
             Ok(WriteOutcome::Done { .. }) => Ok(ApplyOutcome::Written { due_in_us, wake }),
             Ok(WriteOutcome::Stale { .. }) => Ok(ApplyOutcome::LeaseLost),
@@ -154,7 +154,7 @@ impl Pipeline for FleetsPipeline {
 impl FleetsPipeline {
     /// Adds one instance, to be created from the first offer that is granted.
     fn member(&self, lease: &Lease, row: &Row, num: u32, offers: &[Offer]) -> Result<Vec<Change>, PassError> {
-        let (db, fleet) = (&self.hands.db, &row.loaded.fleet);
+        let (db, fleet) = (&self.context.db, &row.loaded.fleet);
         let id = InstanceId(db.new_id()?);
         let name = format!("{}-{num}", fleet.name);
         let tags = row.shape.tags(None);
@@ -217,13 +217,13 @@ pub(super) fn new_instance(
 
 /// Explains why there are no offers.
 fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: bool) -> String {
-    let mut said = vec!["no backend has a matching offer".to_owned()];
-    said.extend(seen.silent.iter().cloned());
+    let mut message = vec!["no backend has a matching offer".to_owned()];
+    message.extend(seen.silent.iter().cloned());
     if seen.offers.is_empty() && seen.silent.is_empty() {
-        said = vec!["no backend has any offers".to_owned()];
+        message = vec!["no backend has any offers".to_owned()];
     }
     if left_out {
-        said.push(
+        message.push(
             "other backends are not granted to the project; hint: a global admin can grant them with \
              `windlass project grant-backend`"
                 .to_owned(),
@@ -234,24 +234,24 @@ fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: b
     misses.sort_by_key(|(short, _)| short.len());
     if let Some((short, offer)) = misses.first() {
         let short: Vec<String> = short.iter().map(ToString::to_string).collect();
-        said.push(format!(
+        message.push(format!(
             "the closest offer is {} {}: {}",
             offer.backend,
             offer.instance_type,
             short.join(", ")
         ));
     }
-    said.join("; ")
+    message.join("; ")
 }
 
 /// Status message of the fleet for users; none while everything is as requested.
 fn status_message(row: &Row, next: &FleetPassPlan) -> Option<String> {
-    let mut said: Vec<String> = next.plan.note.iter().chain(&next.said).cloned().collect();
-    if next.said.is_some() {
-        said.retain(|text| Some(text) != next.plan.note.as_ref());
+    let mut message: Vec<String> = next.plan.note.iter().chain(&next.message).cloned().collect();
+    if next.message.is_some() {
+        message.retain(|text| Some(text) != next.plan.note.as_ref());
     }
     if row.loaded.fleet.status == Status::Terminating && !row.loaded.members.is_empty() {
-        said.push(format!("waiting for {} instances to end", row.loaded.members.len()));
+        message.push(format!("waiting for {} instances to end", row.loaded.members.len()));
     }
     let (nodes, have) = (row.shape.nodes(), row.loaded.members.len());
     let short = nodes.is_some_and(|nodes| have < nodes.min as usize);
@@ -259,13 +259,13 @@ fn status_message(row: &Row, next: &FleetPassPlan) -> Option<String> {
         && next.plan.attempts > 0
         && let Some(last) = &row.loaded.last_word
     {
-        said.push(format!("the last instance failed: {last}"));
+        message.push(format!("the last instance failed: {last}"));
     }
-    if said.is_empty() && short {
+    if message.is_empty() && short {
         // Between two attempts the last message still applies.
         return row.loaded.fleet.status_message.clone();
     }
-    (!said.is_empty()).then(|| said.join("; "))
+    (!message.is_empty()).then(|| message.join("; "))
 }
 
 fn view(row: &Row) -> brain::FleetView {

@@ -91,25 +91,25 @@ pub(crate) struct InstanceFindings {
     /// The offers, with the one that is being requested.
     tries: Option<OfferAttempts>,
     total_blocks: Option<i64>,
-    strays: Vec<OrphanTask>,
+    orphans: Vec<OrphanTask>,
     /// Set if no query was made: the last response is valid until then.
     answered_until: Option<Timestamp>,
 }
 
 pub(crate) struct InstanceReport {
     seen: InstanceObservation,
-    learned: InstanceFindings,
+    findings: InstanceFindings,
 }
 
 impl InstanceReport {
     fn from_observation(seen: InstanceObservation) -> Self {
-        Self { seen, learned: InstanceFindings::default() }
+        Self { seen, findings: InstanceFindings::default() }
     }
 }
 
 pub(crate) struct InstancePassPlan {
     plan: Plan,
-    learned: InstanceFindings,
+    findings: InstanceFindings,
 }
 
 impl Pipeline for InstancesPipeline {
@@ -137,14 +137,14 @@ impl Pipeline for InstancesPipeline {
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let (view, now) = (view(row), Timestamp(lease.now()));
         if !brain::should_probe(&view, now) {
-            return Ok(InstanceReport::from_observation(InstanceObservation::NotAsked));
+            return Ok(InstanceReport::from_observation(InstanceObservation::NotRequested));
         }
         let answered_until = brain::answer_valid_until(&view, row.instance.seen_at, self.poll(row), now);
         if answered_until.is_some() {
-            let learned = InstanceFindings { answered_until, ..InstanceFindings::default() };
+            let findings = InstanceFindings { answered_until, ..InstanceFindings::default() };
             return Ok(InstanceReport {
                 seen: InstanceObservation::Answers { health: view.health },
-                learned,
+                findings,
             });
         }
         match row.instance.status {
@@ -152,31 +152,31 @@ impl Pipeline for InstancesPipeline {
             Status::Idle | Status::Busy => self.observe_ready(row).await,
             // Nothing to observe: the actions of the pass return the state.
             Status::Pending | Status::Terminating | Status::Terminated => {
-                Ok(InstanceReport::from_observation(InstanceObservation::NotAsked))
+                Ok(InstanceReport::from_observation(InstanceObservation::NotRequested))
             }
         }
     }
 
-    fn decide(row: &Row, look: InstanceReport, now: DbTime) -> InstancePassPlan {
+    fn decide(row: &Row, report: InstanceReport, now: DbTime) -> InstancePassPlan {
         InstancePassPlan {
-            plan: brain::decide(&view(row), &look.seen, Timestamp(now)),
-            learned: look.learned,
+            plan: brain::decide(&view(row), &report.seen, Timestamp(now)),
+            findings: report.findings,
         }
     }
 
     async fn act(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) -> Result<(), PassError> {
-        let look = match next.plan.action {
+        let report = match next.plan.action {
             Some(Action::Create) => self.create(lease, row).await?,
             Some(Action::Deploy) => self.deploy(lease, row).await?,
             Some(Action::Delete) => InstanceReport::from_observation(self.delete_machine(row).await),
             Some(Action::Check) => self.observe_starting(row).await,
             None => {
-                self.remove_strays(lease, row, next).await;
+                self.remove_orphans(lease, row, next).await;
                 return Ok(());
             }
         };
-        next.plan = brain::decide(&view(row), &look.seen, Timestamp(lease.now()));
-        next.learned = look.learned;
+        next.plan = brain::decide(&view(row), &report.seen, Timestamp(lease.now()));
+        next.findings = report.findings;
         Ok(())
     }
 
@@ -186,12 +186,12 @@ impl Pipeline for InstancesPipeline {
         row: Row,
         next: InstancePassPlan,
     ) -> Result<ApplyOutcome, PassError> {
-        let InstancePassPlan { mut plan, learned } = next;
-        if learned.machine.is_some() && plan.change.is_none() {
+        let InstancePassPlan { mut plan, findings } = next;
+        if findings.machine.is_some() && plan.change.is_none() {
             // The address of the agent is known now, so the next pass can call it.
             plan.due = Timestamp(lease.now());
         }
-        if let Some(until) = learned.answered_until {
+        if let Some(until) = findings.answered_until {
             plan.due = plan.due.min(until);
         }
         if engine_problem(stored_type(&row.instance).as_ref()).is_some() {
@@ -199,7 +199,7 @@ impl Pipeline for InstancesPipeline {
             plan.due = plan.due.min(Timestamp(lease.now()) + ENGINE_POLL);
         }
         let due_in_us = Some(due_in(lease, plan.due));
-        let moved = build_update(lease, &row, &plan, &learned)?;
+        let moved = build_update(lease, &row, &plan, &findings)?;
         let wake = moved.wakes();
         let ends_idle = moved.only_while_idle;
         let over = moved.is_over;
@@ -219,7 +219,11 @@ impl Pipeline for InstancesPipeline {
 impl InstancesPipeline {
     /// Time for which a response of a host is valid.
     fn poll(&self, row: &Row) -> Span {
-        if self.0.agents.hears(row.instance.id) { brain::POLL_WITH_EVENTS } else { brain::POLL_INTERVAL }
+        if self.0.agents.is_listening(row.instance.id) {
+            brain::POLL_WITH_EVENTS
+        } else {
+            brain::POLL_INTERVAL
+        }
     }
 
     /// Observes an instance that exists and is not ready: queries its agent, and its backend if the agent does not
@@ -230,7 +234,7 @@ impl InstancesPipeline {
             let seen = InstanceObservation::Answers { health: host_health(&news).0 };
             return InstanceReport {
                 seen,
-                learned: InstanceFindings { news: Some(news), ..InstanceFindings::default() },
+                findings: InstanceFindings { news: Some(news), ..InstanceFindings::default() },
             };
         }
         self.query_backend(row).await
@@ -241,14 +245,14 @@ impl InstancesPipeline {
         let id = row.instance.id;
         match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
             Ok((tasks, news)) => {
-                let strays = rows::orphan_tasks(&self.0.db, id.0, &tasks).await?;
+                let orphans = rows::orphan_tasks(&self.0.db, id.0, &tasks).await?;
                 let seen = InstanceObservation::Answers { health: host_health(&news).0 };
                 let machine = self.update_agent(row).await;
                 Ok(InstanceReport {
                     seen,
-                    learned: InstanceFindings {
+                    findings: InstanceFindings {
                         news: Some(news),
-                        strays,
+                        orphans,
                         machine,
                         ..InstanceFindings::default()
                     },
@@ -279,25 +283,27 @@ impl InstancesPipeline {
 
     /// Queries the backend about an instance whose agent does not answer, to determine whether it still exists.
     async fn query_backend(&self, row: &Row) -> InstanceReport {
-        let learned = |machine: BackendInstance| InstanceFindings {
+        let findings = |machine: BackendInstance| InstanceFindings {
             machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
             ..InstanceFindings::default()
         };
         match self.find(row).await {
             Some(Ok(InstanceState::Starting(machine))) => {
-                InstanceReport { seen: InstanceObservation::Starting, learned: learned(machine) }
+                InstanceReport { seen: InstanceObservation::Starting, findings: findings(machine) }
             }
             Some(Ok(InstanceState::Running(machine))) => {
-                InstanceReport { seen: InstanceObservation::Silent, learned: learned(machine) }
+                InstanceReport { seen: InstanceObservation::Silent, findings: findings(machine) }
             }
-            Some(Ok(InstanceState::Gone { said })) => {
-                InstanceReport::from_observation(InstanceObservation::Gone { said })
+            Some(Ok(InstanceState::Gone { message })) => {
+                InstanceReport::from_observation(InstanceObservation::Gone { message })
             }
             Some(Ok(InstanceState::Unknown)) => {
                 InstanceReport::from_observation(InstanceObservation::Unknown)
             }
             Some(Err(error @ BackendError::HostKeyChanged { .. })) => {
-                InstanceReport::from_observation(InstanceObservation::Untrusted { said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::Untrusted {
+                    message: error.to_string(),
+                })
             }
             Some(Err(error)) => {
                 tracing::debug!(instance = %row.instance.id, %error, "failed to query the backend");
@@ -308,15 +314,15 @@ impl InstancesPipeline {
     }
 
     /// Removes the tasks of ended jobs before the host is marked reachable again.
-    async fn remove_strays(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) {
-        for stray in &next.learned.strays {
+    async fn remove_orphans(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) {
+        for orphan in &next.findings.orphans {
             let call = CallContext {
                 instance: InstanceId(lease.id),
-                submission: stray.submission,
-                epoch: stray.epoch,
+                submission: orphan.submission,
+                epoch: orphan.epoch,
             };
             if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
-                tracing::debug!(instance = %row.instance.id, stray = %stray.submission, %error, "failed to remove an orphaned task");
+                tracing::debug!(instance = %row.instance.id, orphan = %orphan.submission, %error, "failed to remove an orphaned task");
                 next.plan = brain::decide(&view(row), &InstanceObservation::Silent, Timestamp(lease.now()));
                 return;
             }
@@ -339,11 +345,11 @@ fn build_update(
     lease: &Lease,
     row: &Row,
     plan: &Plan,
-    learned: &InstanceFindings,
+    findings: &InstanceFindings,
 ) -> Result<InstanceUpdate, PassError> {
     let instance = &row.instance;
-    let mut moved = InstanceUpdate { set: machine_columns(row, learned)?, ..InstanceUpdate::default() };
-    health_columns(instance, plan, learned, &mut moved.set);
+    let mut moved = InstanceUpdate { set: machine_columns(row, findings)?, ..InstanceUpdate::default() };
+    health_columns(instance, plan, findings, &mut moved.set);
     let mut message = plan.note.clone();
     if let Some(change) = &plan.change {
         let why = pipeline_cause(event::Pipeline::Instance, lease, change.reason, &change.message);
@@ -357,8 +363,8 @@ fn build_update(
         moved.event = step.record;
         message = status_columns(row, plan, step.status, &change.message, &mut moved);
     } else if let Some(word) = occupancy_event(instance) {
-        let said = format!("{} of its blocks are in use", instance.busy_blocks);
-        let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), said);
+        let text = format!("{} of its blocks are in use", instance.busy_blocks);
+        let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), text);
         let step = event::transition::<instance::InstanceLifecycle>(instance.id, instance.status, word, why)?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
@@ -373,13 +379,13 @@ fn build_update(
         message = instance.status_message.clone();
     }
     if instance.unreachable && plan.unreachable_since.is_none() && is_ready(instance.status) {
-        moved.pokes_waiting = true;
+        moved.marks_waiting_due = true;
         message = None;
     }
-    if let Some(said) = engine_note(instance, &moved.set) {
-        let why = pipeline_cause(event::Pipeline::Instance, lease, "engine", said);
+    if let Some(text) = engine_note(instance, &moved.set) {
+        let why = pipeline_cause(event::Pipeline::Instance, lease, "engine", text);
         moved.engine = Some(event::Event::note(event::Entity::Instance, instance.id, why));
-        moved.pokes_waiting = true;
+        moved.marks_waiting_due = true;
     }
     moved.set.push(("status_message", message.into()));
     Ok(moved)
@@ -397,16 +403,16 @@ fn status_columns(
     row: &Row,
     plan: &Plan,
     to: Status,
-    said: &str,
+    message: &str,
     moved: &mut InstanceUpdate,
 ) -> Option<String> {
     let instance = &row.instance;
-    moved.pokes_fleet = true;
+    moved.marks_fleet_due = true;
     match to {
         Status::Pending => None,
         Status::Provisioning => {
             moved.set.push(("started_at", Val::Now));
-            moved.pokes_jobs = true;
+            moved.marks_jobs_due = true;
             Some("waiting for its agent".to_owned())
         }
         Status::Idle | Status::Busy => {
@@ -416,15 +422,15 @@ fn status_columns(
             if to == Status::Idle {
                 moved.set.push(("idle_since", Val::Now));
             }
-            (moved.pokes_jobs, moved.pokes_waiting) = (true, true);
+            (moved.marks_jobs_due, moved.marks_waiting_due) = (true, true);
             None
         }
         Status::Terminating | Status::Terminated => {
             if let Some(reason) = plan.reason {
                 moved.set.push(("termination_reason", reason.as_str().into()));
-                moved.set.push(("termination_message", said.into()));
+                moved.set.push(("termination_message", message.into()));
             }
-            moved.pokes_jobs = true;
+            moved.marks_jobs_due = true;
             if to == Status::Terminating {
                 moved.set.push(("termination_deadline_at", Val::NowPlus(DELETE_MAX.0)));
                 moved.only_while_idle = instance.busy_blocks == 0 && is_ready(instance.status);
@@ -449,7 +455,7 @@ fn status_columns(
 }
 
 /// Adds the columns of the health of a ready instance.
-fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, set: &mut Values) {
+fn health_columns(instance: &Instance, plan: &Plan, findings: &InstanceFindings, set: &mut Values) {
     let becomes_ready = plan.change.as_ref().is_some_and(|change| {
         matches!(change.event, instance::Event::ReadyIdle | instance::Event::ReadyBusy)
     });
@@ -461,10 +467,10 @@ fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, 
         ("unreachable_since", plan.unreachable_since.into()),
         ("health", plan.health.as_str().into()),
     ]);
-    if plan.unreachable_since.is_none() && learned.answered_until.is_none() {
+    if plan.unreachable_since.is_none() && findings.answered_until.is_none() {
         set.push(("seen_at", Val::Now));
     }
-    if let Some(news) = &learned.news {
+    if let Some(news) = &findings.news {
         set.push(("health_message", host_health(news).1.into()));
         set.push(("agent_version", news.version.as_str().into()));
     } else if plan.health == Health::Failure {
@@ -473,13 +479,13 @@ fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, 
 }
 
 /// Columns of what was learned about the machine.
-fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, PassError> {
+fn machine_columns(row: &Row, findings: &InstanceFindings) -> Result<Values, PassError> {
     let (instance, mut set) = (&row.instance, Values::new());
-    if let Some(tries) = &learned.tries {
+    if let Some(tries) = &findings.tries {
         set.push(("offer", Val::json(tries)?));
         set.push(("backend", tries.current().map(|offer| offer.backend.clone()).into()));
     }
-    if let Some(tries) = &learned.granted
+    if let Some(tries) = &findings.granted
         && let Some(offer) = tries.current()
     {
         set.extend([
@@ -493,10 +499,10 @@ fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, Pass
             ("instance_type", offer_instance_type(offer).to_string().into()),
         ]);
     }
-    if let Some(total) = learned.total_blocks {
+    if let Some(total) = findings.total_blocks {
         set.push(("total_blocks", total.into()));
     }
-    let machine = learned.machine.as_ref();
+    let machine = findings.machine.as_ref();
     if let Some(machine) = machine {
         set.push(("provisioning", Val::json(machine)?));
         // An SSH host keeps the name that its fleet has for it.
@@ -509,22 +515,22 @@ fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, Pass
     }
     let stored = stored_type(instance);
     let has = machine.and_then(|machine| machine.has.clone());
-    let looked = learned.news.as_ref().filter(|_| instance.instance_type.is_none());
-    let found = has.or_else(|| looked.map(|news| reported_hardware(&news.info))).map(|has| {
-        let granted = learned.granted.as_ref().and_then(OfferAttempts::current);
+    let inspected = findings.news.as_ref().filter(|_| instance.instance_type.is_none());
+    let found = has.or_else(|| inspected.map(|news| reported_hardware(&news.info))).map(|has| {
+        let granted = findings.granted.as_ref().and_then(OfferAttempts::current);
         let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| type_name(row));
         let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
         host_instance_type(&name, &has, spot)
     });
     let mut kind = match found {
         Some(found) => found,
-        None => match learned.news.as_ref().and(stored.clone()) {
+        None => match findings.news.as_ref().and(stored.clone()) {
             Some(stored) => stored,
             None => return Ok(set),
         },
     };
     let is_local = instance.backend.as_deref() == Some(local::NAME);
-    merge_host_report(&mut kind, stored.as_ref(), learned.news.as_ref(), is_local);
+    merge_host_report(&mut kind, stored.as_ref(), findings.news.as_ref(), is_local);
     set.retain(|(column, _)| *column != "instance_type");
     if stored.as_ref() != Some(&kind) {
         set.push(("instance_type", kind.to_string().into()));
@@ -573,7 +579,7 @@ fn view(row: &Row) -> brain::InstanceView {
     let instance = &row.instance;
     let backend = instance.backend.as_deref().unwrap_or_default();
     let kind = OfferAttempts::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
-    let asked = instance.termination_asked_at.map(|_| {
+    let requested = instance.termination_asked_at.map(|_| {
         let reason = instance.end_reason.as_deref().and_then(|word| word.parse().ok());
         reason.unwrap_or(TerminationReason::TerminatedByUser)
     });
@@ -585,7 +591,7 @@ fn view(row: &Row) -> brain::InstanceView {
         provisioning_max: provisioning_timeout(backend, kind.as_deref().unwrap_or_default()),
         jobs: u32::from(instance.busy_blocks > 0),
         is_made_for_job: instance.made_for.is_some(),
-        requested_end: asked,
+        requested_end: requested,
         idle_since: instance.idle_since.or(instance.started_at),
         idle_max: instance.idle_seconds_max.map(Span::secs),
         is_above_min: row
@@ -599,6 +605,6 @@ fn view(row: &Row) -> brain::InstanceView {
         is_delete_failure_reported: instance
             .status_message
             .as_deref()
-            .is_some_and(|said| said.starts_with(brain::DELETE_FAILED_MESSAGE)),
+            .is_some_and(|message| message.starts_with(brain::DELETE_FAILED_MESSAGE)),
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct Row {
 
 /// The observation, or the requested end: then there is nothing to observe.
 pub(crate) enum JobReport {
-    Asked(job::Ending),
+    Requested(job::Ending),
     Seen(Box<RunningJobObservation>, Box<JobFindings>),
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct JobPassState {
     /// Changes earlier in this pass, each of them completed.
     before: Vec<Change<job::Event>>,
     plan: Plan,
-    learned: JobFindings,
+    findings: JobFindings,
 }
 
 impl Pipeline for JobsRunningPipeline {
@@ -106,19 +106,23 @@ impl Pipeline for JobsRunningPipeline {
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<JobReport, PassError> {
         if let Some(ending) = row.loaded.job.end_asked() {
-            return Ok(JobReport::Asked(ending));
+            return Ok(JobReport::Requested(ending));
         }
-        let mut learned = JobFindings::default();
-        let seen = self.look(lease, row, &row.job, &mut learned).await?;
-        Ok(JobReport::Seen(Box::new(seen), Box::new(learned)))
+        let mut findings = JobFindings::default();
+        let seen = self.report(lease, row, &row.job, &mut findings).await?;
+        Ok(JobReport::Seen(Box::new(seen), Box::new(findings)))
     }
 
-    fn decide(row: &Row, look: JobReport, now: DbTime) -> JobPassPlan {
-        match look {
-            JobReport::Asked(ending) => JobPassPlan::End(ending),
-            JobReport::Seen(seen, learned) => {
+    fn decide(row: &Row, report: JobReport, now: DbTime) -> JobPassPlan {
+        match report {
+            JobReport::Requested(ending) => JobPassPlan::End(ending),
+            JobReport::Seen(seen, findings) => {
                 let plan = brain::decide(&row.job, &seen, Timestamp(now));
-                JobPassPlan::Continue(Box::new(JobPassState { before: Vec::new(), plan, learned: *learned }))
+                JobPassPlan::Continue(Box::new(JobPassState {
+                    before: Vec::new(),
+                    plan,
+                    findings: *findings,
+                }))
             }
         }
     }
@@ -126,34 +130,35 @@ impl Pipeline for JobsRunningPipeline {
     /// Performs the plan. A task that a host accepted may have advanced by the time of the response: the pass continues
     /// from there instead of waiting for the next one.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut JobPassPlan) -> Result<(), PassError> {
-        let (JobPassPlan::Continue(way), Some(call)) = (next, agent_call(lease, &row.loaded)) else {
+        let (JobPassPlan::Continue(state), Some(call)) = (next, agent_call(lease, &row.loaded)) else {
             return Ok(());
         };
-        self.perform_actions(lease, row, call, &row.job, way).await?;
+        self.perform_actions(lease, row, call, &row.job, state).await?;
         let now = Timestamp(lease.now());
-        let further = way.plan.change.as_ref().and_then(|change| brain::next_in_pass(&row.job, change, now));
+        let further =
+            state.plan.change.as_ref().and_then(|change| brain::next_in_pass(&row.job, change, now));
         if let Some(job) = further {
-            way.before.extend(way.plan.change.take());
-            let seen = self.look(lease, row, &job, &mut way.learned).await?;
-            way.plan = brain::decide(&job, &seen, now);
-            self.perform_actions(lease, row, call, &job, way).await?;
+            state.before.extend(state.plan.change.take());
+            let seen = self.report(lease, row, &job, &mut state.findings).await?;
+            state.plan = brain::decide(&job, &seen, now);
+            self.perform_actions(lease, row, call, &job, state).await?;
         }
-        self.send_peer_hosts(row, call, way).await
+        self.send_peer_hosts(row, call, state).await
     }
 
     async fn apply(&self, lease: &Lease, row: Row, next: JobPassPlan) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let (changes, ending, mut set, due) = match &next {
             JobPassPlan::End(ending) => {
-                let message = ending.said().unwrap_or("the run requested its end");
-                let change = Change::new(job::Event::StopAsked, ending.reason().as_str(), message);
+                let message = ending.message().unwrap_or("the run requested its end");
+                let change = Change::new(job::Event::StopRequested, ending.reason().as_str(), message);
                 (vec![change], Some(ending), vec![], None)
             }
-            JobPassPlan::Continue(way) => {
-                let JobPassState { before, plan, learned } = &**way;
+            JobPassPlan::Continue(state) => {
+                let JobPassState { before, plan, findings } = &**state;
                 let changes = before.iter().chain(&plan.change).cloned().collect();
-                let waits = plan.waits_for.map(|what| match &learned.waits {
-                    Some(said) => format!("waiting: {said}"),
+                let waits = plan.waits_for.map(|what| match &findings.waits {
+                    Some(text) => format!("waiting: {text}"),
                     None => format!("waiting for {what}"),
                 });
                 let set =
@@ -162,7 +167,7 @@ impl Pipeline for JobsRunningPipeline {
             }
         };
         let gate = match &next {
-            JobPassPlan::Continue(way) => way.plan.gate,
+            JobPassPlan::Continue(state) => state.plan.gate,
             JobPassPlan::End(_) => None,
         };
         set.extend(gate.map(|gate| ("gate", gate.as_str().into())));
@@ -176,11 +181,11 @@ impl Pipeline for JobsRunningPipeline {
             status = moved.status;
         }
         let came_to = Some(status).filter(|status| *status != job.status);
-        let pokes_group =
+        let marks_group_due =
             came_to.filter(|to| *to == job::Status::Running && peer_hosts::is_requested(&row.loaded));
-        let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
-        if let JobPassPlan::Continue(way) = &next {
-            set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
+        let marks_group_due = marks_group_due.and(row.loaded.run.managed_job_id);
+        if let JobPassPlan::Continue(state) = &next {
+            set.extend(record::columns(&row.loaded, &row.shape, &state.findings, came_to)?);
         }
         if let Some(ending) = ending {
             set.extend(rows::ending_columns(ending));
@@ -196,9 +201,14 @@ impl Pipeline for JobsRunningPipeline {
             }
             false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        let pokes_siblings = row.job.has_siblings;
-        let moved =
-            JobUpdate { set: dedup_columns(set), events, due_in_us: due, pokes_siblings, pokes_group };
+        let marks_siblings_due = row.job.has_siblings;
+        let moved = JobUpdate {
+            set: dedup_columns(set),
+            events,
+            due_in_us: due,
+            marks_siblings_due,
+            marks_group_due,
+        };
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(apply_outcome(&written, due, wake))
     }
@@ -214,19 +224,19 @@ enum ActionOutcome {
 
 impl JobsRunningPipeline {
     /// Queries the agents about a job in the state of `job`.
-    async fn look(
+    async fn report(
         &self,
         lease: &Lease,
         row: &Row,
         job: &brain::RunningJobView,
-        learned: &mut JobFindings,
+        findings: &mut JobFindings,
     ) -> Result<RunningJobObservation, PassError> {
         let mut seen = RunningJobObservation {
             host: inputs::host_state(&row.loaded),
-            shim: brain::ShimState::NotAsked,
-            runner: brain::RunnerState::NotAsked,
+            shim: brain::ShimState::NotRequested,
+            runner: brain::RunnerState::NotRequested,
             is_gpu_idle: self.is_gpu_idle(lease, row).await?,
-            has_event_stream: self.is_told(row),
+            has_event_stream: self.is_reported(row),
         };
         let answers = row.loaded.instance.as_ref().is_some_and(inputs::may_have_agent);
         let Some(call) =
@@ -234,24 +244,24 @@ impl JobsRunningPipeline {
         else {
             return Ok(seen);
         };
-        let ask = brain::probe_targets(job);
-        if ask.shim {
-            seen.shim = self.shim(call, learned).await;
+        let request = brain::probe_targets(job);
+        if request.shim {
+            seen.shim = self.shim(call, findings).await;
         }
         let runner_may_be_there =
-            !ask.shim || matches!(&seen.shim, brain::ShimState::Task(brain::TaskState::Running { .. }));
-        if ask.runner && runner_may_be_there {
+            !request.shim || matches!(&seen.shim, brain::ShimState::Task(brain::TaskState::Running { .. }));
+        if request.runner && runner_may_be_there {
             let pulled = self.0.agents.pull(call).await;
-            learned.answered |= pulled.is_ok();
+            findings.answered |= pulled.is_ok();
             seen.runner = inputs::runner_state(pulled);
         }
         if let brain::RunnerState::Pulled(pulled) = &seen.runner {
-            learned.no_connections = pulled.disconnected_for;
+            findings.no_connections = pulled.disconnected_for;
         }
         if job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
             // The runner's output is read from the host's disk, where it outlives the runner; only the shim knows
             // whether the task is still alive.
-            seen.shim = self.shim(call, learned).await;
+            seen.shim = self.shim(call, findings).await;
         }
         Ok(seen)
     }
@@ -263,12 +273,12 @@ impl JobsRunningPipeline {
         row: &Row,
         call: CallContext,
         job: &brain::RunningJobView,
-        way: &mut JobPassState,
+        state: &mut JobPassState,
     ) -> Result<(), PassError> {
-        for action in way.plan.actions.clone() {
+        for action in state.plan.actions.clone() {
             let done = match action {
-                Action::SubmitTask => self.submit_task(lease, row, call, &mut way.learned).await?,
-                Action::SubmitJob => self.submit_job(lease, row, call, &mut way.learned).await?,
+                Action::SubmitTask => self.submit_task(lease, row, call, &mut state.findings).await?,
+                Action::SubmitJob => self.submit_job(lease, row, call, &mut state.findings).await?,
                 Action::PullLogs => {
                     self.pull_logs(lease, row, call).await;
                     ActionOutcome::Completed
@@ -278,13 +288,13 @@ impl JobsRunningPipeline {
             match done {
                 ActionOutcome::Completed => {}
                 // The action failed, so the change that depends on it is not made; the next pass observes again.
-                ActionOutcome::NotYet(said) => {
-                    way.plan = brain::postpone(job, "its host", Timestamp(lease.now()));
-                    way.learned.waits = Some(said);
+                ActionOutcome::NotYet(message) => {
+                    state.plan = brain::postpone(job, "its host", Timestamp(lease.now()));
+                    state.findings.waits = Some(message);
                     break;
                 }
                 ActionOutcome::Impossible(ended) => {
-                    way.plan = *ended;
+                    state.plan = *ended;
                     break;
                 }
             }
@@ -298,17 +308,17 @@ impl JobsRunningPipeline {
         &self,
         row: &Row,
         call: CallContext,
-        way: &JobPassState,
+        state: &JobPassState,
     ) -> Result<(), PassError> {
-        let JobPassState { plan, learned, .. } = way;
+        let JobPassState { plan, findings, .. } = state;
         let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
         let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
         // An agent that does not answer is not called twice in a pass.
-        if !(begins || runs && learned.answered) {
+        if !(begins || runs && findings.answered) {
             return Ok(());
         }
         let Some(hosts) = peer_hosts::for_job(&self.0, &row.loaded).await? else { return Ok(()) };
-        if let Err(error) = self.0.agents.tell_hosts(call, &hosts).await {
+        if let Err(error) = self.0.agents.send_hosts(call, &hosts).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "failed to send the hosts of a group");
         }
         Ok(())
@@ -316,9 +326,10 @@ impl JobsRunningPipeline {
 
     /// Returns whether the agent's events suffice. Open connections and idle GPUs are not reported by events, so they
     /// are polled.
-    fn is_told(&self, row: &Row) -> bool {
-        let asks = row.utilization.is_some() || row.job.inactivity_duration.is_some();
-        !asks && row.loaded.job.instance_id.is_some_and(|instance| self.0.agents.hears(instance))
+    fn is_reported(&self, row: &Row) -> bool {
+        let requirements_given = row.utilization.is_some() || row.job.inactivity_duration.is_some();
+        !requirements_given
+            && row.loaded.job.instance_id.is_some_and(|instance| self.0.agents.is_listening(instance))
     }
 
     /// Returns whether the GPUs were idle for the whole window, which begins no earlier than the commands.
@@ -332,18 +343,18 @@ impl JobsRunningPipeline {
         Ok(job_metrics::is_gpu_idle(&self.0.db, id, policy.min_gpu_utilization, window, now).await?)
     }
 
-    async fn shim(&self, call: CallContext, learned: &mut JobFindings) -> brain::ShimState {
+    async fn shim(&self, call: CallContext, findings: &mut JobFindings) -> brain::ShimState {
         let answer = self.0.agents.task(call).await;
         let seen = inputs::shim_state(&answer);
-        learned.answered |= seen != brain::ShimState::Silent;
+        findings.answered |= seen != brain::ShimState::Silent;
         match answer {
             Ok(task) => {
                 if seen == brain::ShimState::Task(brain::TaskState::Queued) {
-                    learned.waits = Some(task.termination_message.clone());
+                    findings.waits = Some(task.termination_message.clone());
                 }
-                learned.task = Some(task);
+                findings.task = Some(task);
             }
-            Err(error) if seen == brain::ShimState::Silent => learned.waits = Some(error.to_string()),
+            Err(error) if seen == brain::ShimState::Silent => findings.waits = Some(error.to_string()),
             Err(_) => {}
         }
         seen
@@ -354,7 +365,7 @@ impl JobsRunningPipeline {
         lease: &Lease,
         row: &Row,
         call: CallContext,
-        learned: &mut JobFindings,
+        findings: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         if row.loaded.instance.as_ref().is_some_and(is_queue_instance) {
@@ -365,7 +376,7 @@ impl JobsRunningPipeline {
         }
         match job_payload::task_spec(&self.0, lease, &row.loaded).await {
             Ok((task, runs_in)) => {
-                learned.runs_in = runs_in;
+                findings.runs_in = runs_in;
                 Ok(call_outcome(self.0.agents.submit_task(call, &task).await, now))
             }
             Err(error) => order_outcome(error, now),
@@ -377,13 +388,13 @@ impl JobsRunningPipeline {
         lease: &Lease,
         row: &Row,
         call: CallContext,
-        learned: &mut JobFindings,
+        findings: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         match job_payload::runner_start(&self.0, &row.loaded).await {
             Ok(start) => {
                 let started = self.0.agents.start_job(call, &start).await;
-                Ok(call_outcome(started.map(|started| learned.started = started), now))
+                Ok(call_outcome(started.map(|started| findings.started = started), now))
             }
             Err(error) => order_outcome(error, now),
         }
@@ -427,12 +438,12 @@ fn call_outcome(answer: Result<(), AgentError>, now: Timestamp) -> ActionOutcome
 fn order_outcome(error: PayloadError, now: Timestamp) -> Result<ActionOutcome, PassError> {
     match error {
         PayloadError::Pass(error) => Err(error),
-        PayloadError::NotYet { said } => Ok(ActionOutcome::NotYet(said)),
-        PayloadError::Unfit(unfit @ UnstartableReason::NoVolume { .. }) => {
-            Ok(ActionOutcome::Impossible(Box::new(brain::end_without_volume(&unfit.to_string(), now))))
+        PayloadError::NotYet { message } => Ok(ActionOutcome::NotYet(message)),
+        PayloadError::Unsuitable(unsuitable @ UnstartableReason::NoVolume { .. }) => {
+            Ok(ActionOutcome::Impossible(Box::new(brain::end_without_volume(&unsuitable.to_string(), now))))
         }
-        PayloadError::Unfit(unfit) => {
-            Ok(ActionOutcome::Impossible(Box::new(brain::end_as_unstartable(&unfit.to_string(), now))))
+        PayloadError::Unsuitable(unsuitable) => {
+            Ok(ActionOutcome::Impossible(Box::new(brain::end_as_unstartable(&unsuitable.to_string(), now))))
         }
     }
 }

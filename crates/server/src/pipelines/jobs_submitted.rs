@@ -56,7 +56,7 @@ use crate::{
 };
 
 pub(super) struct JobsSubmittedPipeline {
-    pub(super) hands: PipelineContext,
+    pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
 }
 
@@ -91,14 +91,15 @@ impl BatchPipeline for JobsSubmittedPipeline {
     async fn process(&self, leases: Vec<Lease>) -> Result<Outcomes, PassError> {
         let mut outcomes: BTreeMap<Uuid, ApplyOutcome> =
             leases.iter().map(|lease| (lease.id, ApplyOutcome::LeaseLost)).collect();
-        let (jobs, runs) = placement::leased_jobs(&self.hands.db, &leases).await?;
+        let (jobs, runs) = placement::leased_jobs(&self.context.db, &leases).await?;
         let leases: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.id, lease)).collect();
         let mut waiting = Vec::new();
-        let places = placement::assigned_instances(&self.hands.db, &jobs).await?;
+        let places = placement::assigned_instances(&self.context.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
-                outcomes.insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopAsked, None).await?);
+                outcomes
+                    .insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopRequested, None).await?);
             } else if let Some(instance) = job.instance_id {
                 outcomes.insert(job.id.0, self.check_placeholder(lease, &job, places.get(&instance)).await?);
             } else {
@@ -156,15 +157,16 @@ impl JobsSubmittedPipeline {
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
-        let stock = placement::load_inventory(&self.hands.db, first.project).await?;
-        let allowed = ProcessRights::now(&self.hands.db, self.hands.local_processes).await?;
+        let stock = placement::load_inventory(&self.context.db, first.project).await?;
+        let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
         let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
         let volumes = self.volumes(first.project, &replicas).await?;
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                let mut waiting = waiting_view(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?;
+                let mut waiting =
+                    waiting_view(replica, run, &*self.context.shapes.of(run)?, &stock, &volumes)?;
                 if let Some(full) = full.get(&(replica.run, replica.num)) {
                     for node in &mut waiting.nodes {
                         Arc::make_mut(&mut node.needs).avoid_locations.extend(full.iter().cloned());
@@ -197,7 +199,7 @@ impl JobsSubmittedPipeline {
         let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
         let runs: Vec<RunId> = again.map(|one| one.run).collect();
         let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
-        for (replica, tries) in placement::failed_offers(&self.hands.db, &runs).await? {
+        for (replica, tries) in placement::failed_offers(&self.context.db, &runs).await? {
             let tries: Option<OfferAttempts> = serde_json::from_str(&tries).ok();
             let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
             let place = Location { backend: offer.backend, region: offer.region, zone: None };
@@ -217,7 +219,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<VolumeCatalog, PassError> {
         let specs = replicas.iter().flat_map(|replica| &replica.specs);
         let wanted: Vec<_> = specs.flat_map(mounts::for_spec).collect();
-        Ok(VolumeCatalog::of(&self.hands.db, project, &wanted).await?)
+        Ok(VolumeCatalog::of(&self.context.db, project, &wanted).await?)
     }
 
     /// Writes the placement of a replica as one unit for all nodes, or as one unit per node that waits.
@@ -315,7 +317,7 @@ impl JobsSubmittedPipeline {
             chooses: site.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
         };
-        let written = match placement::place_replica(&self.hands.db, &into, seated).await {
+        let written = match placement::place_replica(&self.context.db, &into, seated).await {
             Ok(written) => written,
             // Another writer used the number of the new instance: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
@@ -345,7 +347,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<Option<SeatTarget<'a>>, PassError> {
         let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
-        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet), self.hands.shapes.of(site.run)?);
+        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet), self.context.shapes.of(site.run)?);
         // The job already holds its blocks, so every offer must provide the same number.
         let alike = offers.iter().filter(|new| new.blocks == first.blocks);
         let offers: Vec<Offer> = alike
@@ -354,18 +356,18 @@ impl JobsSubmittedPipeline {
                 Some(Offer { total_blocks: new.total_blocks, ..offer.clone() })
             })
             .collect();
-        let id = InstanceId(self.hands.db.new_id()?);
+        let id = InstanceId(self.context.db.new_id()?);
         let why = format!("required by job {}", job.job_name);
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, "job", why);
         let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
-        let wish = super::fleets::new_instance(id, &offers, shape.tags(run.tags()))?;
+        let request = super::fleets::new_instance(id, &offers, shape.tags(run.tags()))?;
         let instance = NewInstance {
             project_id: fleet.project_id,
             fleet_id: Some(fleet.id),
             name: format!("{}-{instance_num}", fleet.name),
             instance_num: (*instance_num).into(),
             idle_seconds_max: shape.run_idle_secs(run.idle_duration()),
-            ..wish
+            ..request
         };
         let blocks = first.blocks.into();
         Ok(Some(SeatTarget::New {
@@ -403,10 +405,10 @@ impl JobsSubmittedPipeline {
                     set,
                     events: step.record.into_iter().collect(),
                     due_in_us: None,
-                    pokes_siblings: false,
-                    pokes_group: None,
+                    marks_siblings_due: false,
+                    marks_group_due: None,
                 };
-                let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
+                let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
                 Ok(apply_outcome(&written, None, wake))
             }
@@ -422,8 +424,8 @@ impl JobsSubmittedPipeline {
             | Plan::Attach { due }
             | Plan::Wait { due, .. }
             | Plan::Recheck { due } => {
-                let said = instance.and_then(|instance| instance.status_message.clone());
-                let set = said.map(|said| ("status_message", said.into())).into_iter().collect();
+                let message = instance.and_then(|instance| instance.status_message.clone());
+                let set = message.map(|message| ("status_message", message.into())).into_iter().collect();
                 self.wait(lease, job, set, due).await
             }
         }
@@ -437,9 +439,14 @@ impl JobsSubmittedPipeline {
         due: Timestamp,
     ) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved =
-            JobUpdate { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
-        let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
+        let moved = JobUpdate {
+            set,
+            events: Vec::new(),
+            due_in_us,
+            marks_siblings_due: false,
+            marks_group_due: None,
+        };
+        let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
         Ok(apply_outcome(&written, due_in_us, vec![]))
     }
 
@@ -451,7 +458,7 @@ impl JobsSubmittedPipeline {
         event: job::Event,
         shortfalls: Option<String>,
     ) -> Result<ApplyOutcome, PassError> {
-        let message = ending.said().unwrap_or("the run requested its end");
+        let message = ending.message().unwrap_or("the run requested its end");
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::JobLifecycle>(job.id, job.status, event, why)?;
         let mut set = rows::ending_columns(ending);
@@ -460,10 +467,10 @@ impl JobsSubmittedPipeline {
             set,
             events: moved.record.into_iter().collect(),
             due_in_us: None,
-            pokes_siblings: false,
-            pokes_group: None,
+            marks_siblings_due: false,
+            marks_group_due: None,
         };
-        let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
+        let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
         Ok(apply_outcome(
             &written,
             None,
@@ -498,7 +505,7 @@ fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
 /// State of the creation of an instance, for the job that requested it.
 fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservation {
     let Some(instance) = instance else {
-        return SubmittedJobObservation::Refused { said: "its instance no longer exists".to_owned() };
+        return SubmittedJobObservation::Refused { message: "its instance no longer exists".to_owned() };
     };
     match instance.status {
         instance::Status::Pending => SubmittedJobObservation::Creating,
@@ -506,9 +513,9 @@ fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservati
             SubmittedJobObservation::Created
         }
         instance::Status::Terminating | instance::Status::Terminated => {
-            let said = instance.termination_message.clone();
+            let message = instance.termination_message.clone();
             SubmittedJobObservation::Refused {
-                said: said.unwrap_or_else(|| "its instance was terminated".to_owned()),
+                message: message.unwrap_or_else(|| "its instance was terminated".to_owned()),
             }
         }
     }

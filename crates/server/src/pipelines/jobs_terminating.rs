@@ -123,7 +123,7 @@ impl Pipeline for JobsTerminatingPipeline {
                     job.deadline = Some(*deadline);
                     next.deadline = job.deadline;
                 }
-                TerminationStep::DrainLogs if seen.logs != brain::LogDrain::NotAsked => return Ok(()),
+                TerminationStep::DrainLogs if seen.logs != brain::LogDrain::NotRequested => return Ok(()),
                 TerminationStep::DrainLogs => {
                     seen.logs = self.logs(lease, row, call).await;
                     if seen.logs == brain::LogDrain::Drained {
@@ -131,7 +131,9 @@ impl Pipeline for JobsTerminatingPipeline {
                         next.job.ending = job.ending.clone();
                     }
                 }
-                TerminationStep::RemoveTask if seen.task != brain::TaskPresence::NotAsked => return Ok(()),
+                TerminationStep::RemoveTask if seen.task != brain::TaskPresence::NotRequested => {
+                    return Ok(());
+                }
                 TerminationStep::RemoveTask => {
                     seen.task = self.remove(call, job.ending.reason().as_str()).await
                 }
@@ -157,7 +159,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 ];
                 let mut wake = vec![];
                 if next.job.ending != row.job.ending {
-                    set.push(("termination_message", next.job.ending.said().into()));
+                    set.push(("termination_message", next.job.ending.message().into()));
                     set.push(("exit_status", next.job.ending.exit_status().into()));
                 }
                 if step == TerminationStep::Unregister {
@@ -168,8 +170,8 @@ impl Pipeline for JobsTerminatingPipeline {
                     set,
                     events: Vec::new(),
                     due_in_us,
-                    pokes_siblings: false,
-                    pokes_group: None,
+                    marks_siblings_due: false,
+                    marks_group_due: None,
                 };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
                 Ok(apply_outcome(&written, due_in_us, wake))
@@ -216,12 +218,12 @@ impl JobsTerminatingPipeline {
             Some(code) => ending.with_exit_status(code),
             None => ending,
         };
-        match (ending.said().map(str::to_owned), last.termination_message) {
-            (_, told) if told.is_empty() => ending,
+        match (ending.message().map(str::to_owned), last.termination_message) {
+            (_, reported) if reported.is_empty() => ending,
             // The same message may be the reason of the ending.
-            (Some(said), told) if said.contains(&told) => ending,
-            (Some(said), told) => ending.with_message(format!("{said}; {told}")),
-            (None, told) => ending.with_message(told),
+            (Some(message), reported) if message.contains(&reported) => ending,
+            (Some(message), reported) => ending.with_message(format!("{message}; {reported}")),
+            (None, reported) => ending.with_message(reported),
         }
     }
 
@@ -275,11 +277,11 @@ fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::Ter
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort replaces a stop in progress; nothing else changes an ending.
     let ending = match job.end_asked() {
-        Some(asked)
-            if asked.reason() == job::TerminationReason::AbortedByUser
+        Some(requested)
+            if requested.reason() == job::TerminationReason::AbortedByUser
                 && stored.reason() == job::TerminationReason::TerminatedByUser =>
         {
-            asked
+            requested
         }
         Some(_) | None => stored,
     };

@@ -25,7 +25,7 @@ use windlass_model::{
         TaskTransition, TaskView, internal_error, slots,
     },
     event::{self, Event},
-    managed_job::{self, Schedule, ScheduleEvent, plan::ManagedJobPlan, record::TaskRecord},
+    managed_job::{self, ScheduleEvent, ScheduleState, plan::ManagedJobPlan, record::TaskRecord},
     money::Price,
     skypilot::ServerContext,
     time::{Span, Timestamp},
@@ -46,7 +46,7 @@ use crate::{
 };
 
 pub(super) struct ManagedJobsPipeline {
-    pub(super) hands: PipelineContext,
+    pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct AttemptsReport {
     on_spot: Vec<usize>,
     /// Prices of the candidates of tasks that use the cheapest one.
     prices: BTreeMap<usize, Vec<Option<Price>>>,
-    dice: f64,
+    jitter: f64,
 }
 
 pub(crate) struct ManagedJobPassPlan {
@@ -96,7 +96,7 @@ pub(crate) struct ManagedJobPassPlan {
     moves: Vec<(usize, TaskTransition)>,
     decision: Decision,
     attempts: BTreeMap<usize, AttemptRun>,
-    dice: f64,
+    jitter: f64,
 }
 
 impl Pipeline for ManagedJobsPipeline {
@@ -110,34 +110,35 @@ impl Pipeline for ManagedJobsPipeline {
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
-        let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
+        let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
         let plan: ManagedJobPlan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
         let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
         let project = loaded.job.project_id;
-        let site = attempt_specs::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
-        let images = self.hands.images.with_project(loaded.project_image.as_deref());
+        let site =
+            attempt_specs::allowed_infra(&self.context.db, &self.context.backends, project, &plan).await?;
+        let images = self.context.images.with_project(loaded.project_image.as_deref());
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 
     async fn observe(&self, _lease: &Lease, row: &Row) -> Result<AttemptsReport, PassError> {
-        let (db, job) = (&self.hands.db, &row.loaded.job);
+        let (db, job) = (&self.context.db, &row.loaded.job);
         let names: BTreeMap<String, usize> = row
             .records
             .iter()
             .enumerate()
-            .filter(|(_, record)| record.attempt > 0 && record.schedule != Schedule::Done)
+            .filter(|(_, record)| record.attempt > 0 && record.schedule != ScheduleState::Done)
             .map(|(index, record)| (launch::run_name(row, index, record.attempt), index))
             .collect();
         let known: Vec<String> = names.keys().cloned().collect();
         let found = rows::attempts(db, job.id, &known).await?;
         let attempts = found.into_iter().filter_map(|one| Some((*names.get(&one.run.name)?, one))).collect();
-        let waits = row.records.iter().any(|record| record.schedule == Schedule::AliveBackoff);
+        let waits = row.records.iter().any(|record| record.schedule == ScheduleState::AliveBackoff);
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
-        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: jitter_from_id(&db.new_id()?) })
+        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, jitter: jitter_from_id(&db.new_id()?) })
     }
 
     fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> ManagedJobPassPlan {
@@ -147,7 +148,7 @@ impl Pipeline for ManagedJobsPipeline {
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
             // The row is complete: it was loaded with its files and its plan.
-            if record.schedule == Schedule::Inactive {
+            if record.schedule == ScheduleState::Inactive {
                 record.schedule(ScheduleEvent::Submitted);
             }
             let granted = row.loaded.tasks[index].granted && cancel.is_none();
@@ -169,9 +170,9 @@ impl Pipeline for ManagedJobsPipeline {
                 ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
             })
             .collect();
-        let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.dice };
+        let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.jitter };
         let decision = brain::decide(&view, now);
-        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
+        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, jitter: seen.jitter }
     }
 
     /// All effects are rows too, and are written with the rest.
@@ -199,11 +200,11 @@ impl Pipeline for ManagedJobsPipeline {
                     }))
                 }
                 Some(AttemptAction::Submit(submit)) => {
-                    match launch::run_unit(&self.hands, lease, &row, index, submit)? {
+                    match launch::run_unit(&self.context, lease, &row, index, submit)? {
                         Ok(unit) => runs.push(unit),
                         Err(why) => {
                             let (record, moved) =
-                                internal_error::apply_internal_error(&decided.record, &why, next.dice, now);
+                                internal_error::apply_internal_error(&decided.record, &why, next.jitter, now);
                             decided.record = record;
                             decided.transitions.extend(moved);
                         }
@@ -220,7 +221,7 @@ impl ManagedJobsPipeline {
     async fn on_spot(&self, row: &Row) -> Vec<usize> {
         let live = row.plan.tasks.iter().zip(&row.records).enumerate();
         let wanted: Vec<usize> = live
-            .filter(|(_, (task, record))| task.deadline.is_some() && record.schedule != Schedule::Done)
+            .filter(|(_, (task, record))| task.deadline.is_some() && record.schedule != ScheduleState::Done)
             .map(|(index, _)| index)
             .collect();
         if wanted.is_empty() {
@@ -241,7 +242,7 @@ impl ManagedJobsPipeline {
         if wanted.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let PipelineContext { db, local_processes, .. } = &self.hands;
+        let PipelineContext { db, local_processes, .. } = &self.context;
         let supply = OfferSupply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
         Ok(wanted.into_iter().map(|index| (index, launch::candidate_prices(row, index, &supply))).collect())
     }
@@ -264,7 +265,7 @@ impl ManagedJobsPipeline {
                 *record = decided.record;
             }
         }
-        let is_done = decision.schedule == Schedule::Done;
+        let is_done = decision.schedule == ScheduleState::Done;
         let claimed = brain::has_launched(&records) && !is_done;
         let frees = frees_slot(row, &records) || (row.loaded.job.claimed && !claimed);
         let due_in_us = decision.due_at.map(|at| due_in(lease, at));
@@ -295,7 +296,7 @@ impl ManagedJobsPipeline {
                 .chain(schedule_events(lease, row, decision.schedule))
                 .collect(),
         };
-        match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
+        match rows::apply(&self.context.db, lease, &row.loaded.job, outcome).await? {
             WriteOutcome::Done { .. } => {}
             WriteOutcome::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
             WriteOutcome::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
@@ -309,15 +310,15 @@ impl ManagedJobsPipeline {
 
     /// Grants free slots to waiting tasks. Returns whether any was granted.
     async fn grant_slots(&self) -> Result<bool, PassError> {
-        let limits = self.hands.job_limits;
-        let (line, in_use) = rows::slot_queue(&self.hands.db, limits).await?;
+        let limits = self.context.job_limits;
+        let (line, in_use) = rows::slot_queue(&self.context.db, limits).await?;
         let queue: Vec<slots::SlotRequest> = line.iter().map(|(waiting, _)| *waiting).collect();
         let granted = slots::grant_slots(&queue, limits, in_use);
         let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
             return Ok(false);
         }
-        rows::grant(&self.hands.db, &chosen, limits).await?;
+        rows::grant(&self.context.db, &chosen, limits).await?;
         Ok(true)
     }
 }
@@ -331,7 +332,7 @@ fn cancel_request(row: &Row) -> Option<CancelRequest> {
 fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     match (graceful, row.loaded.job.cancel_asked_at) {
         // The job's runner ends its commands when the time is over; this covers a runner that does not.
-        (Some(patience), Some(asked)) => now >= asked + patience + LOGS_GRACE,
+        (Some(timeout), Some(requested)) => now >= requested + timeout + LOGS_GRACE,
         (_, _) => false,
     }
 }
@@ -368,10 +369,14 @@ fn frees_slot(row: &Row, records: &[TaskRecord]) -> bool {
 }
 
 /// The tasks whose rows change.
-fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
+fn changed_tasks(
+    row: &Row,
+    records: &[TaskRecord],
+    requirements: &[u32],
+) -> Result<Vec<TaskUpdate>, PassError> {
     let mut written = Vec::new();
     for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
-        let wants_slot = u32::try_from(index).is_ok_and(|index| wants.contains(&index));
+        let wants_slot = u32::try_from(index).is_ok_and(|index| requirements.contains(&index));
         if *record == row.records[index] && !task.granted && task.wants_slot == wants_slot {
             continue;
         }
@@ -388,15 +393,15 @@ fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec
 }
 
 /// Events of a change of the job's schedule state. One pass may complete a submission and launch it.
-fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
+fn schedule_events(lease: &Lease, row: &Row, to: ScheduleState) -> Vec<Event> {
     let from = row.loaded.job.schedule;
     let mut path = vec![from];
-    if from == Schedule::Inactive && !matches!(to, Schedule::Inactive | Schedule::Done) {
-        path.push(Schedule::Waiting);
+    if from == ScheduleState::Inactive && !matches!(to, ScheduleState::Inactive | ScheduleState::Done) {
+        path.push(ScheduleState::Waiting);
     }
     path.push(to);
     path.dedup();
-    let step = |states: &[Schedule]| {
+    let step = |states: &[ScheduleState]| {
         let [from, to] = states else { return None };
         let message = format!("Schedule state {from} -> {to}");
         let why = pipeline_cause(event::Pipeline::ManagedJob, lease, "schedule", message);

@@ -64,16 +64,19 @@ pub trait PipelineRegistry {
 }
 
 /// The list of all pipelines. A new pipeline is one line here.
-pub fn register_all(hands: &PipelineContext, into: &mut impl PipelineRegistry) {
-    let market = OfferCache::new(hands.backends.clone());
-    into.add(runs::RunsPipeline(hands.clone()));
-    into.add_batch(jobs_submitted::JobsSubmittedPipeline { hands: hands.clone(), market: market.clone() });
-    into.add(jobs_running::JobsRunningPipeline(hands.clone()));
-    into.add(jobs_terminating::JobsTerminatingPipeline(hands.clone()));
-    into.add(managed_jobs::ManagedJobsPipeline { hands: hands.clone(), market: market.clone() });
-    into.add(instances::InstancesPipeline(hands.clone()));
-    into.add(fleets::FleetsPipeline { hands: hands.clone(), market: market.clone() });
-    into.add(volumes::VolumesPipeline(hands.clone()));
+pub fn register_all(context: &PipelineContext, into: &mut impl PipelineRegistry) {
+    let market = OfferCache::new(context.backends.clone());
+    into.add(runs::RunsPipeline(context.clone()));
+    into.add_batch(jobs_submitted::JobsSubmittedPipeline {
+        context: context.clone(),
+        market: market.clone(),
+    });
+    into.add(jobs_running::JobsRunningPipeline(context.clone()));
+    into.add(jobs_terminating::JobsTerminatingPipeline(context.clone()));
+    into.add(managed_jobs::ManagedJobsPipeline { context: context.clone(), market: market.clone() });
+    into.add(instances::InstancesPipeline(context.clone()));
+    into.add(fleets::FleetsPipeline { context: context.clone(), market: market.clone() });
+    into.add(volumes::VolumesPipeline(context.clone()));
 }
 
 /// The pipelines of a running server, and the tasks that exchange hints with other replicas.
@@ -89,7 +92,7 @@ pub fn start(
     agents: Arc<dyn AgentApi>,
     backends: Backends,
 ) -> Result<RunningPipelines, getrandom::Error> {
-    let hands = PipelineContext {
+    let context = PipelineContext {
         db: app.db().clone(),
         agents,
         backends,
@@ -107,13 +110,13 @@ pub fn start(
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
     let settings = Settings::standard(seed).with_lease(app.settings().lock_timeout);
-    register_all(&hands, &mut EngineRegistry { engine: &mut engine, settings });
+    register_all(&context, &mut EngineRegistry { engine: &mut engine, settings });
     app.metrics().watch(engine.monitor());
     let mut hints = JoinSet::new();
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
-    hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
+    hints.spawn(sampler::run(app.db().clone(), Arc::clone(&context.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
     Ok(RunningPipelines { engine, db: app.db().clone(), _hints: hints })

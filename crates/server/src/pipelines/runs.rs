@@ -100,9 +100,9 @@ impl Pipeline for RunsPipeline {
     fn decide(row: &LoadedRun, (): (), now: DbTime) -> Self::Plan {
         let (before, mut plan) = brain::decide_to_end(&row.view, Timestamp(now));
         if let Some(needs) = &row.service {
-            let look = Timestamp(now) + SERVICE_POLL_INTERVAL;
-            let look = needs.judged.due_at.map_or(look, |due| due.min(look));
-            plan.due_at = plan.due_at.map(|due| due.min(look));
+            let poll_at = Timestamp(now) + SERVICE_POLL_INTERVAL;
+            let poll_at = needs.evaluated.due_at.map_or(poll_at, |due| due.min(poll_at));
+            plan.due_at = plan.due_at.map(|due| due.min(poll_at));
         }
         (before, plan)
     }
@@ -125,7 +125,7 @@ impl Pipeline for RunsPipeline {
             // The next pass uses the previous configuration.
             wake.push(QUEUE.pipeline);
         }
-        if outcome.pokes_managed {
+        if outcome.marks_managed_due {
             wake.push(super::managed_jobs::QUEUE.pipeline);
         }
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
@@ -209,7 +209,7 @@ impl RunsPipeline {
             let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
             Some(EndRequest { submission: job.id, ending: end.ending.clone() })
         });
-        for (reason, why) in row.service.iter().flat_map(ServiceNeeds::told) {
+        for (reason, why) in row.service.iter().flat_map(ServiceNeeds::reported) {
             let why = pipeline_cause(event::Pipeline::Run, lease, reason, why);
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
@@ -220,7 +220,7 @@ impl RunsPipeline {
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
         // With several nodes, one may have advanced without a change of the run.
         let has_news = plan.status != row.run.status || row.jobs.len() > 1;
-        let pokes_managed = row.run.managed_job_id.is_some() && has_news;
+        let marks_managed_due = row.run.managed_job_id.is_some() && has_news;
         Ok(RunUpdate {
             plan,
             tracking,
@@ -230,7 +230,7 @@ impl RunsPipeline {
             ends: ends.collect(),
             events,
             due_in_us,
-            pokes_managed,
+            marks_managed_due,
         })
     }
 
@@ -279,7 +279,7 @@ fn build_tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
     RunTracking {
         fired: plan.last_slot,
         groups: service.map(|needs| needs.wanted.scaling.clone()).unwrap_or_default(),
-        rollout: service.map(|needs| needs.judged.rollout.clone()),
+        rollout: service.map(|needs| needs.evaluated.rollout.clone()),
         retry: retry_wait(row, plan),
     }
 }

@@ -79,7 +79,7 @@ impl Pipeline for VolumesPipeline {
 
     fn decide(row: &Row, (): (), now: DbTime) -> VolumePassPlan {
         VolumePassPlan {
-            plan: brain::decide(&row.view, &VolumeObservation::NotAsked, Timestamp(now)),
+            plan: brain::decide(&row.view, &VolumeObservation::NotRequested, Timestamp(now)),
             made: None,
         }
     }
@@ -110,7 +110,7 @@ impl Pipeline for VolumesPipeline {
         let mut clean_up = false;
         if let Some(change) = &plan.change {
             let why = pipeline_cause(event::Pipeline::Volume, lease, change.reason, &change.message);
-            clean_up = change.event == volume::Event::DeleteAsked;
+            clean_up = change.event == volume::Event::DeleteRequested;
             let moved = event::transition::<volume::VolumeLifecycle>(
                 volume.id,
                 volume.status,
@@ -162,10 +162,10 @@ impl VolumesPipeline {
             (Action::Create | Action::Register, _) | (Action::Check, None) => {
                 to_observation(storage.make(&row.order).await.map(Some), made)
             }
-            (Action::Check, Some(id)) => to_observation(storage.look(&row.order, id).await, made),
+            (Action::Check, Some(id)) => to_observation(storage.get(&row.order, id).await, made),
             (Action::Delete, known) => match self.delete(storage, row, known).await {
                 Ok(()) => VolumeObservation::Deleted,
-                Err(error) => VolumeObservation::NotDeleted { said: error.to_string() },
+                Err(error) => VolumeObservation::NotDeleted { message: error.to_string() },
             },
         }
     }
@@ -202,13 +202,13 @@ fn to_observation(
             *made = Some(one);
             if ready { VolumeObservation::Ready } else { VolumeObservation::Creating }
         }
-        Ok(None) => VolumeObservation::Broken { said: "it does not exist in the backend".to_owned() },
+        Ok(None) => VolumeObservation::Broken { message: "it does not exist in the backend".to_owned() },
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
-            VolumeObservation::Broken { said: error.to_string() }
+            VolumeObservation::Broken { message: error.to_string() }
         }
         // The outcome is unknown; the next pass queries again, until the time limit.
         Err(BackendError::NoCapacity { .. } | BackendError::Unavailable { .. }) => {
-            VolumeObservation::NotAsked
+            VolumeObservation::NotRequested
         }
     }
 }
@@ -216,19 +216,19 @@ fn to_observation(
 /// Result when the backend is not configured. A volume that was never created counts as deleted when its deletion is
 /// requested; one with an id waits for its backend.
 fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> VolumeObservation {
-    let said = format!("backend `{backend}` is not configured, or does not support volumes");
+    let message = format!("backend `{backend}` is not configured, or does not support volumes");
     match (action, known) {
-        (Action::Create | Action::Register | Action::Check, _) => VolumeObservation::Broken { said },
-        (Action::Delete, Some(_)) => VolumeObservation::NotDeleted { said },
+        (Action::Create | Action::Register | Action::Check, _) => VolumeObservation::Broken { message },
+        (Action::Delete, Some(_)) => VolumeObservation::NotDeleted { message },
         (Action::Delete, None) => VolumeObservation::Deleted,
     }
 }
 
 /// Message for users beside the status; none for an active volume.
-fn status_message(said: &str, status: volume::Status) -> Option<&str> {
+fn status_message(message: &str, status: volume::Status) -> Option<&str> {
     match status {
         volume::Status::Active => None,
-        volume::Status::Submitted | volume::Status::Provisioning | volume::Status::Failed => Some(said),
+        volume::Status::Submitted | volume::Status::Provisioning | volume::Status::Failed => Some(message),
     }
 }
 

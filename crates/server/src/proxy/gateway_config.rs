@@ -55,13 +55,13 @@ pub(crate) async fn build_gateway_config(
         }
     }
     let found = gateways::find(app.db(), gateway).await?;
-    let told = GatewayConfig {
+    let reported = GatewayConfig {
         services: routes,
         sites,
         own: found.as_ref().and_then(service_domains::gateway_hostname),
         certificate: found.as_ref().and_then(service_domains::certificate),
     };
-    Ok((told, ready.iter().map(|replica| replica.id).collect()))
+    Ok((reported, ready.iter().map(|replica| replica.id).collect()))
 }
 
 /// A pass is valid for one to two of these. Times are rounded, so that the state changes only once per period.
@@ -109,7 +109,7 @@ async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> R
     let machine = found.and_then(|(machine, _)| machine).ok_or("the instance is not created yet")?;
     let machine: BackendInstance = serde_json::from_str(&machine).map_err(|error| words(&error))?;
     let credential = passes.of(instance)?;
-    let way = match machine.reach.ok_or("the address of its agent is not known")? {
+    let address = match machine.reach.ok_or("the address of its agent is not known")? {
         AgentEndpoint::Socket { path } => AgentAddress::Socket { path },
         AgentEndpoint::Ssh { socket } => {
             let login = ssh_target::load_login(app.db(), app.keys(), instance)
@@ -121,5 +121,5 @@ async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> R
             return Err("its jobs run in a queue, which accepts no connections".to_owned());
         }
     };
-    Ok(ReplicaHost { credential, way })
+    Ok(ReplicaHost { credential, address })
 }

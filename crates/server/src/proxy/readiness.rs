@@ -124,17 +124,22 @@ impl ReplicaProber<'_> {
         for state in &mut states {
             state.was_ready |= ready;
         }
-        let told =
-            if ready == self.replica.registered { Vec::new() } else { self.told(app, &states, ready)? };
+        let reported =
+            if ready == self.replica.registered { Vec::new() } else { self.reported(app, &states, ready)? };
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
-        let written = rows::set_ready(app.db(), self.replica, &probes, ready, told).await?;
+        let written = rows::set_ready(app.db(), self.replica, &probes, ready, reported).await?;
         if written && ready != self.replica.registered {
             app.wake(&[ROUTES_HINT, "runs"]);
         }
         Ok(())
     }
 
-    fn told(&self, app: &App, states: &[ProbeState], ready: bool) -> Result<Vec<crate::db::Change>, DbError> {
+    fn reported(
+        &self,
+        app: &App,
+        states: &[ProbeState],
+        ready: bool,
+    ) -> Result<Vec<crate::db::Change>, DbError> {
         let replica = self.replica;
         let about = EventSubject {
             entity: Entity::Job,
@@ -186,14 +191,14 @@ where
 {
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-    let asked = async { sender.send_request(request).await.map(|answer| answer.status()) };
-    let mut asked = pin!(asked);
+    let requested = async { sender.send_request(request).await.map(|answer| answer.status()) };
+    let mut requested = pin!(requested);
     let ended = tokio::select! {
-        answer = &mut asked => return answer.map_err(|error| error.to_string()),
+        answer = &mut requested => return answer.map_err(|error| error.to_string()),
         ended = connection => ended,
     };
     // A replica that responds and closes the connection at once has responded.
-    asked.await.map_err(|_| match ended {
+    requested.await.map_err(|_| match ended {
         Ok(()) => "it closed the connection".to_owned(),
         Err(error) => error.to_string(),
     })
@@ -206,7 +211,7 @@ mod tests {
     use super::*;
 
     /// Result of a probe against a replica that reads the request, writes `answer` and closes the connection.
-    async fn asked(answer: &'static [u8]) -> Result<StatusCode, String> {
+    async fn requested(answer: &'static [u8]) -> Result<StatusCode, String> {
         let (ours, mut theirs) = duplex(4096);
         let replica = tokio::spawn(async move {
             let read = theirs.read(&mut [0; 4096]).await.unwrap();
@@ -223,7 +228,7 @@ mod tests {
     async fn a_probe_accepts_a_reply_followed_by_an_immediate_close() {
         // The order in which the two are polled is random.
         for _ in 0..64 {
-            let got = asked(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
+            let got = requested(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
             assert_eq!(got, Ok(StatusCode::OK));
         }
     }
@@ -231,7 +236,7 @@ mod tests {
     #[tokio::test]
     async fn a_probe_fails_if_the_connection_closes_without_a_reply() {
         for _ in 0..64 {
-            assert!(asked(b"").await.is_err());
+            assert!(requested(b"").await.is_err());
         }
     }
 }

@@ -59,7 +59,7 @@ struct SyncState {
     runs: HashMap<String, RunId>,
     seats: HashSet<SubmissionId>,
     /// Counts of each service at the last report.
-    told: HashMap<RunId, TrafficTotals>,
+    reported_totals: HashMap<RunId, TrafficTotals>,
     reported: Option<Instant>,
     swept: Option<Instant>,
 }
@@ -178,7 +178,7 @@ impl RouteSync {
                     continue;
                 };
                 let total = TrafficTotals::now(live.stats(), now.into_std());
-                let before = state.told.insert(run, total).unwrap_or_default();
+                let before = state.reported_totals.insert(run, total).unwrap_or_default();
                 if let Some(since) = total.since(before) {
                     let TrafficTotals { requests, in_flight_us, held_us, answers } = since;
                     let traffic = Traffic { requests, in_flight_us, waiting_us: held_us };

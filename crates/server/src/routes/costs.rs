@@ -11,6 +11,6 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes.project::<ListCosts, _, _>(list)
 }
 
-async fn list(app: App, scope: ProjectScope, asked: ListRequest) -> Result<CostReport> {
-    costs::list(&app, &scope, &asked).await
+async fn list(app: App, scope: ProjectScope, requested: ListRequest) -> Result<CostReport> {
+    costs::list(&app, &scope, &requested).await
 }

@@ -11,6 +11,6 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes.token::<ListEvents, _, _, _>(list)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Event>> {
-    events::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<Event>> {
+    events::list(&app, &caller, requested).await
 }

@@ -21,30 +21,30 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<DeleteFleetInstances, _, _>(delete_instances)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Fleet>> {
-    fleets::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<Fleet>> {
+    fleets::list(&app, &caller, requested).await
 }
 
 async fn list_project(app: App, scope: ProjectScope, _: ProjectListRequest) -> Result<Vec<Fleet>> {
     fleets::list_project(&app, &scope).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Fleet> {
-    fleets::read(&app, &scope, &asked).await
+async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Fleet> {
+    fleets::read(&app, &scope, &requested).await
 }
 
-async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<FleetPlan> {
-    fleets::plan(&app, &scope, &asked).await
+async fn plan(app: App, scope: ProjectScope, requested: PlanRequest) -> Result<FleetPlan> {
+    fleets::plan(&app, &scope, &requested).await
 }
 
-async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Fleet> {
-    fleets::apply(&app, &scope, &asked).await
+async fn apply(app: App, scope: ProjectScope, requested: ApplyRequest) -> Result<Fleet> {
+    fleets::apply(&app, &scope, &requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    fleets::delete(&app, &scope, &asked).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    fleets::delete(&app, &scope, &requested).await
 }
 
-async fn delete_instances(app: App, scope: ProjectScope, asked: DeleteInstancesRequest) -> Result<()> {
-    fleets::delete_instances(&app, &scope, &asked).await
+async fn delete_instances(app: App, scope: ProjectScope, requested: DeleteInstancesRequest) -> Result<()> {
+    fleets::delete_instances(&app, &scope, &requested).await
 }

@@ -33,54 +33,54 @@ async fn list(app: App, scope: ProjectScope, _: ListRequest) -> Result<Vec<Gatew
     gateways::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Gateway> {
-    gateways::read(&app, &scope, &asked.name).await
+async fn read(app: App, scope: ProjectScope, requested: NameRequest) -> Result<Gateway> {
+    gateways::read(&app, &scope, &requested.name).await
 }
 
-async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<GatewayPlan> {
-    gateways::plan(&app, &scope, asked).await
+async fn plan(app: App, scope: ProjectScope, requested: PlanRequest) -> Result<GatewayPlan> {
+    gateways::plan(&app, &scope, requested).await
 }
 
-async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Gateway> {
-    gateways::apply(&app, &scope, &asked).await
+async fn apply(app: App, scope: ProjectScope, requested: ApplyRequest) -> Result<Gateway> {
+    gateways::apply(&app, &scope, &requested).await
 }
 
-async fn create(app: App, scope: ProjectScope, asked: CreateRequest) -> Result<Gateway> {
-    gateways::create_from(&app, &scope, &asked).await
+async fn create(app: App, scope: ProjectScope, requested: CreateRequest) -> Result<Gateway> {
+    gateways::create_from(&app, &scope, &requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    gateways::delete(&app, &scope, &asked.names).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    gateways::delete(&app, &scope, &requested.names).await
 }
 
-async fn set_default(app: App, scope: ProjectScope, asked: SetDefaultRequest) -> Result<()> {
-    gateways::set_default(&app, &scope, &asked).await
+async fn set_default(app: App, scope: ProjectScope, requested: SetDefaultRequest) -> Result<()> {
+    gateways::set_default(&app, &scope, &requested).await
 }
 
 async fn set_wildcard_domain(
     app: App,
     scope: ProjectScope,
-    asked: SetWildcardDomainRequest,
+    requested: SetWildcardDomainRequest,
 ) -> Result<Gateway> {
-    gateways::set_wildcard_domain(&app, &scope, &asked).await
+    gateways::set_wildcard_domain(&app, &scope, &requested).await
 }
 
-async fn create_token(app: App, scope: ProjectScope, asked: NameRequest) -> Result<GatewayToken> {
-    gateways::create_token(&app, &scope, &asked.name).await
+async fn create_token(app: App, scope: ProjectScope, requested: NameRequest) -> Result<GatewayToken> {
+    gateways::create_token(&app, &scope, &requested.name).await
 }
 
-async fn read_routes(app: App, gateway: GatewayId, asked: RoutesRequest) -> Result<GatewayRoutes> {
-    gateway_nodes::routes(&app, gateway, asked).await
+async fn read_routes(app: App, gateway: GatewayId, requested: RoutesRequest) -> Result<GatewayRoutes> {
+    gateway_nodes::routes(&app, gateway, requested).await
 }
 
-async fn report(app: App, gateway: GatewayId, asked: GatewayReport) -> Result<()> {
-    gateway_nodes::report(&app, gateway, asked).await
+async fn report(app: App, gateway: GatewayId, requested: GatewayReport) -> Result<()> {
+    gateway_nodes::report(&app, gateway, requested).await
 }
 
-async fn check(app: App, gateway: GatewayId, asked: TokenCheckRequest) -> Result<TokenCheck> {
-    gateway_nodes::check(&app, gateway, asked).await
+async fn check(app: App, gateway: GatewayId, requested: TokenCheckRequest) -> Result<TokenCheck> {
+    gateway_nodes::check(&app, gateway, requested).await
 }
 
-async fn leave(app: App, gateway: GatewayId, asked: LeaveRequest) -> Result<()> {
-    gateway_nodes::leave(&app, gateway, asked).await
+async fn leave(app: App, gateway: GatewayId, requested: LeaveRequest) -> Result<()> {
+    gateway_nodes::leave(&app, gateway, requested).await
 }

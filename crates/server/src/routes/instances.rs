@@ -17,14 +17,18 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<ListHealthChecks, _, _>(health_checks)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Instance>> {
-    instances::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<Instance>> {
+    instances::list(&app, &caller, requested).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Instance> {
-    instances::read(&app, &scope, &asked).await
+async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Instance> {
+    instances::read(&app, &scope, &requested).await
 }
 
-async fn health_checks(app: App, scope: ProjectScope, asked: HealthChecksRequest) -> Result<HealthChecks> {
-    instances::health_checks(&app, &scope, &asked).await
+async fn health_checks(
+    app: App,
+    scope: ProjectScope,
+    requested: HealthChecksRequest,
+) -> Result<HealthChecks> {
+    instances::health_checks(&app, &scope, &requested).await
 }

@@ -13,22 +13,22 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<CancelManagedJobs, _, _>(cancel)
 }
 
-async fn launch(app: App, scope: ProjectScope, asked: LaunchRequest) -> Result<LaunchResponse> {
-    managed_jobs::launch(&app, &scope, asked).await
+async fn launch(app: App, scope: ProjectScope, requested: LaunchRequest) -> Result<LaunchResponse> {
+    managed_jobs::launch(&app, &scope, requested).await
 }
 
-async fn check(app: App, scope: ProjectScope, asked: LaunchRequest) -> Result<LaunchResponse> {
-    managed_jobs::check_only(&app, &scope, asked).await
+async fn check(app: App, scope: ProjectScope, requested: LaunchRequest) -> Result<LaunchResponse> {
+    managed_jobs::check_only(&app, &scope, requested).await
 }
 
-async fn list(app: App, scope: ProjectScope, asked: ListRequest) -> Result<Vec<ManagedJob>> {
-    managed_jobs::list(&app, &scope, asked).await
+async fn list(app: App, scope: ProjectScope, requested: ListRequest) -> Result<Vec<ManagedJob>> {
+    managed_jobs::list(&app, &scope, requested).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<ManagedJob> {
-    managed_jobs::read_one(&app, &scope, asked.job_id).await
+async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<ManagedJob> {
+    managed_jobs::read_one(&app, &scope, requested.job_id).await
 }
 
-async fn cancel(app: App, scope: ProjectScope, asked: CancelRequest) -> Result<CancelResponse> {
-    managed_jobs::cancel(&app, &scope, asked).await
+async fn cancel(app: App, scope: ProjectScope, requested: CancelRequest) -> Result<CancelResponse> {
+    managed_jobs::cancel(&app, &scope, requested).await
 }

@@ -22,33 +22,37 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<ListTemplates, _, _>(list_templates)
 }
 
-async fn poll_logs(app: App, scope: ProjectScope, asked: logs::PollRequest) -> Result<logs::Page> {
-    observability::poll_logs(&app, &scope, &asked).await
+async fn poll_logs(app: App, scope: ProjectScope, requested: logs::PollRequest) -> Result<logs::Page> {
+    observability::poll_logs(&app, &scope, &requested).await
 }
 
 async fn stream_logs(
     app: App,
     scope: ProjectScope,
-    asked: logs::StreamRequest,
+    requested: logs::StreamRequest,
     last: Option<u64>,
 ) -> Result<SseStream<logs::StreamEvent>> {
-    observability::stream_logs(&app, &scope, &asked, last).await
+    observability::stream_logs(&app, &scope, &requested, last).await
 }
 
-async fn job_metrics(app: App, scope: ProjectScope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
-    observability::job_metrics(&app, &scope, &asked).await
+async fn job_metrics(
+    app: App,
+    scope: ProjectScope,
+    requested: metrics::Query,
+) -> Result<metrics::JobMetrics> {
+    observability::job_metrics(&app, &scope, &requested).await
 }
 
 async fn service_metrics(
     app: App,
     scope: ProjectScope,
-    asked: metrics::ServiceQuery,
+    requested: metrics::ServiceQuery,
 ) -> Result<metrics::ServiceMetrics> {
-    observability::service_metrics(&app, &scope, &asked).await
+    observability::service_metrics(&app, &scope, &requested).await
 }
 
-async fn list_gpus(app: App, scope: ProjectScope, asked: gpus::ListRequest) -> Result<gpus::GpuList> {
-    observability::list_gpus(&app, &scope, &asked).await
+async fn list_gpus(app: App, scope: ProjectScope, requested: gpus::ListRequest) -> Result<gpus::GpuList> {
+    observability::list_gpus(&app, &scope, &requested).await
 }
 
 async fn list_exports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Exports> {

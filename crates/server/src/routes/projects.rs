@@ -26,50 +26,50 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<RevokeBackend, _, _, _>(revoke_backend)
 }
 
-async fn set_rights(app: App, caller: Caller, asked: MemberRightsRequest) -> Result<Project> {
-    projects::set_rights(&app, &caller, &asked).await
+async fn set_rights(app: App, caller: Caller, requested: MemberRightsRequest) -> Result<Project> {
+    projects::set_rights(&app, &caller, &requested).await
 }
 
-async fn grant_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
-    grants::grant_backend(&app, &caller, &asked).await
+async fn grant_backend(app: App, caller: Caller, requested: GrantRequest) -> Result<Project> {
+    grants::grant_backend(&app, &caller, &requested).await
 }
 
-async fn revoke_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
-    grants::revoke_backend(&app, &caller, &asked).await
+async fn revoke_backend(app: App, caller: Caller, requested: GrantRequest) -> Result<Project> {
+    grants::revoke_backend(&app, &caller, &requested).await
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<ProjectList> {
-    projects::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<ProjectList> {
+    projects::list(&app, &caller, requested).await
 }
 
 async fn list_without_fleets(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<Project>> {
     projects::list_without_fleets(&app, &caller).await
 }
 
-async fn create(app: App, caller: Caller, asked: CreateRequest) -> Result<Project> {
-    projects::create(&app, &caller, asked).await
+async fn create(app: App, caller: Caller, requested: CreateRequest) -> Result<Project> {
+    projects::create(&app, &caller, requested).await
 }
 
-async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
-    projects::delete(&app, &caller, &asked.projects_names).await
+async fn delete(app: App, caller: Caller, requested: DeleteRequest) -> Result<()> {
+    projects::delete(&app, &caller, &requested.projects_names).await
 }
 
 async fn read(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Project> {
     projects::read(&app, &scope).await
 }
 
-async fn set_members(app: App, scope: ProjectScope, asked: MembersRequest) -> Result<Project> {
-    projects::set_members(&app, &scope, asked).await
+async fn set_members(app: App, scope: ProjectScope, requested: MembersRequest) -> Result<Project> {
+    projects::set_members(&app, &scope, requested).await
 }
 
-async fn add_members(app: App, scope: ProjectScope, asked: MembersRequest) -> Result<Project> {
-    projects::add_members(&app, &scope, asked).await
+async fn add_members(app: App, scope: ProjectScope, requested: MembersRequest) -> Result<Project> {
+    projects::add_members(&app, &scope, requested).await
 }
 
-async fn remove_members(app: App, scope: ProjectScope, asked: RemoveMembersRequest) -> Result<Project> {
-    projects::remove_members(&app, &scope, asked).await
+async fn remove_members(app: App, scope: ProjectScope, requested: RemoveMembersRequest) -> Result<Project> {
+    projects::remove_members(&app, &scope, requested).await
 }
 
-async fn update(app: App, scope: ProjectScope, asked: UpdateRequest) -> Result<Project> {
-    projects::update(&app, &scope, asked).await
+async fn update(app: App, scope: ProjectScope, requested: UpdateRequest) -> Result<Project> {
+    projects::update(&app, &scope, requested).await
 }

@@ -30,24 +30,29 @@ async fn list(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<Repo
     repos::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<RepoHeadWithCreds> {
-    repos::read(&app, &scope, asked).await
+async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<RepoHeadWithCreds> {
+    repos::read(&app, &scope, requested).await
 }
 
-async fn init(app: App, scope: ProjectScope, asked: InitRequest) -> Result<()> {
-    repos::init(&app, &scope, asked).await
+async fn init(app: App, scope: ProjectScope, requested: InitRequest) -> Result<()> {
+    repos::init(&app, &scope, requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    repos::delete(&app, &scope, &asked.repos_ids).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    repos::delete(&app, &scope, &requested.repos_ids).await
 }
 
-async fn upload_code(app: App, scope: ProjectScope, asked: UploadCodeQuery, upload: Upload) -> Result<()> {
-    repos::upload_code(&app, &scope, &asked.repo_id, upload).await
+async fn upload_code(
+    app: App,
+    scope: ProjectScope,
+    requested: UploadCodeQuery,
+    upload: Upload,
+) -> Result<()> {
+    repos::upload_code(&app, &scope, &requested.repo_id, upload).await
 }
 
-async fn find_archive(app: App, caller: Caller, asked: HashRequest) -> Result<Archive> {
-    repos::find_archive(&app, &caller, &asked.hash).await
+async fn find_archive(app: App, caller: Caller, requested: HashRequest) -> Result<Archive> {
+    repos::find_archive(&app, &caller, &requested.hash).await
 }
 
 async fn upload_archive(app: App, caller: Caller, _: EmptyRequest, upload: Upload) -> Result<Archive> {

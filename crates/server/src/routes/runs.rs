@@ -22,34 +22,34 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<DeleteRuns, _, _>(delete)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<RenderedJson<Run>>> {
-    runs::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<RenderedJson<Run>>> {
+    runs::list(&app, &caller, requested).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Run> {
-    runs::read(&app, &scope, asked).await
+async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Run> {
+    runs::read(&app, &scope, requested).await
 }
 
-async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<RunPlan> {
-    runs::plan(&app, &scope, asked).await
+async fn plan(app: App, scope: ProjectScope, requested: PlanRequest) -> Result<RunPlan> {
+    runs::plan(&app, &scope, requested).await
 }
 
-async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Run> {
-    runs::apply(&app, &scope, asked).await
+async fn apply(app: App, scope: ProjectScope, requested: ApplyRequest) -> Result<Run> {
+    runs::apply(&app, &scope, requested).await
 }
 
-async fn stop(app: App, scope: ProjectScope, asked: StopRequest) -> Result<()> {
-    runs::stop(&app, &scope, &asked).await
+async fn stop(app: App, scope: ProjectScope, requested: StopRequest) -> Result<()> {
+    runs::stop(&app, &scope, &requested).await
 }
 
-async fn connect(app: App, scope: ProjectScope, asked: ConnectRequest) -> Result<PortStream> {
-    runs::connect(&app, &scope, &asked).await
+async fn connect(app: App, scope: ProjectScope, requested: ConnectRequest) -> Result<PortStream> {
+    runs::connect(&app, &scope, &requested).await
 }
 
-async fn check_connect(app: App, scope: ProjectScope, asked: ConnectRequest) -> Result<()> {
-    runs::check_connect(&app, &scope, &asked).await
+async fn check_connect(app: App, scope: ProjectScope, requested: ConnectRequest) -> Result<()> {
+    runs::check_connect(&app, &scope, &requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    runs::delete(&app, &scope, &asked.runs_names).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    runs::delete(&app, &scope, &requested.runs_names).await
 }

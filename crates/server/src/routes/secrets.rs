@@ -16,14 +16,14 @@ async fn list(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<Secr
     secrets::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Secret> {
-    secrets::read(&app, &scope, &asked.name).await
+async fn read(app: App, scope: ProjectScope, requested: NameRequest) -> Result<Secret> {
+    secrets::read(&app, &scope, &requested.name).await
 }
 
-async fn set(app: App, scope: ProjectScope, asked: SetRequest) -> Result<Secret> {
-    secrets::set(&app, &scope, asked).await
+async fn set(app: App, scope: ProjectScope, requested: SetRequest) -> Result<Secret> {
+    secrets::set(&app, &scope, requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    secrets::delete(&app, &scope, &asked.secrets_names).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    secrets::delete(&app, &scope, &requested.secrets_names).await
 }

@@ -22,58 +22,58 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<DeletePublicKeys, _, _, _>(delete_public_keys)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<UserList> {
-    users::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<UserList> {
+    users::list(&app, &caller, requested).await
 }
 
 async fn mine(app: App, caller: Caller, _: EmptyRequest) -> Result<UserWithCreds> {
     users::read_self(&app, &caller).await
 }
 
-async fn read(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
-    users::read(&app, &caller, &asked.username).await
+async fn read(app: App, caller: Caller, requested: NameRequest) -> Result<UserWithCreds> {
+    users::read(&app, &caller, &requested.username).await
 }
 
-async fn create(app: App, caller: Caller, asked: CreateRequest) -> Result<UserWithCreds> {
-    users::create(&app, &caller, asked).await
+async fn create(app: App, caller: Caller, requested: CreateRequest) -> Result<UserWithCreds> {
+    users::create(&app, &caller, requested).await
 }
 
-async fn update(app: App, caller: Caller, asked: CreateRequest) -> Result<User> {
-    users::update(&app, &caller, asked).await
+async fn update(app: App, caller: Caller, requested: CreateRequest) -> Result<User> {
+    users::update(&app, &caller, requested).await
 }
 
-async fn refresh_token(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
-    users::refresh_token(&app, &caller, &asked.username).await
+async fn refresh_token(app: App, caller: Caller, requested: NameRequest) -> Result<UserWithCreds> {
+    users::refresh_token(&app, &caller, &requested.username).await
 }
 
-async fn refresh_ssh_key(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
-    users::refresh_ssh_key(&app, &caller, &asked.username).await
+async fn refresh_ssh_key(app: App, caller: Caller, requested: NameRequest) -> Result<UserWithCreds> {
+    users::refresh_ssh_key(&app, &caller, &requested.username).await
 }
 
-async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
-    users::delete(&app, &caller, &asked.users).await
+async fn delete(app: App, caller: Caller, requested: DeleteRequest) -> Result<()> {
+    users::delete(&app, &caller, &requested.users).await
 }
 
 async fn named_tokens(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<NamedToken>> {
     users::named_tokens(&app, &caller).await
 }
 
-async fn create_token(app: App, caller: Caller, asked: CreateTokenRequest) -> Result<NewToken> {
-    users::create_token(&app, &caller, asked).await
+async fn create_token(app: App, caller: Caller, requested: CreateTokenRequest) -> Result<NewToken> {
+    users::create_token(&app, &caller, requested).await
 }
 
-async fn revoke_tokens(app: App, caller: Caller, asked: RevokeTokensRequest) -> Result<()> {
-    users::revoke_tokens(&app, &caller, &asked.names).await
+async fn revoke_tokens(app: App, caller: Caller, requested: RevokeTokensRequest) -> Result<()> {
+    users::revoke_tokens(&app, &caller, &requested.names).await
 }
 
 async fn public_keys(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<PublicKey>> {
     users::public_keys(&app, &caller).await
 }
 
-async fn add_public_key(app: App, caller: Caller, asked: AddPublicKeyRequest) -> Result<PublicKey> {
-    users::add_public_key(&app, &caller, asked).await
+async fn add_public_key(app: App, caller: Caller, requested: AddPublicKeyRequest) -> Result<PublicKey> {
+    users::add_public_key(&app, &caller, requested).await
 }
 
-async fn delete_public_keys(app: App, caller: Caller, asked: DeletePublicKeysRequest) -> Result<()> {
-    users::delete_public_keys(&app, &caller, asked).await
+async fn delete_public_keys(app: App, caller: Caller, requested: DeletePublicKeysRequest) -> Result<()> {
+    users::delete_public_keys(&app, &caller, requested).await
 }

@@ -19,22 +19,22 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<DeleteVolumes, _, _>(delete)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Volume>> {
-    volumes::list(&app, &caller, asked).await
+async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<Volume>> {
+    volumes::list(&app, &caller, requested).await
 }
 
 async fn list_project(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<Volume>> {
     volumes::list_project(&app, &scope).await
 }
 
-async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Volume> {
-    volumes::read(&app, &scope, &asked.name).await
+async fn read(app: App, scope: ProjectScope, requested: NameRequest) -> Result<Volume> {
+    volumes::read(&app, &scope, &requested.name).await
 }
 
-async fn create(app: App, scope: ProjectScope, asked: CreateRequest) -> Result<Volume> {
-    volumes::create(&app, &scope, &asked).await
+async fn create(app: App, scope: ProjectScope, requested: CreateRequest) -> Result<Volume> {
+    volumes::create(&app, &scope, &requested).await
 }
 
-async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
-    volumes::delete(&app, &scope, &asked.names).await
+async fn delete(app: App, scope: ProjectScope, requested: DeleteRequest) -> Result<()> {
+    volumes::delete(&app, &scope, &requested.names).await
 }

@@ -12,23 +12,27 @@ use crate::{
 
 const LIMIT_MAX: i64 = 1000;
 
-pub async fn list(app: &App, scope: &ProjectScope, asked: &wire::ListRequest) -> Result<wire::CostReport> {
-    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+pub async fn list(
+    app: &App,
+    scope: &ProjectScope,
+    requested: &wire::ListRequest,
+) -> Result<wire::CostReport> {
+    if !(1..=LIMIT_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 1 to 1000"));
     }
     let now = app.db().now().await?;
-    let until = asked.until.unwrap_or(now).min(now);
-    let since = asked.since.unwrap_or(Timestamp(0));
+    let until = requested.until.unwrap_or(now).min(now);
+    let since = requested.since.unwrap_or(Timestamp(0));
     if since > until {
         return Err(Error::field("since", "must be before `until`, and not in the future"));
     }
-    let by = match asked.by {
+    let by = match requested.by {
         wire::CostGrouping::Run => CostGroup::Run,
         wire::CostGrouping::User => CostGroup::User,
         wire::CostGrouping::Fleet => CostGroup::Fleet,
     };
     let (project, period) = (scope.project.id, Period { since, until });
-    let lines = costs::top_lines(app.db(), project, by, period, asked.limit).await?;
+    let lines = costs::top_lines(app.db(), project, by, period, requested.limit).await?;
     let (count, time, price_by_time) = costs::total(app.db(), project, by, period).await?;
     let item = |line: costs::CostLine| wire::CostItem {
         id: line.id,

@@ -16,34 +16,34 @@ use crate::{
 const IDS_MAX: usize = 16;
 const LIMIT_MAX: i64 = 100;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Event>> {
-    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<Vec<wire::Event>> {
+    if !(1..=LIMIT_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 1 to 100"));
     }
     let targets = [
-        &asked.target_projects,
-        &asked.target_users,
-        &asked.target_fleets,
-        &asked.target_instances,
-        &asked.target_runs,
-        &asked.target_jobs,
-        &asked.target_volumes,
-        &asked.target_gateways,
-        &asked.target_gateway_replicas,
-        &asked.target_secrets,
-        &asked.target_presets,
-        &asked.target_managed_jobs,
+        &requested.target_projects,
+        &requested.target_users,
+        &requested.target_fleets,
+        &requested.target_instances,
+        &requested.target_runs,
+        &requested.target_jobs,
+        &requested.target_volumes,
+        &requested.target_gateways,
+        &requested.target_gateway_replicas,
+        &requested.target_secrets,
+        &requested.target_presets,
+        &requested.target_managed_jobs,
     ];
     let within = [
-        (&asked.within_projects, Some(ParentKind::Project)),
-        (&asked.within_runs, Some(ParentKind::Run)),
-        (&asked.within_fleets, Some(ParentKind::Fleet)),
-        (&asked.within_gateways, None),
+        (&requested.within_projects, Some(ParentKind::Project)),
+        (&requested.within_runs, Some(ParentKind::Run)),
+        (&requested.within_fleets, Some(ParentKind::Fleet)),
+        (&requested.within_gateways, None),
     ];
     let target = single_filter("target_*", targets.into_iter().flatten())?;
     let place = single_filter("within_*", within.iter().filter_map(|(ids, _)| ids.as_ref()))?;
     let kind = within.iter().find(|(ids, _)| ids.is_some()).and_then(|(_, kind)| *kind);
-    let actors = asked
+    let actors = requested
         .actors
         .as_ref()
         .map(|actors| (actors.iter().copied().flatten().collect(), actors.iter().any(Option::is_none)));
@@ -53,13 +53,13 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
             visible_to: (!caller.user.admin).then_some(caller.user.id),
             targets: target,
             within: place.map(|ids| (ids, kind)),
-            types: asked.include_target_types.as_deref(),
+            types: requested.include_target_types.as_deref(),
             actors,
             page: Page {
-                time: asked.prev_recorded_at,
-                id: asked.prev_id,
-                limit: asked.limit,
-                ascending: asked.ascending,
+                time: requested.prev_recorded_at,
+                id: requested.prev_id,
+                limit: requested.limit,
+                ascending: requested.ascending,
                 // Events of one unit share their time; their ids preserve their order.
                 ties: TieOrder::FollowTime,
             },

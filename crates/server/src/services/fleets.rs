@@ -48,21 +48,21 @@ const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Maximum number of offers in one response.
 const OFFERS_MAX: usize = 50;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Fleet>> {
-    if !(0..=LIST_MAX).contains(&asked.limit) {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<Vec<wire::Fleet>> {
+    if !(0..=LIST_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
-    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, requested.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
     let page = Page {
-        time: asked.prev_created_at,
-        id: asked.prev_id,
-        limit: asked.limit,
-        ascending: asked.ascending,
+        time: requested.prev_created_at,
+        id: requested.prev_id,
+        limit: requested.limit,
+        ascending: requested.ascending,
         ..Page::default()
     };
-    let query = Query { projects, only_active: asked.only_active, page };
+    let query = Query { projects, only_active: requested.only_active, page };
     to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
@@ -72,8 +72,8 @@ pub async fn list_project(app: &App, scope: &ProjectScope) -> Result<Vec<wire::F
     to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
-pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Fleet> {
-    let found = match (asked.id, &asked.name) {
+pub async fn read(app: &App, scope: &ProjectScope, requested: &wire::ReadRequest) -> Result<wire::Fleet> {
+    let found = match (requested.id, &requested.name) {
         (Some(id), _) => fleets::find(app.db(), FleetId(id)).await?,
         (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
         (None, None) => return Err(Error::refused("name or id must be specified")),
@@ -182,8 +182,8 @@ fn hide_private_keys(value: &mut Value) {
     }
 }
 
-pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
-    let spec = FleetSpec::read(&asked.spec)?;
+pub async fn plan(app: &App, scope: &ProjectScope, requested: &wire::PlanRequest) -> Result<wire::FleetPlan> {
+    let spec = FleetSpec::read(&requested.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
     if let Some(ssh) = &spec.configuration.ssh_config {
@@ -215,7 +215,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) ->
         user: scope.caller.user.name.clone(),
         // As it was sent, including keys, because it is returned to its sender: dstack's clients apply what they
         // receive here.
-        spec: asked.spec.clone(),
+        spec: requested.spec.clone(),
         effective_spec: Some(Document::new(&spec.open)?),
         current_resource: current,
         total_offers: i64::try_from(offers.len()).unwrap_or(i64::MAX),
@@ -231,8 +231,8 @@ fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::Forbid
     Ok(diff::diff_fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
 }
 
-pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
-    let spec = FleetSpec::read(&asked.plan.spec)?;
+pub async fn apply(app: &App, scope: &ProjectScope, requested: &wire::ApplyRequest) -> Result<wire::Fleet> {
+    let spec = FleetSpec::read(&requested.plan.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
     if spec.ssh_config.is_some() && !scope.can_manage_ssh_fleets() {
@@ -274,7 +274,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
             .await?;
     }
     let id = match found {
-        Some(found) => update(app, scope, spec, asked, &found).await?,
+        Some(found) => update(app, scope, spec, requested, &found).await?,
         None => create(app, scope, spec).await?,
     };
     app.wake(&["fleets", "instances"]);
@@ -290,13 +290,13 @@ async fn update(
     app: &App,
     scope: &ProjectScope,
     spec: FleetSpec,
-    asked: &wire::ApplyRequest,
+    requested: &wire::ApplyRequest,
     found: &Fleet,
 ) -> Result<FleetId> {
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
-    if !asked.force {
-        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+    if !requested.force {
+        let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
         let stored: Value = serde_json::from_str(&found.spec)?;
         let mut before = seen.spec.value()?;
         hide_private_keys(&mut before);
@@ -441,10 +441,10 @@ fn new_host(
 }
 
 /// Stores the request to delete, for all of them or none.
-pub async fn delete(app: &App, scope: &ProjectScope, asked: &wire::DeleteRequest) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, requested: &wire::DeleteRequest) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
-    for name in asked.names.iter().collect::<BTreeSet<_>>() {
+    for name in requested.names.iter().collect::<BTreeSet<_>>() {
         // A deleted fleet is not an error.
         let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
         require_ownership::<DeleteFleets>(scope, &found)?;
@@ -457,7 +457,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, asked: &wire::DeleteRequest
             "delete_asked",
             "Fleet deletion requested".into(),
         )?);
-        if asked.force {
+        if requested.force {
             unit = unit.and([instances::force_end(found.id)]);
         }
     }
@@ -479,16 +479,16 @@ fn require_ownership<O: Operation>(scope: &ProjectScope, found: &Fleet) -> Resul
 pub async fn delete_instances(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::DeleteInstancesRequest,
+    requested: &wire::DeleteInstancesRequest,
 ) -> Result<()> {
     // Instances of a deleted fleet are not an error.
-    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
+    let found = fleets::find_by_name(app.db(), scope.project.id, &requested.name).await?;
     let Some(found) = found else { return Ok(()) };
     require_ownership::<DeleteFleetInstances>(scope, &found)?;
     let by = scope.caller.user.id;
     let members = instances::list_by_fleets(app.db(), &[found.id]).await?;
     let mut unit = Unit::new();
-    for num in asked.instance_nums.iter().collect::<BTreeSet<_>>() {
+    for num in requested.instance_nums.iter().collect::<BTreeSet<_>>() {
         let member = members.iter().find(|member| member.instance_num == *num && !member.finished);
         let member = member.ok_or_else(|| Error::absent("Instance"))?;
         let about = EventSubject {
@@ -497,8 +497,9 @@ pub async fn delete_instances(
             name: &member.name,
             project: Some(member.project_id),
         };
-        let told = note(app.db(), Some(by), &about, "delete_asked", "Instance deletion requested".into())?;
-        unit = unit.and([instances::request_end(member.id)]).and(told);
+        let reported =
+            note(app.db(), Some(by), &about, "delete_asked", "Instance deletion requested".into())?;
+        unit = unit.and([instances::request_end(member.id)]).and(reported);
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {

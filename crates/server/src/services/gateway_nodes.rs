@@ -55,18 +55,18 @@ fn check_address(address: Option<&str>) -> Result<Option<&str>> {
 pub async fn routes(
     app: &App,
     gateway: GatewayId,
-    asked: wire::RoutesRequest,
+    requested: wire::RoutesRequest,
 ) -> Result<wire::GatewayRoutes> {
-    let address = check_address(asked.address.as_deref())?;
-    let id = proxy_id(gateway, asked.node);
-    let until = Instant::now() + Duration::from_millis(asked.wait_ms).min(WAIT_TIMEOUT);
+    let address = check_address(requested.address.as_deref())?;
+    let id = proxy_id(gateway, requested.node);
+    let until = Instant::now() + Duration::from_millis(requested.wait_ms).min(WAIT_TIMEOUT);
     let hints = app.hints().subscribe(proxy::ROUTES_HINT);
     let mut is_first = true;
     loop {
-        let (told, replicas) = proxy::build_gateway_config(app, gateway).await?;
-        let text = serde_json::to_string(&told)?;
+        let (reported, replicas) = proxy::build_gateway_config(app, gateway).await?;
+        let text = serde_json::to_string(&reported)?;
         let version = hex::encode(Sha256::digest(text.as_bytes()));
-        let is_new = asked.version.as_ref() != Some(&version);
+        let is_new = requested.version.as_ref() != Some(&version);
         if is_first || is_new {
             let seen = gateways::record_node(&id, gateway, address);
             rows::record_gateway_node(app.db(), seen, &id, &replicas).await?;
@@ -119,8 +119,8 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
             break;
         };
         unit = unit.and([gateways::set_status(id, status, moved.status)]);
-        for told in moved.record.iter() {
-            unit = unit.and(record(app.db(), None, &about, told)?);
+        for reported in moved.record.iter() {
+            unit = unit.and(record(app.db(), None, &about, reported)?);
         }
         status = moved.status;
     }
@@ -176,16 +176,16 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
 pub async fn check(
     app: &App,
     gateway: GatewayId,
-    asked: wire::TokenCheckRequest,
+    requested: wire::TokenCheckRequest,
 ) -> Result<wire::TokenCheck> {
     // Guesses through a gateway are rate-limited like those from one address.
     let place = IpAddr::V6(Ipv6Addr::from(gateway.0.as_u128()));
-    let known = auth::is_server_token(app, &asked.token, place).await?;
+    let known = auth::is_server_token(app, &requested.token, place).await?;
     let refused = Ok(wire::TokenCheck { allowed: false, known });
     if !known {
         return refused;
     }
-    let authorization = format!("Bearer {}", asked.token);
+    let authorization = format!("Bearer {}", requested.token);
     let caller = match auth::authenticate(app, Some(&authorization)).await {
         Ok(caller) => caller,
         Err(Error::Denied { .. }) => return refused,
@@ -194,7 +194,7 @@ pub async fn check(
     if caller.require_services().is_err() {
         return refused;
     }
-    let scope = match auth::project_scope(app, caller, &asked.project, Vec::new()).await {
+    let scope = match auth::project_scope(app, caller, &requested.project, Vec::new()).await {
         Ok(scope) => scope,
         Err(Error::Unknown { .. }) => return refused,
         Err(error) => return Err(error),
@@ -204,8 +204,8 @@ pub async fn check(
     Ok(wire::TokenCheck { allowed, known })
 }
 
-pub async fn leave(app: &App, gateway: GatewayId, asked: wire::LeaveRequest) -> Result<()> {
-    rows::remove_proxy(app.db(), &proxy_id(gateway, asked.node)).await?;
+pub async fn leave(app: &App, gateway: GatewayId, requested: wire::LeaveRequest) -> Result<()> {
+    rows::remove_proxy(app.db(), &proxy_id(gateway, requested.node)).await?;
     app.hints().hint(pipelines::pipeline_for_job("terminating"));
     Ok(())
 }

@@ -127,8 +127,12 @@ fn immutable_change(old: &Value, new: &Value) -> Option<String> {
         .cloned()
 }
 
-pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> Result<wire::GatewayPlan> {
-    let configuration = parse(&asked.spec.configuration)?;
+pub async fn plan(
+    app: &App,
+    scope: &ProjectScope,
+    requested: wire::PlanRequest,
+) -> Result<wire::GatewayPlan> {
+    let configuration = parse(&requested.spec.configuration)?;
     let mut action = ApplyAction::Create;
     let mut current = None;
     if let Some(name) = configuration["name"].as_str() {
@@ -143,15 +147,15 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
     Ok(wire::GatewayPlan {
         project_name: scope.project.name.clone(),
         user: scope.caller.user.name.clone(),
-        effective_spec: asked.spec.clone(),
-        spec: asked.spec,
+        effective_spec: requested.spec.clone(),
+        spec: requested.spec,
         current_resource: current,
         action,
     })
 }
 
-pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) -> Result<wire::Gateway> {
-    let configuration = parse(&asked.plan.spec.configuration)?;
+pub async fn apply(app: &App, scope: &ProjectScope, requested: &wire::ApplyRequest) -> Result<wire::Gateway> {
+    let configuration = parse(&requested.plan.spec.configuration)?;
     let found = match configuration["name"].as_str() {
         Some(name) => gateways::find_by_name(app.db(), scope.project.id, name).await?,
         None => None,
@@ -160,8 +164,8 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
     let stored: Value = serde_json::from_str(&found.configuration)?;
-    if !asked.force {
-        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+    if !requested.force {
+        let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
         if seen.id != found.id.0 || seen.configuration.value()? != stored {
             return Err(changed());
         }
@@ -190,9 +194,9 @@ fn default_change(scope: &ProjectScope, id: GatewayId, configuration: &Value) ->
 pub async fn create_from(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::CreateRequest,
+    requested: &wire::CreateRequest,
 ) -> Result<wire::Gateway> {
-    let configuration = parse(&asked.configuration)?;
+    let configuration = parse(&requested.configuration)?;
     create(app, scope, configuration).await
 }
 
@@ -260,8 +264,8 @@ async fn write(
         name: &found.name,
         project: Some(found.project_id),
     };
-    let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
-    match app.db().write(Unit::new().and(changes).and(told)).await? {
+    let reported = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
+    match app.db().write(Unit::new().and(changes).and(reported)).await? {
         WriteOutcome::Done { .. } => {
             app.wake(&["gateways"]);
             Ok(())
@@ -303,12 +307,12 @@ pub async fn create_token(app: &App, scope: &ProjectScope, name: &str) -> Result
     Ok(wire::GatewayToken { token: token.text().to_owned() })
 }
 
-pub async fn set_default(app: &App, scope: &ProjectScope, asked: &wire::SetDefaultRequest) -> Result<()> {
-    if asked.gateway_project.as_ref().is_some_and(|project| *project != scope.project.name) {
+pub async fn set_default(app: &App, scope: &ProjectScope, requested: &wire::SetDefaultRequest) -> Result<()> {
+    if requested.gateway_project.as_ref().is_some_and(|project| *project != scope.project.name) {
         return Err(Error::refused("a gateway of another project cannot be the default"));
     }
     let found =
-        gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(not_found)?;
+        gateways::find_by_name(app.db(), scope.project.id, &requested.name).await?.ok_or_else(not_found)?;
     let change = vec![projects::set_default_gateway(scope.project.id, found.id)];
     write(app, scope, &found, change, "set_default", "Gateway set as default").await
 }
@@ -316,12 +320,12 @@ pub async fn set_default(app: &App, scope: &ProjectScope, asked: &wire::SetDefau
 pub async fn set_wildcard_domain(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::SetWildcardDomainRequest,
+    requested: &wire::SetWildcardDomainRequest,
 ) -> Result<wire::Gateway> {
     let found =
-        gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(not_found)?;
-    let domain = asked.wildcard_domain.as_deref();
+        gateways::find_by_name(app.db(), scope.project.id, &requested.name).await?.ok_or_else(not_found)?;
+    let domain = requested.wildcard_domain.as_deref();
     let change = vec![gateways::set_wildcard_domain(found.id, domain)];
     write(app, scope, &found, change, "domain_set", "Gateway domain changed").await?;
-    read(app, scope, &asked.name).await
+    read(app, scope, &requested.name).await
 }

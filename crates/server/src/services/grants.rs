@@ -59,26 +59,26 @@ pub(crate) fn grant_change(app: &App, project: ProjectId, backend: &str) -> Resu
     Ok(backends::grant(app.db().new_id()?, project, backend))
 }
 
-pub async fn grant_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
-    if !needs_grant(&asked.backend) {
+pub async fn grant_backend(app: &App, caller: &Caller, requested: &GrantRequest) -> Result<wire::Project> {
+    if !needs_grant(&requested.backend) {
         return Err(Error::refused(
             "SSH hosts require no grant; hint: run `windlass project members PROJECT --allow-ssh-fleets USER`",
         ));
     }
-    app.check_backends([asked.backend.as_str()])?;
-    let project = find(app, caller.user.id, &asked.project_name).await?;
-    let change = grant_change(app, project.id, &asked.backend)?;
-    let message = format!("Backend {} granted", asked.backend);
+    app.check_backends([requested.backend.as_str()])?;
+    let project = find(app, caller.user.id, &requested.project_name).await?;
+    let change = grant_change(app, project.id, &requested.backend)?;
+    let message = format!("Backend {} granted", requested.backend);
     write(app, caller, &project, change, "backend_granted", message).await
 }
 
-pub async fn revoke_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
-    let project = find(app, caller.user.id, &asked.project_name).await?;
-    if !backends::list_granted(app.db(), project.id).await?.contains(&asked.backend) {
+pub async fn revoke_backend(app: &App, caller: &Caller, requested: &GrantRequest) -> Result<wire::Project> {
+    let project = find(app, caller.user.id, &requested.project_name).await?;
+    if !backends::list_granted(app.db(), project.id).await?.contains(&requested.backend) {
         return Err(Error::absent("Grant"));
     }
-    let change = backends::delete(project.id, &asked.backend);
-    let message = format!("Backend {} revoked", asked.backend);
+    let change = backends::delete(project.id, &requested.backend);
+    let message = format!("Backend {} revoked", requested.backend);
     write(app, caller, &project, change, "backend_revoked", message).await
 }
 
@@ -101,8 +101,8 @@ async fn write(
         name: &project.name,
         project: Some(project.id),
     };
-    let told = note(app.db(), Some(caller.user.id), &about, reason, message)?;
-    app.db().write(Unit::new().and([change]).and(told)).await?.done()?;
+    let reported = note(app.db(), Some(caller.user.id), &about, reason, message)?;
+    app.db().write(Unit::new().and([change]).and(reported)).await?.done()?;
     app.wake(&["fleets", "jobs_submitted"]);
     project_service::reload(app, &project.name, caller.user.id).await
 }

@@ -19,11 +19,11 @@ use crate::{
 
 const LIST_MAX: i64 = 1000;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Instance>> {
-    if !(0..=LIST_MAX).contains(&asked.limit) {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<Vec<wire::Instance>> {
+    if !(0..=LIST_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
-    let projects = match &asked.project_names {
+    let projects = match &requested.project_names {
         None => match visible_projects(app, caller, None).await? {
             Some(projects) => projects,
             None => return Ok(Vec::new()),
@@ -38,13 +38,13 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     };
     let query = Query {
         projects,
-        fleets: asked.fleet_ids.map(|ids| ids.into_iter().map(FleetId).collect()),
-        only_active: asked.only_active,
+        fleets: requested.fleet_ids.map(|ids| ids.into_iter().map(FleetId).collect()),
+        only_active: requested.only_active,
         page: Page {
-            time: asked.prev_created_at,
-            id: asked.prev_id,
-            limit: asked.limit,
-            ascending: asked.ascending,
+            time: requested.prev_created_at,
+            id: requested.prev_id,
+            limit: requested.limit,
+            ascending: requested.ascending,
             ..Page::default()
         },
     };
@@ -52,8 +52,8 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     to_wire(app, rows).await
 }
 
-pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
-    let found = instances::find(app.db(), InstanceId(asked.id)).await?;
+pub async fn read(app: &App, scope: &ProjectScope, requested: &wire::ReadRequest) -> Result<wire::Instance> {
+    let found = instances::find(app.db(), InstanceId(requested.id)).await?;
     // The project of the row counts, not the one that the caller names.
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(not_found)?;
     to_wire(app, vec![found]).await?.pop().ok_or_else(not_found)
@@ -66,12 +66,12 @@ fn not_found() -> Error {
 pub async fn health_checks(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::HealthChecksRequest,
+    requested: &wire::HealthChecksRequest,
 ) -> Result<wire::HealthChecks> {
-    let fleet = fleets::find_by_name(app.db(), scope.project.id, &asked.fleet_name).await?;
+    let fleet = fleets::find_by_name(app.db(), scope.project.id, &requested.fleet_name).await?;
     let fleet = fleet.ok_or_else(|| Error::absent("Fleet"))?;
     let known = instances::list_by_fleets(app.db(), &[fleet.id]).await?;
-    if !known.iter().any(|instance| instance.instance_num == asked.instance_num) {
+    if !known.iter().any(|instance| instance.instance_num == requested.instance_num) {
         return Err(not_found());
     }
     // Past checks are not stored yet; the latest is part of the instance.

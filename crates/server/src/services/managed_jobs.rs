@@ -65,27 +65,31 @@ struct LaunchPlan {
 }
 
 /// Reads a request, and rejects one that can never become a run.
-async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
-    let LaunchableJob { mut plan, secrets, warnings } = read(&asked)?;
+async fn prepare_launch(
+    app: &App,
+    scope: &ProjectScope,
+    requested: wire::LaunchRequest,
+) -> Result<LaunchPlan> {
+    let LaunchableJob { mut plan, secrets, warnings } = read(&requested)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let site = attempt_specs::allowed_infra(app.db(), app.backends(), scope.project.id, &plan).await?;
     map_infra(&mut plan, &site, &mut warnings)?;
-    let name = match asked.name.or(plan.name.take()) {
+    let name = match requested.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
         None => names::generate(0)?,
     };
     plan.name = Some(name.clone());
-    if let Some(priority) = asked.priority {
+    if let Some(priority) = requested.priority {
         plan.priority = priority;
     }
     if !PRIORITY.contains(&i64::from(plan.priority)) {
         return Err(Error::field("priority", "must be from -1000 to 1000"));
     }
-    let copies = asked.num_jobs.unwrap_or(1);
+    let copies = requested.num_jobs.unwrap_or(1);
     if !(1..=COPIES_MAX).contains(&copies) {
         return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
     }
-    let files = task_archives(app, scope, &plan, asked.files).await?;
+    let files = task_archives(app, scope, &plan, requested.files).await?;
     let images = check(app, scope, &plan, &files, site).await?;
     plan.image_architectures = images.architectures;
     warnings.extend(images.warnings);
@@ -96,9 +100,9 @@ async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequ
 pub async fn check_only(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::LaunchRequest,
+    requested: wire::LaunchRequest,
 ) -> Result<wire::LaunchResponse> {
-    let warnings = prepare_launch(app, scope, asked).await?.warnings;
+    let warnings = prepare_launch(app, scope, requested).await?.warnings;
     Ok(wire::LaunchResponse { jobs: Vec::new(), warnings })
 }
 
@@ -106,15 +110,15 @@ pub async fn check_only(
 pub async fn launch(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::LaunchRequest,
+    requested: wire::LaunchRequest,
 ) -> Result<wire::LaunchResponse> {
-    let hash = request_hash(&asked)?;
+    let hash = request_hash(&requested)?;
     if let Some(first) = find_repeated(app, scope, &hash).await? {
-        let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
+        let warnings = read(&requested)?.warnings.iter().map(ToString::to_string).collect();
         return launch_response(app, &first, warnings).await;
     }
     let LaunchPlan { plan, name, copies, files, secrets, warnings } =
-        prepare_launch(app, scope, asked).await?;
+        prepare_launch(app, scope, requested).await?;
     let made = NewJobs {
         db: app.db(),
         keys: app.keys(),
@@ -146,8 +150,8 @@ pub async fn launch(
 }
 
 /// Hash of the request, for distinguishing a repeat from another request with the same key.
-fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
-    Ok(hex::encode(Sha256::digest(serde_json::to_vec(asked)?)))
+fn request_hash(requested: &wire::LaunchRequest) -> Result<String> {
+    Ok(hex::encode(Sha256::digest(serde_json::to_vec(requested)?)))
 }
 
 /// First job that the same request created before.
@@ -175,22 +179,22 @@ async fn launch_response(
     Ok(wire::LaunchResponse { jobs, warnings })
 }
 
-fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
-    if asked.text.len() > TEXT_BYTES_MAX {
+fn read(requested: &wire::LaunchRequest) -> Result<LaunchableJob> {
+    if requested.text.len() > TEXT_BYTES_MAX {
         return Err(Error::field("text", format!("must be at most {TEXT_BYTES_MAX} bytes")));
     }
-    let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
-    let given = CommandLineValues { envs: asked.envs.clone(), secrets: secrets.collect() };
+    let secrets = requested.secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
+    let given = CommandLineValues { envs: requested.envs.clone(), secrets: secrets.collect() };
     let parsed =
-        skypilot::parse_task_file(&asked.text, &given).map_err(|problems| problems_error(&problems))?;
+        skypilot::parse_task_file(&requested.text, &given).map_err(|problems| problems_error(&problems))?;
     let mut job = parsed.into_launchable().map_err(|problems| {
-        let told = problems.iter().map(|one| match &one.hint {
+        let reported = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
             None => one.to_string(),
         });
-        Error::refused(told.collect::<Vec<_>>().join("; "))
+        Error::refused(reported.collect::<Vec<_>>().join("; "))
     })?;
-    let overrides = skypilot::Overrides::from(asked.overrides.clone());
+    let overrides = skypilot::Overrides::from(requested.overrides.clone());
     overrides.apply(&mut job.plan).map_err(|problems| problems_error(&problems))?;
     for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
         if let TaskBody::Script(script) = &task.body
@@ -311,7 +315,7 @@ async fn check(
         rank: 0,
         copies: 1,
     };
-    let maker = AttemptSpecBuilder {
+    let builder = AttemptSpecBuilder {
         id: Uuid::nil(),
         plan,
         files,
@@ -324,7 +328,7 @@ async fn check(
     for (task, of) in (0..).zip(&plan.tasks) {
         for candidate in (0..).take(of.candidates.len().max(1)) {
             let attempt = Attempt { task, number: 1, candidate, market: None };
-            let mut spec = maker.spec(&attempt).map_err(|error| match error {
+            let mut spec = builder.spec(&attempt).map_err(|error| match error {
                 AttemptSpecError::Run(error) => error,
                 AttemptSpecError::Task(_) | AttemptSpecError::Document(_) => {
                     Error::refused(error.to_string())
@@ -350,25 +354,25 @@ async fn check(
 pub async fn list(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::ListRequest,
+    requested: wire::ListRequest,
 ) -> Result<Vec<wire::ManagedJob>> {
-    let limit = asked.limit.unwrap_or(LIST_DEFAULT);
+    let limit = requested.limit.unwrap_or(LIST_DEFAULT);
     if !(0..=LIST_MAX).contains(&limit) {
         return Err(Error::field("limit", format!("must be from 0 to {LIST_MAX}")));
     }
-    let statuses = asked.statuses.iter().map(|word| {
+    let statuses = requested.statuses.iter().map(|word| {
         let known = || Error::field("statuses", format!("unknown status `{}`", word.escape_debug()));
         word.parse::<Status>().map_err(|_| known())
     });
     let query = Query {
         project: Some(scope.project.id),
-        user: (!asked.all_users && asked.job_ids.is_none()).then_some(scope.caller.user.id),
-        name: asked.name,
+        user: (!requested.all_users && requested.job_ids.is_none()).then_some(scope.caller.user.id),
+        name: requested.name,
         statuses: statuses.collect::<Result<_>>()?,
-        numbers: asked.job_ids,
-        skip_finished: asked.skip_finished,
-        since: asked.since,
-        before: asked.prev_job_id,
+        numbers: requested.job_ids,
+        skip_finished: requested.skip_finished,
+        since: requested.since,
+        before: requested.prev_job_id,
         limit,
     };
     render::jobs(app, rows::list(app.db(), &query).await?, false).await
@@ -384,9 +388,9 @@ pub async fn read_one(app: &App, scope: &ProjectScope, number: i64) -> Result<wi
 pub async fn cancel(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::CancelRequest,
+    requested: wire::CancelRequest,
 ) -> Result<wire::CancelResponse> {
-    let given = [asked.job_ids.is_some(), asked.name.is_some(), asked.all, asked.all_users]
+    let given = [requested.job_ids.is_some(), requested.name.is_some(), requested.all, requested.all_users]
         .iter()
         .filter(|g| **g)
         .count();
@@ -394,19 +398,19 @@ pub async fn cancel(
         let msg = "exactly one of `job_ids`, `name`, `all` and `all_users` must be set";
         return Err(Error::field("job_ids", msg));
     }
-    if asked.job_ids.as_ref().is_some_and(|ids| ids.len() > IDS_MAX) {
+    if requested.job_ids.as_ref().is_some_and(|ids| ids.len() > IDS_MAX) {
         return Err(Error::field("job_ids", "too many ids"));
     }
-    if asked.graceful_timeout.is_some_and(|secs| secs < 0) {
+    if requested.graceful_timeout.is_some_and(|secs| secs < 0) {
         return Err(Error::field("graceful_timeout", "must not be negative"));
     }
     let user = &scope.caller.user;
     // Managers of the project may cancel jobs of other users.
     let manages = scope.role() >= Some(ProjectRole::Manager);
-    if asked.all_users && !manages {
+    if requested.all_users && !manages {
         return Err(Error::denied());
     }
-    if let Some(numbers) = &asked.job_ids {
+    if let Some(numbers) = &requested.job_ids {
         let query = Query {
             project: Some(scope.project.id),
             numbers: Some(numbers.clone()),
@@ -420,16 +424,16 @@ pub async fn cancel(
             )?;
         }
     }
-    let own = asked.all || asked.name.is_some() || !manages;
+    let own = requested.all || requested.name.is_some() || !manages;
     let query = Query {
         project: Some(scope.project.id),
         user: own.then_some(user.id),
-        name: asked.name,
-        numbers: asked.job_ids,
+        name: requested.name,
+        numbers: requested.job_ids,
         ..Query::default()
     };
-    let graceful = (asked.graceful || asked.graceful_timeout.is_some())
-        .then(|| asked.graceful_timeout.map_or(GRACEFUL_DEFAULT, Span::secs));
+    let graceful = (requested.graceful || requested.graceful_timeout.is_some())
+        .then(|| requested.graceful_timeout.map_or(GRACEFUL_DEFAULT, Span::secs));
     let unit = Unit::new().and([rows::request_cancel(&query, user.id, graceful)]);
     let WriteOutcome::Done { rows: answers, .. } = app.db().write(unit).await? else {
         return Ok(wire::CancelResponse { job_ids: Vec::new() });

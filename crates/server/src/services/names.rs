@@ -129,9 +129,11 @@ mod tests {
 
     #[test]
     fn a_refused_name_lists_the_allowed_characters() {
-        let told = |refused: crate::error::Result<()>| refused.unwrap_err().to_string();
-        assert!(told(check_user("a b")).contains("1 to 60 letters, digits, `-` or `_`"));
-        assert!(told(check_resource("name", "A")).contains("2 to 41 lowercase letters, digits or dashes"));
+        let reported = |refused: crate::error::Result<()>| refused.unwrap_err().to_string();
+        assert!(reported(check_user("a b")).contains("1 to 60 letters, digits, `-` or `_`"));
+        assert!(
+            reported(check_resource("name", "A")).contains("2 to 41 lowercase letters, digits or dashes")
+        );
     }
 
     #[test]

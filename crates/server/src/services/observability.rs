@@ -25,30 +25,32 @@ use crate::{
 
 const LIMIT_MAX: i64 = 1000;
 
-pub async fn poll_logs(app: &App, scope: &ProjectScope, asked: &logs::PollRequest) -> Result<logs::Page> {
-    if !(0..=LIMIT_MAX).contains(&asked.limit) {
+pub async fn poll_logs(app: &App, scope: &ProjectScope, requested: &logs::PollRequest) -> Result<logs::Page> {
+    if !(0..=LIMIT_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
     let range =
-        page::requested_range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
-    let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
+        page::requested_range(requested).map_err(|error| Error::field("next_token", error.to_string()))?;
+    let log =
+        find_log(app, scope, requested.job_submission_id, &requested.run_name, requested.diagnose).await?;
     let mask = app.masks().of(&log).await?;
     let page = page::read_page(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
-    Ok(if asked.raw { page } else { page::strip_terminal_codes(page, asked.descending) })
+    Ok(if requested.raw { page } else { page::strip_terminal_codes(page, requested.descending) })
 }
 
 /// Streams logs. `resume` is the position of a client that reconnects.
 pub async fn stream_logs(
     app: &App,
     scope: &ProjectScope,
-    asked: &logs::StreamRequest,
+    requested: &logs::StreamRequest,
     resume: Option<u64>,
 ) -> Result<SseStream<logs::StreamEvent>> {
-    let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
+    let log =
+        find_log(app, scope, requested.job_submission_id, &requested.run_name, requested.diagnose).await?;
     let start = ReadStart {
-        offset: resume.unwrap_or(asked.offset),
-        after: asked.start_time.map(|time| time.0),
-        follow: asked.follow,
+        offset: resume.unwrap_or(requested.offset),
+        after: requested.start_time.map(|time| time.0),
+        follow: requested.follow,
     };
     let reader = app.tails().read(log, start).ok_or(Error::Busy { msg: "Too many streams are open" })?;
     Ok(log_events(reader))
@@ -58,9 +60,9 @@ pub async fn stream_logs(
 fn log_events(reader: LogReader) -> SseStream<logs::StreamEvent> {
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
-        let turn = reader.next_with_retries().await?;
+        let batch = reader.next_with_retries().await?;
         let end = reader.offset();
-        let data = match turn {
+        let data = match batch {
             ReadEvent::Quiet => return Some((SseEvent::Alive, Some(reader))),
             ReadEvent::Piece(piece) => logs::StreamEvent::Log {
                 offset: piece.offset,
@@ -106,23 +108,24 @@ async fn find_log(
 pub async fn job_metrics(
     app: &App,
     scope: &ProjectScope,
-    asked: &metrics::Query,
+    requested: &metrics::Query,
 ) -> Result<metrics::JobMetrics> {
-    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+    if !(1..=LIMIT_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 1 to 1000"));
     }
     let name = scope.path.first().map(String::as_str).unwrap_or_default();
-    let found = match asked.run_id {
+    let found = match requested.run_id {
         Some(id) => runs::find(app.db(), RunId(id)).await?,
         None => runs::find_by_name(app.db(), scope.project.id, name).await?,
     };
     let found = found.filter(|found| found.run.project_id == scope.project.id && found.run.name == name);
     let run = found.ok_or_else(|| Error::absent("Run"))?.run.id;
     let jobs = jobs::list_by_runs(app.db(), &[run], Some(1)).await?;
-    let job = jobs.iter().find(|job| job.replica_num == asked.replica_num && job.job_num == asked.job_num);
+    let job =
+        jobs.iter().find(|job| job.replica_num == requested.replica_num && job.job_num == requested.job_num);
     let job = job.ok_or_else(|| Error::absent("Job"))?;
     // A point needs the previous sample.
-    let samples = recent(app.db(), job.id, asked.after, asked.before, asked.limit + 1).await?;
+    let samples = recent(app.db(), job.id, requested.after, requested.before, requested.limit + 1).await?;
     Ok(series(job, &samples))
 }
 
@@ -130,9 +133,9 @@ pub async fn job_metrics(
 pub async fn service_metrics(
     app: &App,
     scope: &ProjectScope,
-    asked: &metrics::ServiceQuery,
+    requested: &metrics::ServiceQuery,
 ) -> Result<metrics::ServiceMetrics> {
-    if !(5..=300).contains(&asked.seconds) {
+    if !(5..=300).contains(&requested.seconds) {
         return Err(Error::field("seconds", "must be from 5 to 300"));
     }
     let name = scope.path.first().map(String::as_str).unwrap_or_default();
@@ -141,12 +144,12 @@ pub async fn service_metrics(
     if run.service.is_none() {
         return Err(Error::refused(format!("run `{name}` is not a service")));
     }
-    let window = Span::secs(asked.seconds);
+    let window = Span::secs(requested.seconds);
     let traffic = service_replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
     let mut sum = metrics::ResponseCounts::default();
-    for told in service_replicas::recent_answers(app.db(), run.id, window).await? {
+    for reported in service_replicas::recent_answers(app.db(), run.id, window).await? {
         // Another version of a proxy may report in another format.
-        let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&told) else { continue };
+        let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&reported) else { continue };
         sum.latency_us += one.latency_us;
         for (all, one) in [(&mut sum.classes, one.classes), (&mut sum.buckets, one.buckets)] {
             all.resize(all.len().max(one.len()), 0);
@@ -155,9 +158,9 @@ pub async fn service_metrics(
     }
     let answered: u64 = sum.buckets.iter().sum();
     let ms = |part| quantile_us(&sum.buckets, part).map(|us| us / 1e3);
-    let seconds = asked.seconds as f64;
+    let seconds = requested.seconds as f64;
     Ok(metrics::ServiceMetrics {
-        seconds: asked.seconds,
+        seconds: requested.seconds,
         requests_per_second: traffic.requests as f64 / seconds,
         in_flight: traffic.in_flight_us as f64 / 1e6 / seconds,
         waiting: traffic.waiting_us as f64 / 1e6 / seconds,
@@ -179,14 +182,18 @@ pub async fn prometheus(app: &App) -> String {
 }
 
 /// Offers of the first job, by GPU.
-pub async fn list_gpus(app: &App, scope: &ProjectScope, asked: &gpus::ListRequest) -> Result<gpus::GpuList> {
-    let by = offers::GpuGrouping::read(asked.group_by.as_deref().unwrap_or_default())?;
-    let spec = ResolvedRunSpec::read(&asked.run_spec, None, &scope.default_images(app))?;
+pub async fn list_gpus(
+    app: &App,
+    scope: &ProjectScope,
+    requested: &gpus::ListRequest,
+) -> Result<gpus::GpuList> {
+    let by = offers::GpuGrouping::read(requested.group_by.as_deref().unwrap_or_default())?;
+    let spec = ResolvedRunSpec::read(&requested.run_spec, None, &scope.default_images(app))?;
     let supply = offers::load_supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();
     let mut gpus = offers::by_gpu(&found, by);
-    if asked.reverse {
+    if requested.reverse {
         gpus.reverse();
     }
     Ok(gpus::GpuList { gpus, cpus: None })

@@ -175,9 +175,11 @@ fn offer_query<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec
 
 /// Offers that fit the job: idle instances first, then by price.
 pub(crate) fn for_job(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<wire::Offer> {
-    let (inventory, asked) = (&supply.inventory, offer_query(supply, shape, job));
-    let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
-    sort_offers(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new_offer(offer))).collect())
+    let (inventory, requested) = (&supply.inventory, offer_query(supply, shape, job));
+    let existing = inventory.instances.iter().filter_map(|instance| requested.existing(instance));
+    sort_offers(
+        existing.chain(inventory.offers.iter().filter_map(|offer| requested.new_offer(offer))).collect(),
+    )
 }
 
 /// Lowest price of the offers that fit the job and are available now.
@@ -244,8 +246,8 @@ pub(crate) fn wait_reasons(
 /// Offers that do not fit the job, with all reasons: nearest miss first, equal ones grouped.
 pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> RefusalReport {
     let inventory = &supply.inventory;
-    let asked = offer_query(supply, shape, job);
-    let needs = &asked.needs;
+    let requested = offer_query(supply, shape, job);
+    let needs = &requested.needs;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut add = |place: String, short: Vec<Shortfall>| match refusals
         .iter_mut()
@@ -264,10 +266,10 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
     }
     if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_capacity) {
         // A part of an offer that a fleet would create may fit where the whole does not.
-        let unfit = |offer: &&Offer| {
-            !(has_local && offer.backend == LOCAL_BACKEND) && asked.new_offer(offer).is_none()
+        let unsuitable = |offer: &&Offer| {
+            !(has_local && offer.backend == LOCAL_BACKEND) && requested.new_offer(offer).is_none()
         };
-        for offer in inventory.offers.iter().filter(unfit) {
+        for offer in inventory.offers.iter().filter(unsuitable) {
             if let Err(short) = smallest_fit(offer, needs) {
                 add(offer.location_name(), short);
             }

@@ -27,29 +27,29 @@ use crate::{
 const LIST_MAX: i64 = 2000;
 const MEMBERS_MAX: usize = 1000;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::ProjectList> {
-    let seen = match (caller.user.admin, asked.include_not_joined) {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<wire::ProjectList> {
+    let seen = match (caller.user.admin, requested.include_not_joined) {
         (true, true) => ProjectVisibility::All,
         (false, true) => ProjectVisibility::JoinedOrPublic(caller.user.id),
         (_, false) => ProjectVisibility::Joined(caller.user.id),
     };
     let page = Page {
-        time: asked.prev_created_at,
-        id: asked.prev_id,
-        limit: asked.limit.clamp(0, LIST_MAX),
-        ascending: asked.ascending,
+        time: requested.prev_created_at,
+        id: requested.prev_id,
+        limit: requested.limit.clamp(0, LIST_MAX),
+        ascending: requested.ascending,
         ..Page::default()
     };
-    let asked_rows = ProjectQuery {
+    let requested_rows = ProjectQuery {
         seen,
-        pattern: asked.name_pattern.as_deref(),
-        member: asked.username.as_deref(),
+        pattern: requested.name_pattern.as_deref(),
+        member: requested.username.as_deref(),
         without_fleets: false,
         page,
     };
-    let (rows, count) = projects::list(app.db(), &asked_rows).await?;
+    let (rows, count) = projects::list(app.db(), &requested_rows).await?;
     let projects = to_wire(app, rows).await?;
-    if asked.return_total_count {
+    if requested.return_total_count {
         return Ok(wire::ProjectList::Counted { total_count: Some(count), projects });
     }
     Ok(wire::ProjectList::Plain(projects))
@@ -58,8 +58,8 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire::Project>> {
     let page = Page { limit: LIST_MAX, ..Page::default() };
     let seen = ProjectVisibility::Joined(caller.user.id);
-    let asked = ProjectQuery { seen, pattern: None, member: None, without_fleets: true, page };
-    let (rows, _) = projects::list(app.db(), &asked).await?;
+    let requested = ProjectQuery { seen, pattern: None, member: None, without_fleets: true, page };
+    let (rows, _) = projects::list(app.db(), &requested).await?;
     to_wire(app, rows).await
 }
 
@@ -97,13 +97,14 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
         .collect()
 }
 
+/// Converts a member with the rights that it has, which a global admin has everywhere.
 fn member_to_wire(member: &Member) -> wire::Member {
     wire::Member {
         user: users::to_wire(&member.user),
         project_role: role(&member.membership),
         permissions: wire::MemberPermissions {
-            can_manage_ssh_fleets: member.membership.can_manage_ssh_fleets,
-            can_manage_secrets: member.membership.can_manage_secrets,
+            can_manage_ssh_fleets: member.user.admin || member.membership.can_manage_ssh_fleets,
+            can_manage_secrets: member.user.admin || member.membership.can_manage_secrets,
         },
     }
 }
@@ -138,7 +139,7 @@ pub(super) async fn reload(app: &App, name: &str, user: UserId) -> Result<wire::
     to_wire(app, vec![project]).await?.pop().ok_or(Error::Unknown { msg: "Project not found" })
 }
 
-pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::Project> {
+pub async fn create(app: &App, caller: &Caller, requested: wire::CreateRequest) -> Result<wire::Project> {
     let owned = projects::owned_count(app.db(), caller.user.id).await?;
     let most = app.settings().limits.projects;
     if !caller.user.admin && owned >= most {
@@ -147,8 +148,8 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
             "you own {owned} projects, and at most {most} are allowed; {more}"
         )));
     }
-    let (name, templates) = (&asked.project_name, asked.templates_repo.as_deref());
-    add(app, caller.user.id, name, asked.is_public, templates).await?;
+    let (name, templates) = (&requested.project_name, requested.templates_repo.as_deref());
+    add(app, caller.user.id, name, requested.is_public, templates).await?;
     reload(app, name, caller.user.id).await
 }
 
@@ -246,14 +247,18 @@ fn check_default_image(image: String) -> Result<String> {
     }
 }
 
-pub async fn update(app: &App, scope: &ProjectScope, asked: wire::UpdateRequest) -> Result<wire::Project> {
-    let templates = match (asked.reset_templates_repo, asked.templates_repo) {
+pub async fn update(
+    app: &App,
+    scope: &ProjectScope,
+    requested: wire::UpdateRequest,
+) -> Result<wire::Project> {
+    let templates = match (requested.reset_templates_repo, requested.templates_repo) {
         (true, _) => None,
         (false, Some(repo)) => Some(repo),
         (false, None) => scope.project.templates_repo.clone(),
     };
-    let is_public = asked.is_public.unwrap_or(scope.project.is_public);
-    let default_image = match (asked.reset_default_image, asked.default_image) {
+    let is_public = requested.is_public.unwrap_or(scope.project.is_public);
+    let default_image = match (requested.reset_default_image, requested.default_image) {
         (true, Some(_)) => {
             return Err(Error::field("default_image", "cannot be set and reset at the same time"));
         }
@@ -269,9 +274,9 @@ pub async fn update(app: &App, scope: &ProjectScope, asked: wire::UpdateRequest)
 pub async fn set_members(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::MembersRequest,
+    requested: wire::MembersRequest,
 ) -> Result<wire::Project> {
-    let wanted = resolve(app, &asked.members).await?;
+    let wanted = resolve(app, &requested.members).await?;
     let before = projects::members(app.db(), &[scope.project.id]).await?;
     check_admins(scope, &before, &wanted)?;
     let gone: Vec<UserId> =
@@ -284,9 +289,9 @@ pub async fn set_members(
 pub async fn add_members(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::MembersRequest,
+    requested: wire::MembersRequest,
 ) -> Result<wire::Project> {
-    let wanted = resolve(app, &asked.members).await?;
+    let wanted = resolve(app, &requested.members).await?;
     if scope.role() < Some(ProjectRole::Manager) {
         let own = scope.caller.user.id;
         let joins = scope.project.is_public && scope.role().is_none();
@@ -313,18 +318,19 @@ pub async fn add_members(
 pub async fn set_rights(
     app: &App,
     caller: &Caller,
-    asked: &wire::MemberRightsRequest,
+    requested: &wire::MemberRightsRequest,
 ) -> Result<wire::Project> {
-    let found = projects::find(app.db(), &asked.project_name, caller.user.id).await?;
+    let found = projects::find(app.db(), &requested.project_name, caller.user.id).await?;
     let (project, _) = found.ok_or_else(|| Error::absent("Project"))?;
-    let user = user_rows::by_name(app.db(), &asked.username).await?.ok_or_else(|| Error::absent("User"))?;
+    let user =
+        user_rows::by_name(app.db(), &requested.username).await?.ok_or_else(|| Error::absent("User"))?;
     let about = EventSubject {
         entity: Entity::Project,
         id: project.id.0,
         name: &project.name,
         project: Some(project.id),
     };
-    let given = asked.can_manage_ssh_fleets;
+    let given = requested.can_manage_ssh_fleets;
     let message = match given {
         true => format!("{} may manage SSH fleets", user.name),
         false => format!("{} may no longer manage SSH fleets", user.name),
@@ -348,11 +354,11 @@ pub async fn set_rights(
 pub async fn remove_members(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::RemoveMembersRequest,
+    requested: wire::RemoveMembersRequest,
 ) -> Result<wire::Project> {
     let before = projects::members(app.db(), &[scope.project.id]).await?;
     let mut gone = Vec::new();
-    for name in asked.usernames.iter().collect::<BTreeSet<_>>() {
+    for name in requested.usernames.iter().collect::<BTreeSet<_>>() {
         let member = before.iter().find(|member| &member.user.name == name);
         gone.push(member.ok_or_else(|| Error::absent("Member"))?.user.id);
     }

@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-use windlass_api::{Document, error::ApiErrorCode, files, repos as wire};
+use windlass_api::{Document, error::ApiErrorCode, files, operations::DeleteRepos, repos as wire};
 
 use super::{Upload, names};
 use crate::{
@@ -42,12 +42,12 @@ pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::RepoHead>
 pub async fn read(
     app: &App,
     scope: &ProjectScope,
-    asked: wire::ReadRequest,
+    requested: wire::ReadRequest,
 ) -> Result<wire::RepoHeadWithCreds> {
-    let found = repos::find(app.db(), scope.project.id, &asked.repo_id).await?;
+    let found = repos::find(app.db(), scope.project.id, &requested.repo_id).await?;
     let repo = found.ok_or_else(not_found)?;
     let mut creds = None;
-    if asked.include_creds
+    if requested.include_creds
         && let Some(sealed) = repos::creds(app.db(), repo.id, scope.caller.user.id).await?
     {
         let user = scope.caller.user.id.to_string();
@@ -62,28 +62,34 @@ pub async fn read(
 }
 
 /// Registers a repo. Credentials are per user; leaving them out keeps the stored ones.
-pub async fn init(app: &App, scope: &ProjectScope, asked: wire::InitRequest) -> Result<()> {
-    check_id(&asked.repo_id)?;
+pub async fn init(app: &App, scope: &ProjectScope, requested: wire::InitRequest) -> Result<()> {
+    check_id(&requested.repo_id)?;
     let project = scope.project.id;
-    let info = asked.repo_info.value()?;
+    let info = requested.repo_info.value()?;
     let kind = info["repo_type"].as_str().unwrap_or_default();
     if !matches!(kind, "remote" | "local" | "virtual") {
         return Err(Error::field("repo_info", "unknown repo_type"));
     }
-    let put = repos::put(app.db().new_id()?, project, &asked.repo_id, kind, asked.repo_info.text());
+    let put = repos::put(app.db().new_id()?, project, &requested.repo_id, kind, requested.repo_info.text());
     let (_, rows) = app.db().write(Unit::new().and([put])).await?.done()?;
-    let Some(creds) = &asked.repo_creds else { return Ok(()) };
+    let Some(creds) = &requested.repo_creds else { return Ok(()) };
     let row = rows.first().and_then(|rows| rows.first()).ok_or_else(not_found)?;
     let (repo, user) = (row.uuid(0)?, scope.caller.user.id);
     let sealed = app.keys().seal(&creds_aad(repo, &user.to_string()), &serde_json::to_vec(creds)?)?;
-    let change = repos::put_creds(project, &asked.repo_id, user, sealed);
+    let change = repos::put_creds(project, &requested.repo_id, user, sealed);
     match app.db().write(Unit::new().and([change])).await? {
         WriteOutcome::Done { .. } => Ok(()),
         WriteOutcome::Stale { .. } => Err(not_found()),
     }
 }
 
+/// Deletes repos. A repo that other users stored credentials or code in belongs to them, too: their runs need it.
 pub async fn delete(app: &App, scope: &ProjectScope, ids: &[String]) -> Result<()> {
+    let user = scope.caller.user.id;
+    for id in ids {
+        let other = repos::other_user(app.db(), scope.project.id, id, user).await?;
+        scope.require_ownership::<DeleteRepos>(other.or(Some(user)), &format!("repo `{id}`"))?;
+    }
     let changes = ids.iter().map(|id| repos::delete(scope.project.id, id));
     app.db().write(Unit::new().and(changes)).await?.done()?;
     Ok(())

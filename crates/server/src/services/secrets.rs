@@ -145,24 +145,24 @@ pub fn open(app: &App, secret: &Secret) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Result<wire::Secret> {
+pub async fn set(app: &App, scope: &ProjectScope, requested: wire::SetRequest) -> Result<wire::Secret> {
     require_access(scope)?;
-    names::check_secret(&asked.name)?;
+    names::check_secret(&requested.name)?;
     let most = app.settings().limits.secret_chars;
-    if asked.value.chars().count() > most {
+    if requested.value.chars().count() > most {
         let more = limit_hint(limits::SECRET_MAX);
         return Err(Error::refused(format!(
             "the value of the secret is longer than {most} characters; {more}"
         )));
     }
-    let wanted = match &asked.users {
+    let wanted = match &requested.users {
         Some(users) => Some(stored_users(app, scope, users).await?),
         None => None,
     };
     for _ in 0..ATTEMPTS_MAX {
-        if let Some((id, users)) = try_set(app, scope, &asked, wanted.as_deref()).await? {
+        if let Some((id, users)) = try_set(app, scope, &requested, wanted.as_deref()).await? {
             let users = users_to_wire(app, &users).await?;
-            return Ok(wire::Secret { id: id.0, name: asked.name, value: None, users });
+            return Ok(wire::Secret { id: id.0, name: requested.name, value: None, users });
         }
     }
     Err(Error::Conflict { msg: "the secret is being changed by other requests; try again" })
@@ -172,13 +172,14 @@ pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Re
 async fn try_set(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::SetRequest,
+    requested: &wire::SetRequest,
     users: Option<&str>,
 ) -> Result<Option<(SecretId, String)>> {
     let project = scope.project.id;
-    let seal = |version| app.keys().seal(&secret_aad(project, &asked.name, version), asked.value.as_bytes());
+    let seal =
+        |version| app.keys().seal(&secret_aad(project, &requested.name, version), requested.value.as_bytes());
     let key = app.keys().sealing_key_id();
-    let found = secrets::find(app.db(), project, &asked.name).await?;
+    let found = secrets::find(app.db(), project, &requested.name).await?;
     let before = found.as_ref().map_or(EVERYONE, |old| old.users.as_str());
     let users = users.unwrap_or(before).to_owned();
     let (id, change, reason, message) = match found {
@@ -188,13 +189,14 @@ async fn try_set(
         }
         None => {
             let id = SecretId(app.db().new_id()?);
-            let change = secrets::create(id, project, &asked.name, seal(1)?, &key, &users);
+            let change = secrets::create(id, project, &requested.name, seal(1)?, &key, &users);
             (id, change, "created", "Secret created")
         }
     };
-    let about = EventSubject { entity: Entity::Secret, id: id.0, name: &asked.name, project: Some(project) };
-    let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
-    match app.db().write(Unit::new().and([change]).and(told)).await {
+    let about =
+        EventSubject { entity: Entity::Secret, id: id.0, name: &requested.name, project: Some(project) };
+    let reported = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
+    match app.db().write(Unit::new().and([change]).and(reported)).await {
         Ok(WriteOutcome::Done { .. }) => Ok(Some((id, users))),
         Ok(WriteOutcome::Stale { .. }) => Ok(None),
         Err(error) if error.is_conflict_on("secrets_name_key") => Ok(None),
@@ -211,8 +213,9 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
         let found = secrets::find(app.db(), project, name).await?;
         let secret = found.ok_or_else(|| Error::absent("Secret"))?;
         let about = EventSubject { entity: Entity::Secret, id: secret.id.0, name, project: Some(project) };
-        let told = note(app.db(), Some(scope.caller.user.id), &about, "deleted", "Secret deleted".into())?;
-        unit = unit.and([secrets::delete(project, name)]).and(told);
+        let reported =
+            note(app.db(), Some(scope.caller.user.id), &about, "deleted", "Secret deleted".into())?;
+        unit = unit.and([secrets::delete(project, name)]).and(reported);
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => Ok(()),
@@ -224,7 +227,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
 ///
 /// May be stopped and run again at any point: until the last step all keys still work.
 pub async fn rotate_keys(app: &App) -> Result<()> {
-    app.keys().turn()?;
+    app.keys().rotate()?;
     claim_key(app).await?;
     reseal(app).await?;
     // A second time, for values that were written with the old key in the meantime.

@@ -114,7 +114,7 @@ async fn select_gateway(
     project: ProjectId,
     choice: Option<&GatewayChoice>,
 ) -> Result<Option<Gateway>> {
-    let is_asked = match choice {
+    let is_requested = match choice {
         Some(GatewayChoice::Flag(false)) => return Ok(None),
         Some(GatewayChoice::Named(reference)) => {
             let name = &reference.name;
@@ -128,7 +128,7 @@ async fn select_gateway(
         Some(id) => gateways::find(app.db(), id).await?.filter(|found| !found.deleted),
         None => None,
     };
-    if is_asked && default.is_none() {
+    if is_requested && default.is_none() {
         return Err(refused("the project has no default gateway".to_owned()));
     }
     Ok(default)

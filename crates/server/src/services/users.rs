@@ -78,21 +78,21 @@ async fn with_creds(
     })
 }
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::UserList> {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<wire::UserList> {
     let page = Page {
-        time: asked.prev_created_at,
-        id: asked.prev_id,
-        limit: asked.limit.clamp(0, LIST_MAX),
-        ascending: asked.ascending,
+        time: requested.prev_created_at,
+        id: requested.prev_id,
+        limit: requested.limit.clamp(0, LIST_MAX),
+        ascending: requested.ascending,
         ..Page::default()
     };
     let (users, count) = if caller.user.admin {
-        users::list(app.db(), asked.name_pattern.as_deref(), &page).await?
+        users::list(app.db(), requested.name_pattern.as_deref(), &page).await?
     } else {
         (vec![User::clone(&caller.user)], 1)
     };
     let users = users.iter().map(to_wire).collect();
-    if asked.return_total_count {
+    if requested.return_total_count {
         return Ok(wire::UserList::Counted { total_count: Some(count), users });
     }
     Ok(wire::UserList::Plain(users))
@@ -121,12 +121,23 @@ async fn find(app: &App, name: &str) -> Result<User> {
 }
 
 /// Creates a user. The response contains the new user's token, which is never shown again.
-pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::UserWithCreds> {
-    let admin = asked.global_role == wire::GlobalRole::Admin;
-    let (id, token) =
-        add(app, Some(caller.user.id), &asked.username, admin, asked.email.as_deref(), asked.active, None)
-            .await?;
-    if asked.can_use_queue == Some(true) {
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    requested: wire::CreateRequest,
+) -> Result<wire::UserWithCreds> {
+    let admin = requested.global_role == wire::GlobalRole::Admin;
+    let (id, token) = add(
+        app,
+        Some(caller.user.id),
+        &requested.username,
+        admin,
+        requested.email.as_deref(),
+        requested.active,
+        None,
+    )
+    .await?;
+    if requested.can_use_queue == Some(true) {
         app.db().write(Unit::new().and([users::set_can_use_queue(id, true)])).await?.done()?;
     }
     let mut users = users::by_ids(app.db(), &[id]).await?;
@@ -168,20 +179,20 @@ pub async fn add(
     Ok((id, token))
 }
 
-pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::User> {
-    let user = find(app, &asked.username).await?;
-    let admin = asked.global_role == wire::GlobalRole::Admin;
-    if user.id == caller.user.id && (!admin || !asked.active) {
+pub async fn update(app: &App, caller: &Caller, requested: wire::CreateRequest) -> Result<wire::User> {
+    let user = find(app, &requested.username).await?;
+    let admin = requested.global_role == wire::GlobalRole::Admin;
+    if user.id == caller.user.id && (!admin || !requested.active) {
         return Err(Error::refused("you cannot disable yourself or remove your own admin role"));
     }
     let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
-        .and([users::update(user.id, admin, asked.email.as_deref(), asked.active)])
-        .and(asked.can_use_queue.map(|can| users::set_can_use_queue(user.id, can)))
+        .and([users::update(user.id, admin, requested.email.as_deref(), requested.active)])
+        .and(requested.can_use_queue.map(|can| users::set_can_use_queue(user.id, can)))
         .and(note(app.db(), Some(caller.user.id), &about, "updated", "User updated".into())?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
-    Ok(to_wire(&find(app, &asked.username).await?))
+    Ok(to_wire(&find(app, &requested.username).await?))
 }
 
 pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
@@ -208,10 +219,10 @@ pub async fn named_tokens(app: &App, caller: &Caller) -> Result<Vec<wire::NamedT
 pub async fn create_token(
     app: &App,
     caller: &Caller,
-    asked: wire::CreateTokenRequest,
+    requested: wire::CreateTokenRequest,
 ) -> Result<wire::NewToken> {
-    names::check_token(&asked.name)?;
-    let life = match asked.expires_in {
+    names::check_token(&requested.name)?;
+    let life = match requested.expires_in {
         None => token_ttl(app),
         Some(seconds @ 1..=EXPIRES_IN_MAX) => Some(seconds * 1_000_000),
         Some(_) => {
@@ -224,27 +235,27 @@ pub async fn create_token(
         return Err(Error::refused(format!("a user may have at most {TOKENS_MAX} tokens; revoke some")));
     }
     let token = Token::draw()?;
-    let scope = if asked.scope == TokenScope::All { tokens::FULL_SCOPE } else { asked.scope.name() };
+    let scope = if requested.scope == TokenScope::All { tokens::FULL_SCOPE } else { requested.scope.name() };
     let made = tokens::create_named(
         app.db().new_id()?,
         caller.user.id,
         (&token.hash(), token.shown()),
         scope,
-        &asked.name,
+        &requested.name,
         life,
     );
     let about =
         EventSubject { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
-    let told = format!("Token `{}` created with scope `{}`", asked.name, asked.scope.name());
+    let text = format!("Token `{}` created with scope `{}`", requested.name, requested.scope.name());
     let unit =
-        Unit::new().and([made]).and(note(app.db(), Some(caller.user.id), &about, "token_created", told)?);
+        Unit::new().and([made]).and(note(app.db(), Some(caller.user.id), &about, "token_created", text)?);
     match app.db().write(unit).await {
         Ok(written) => written.done()?,
         Err(error) if error.is_conflict_on("tokens_name_key") => return Err(Error::exists("Token")),
         Err(error) => return Err(error.into()),
     };
     let held = tokens::list_named(app.db(), caller.user.id).await?;
-    let about = held.iter().find(|held| held.name == asked.name).ok_or_else(|| Error::absent("Token"))?;
+    let about = held.iter().find(|held| held.name == requested.name).ok_or_else(|| Error::absent("Token"))?;
     Ok(wire::NewToken { about: token_to_wire(about), token: token.text().to_owned() })
 }
 
@@ -253,13 +264,13 @@ pub async fn revoke_tokens(app: &App, caller: &Caller, names: &[String]) -> Resu
         EventSubject { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
     let mut unit = Unit::new();
     for name in names {
-        let told = format!("Token `{name}` revoked");
+        let reported = format!("Token `{name}` revoked");
         unit = unit.and([tokens::revoke_named(caller.user.id, name)]).and(note(
             app.db(),
             Some(caller.user.id),
             &about,
             "token_revoked",
-            told,
+            reported,
         )?);
     }
     let written = app.db().write(unit).await?;
@@ -345,12 +356,12 @@ pub async fn public_keys(app: &App, caller: &Caller) -> Result<Vec<wire::PublicK
 pub async fn add_public_key(
     app: &App,
     caller: &Caller,
-    asked: wire::AddPublicKeyRequest,
+    requested: wire::AddPublicKeyRequest,
 ) -> Result<wire::PublicKey> {
     let invalid = |_| Error::refused("invalid SSH public key");
-    let key = PublicKey::from_openssh(asked.key.trim()).map_err(invalid)?;
+    let key = PublicKey::from_openssh(requested.key.trim()).map_err(invalid)?;
     let fingerprint = key.fingerprint(HashAlg::Sha256).to_string();
-    let name = asked.name.as_deref().unwrap_or_else(|| key.comment().as_str_lossy());
+    let name = requested.name.as_deref().unwrap_or_else(|| key.comment().as_str_lossy());
     let name = if name.is_empty() { "key" } else { name };
     if name.chars().count() > 100 || name.chars().any(char::is_control) {
         return Err(Error::refused(
@@ -374,9 +385,9 @@ pub async fn add_public_key(
 pub async fn delete_public_keys(
     app: &App,
     caller: &Caller,
-    asked: wire::DeletePublicKeysRequest,
+    requested: wire::DeletePublicKeysRequest,
 ) -> Result<()> {
-    users::delete_public_keys(app.db(), caller.user.id, &asked.ids).await?.done()?;
+    users::delete_public_keys(app.db(), caller.user.id, &requested.ids).await?.done()?;
     Ok(())
 }
 

@@ -30,21 +30,21 @@ use crate::{
 const LIST_MAX: i64 = 100;
 const NAME_ATTEMPTS_MAX: u8 = 10;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Volume>> {
-    if !(0..=LIST_MAX).contains(&asked.limit) {
+pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> Result<Vec<wire::Volume>> {
+    if !(0..=LIST_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
-    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, requested.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
     let page = Page {
-        time: asked.prev_created_at,
-        id: asked.prev_id,
-        limit: asked.limit,
-        ascending: asked.ascending,
+        time: requested.prev_created_at,
+        id: requested.prev_id,
+        limit: requested.limit,
+        ascending: requested.ascending,
         ..Page::default()
     };
-    let query = Query { projects, only_active: asked.only_active, page };
+    let query = Query { projects, only_active: requested.only_active, page };
     to_wire(app, volumes::list(app.db(), &query).await?).await
 }
 
@@ -118,8 +118,12 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
     Ok(all)
 }
 
-pub async fn create(app: &App, scope: &ProjectScope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
-    let mut configuration = asked.configuration.value()?;
+pub async fn create(
+    app: &App,
+    scope: &ProjectScope,
+    requested: &wire::CreateRequest,
+) -> Result<wire::Volume> {
+    let mut configuration = requested.configuration.value()?;
     let parsed = Configuration::from_json(&configuration).map_err(|problems| problems_error(&problems))?;
     let Configuration::Volume(wanted) = parsed else {
         return Err(Error::field("configuration", "the configuration is not a volume"));

@@ -71,7 +71,7 @@ fn main() -> Result<ExitCode> {
         }
         drop(playing);
         while over.recv_timeout(PROGRESS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            total.lock().tell(args.seeds, started.elapsed().as_secs_f64());
+            total.lock().print_summary(args.seeds, started.elapsed().as_secs_f64());
         }
     });
     let total = total.into_inner();
@@ -147,7 +147,7 @@ impl Totals {
     }
 
     /// Reports the progress.
-    fn tell(&self, of: u64, secs: f64) {
+    fn print_summary(&self, of: u64, secs: f64) {
         let rate = self.played as f64 / secs;
         let _ = writeln!(
             std::io::stderr(),

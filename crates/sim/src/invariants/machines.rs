@@ -105,7 +105,7 @@ fn g7_an_instance_has_one_machine(h: &History) -> Vec<Violation> {
             MachineEvent::Gone => {
                 of_instance.remove(entry.machine.as_str());
             }
-            MachineEvent::DeleteAsked { .. } => {}
+            MachineEvent::DeleteRequested { .. } => {}
         }
     }
     found
@@ -118,7 +118,7 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
     h.machine_journal
         .iter()
         .filter(|entry| match entry.kind {
-            MachineEvent::DeleteAsked { running } => running > 0,
+            MachineEvent::DeleteRequested { running } => running > 0,
             MachineEvent::Created | MachineEvent::Gone => false,
         })
         .filter(|entry| !reasons.get(&entry.instance.0).is_some_and(|reason| LOST_REASONS.contains(reason)))
@@ -145,7 +145,7 @@ pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
             format!("in the cloud, {volume} is still attached to {}", machines.join(", ")),
         ));
     }
-    for volume in h.volumes.iter().filter(|volume| volume.delete_asked && !volume.deleted) {
+    for volume in h.volumes.iter().filter(|volume| volume.delete_requested && !volume.deleted) {
         found.push(violation(
             "G6",
             format!("volume {} still exists after its deletion was requested", volume.id),

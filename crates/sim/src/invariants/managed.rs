@@ -150,9 +150,9 @@ fn is_primary(plan: &ManagedJobPlan, task: usize) -> bool {
 }
 
 fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &ManagedJobRow) -> Vec<Violation> {
-    let Some(asked) = job.cancel_asked_at else { return Vec::new() };
+    let Some(requested) = job.cancel_asked_at else { return Vec::new() };
     let own = h.runs.iter().filter_map(|run| run.attempt).filter(|attempt| attempt.job == job.id);
-    let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_GRACE_US);
+    let late = own.filter(|attempt| attempt.made_at > requested + CANCEL_GRACE_US);
     late.map(|attempt| {
         let (number, of) = (job.number, attempt.number);
         violation("M2", format!("managed job {number} started attempt {of} long after its cancellation"))
@@ -262,16 +262,16 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         .collect();
     /// Start and end of a container, and its attempt.
     type ContainerLifetime = (i64, i64, u32);
-    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, ContainerLifetime>> = BTreeMap::new();
+    let mut lifetimes: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, ContainerLifetime>> = BTreeMap::new();
     for entry in &h.journal {
         let Some(attempt) = of.get(&entry.submission) else { continue };
-        let lives = lives.entry((attempt.job, attempt.task)).or_default();
+        let lifetimes = lifetimes.entry((attempt.job, attempt.task)).or_default();
         match entry.kind {
             HostEffect::ContainerStarted => {
-                lives.insert(entry.submission, (entry.at, i64::MAX, attempt.number));
+                lifetimes.insert(entry.submission, (entry.at, i64::MAX, attempt.number));
             }
             HostEffect::ContainerExited => {
-                if let Some(life) = lives.get_mut(&entry.submission) {
+                if let Some(life) = lifetimes.get_mut(&entry.submission) {
                     life.1 = entry.at;
                 }
             }
@@ -281,11 +281,11 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
             | HostEffect::Removed => {}
         }
     }
-    for ((job, task), lives) in lives {
-        let mut lives: Vec<_> = lives.into_values().collect();
-        lives.sort_unstable_by_key(|(from, ..)| *from);
+    for ((job, task), lifetimes) in lifetimes {
+        let mut lifetimes: Vec<_> = lifetimes.into_values().collect();
+        lifetimes.sort_unstable_by_key(|(from, ..)| *from);
         let mut latest: Option<(i64, i64, u32)> = None;
-        for life in lives {
+        for life in lifetimes {
             if let Some(before) = latest
                 && before.2 != life.2
                 && before.1 > life.0
@@ -320,30 +320,35 @@ fn check_events(h: &History) -> Vec<Violation> {
         .iter()
         .flat_map(|job| job.tasks.iter().enumerate().map(move |(index, task)| (task.id, (job, index))))
         .collect();
-    let mut told: BTreeMap<Uuid, TaskHistory> = BTreeMap::new();
+    let mut reported: BTreeMap<Uuid, TaskHistory> = BTreeMap::new();
     let mut found = Vec::new();
     for event in h.events.iter().filter(|event| event.entity == "managed-job") {
         let Some((job, index)) = plans.get(&event.entity_id) else { continue };
         let deadline = job.plan.tasks.get(*index).is_some_and(|task| task.deadline.is_some());
-        let violation = told.entry(event.entity_id).or_default().apply_event(event, deadline);
+        let violation = reported.entry(event.entity_id).or_default().apply_event(event, deadline);
         let name = format!("task {index} of managed job {}", job.number);
         found.extend(violation.map(|violation| with_name(&name, &violation)));
     }
     for job in &h.managed {
         for (index, task) in job.tasks.iter().enumerate() {
-            let heard = told.get(&task.id);
-            let (counted, told_of) = (task.record.recovery_count, heard.map_or(0, |told| told.recoveries));
-            if counted != told_of {
+            let received = reported.get(&task.id);
+            let (counted, reported_for) =
+                (task.record.recovery_count, received.map_or(0, |reported| reported.recoveries));
+            if counted != reported_for {
                 let what = format!(
-                    "task {index} of managed job {} counts {counted} recoveries, its events {told_of}",
+                    "task {index} of managed job {} counts {counted} recoveries, its events {reported_for}",
                     job.number
                 );
                 found.push(violation("R17", what));
             }
-            let Some(began) = heard.and_then(|told| told.began) else { continue };
+            let Some(began) = received.and_then(|reported| reported.began) else { continue };
             let after = job.plan.tasks.get(index).map(|task| task.after.as_slice()).unwrap_or_default();
             for before in after.iter().filter_map(|before| job.tasks.get(usize::try_from(*before).ok()?)) {
-                if told.get(&before.id).and_then(|told| told.succeeded).is_none_or(|at| at > began) {
+                if reported
+                    .get(&before.id)
+                    .and_then(|reported| reported.succeeded)
+                    .is_none_or(|at| at > began)
+                {
                     let what = format!(
                         "task {index} of managed job {} started before a task that it depends on succeeded",
                         job.number

@@ -121,8 +121,8 @@ async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
         });
     }
     for row in db.query(invariant_queries::VOLUMES, Vec::new()).await? {
-        let delete_asked = row.opt_int(2)?.is_some();
-        history.volumes.push(VolumeRow { id: row.uuid(0)?, deleted: row.bool(1)?, delete_asked });
+        let delete_requested = row.opt_int(2)?.is_some();
+        history.volumes.push(VolumeRow { id: row.uuid(0)?, deleted: row.bool(1)?, delete_requested });
     }
     for row in db.query(invariant_queries::ATTACHMENTS, Vec::new()).await? {
         history.attachments.push((row.uuid(0)?, row.uuid(1)?));

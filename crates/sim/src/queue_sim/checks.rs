@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use windlass_api::queue_client::QueueHttpClient;
 use windlass_model::{dispatch::ContainerNeeds, time::Timestamp};
 
-use super::{EPOCH_US, LockRecord, QueueWorld, SharedQueueWorld};
+use super::{EPOCH_US, LockRecord, QueueState, SharedQueueState};
 use crate::invariants::containers;
 
 /// One change of a container.
@@ -20,12 +20,12 @@ struct ContainerChange<'a> {
 }
 
 /// Checks that tokens of finished attempts are rejected.
-pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &QueueHttpClient) {
-    let tokens = world.lock().tokens.clone();
+pub(super) async fn check_tokens_revoked(state: &SharedQueueState, users: &QueueHttpClient) {
+    let tokens = state.lock().tokens.clone();
     for (uuid, attempt, token) in tokens {
-        let answer = people.with_token(&token).get(&format!("containers/{uuid}")).await;
+        let answer = users.with_token(&token).get(&format!("containers/{uuid}")).await;
         if !answer.is_err_and(|error| error.status() == Some(401)) {
-            world.lock().record_violation(
+            state.lock().record_violation(
                 "X1",
                 format!("the token of {uuid}.{attempt} is still valid after the attempt"),
             );
@@ -34,17 +34,17 @@ pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &Queu
 }
 
 pub(super) fn check_history(
-    world: &SharedQueueWorld,
+    state: &SharedQueueState,
     rows: &[Value],
     needs: &BTreeMap<String, ContainerNeeds>,
     began: Instant,
 ) {
-    let mut world = world.lock();
+    let mut state = state.lock();
     let records = final_records(rows);
     for what in containers::find_violations(rows, &records) {
-        world.record_violation("C2", what);
+        state.record_violation("C2", what);
     }
-    check_single_start(&mut world, &records);
+    check_single_start(&mut state, &records);
     let theirs: BTreeMap<&str, &ContainerNeeds> = rows
         .iter()
         .filter_map(|row| {
@@ -53,16 +53,16 @@ pub(super) fn check_history(
         })
         .collect();
     let order = QueueOrder { changes: parse_changes(rows), needs: theirs, began };
-    let overtaken: Vec<String> = world
+    let overtaken: Vec<String> = state
         .locks
         .iter()
         .filter_map(|lock| {
-            let passed = order.overtaken(&world, lock)?;
+            let passed = order.overtaken(&state, lock)?;
             Some(format!("{} was taken by dispatcher {} before {passed}", lock.uuid, lock.dispatcher))
         })
         .collect();
     for what in overtaken {
-        world.record_violation("C8", what);
+        state.record_violation("C8", what);
     }
 }
 
@@ -79,14 +79,14 @@ fn final_records(rows: &[Value]) -> BTreeMap<String, Value> {
     records
 }
 
-fn check_single_start(world: &mut QueueWorld, records: &BTreeMap<String, Value>) {
+fn check_single_start(state: &mut QueueState, records: &BTreeMap<String, Value>) {
     let mut starts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for one in &world.started {
+    for one in &state.started {
         starts.entry(one.uuid.clone()).or_default().push(one.attempt);
     }
     for (uuid, attempts) in &starts {
         if attempts.len() > 1 {
-            world.record_violation(
+            state.record_violation(
                 "R7",
                 format!("the program of {uuid} was started in several attempts: {attempts:?}"),
             );
@@ -95,7 +95,7 @@ fn check_single_start(world: &mut QueueWorld, records: &BTreeMap<String, Value>)
     for (uuid, record) in records.iter().filter(|(_, record)| record["state"] == "Complete") {
         let started = starts.get(uuid).and_then(|attempts| attempts.first().copied());
         if started.is_none() || started != record["attempt"].as_u64() {
-            world.record_violation(
+            state.record_violation(
                 "C3",
                 format!("{uuid} is complete, but its program was started in attempt {started:?}"),
             );
@@ -131,8 +131,8 @@ impl QueueOrder<'_> {
     }
 
     /// Returns a container that waited during the whole round, had a higher priority, needed no more, and was skipped.
-    fn overtaken(&self, world: &QueueWorld, lock: &LockRecord) -> Option<String> {
-        let rounds = &world.rounds[lock.dispatcher];
+    fn overtaken(&self, sim_state: &QueueState, lock: &LockRecord) -> Option<String> {
+        let rounds = &sim_state.rounds[lock.dispatcher];
         let round = rounds[..rounds.partition_point(|begun| *begun <= lock.at)].last()?;
         let (from, to) = (self.elapsed_micros(*round), self.elapsed_micros(lock.at));
         let taken = self.needs.get(lock.uuid.as_str())?;
@@ -152,11 +152,11 @@ impl QueueOrder<'_> {
         }
         // A container that was returned by this dispatcher pauses for a while.
         let had = |uuid: &str| {
-            let earlier = world.locks.iter().filter(|one| one.dispatcher == lock.dispatcher);
+            let earlier = sim_state.locks.iter().filter(|one| one.dispatcher == lock.dispatcher);
             earlier.into_iter().any(|one| one.uuid == uuid && one.at < lock.at)
         };
         let missed = |uuid: &str| {
-            world
+            sim_state
                 .missed
                 .iter()
                 .any(|(at, one, when)| *at == lock.dispatcher && one == uuid && *when >= *round)

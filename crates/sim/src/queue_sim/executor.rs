@@ -10,7 +10,7 @@ use tokio::{
 use windlass_api::queue_client::{QueueError, QueueHttpClient};
 use windlass_model::dispatch::Attempt;
 
-use super::{ProgramStart, SharedQueueWorld};
+use super::{ProgramStart, SharedQueueState};
 use crate::rng::Rng;
 
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -69,14 +69,14 @@ impl ExecutorBehaviour {
 pub(super) async fn execute(
     client: &QueueHttpClient,
     attempt: &Attempt,
-    fate: ExecutorBehaviour,
-    mut told: watch::Receiver<bool>,
-    world: &SharedQueueWorld,
+    behaviour: ExecutorBehaviour,
+    mut reported: watch::Receiver<bool>,
+    state: &SharedQueueState,
 ) -> bool {
-    let (prepares, runs, exit) = match fate {
+    let (prepares, runs, exit) = match behaviour {
         ExecutorBehaviour::Missing => return true,
         ExecutorBehaviour::ForeignProcess => {
-            wait_for_stop(&mut told).await;
+            wait_for_stop(&mut reported).await;
             return false;
         }
         ExecutorBehaviour::Completes { prepares, runs, exit } => (prepares, Some(runs), exit),
@@ -90,18 +90,18 @@ pub(super) async fn execute(
         return false;
     }
     sleep(prepares).await;
-    if *told.borrow() || matches!(fate, ExecutorBehaviour::CrashesBeforeRunning) {
+    if *reported.borrow() || matches!(behaviour, ExecutorBehaviour::CrashesBeforeRunning) {
         return true;
     }
-    if matches!(fate, ExecutorBehaviour::Hangs) {
-        wait_for_stop(&mut told).await;
+    if matches!(behaviour, ExecutorBehaviour::Hangs) {
+        wait_for_stop(&mut reported).await;
         return true;
     }
     if put_with_retry(client, &path, attempt, json!({ "state": "Running" }), "run").await.is_err() {
         return true;
     }
     let started = ProgramStart { uuid: attempt.uuid.clone(), attempt: attempt.number };
-    world.lock().started.push(started);
+    state.lock().started.push(started);
     let Some(runs) = runs else {
         sleep(RETRY_DELAY).await;
         return false;
@@ -110,12 +110,12 @@ pub(super) async fn execute(
     let ending = loop {
         tokio::select! {
             biased;
-            () = wait_for_stop(&mut told) => break json!({ "state": "Cancelled" }),
+            () = wait_for_stop(&mut reported) => break json!({ "state": "Cancelled" }),
             () = sleep_until(ends) => break json!({ "state": "Complete", "exit_code": exit }),
             () = sleep(LOCK_CHECK_INTERVAL) => match client.get(&path).await {
                 // The program ends here: the attempt belongs to another executor now.
                 Err(error) if error.is_refusal() => {
-                    world.lock().record_fault("executor fenced");
+                    state.lock().record_fault("executor fenced");
                     return false;
                 }
                 Ok(_) | Err(_) => {}
@@ -127,8 +127,8 @@ pub(super) async fn execute(
 }
 
 /// Waits for a stop; never returns if the sender is gone.
-async fn wait_for_stop(told: &mut watch::Receiver<bool>) {
-    if told.wait_for(|told| *told).await.is_err() {
+async fn wait_for_stop(reported: &mut watch::Receiver<bool>) {
+    if reported.wait_for(|reported| *reported).await.is_err() {
         std::future::pending::<()>().await;
     }
 }

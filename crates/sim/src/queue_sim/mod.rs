@@ -66,7 +66,7 @@ const GIB: u64 = 1 << 30;
 
 /// Shared state of all parts, which the checks read.
 #[derive(Default)]
-struct QueueWorld {
+struct QueueState {
     pools: Vec<Pool>,
     /// Started programs, in order.
     started: Vec<ProgramStart>,
@@ -96,9 +96,9 @@ struct LockRecord {
     alive: Vec<String>,
 }
 
-type SharedQueueWorld = Arc<Mutex<QueueWorld>>;
+type SharedQueueState = Arc<Mutex<QueueState>>;
 
-impl QueueWorld {
+impl QueueState {
     fn record_fault(&mut self, fault: &'static str) {
         *self.fired.entry(fault).or_default() += 1;
     }
@@ -118,13 +118,13 @@ struct SimRequest {
 struct QueueSim {
     seed: u64,
     rng: Rng,
-    world: SharedQueueWorld,
+    state: SharedQueueState,
     router: axum::Router,
-    people: QueueHttpClient,
+    users: QueueHttpClient,
     started: Instant,
     tokens: Vec<String>,
     dispatchers: Vec<Option<JoinHandle<()>>>,
-    asked: Vec<SimRequest>,
+    requested: Vec<SimRequest>,
 }
 
 /// Runs one seed from start to end.
@@ -150,18 +150,18 @@ impl QueueSim {
         let app = App::new(db, settings, Keyring::ephemeral()?)?;
         bootstrap::ensure(&app).await?;
         let router = routes::all_routes().into_router(app);
-        let world = SharedQueueWorld::default();
-        let way = FaultyTransport::new(router.clone(), world.clone(), rng.fork(), Caller::User);
-        let people = QueueHttpClient::with_transport(Arc::new(way), TOKEN);
+        let state = SharedQueueState::default();
+        let transport = FaultyTransport::new(router.clone(), state.clone(), rng.fork(), Caller::User);
+        let users = QueueHttpClient::with_transport(Arc::new(transport), TOKEN);
         let mut play = Self {
             seed,
-            world,
+            state,
             router,
-            people,
+            users,
             started,
             tokens: Vec::new(),
             dispatchers: Vec::new(),
-            asked: Vec::new(),
+            requested: Vec::new(),
             rng,
         };
         play.prepare().await?;
@@ -174,17 +174,17 @@ impl QueueSim {
         }
         for _ in 0..self.rng.between(1, 2) {
             let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
-            let made = self.people.post("api_client_authorizations", &body).await?;
+            let made = self.users.post("api_client_authorizations", &body).await?;
             let part = |name: &str| made[name].as_str().unwrap_or_default().to_owned();
             self.tokens.push(format!("v2/{}/{}", part("uuid"), part("api_token")));
             let pool = Pool::new(self.rng.fork(), self.started);
-            let mut world = self.world.lock();
-            world.pools.push(pool);
-            world.rounds.push(Vec::new());
+            let mut state = self.state.lock();
+            state.pools.push(pool);
+            state.rounds.push(Vec::new());
         }
         for at in 0..self.tokens.len() {
-            pool::add_stray_jobs(&self.world, at);
-            tokio::spawn(pool::run_scheduler(self.world.clone(), at));
+            pool::add_orphan_jobs(&self.state, at);
+            tokio::spawn(pool::run_scheduler(self.state.clone(), at));
             self.dispatchers.push(None);
             self.start_dispatcher(at);
         }
@@ -198,27 +198,27 @@ impl QueueSim {
             "command": ["true"], "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } },
             "runtime_constraints": { "vcpus": cpus, "ram": memory }, "use_existing": false,
         });
-        let made = self.people.post("container_requests", &json!({ "container_request": request })).await?;
+        let made = self.users.post("container_requests", &json!({ "container_request": request })).await?;
         let request = made["uuid"].as_str().context("the request has no uuid")?.to_owned();
         let needs = ContainerNeeds { cpus: u32::try_from(cpus)?, memory, ..ContainerNeeds::default() };
-        self.asked.push(SimRequest { request, needs, is_held: false });
+        self.requested.push(SimRequest { request, needs, is_held: false });
         Ok(())
     }
 
     /// Starts a new process, without memory of the previous one.
     fn start_dispatcher(&mut self, at: usize) {
-        let way = FaultyTransport::new(
+        let transport = FaultyTransport::new(
             self.router.clone(),
-            self.world.clone(),
+            self.state.clone(),
             self.rng.fork(),
             Caller::Dispatcher(at),
         );
         let executors =
-            FaultyTransport::new(self.router.clone(), self.world.clone(), self.rng.fork(), Caller::Executor);
-        let client = QueueHttpClient::with_transport(Arc::new(way), &self.tokens[at]);
+            FaultyTransport::new(self.router.clone(), self.state.clone(), self.rng.fork(), Caller::Executor);
+        let client = QueueHttpClient::with_transport(Arc::new(transport), &self.tokens[at]);
         let executors = QueueHttpClient::with_transport(Arc::new(executors), "");
         let begun = Instant::now();
-        let pool = PoolScheduler::new(self.world.clone(), at, begun, executors);
+        let pool = PoolScheduler::new(self.state.clone(), at, begun, executors);
         self.dispatchers[at] = Some(tokio::spawn(run_dispatcher(client, pool, begun)));
     }
 
@@ -230,10 +230,10 @@ impl QueueSim {
             dispatcher.abort();
         }
         let history = self.history().await?;
-        checks::check_tokens_revoked(&self.world, &self.people).await;
+        checks::check_tokens_revoked(&self.state, &self.users).await;
         let needs: BTreeMap<String, ContainerNeeds> =
-            self.asked.iter().map(|one| (one.request.clone(), one.needs.clone())).collect();
-        checks::check_history(&self.world, &history, &needs, self.started);
+            self.requested.iter().map(|one| (one.request.clone(), one.needs.clone())).collect();
+        checks::check_history(&self.state, &history, &needs, self.started);
         let mut hasher = DefaultHasher::new();
         for row in &history {
             let change = &row["properties"];
@@ -241,17 +241,17 @@ impl QueueSim {
             change["new_attributes"]["state"].as_str().hash(&mut hasher);
             change["event"].as_str().hash(&mut hasher);
         }
-        let mut world = self.world.lock();
+        let mut state = self.state.lock();
         Ok(Report {
             seed: self.seed,
-            violations: std::mem::take(&mut world.violations),
+            violations: std::mem::take(&mut state.violations),
             trace: hasher.finish(),
-            fired: world.fired.clone(),
-            runs: self.asked.len(),
+            fired: state.fired.clone(),
+            runs: self.requested.len(),
             managed_jobs: 0,
             outcomes: BTreeMap::new(),
-            passes: world.rounds.iter().map(|rounds| rounds.len() as u64).sum(),
-            calls: world.calls,
+            passes: state.rounds.iter().map(|rounds| rounds.len() as u64).sum(),
+            calls: state.calls,
             virtual_secs: self.started.elapsed().as_secs(),
         })
     }
@@ -267,32 +267,32 @@ impl QueueSim {
                 let at = self.rng.between(0, self.tokens.len() as u64 - 1) as usize;
                 if let Some(dispatcher) = self.dispatchers[at].take() {
                     dispatcher.abort();
-                    self.world.lock().record_fault("dispatcher killed");
+                    self.state.lock().record_fault("dispatcher killed");
                     sleep(self.rng.millis(100, 30_000)).await;
                 }
                 self.start_dispatcher(at);
             }
             if !was_overloaded && self.started.elapsed() > FAULT_PERIOD / 3 {
                 was_overloaded = true;
-                self.world.lock().overloaded_until = Some(Instant::now() + Duration::from_secs(45));
+                self.state.lock().overloaded_until = Some(Instant::now() + Duration::from_secs(45));
             }
         }
         Ok(())
     }
 
     async fn change_random_priority(&mut self) -> Result<()> {
-        let at = self.rng.between(0, self.asked.len() as u64 - 1) as usize;
+        let at = self.rng.between(0, self.requested.len() as u64 - 1) as usize;
         let priority = if self.rng.chance(20) { 0 } else { self.rng.between(1, 20) };
         self.set_priority(at, priority).await
     }
 
     async fn set_priority(&mut self, at: usize, priority: u64) -> Result<()> {
-        let asked = &mut self.asked[at];
+        let requested = &mut self.requested[at];
         let change = json!({ "container_request": { "priority": priority } });
-        match self.people.put(&format!("container_requests/{}", asked.request), &change).await {
-            Ok(_) => asked.is_held = priority == 0,
+        match self.users.put(&format!("container_requests/{}", requested.request), &change).await {
+            Ok(_) => requested.is_held = priority == 0,
             // The container has ended: there is nothing to change.
-            Err(error) if error.is_refusal() => asked.is_held = false,
+            Err(error) if error.is_refusal() => requested.is_held = false,
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -300,15 +300,15 @@ impl QueueSim {
 
     /// Releases or cancels held requests.
     async fn release_held(&mut self) -> Result<()> {
-        for at in 0..self.asked.len() {
-            if !self.asked[at].is_held {
+        for at in 0..self.requested.len() {
+            if !self.requested[at].is_held {
                 continue;
             }
             if self.rng.chance(50) {
                 self.set_priority(at, 5).await?;
             } else {
-                let path = format!("container_requests/{}?_method=DELETE", self.asked[at].request);
-                self.people.post(&path, &Value::Null).await?;
+                let path = format!("container_requests/{}?_method=DELETE", self.requested[at].request);
+                self.users.post(&path, &Value::Null).await?;
             }
         }
         Ok(())
@@ -318,25 +318,26 @@ impl QueueSim {
         let (mut moved, mut rows) = (Instant::now(), 0);
         let open = percent_encode(&json!([["state", "in", ["Queued", "Locked", "Running"]]]).to_string());
         loop {
-            let page = self.people.get(&format!("containers?limit=0&filters={open}")).await?;
+            let page = self.users.get(&format!("containers?limit=0&filters={open}")).await?;
             if page["items_available"] == 0 {
                 break;
             }
-            let seen = self.people.get("logs?limit=0").await?["items_available"].as_u64().unwrap_or(0);
+            let seen = self.users.get("logs?limit=0").await?["items_available"].as_u64().unwrap_or(0);
             if seen != rows {
                 (moved, rows) = (Instant::now(), seen);
             }
             if moved.elapsed() > PROGRESS_TIMEOUT {
-                let page = self.people.get(&format!("containers?limit=3&count=none&filters={open}")).await?;
-                let told = |one: &Value| {
+                let page = self.users.get(&format!("containers?limit=3&count=none&filters={open}")).await?;
+                let reported = |one: &Value| {
                     let part = |name: &str| one[name].to_string();
                     ["uuid", "state", "priority", "attempt", "scheduling_status"].map(part).join(" ")
                 };
-                let left: Vec<String> = page["items"].as_array().into_iter().flatten().map(told).collect();
+                let left: Vec<String> =
+                    page["items"].as_array().into_iter().flatten().map(reported).collect();
                 let pools: Vec<String> =
-                    self.world.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
+                    self.state.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
                 let what = format!("no progress of {left:?} while the pools have {pools:?}");
-                self.world.lock().record_violation("progress", what);
+                self.state.lock().record_violation("progress", what);
                 return Ok(());
             }
             sleep(CHECK_INTERVAL).await;
@@ -344,12 +345,12 @@ impl QueueSim {
         let deadline = Instant::now() + EMPTY_TIMEOUT;
         loop {
             let left: Vec<String> =
-                self.world.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
+                self.state.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
             if left.is_empty() {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                self.world.lock().record_violation("left", left.join("; "));
+                self.state.lock().record_violation("left", left.join("; "));
                 return Ok(());
             }
             sleep(CHECK_INTERVAL).await;
@@ -362,7 +363,7 @@ impl QueueSim {
             let last = rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(0);
             let filters = percent_encode(&json!([["id", ">", last]]).to_string());
             let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
-            let page = self.people.get(&path).await?;
+            let page = self.users.get(&path).await?;
             let more = page["items"].as_array().context("the response has no `items`")?;
             if more.is_empty() {
                 return Ok(rows);
@@ -374,15 +375,15 @@ impl QueueSim {
 
 /// The loop of `windlass dispatch`.
 async fn run_dispatcher(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) {
-    let door = loop {
+    let listener = loop {
         match QueueClient::open(client.clone()).await {
-            Ok(door) => break door,
+            Ok(listener) => break listener,
             Err(_) => sleep(DISPATCH_INTERVAL).await,
         }
     };
     let lease = Duration::from_secs(15);
     let ways = Ways { begun, lost_after: Span::secs(20), environment: Vec::new(), lease };
-    let mut dispatcher = Dispatcher::new(door, pool, ways);
+    let mut dispatcher = Dispatcher::new(listener, pool, ways);
     loop {
         // Errors are retried in the next round.
         let _ = dispatcher.round().await;

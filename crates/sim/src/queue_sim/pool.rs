@@ -12,7 +12,7 @@ use tokio::{
 };
 use windlass_model::dispatch::{Attempt, ContainerNeeds, capacity::ResourceAmount};
 
-use super::SharedQueueWorld;
+use super::SharedQueueState;
 use crate::rng::Rng;
 
 const WORKERS_MAX: usize = 10;
@@ -128,8 +128,9 @@ impl Pool {
     }
 
     pub(super) fn is_known_alive(&self, attempt: &Attempt) -> bool {
-        let lives = |job: &&PoolJob| job.attempt == *attempt && job.over.is_none() && !self.is_silent(job);
-        self.jobs.values().any(|job| lives(&job))
+        let lifetimes =
+            |job: &&PoolJob| job.attempt == *attempt && job.over.is_none() && !self.is_silent(job);
+        self.jobs.values().any(|job| lifetimes(&job))
     }
 
     pub(super) fn describe_leftovers(&self) -> Option<String> {
@@ -342,9 +343,9 @@ pub(super) fn can_hold(size: ResourceAmount, needs: ResourceAmount) -> bool {
 }
 
 /// Adds jobs with the dispatcher's tag for unknown attempts, as left by an earlier process.
-pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
-    let mut world = world.lock();
-    let pool = &mut world.pools[at];
+pub(super) fn add_orphan_jobs(state: &SharedQueueState, at: usize) {
+    let mut state = state.lock();
+    let pool = &mut state.pools[at];
     for number in 0..3 {
         let id = pool.next_job;
         pool.next_job += 1;
@@ -363,21 +364,21 @@ pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
         };
         pool.jobs.insert(id, job);
     }
-    world.record_fault("stale tag");
+    state.record_fault("stale tag");
 }
 
 /// Runs the scheduler's loop.
-pub(super) async fn run_scheduler(world: SharedQueueWorld, at: usize) {
+pub(super) async fn run_scheduler(state: SharedQueueState, at: usize) {
     loop {
         sleep(TICK).await;
-        let mut world = world.lock();
+        let mut state = state.lock();
         let mut fired = Vec::new();
-        let pool = &mut world.pools[at];
+        let pool = &mut state.pools[at];
         pool.advance_workers(&mut fired);
         pool.create_workers(&mut fired);
         pool.destroy_idle_workers(&mut fired);
         for fault in fired {
-            world.record_fault(fault);
+            state.record_fault(fault);
         }
     }
 }

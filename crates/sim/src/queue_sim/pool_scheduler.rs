@@ -19,7 +19,7 @@ use windlass_model::{
 };
 
 use super::{
-    SharedQueueWorld,
+    SharedQueueState,
     executor::{ExecutorBehaviour, execute},
     pool::{FAILURE_PERCENT, PoolJob, WORKER_SIZES, WorkerState, can_hold, to_amount},
 };
@@ -29,7 +29,7 @@ const FOREIGN: u64 = 1_000_000;
 
 /// A dispatcher's connection to its pool.
 pub(super) struct PoolScheduler {
-    world: SharedQueueWorld,
+    state: SharedQueueState,
     at: usize,
     begun: Instant,
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
@@ -47,8 +47,8 @@ enum CommandOutcome {
 }
 
 impl PoolScheduler {
-    pub(super) fn new(world: SharedQueueWorld, at: usize, begun: Instant, client: QueueHttpClient) -> Self {
-        Self { world, at, begun, ended: Mutex::default(), client }
+    pub(super) fn new(state: SharedQueueState, at: usize, begun: Instant, client: QueueHttpClient) -> Self {
+        Self { state, at, begun, ended: Mutex::default(), client }
     }
 
     fn now(&self) -> Timestamp {
@@ -57,7 +57,7 @@ impl PoolScheduler {
 
     async fn send_command(&self) -> CommandOutcome {
         let (time, fails, half) = {
-            let rng = &mut self.world.lock().pools[self.at].rng;
+            let rng = &mut self.state.lock().pools[self.at].rng;
             (rng.millis(5, 200), rng.chance(FAILURE_PERCENT), rng.chance(50))
         };
         sleep(time).await;
@@ -65,58 +65,58 @@ impl PoolScheduler {
             return CommandOutcome::Delivered;
         }
         let fault = if half { "command lost" } else { "command unanswered" };
-        self.world.lock().record_fault(fault);
+        self.state.lock().record_fault(fault);
         if half { CommandOutcome::Lost } else { CommandOutcome::Unanswered }
     }
 
     /// Starts an executor for each job that got a worker.
     fn start(&self) {
-        let mut world = self.world.lock();
-        let pool = &mut world.pools[self.at];
+        let mut state = self.state.lock();
+        let pool = &mut state.pools[self.at];
         let mut faults = Vec::new();
         for id in pool.assign() {
             let drawn = ExecutorBehaviour::draw(&mut pool.rng);
             let Some(job) = pool.jobs.get_mut(&id) else { continue };
             let has_executor = job.worker.is_none_or(|worker| worker % 7 != 1);
-            let fate = if job.token.is_empty() {
+            let behaviour = if job.token.is_empty() {
                 ExecutorBehaviour::ForeignProcess
             } else if has_executor {
                 drawn
             } else {
                 ExecutorBehaviour::Missing
             };
-            faults.extend(fate.fault());
+            faults.extend(behaviour.fault());
             let client = self.client.with_token(&job.token);
-            let (attempt, told) = (job.attempt.clone(), job.stop.subscribe());
-            let (shared, at) = (self.world.clone(), self.at);
+            let (attempt, reported) = (job.attempt.clone(), job.stop.subscribe());
+            let (shared, at) = (self.state.clone(), self.at);
             let task = tokio::spawn(async move {
-                let failed = execute(&client, &attempt, fate, told, &shared).await;
+                let failed = execute(&client, &attempt, behaviour, reported, &shared).await;
                 shared.lock().pools[at].ended(id, failed);
             });
             job.task = Some(task.abort_handle());
         }
         for fault in faults {
-            world.record_fault(fault);
+            state.record_fault(fault);
         }
     }
 }
 
 fn scheduler_error(program: &'static str) -> SchedulerError {
-    SchedulerError::Failed { program, said: "simulated".to_owned() }
+    SchedulerError::Failed { program, message: "simulated".to_owned() }
 }
 
 impl Scheduler for PoolScheduler {
     type Room = PoolCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
-        self.world.lock().rounds[self.at].push(Instant::now());
+    async fn snapshot(&self) -> Result<SchedulerSnapshot, SchedulerError> {
+        self.state.lock().rounds[self.at].push(Instant::now());
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(scheduler_error("look"));
         }
         self.start();
-        let asked_at = self.now();
-        let mut world = self.world.lock();
-        let pool = &mut world.pools[self.at];
+        let requested_at = self.now();
+        let mut state = self.state.lock();
+        let pool = &mut state.pools[self.at];
         let mut ended = self.ended.lock();
         // The scheduler reports jobs of a silent worker as unknown, or omits them.
         let is_shown = |job: &PoolJob| {
@@ -129,7 +129,7 @@ impl Scheduler for PoolScheduler {
             .map(|(id, job)| {
                 let life = match job.over {
                     Some(_) => {
-                        SchedulerJobState::Ended(*ended.entry(job.attempt.clone()).or_insert(asked_at))
+                        SchedulerJobState::Ended(*ended.entry(job.attempt.clone()).or_insert(requested_at))
                     }
                     None if pool.is_silent(job) => SchedulerJobState::Unknown,
                     None if job.worker.is_none() => SchedulerJobState::Waiting,
@@ -150,19 +150,19 @@ impl Scheduler for PoolScheduler {
         pool.was_whole = is_whole;
         let alive = jobs.iter().filter(|job| !job.state.is_ended());
         pool.seen_alive = alive.map(|job| job.attempt.uuid.clone()).collect();
-        Ok(SchedulerSnapshot { jobs, requested_at: asked_at, is_complete: is_whole })
+        Ok(SchedulerSnapshot { jobs, requested_at, is_complete: is_whole })
     }
 
     async fn room(&self, _lower: &SchedulerSnapshot) -> Result<PoolCapacity, SchedulerError> {
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(scheduler_error("room"));
         }
-        let mut world = self.world.lock();
-        let pool = &mut world.pools[self.at];
+        let mut state = self.state.lock();
+        let pool = &mut state.pools[self.at];
         pool.demand.clear();
         let up = pool.workers.iter().filter(|worker| worker.state == WorkerState::Up);
         let free = up.map(|worker| pool.free(worker)).collect();
-        Ok(PoolCapacity { free, world: self.world.clone(), at: self.at })
+        Ok(PoolCapacity { free, state: self.state.clone(), at: self.at })
     }
 
     async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
@@ -172,11 +172,11 @@ impl Scheduler for PoolScheduler {
         }
         let token = order.token.clone();
         let id = {
-            let mut world = self.world.lock();
-            world.tokens.push((order.attempt.uuid.clone(), order.attempt.number, token.clone()));
-            let pool = &mut world.pools[self.at];
+            let mut state = self.state.lock();
+            state.tokens.push((order.attempt.uuid.clone(), order.attempt.number, token.clone()));
+            let pool = &mut state.pools[self.at];
             if pool.rng.chance(2) {
-                world.record_fault("submission refused");
+                state.record_fault("submission refused");
                 return Err(SubmitError::Refused { why: "simulated".to_owned() });
             }
             let id = pool.next_job;
@@ -195,7 +195,7 @@ impl Scheduler for PoolScheduler {
             };
             pool.jobs.insert(id, job);
             if !is_first {
-                world.record_violation("C6", format!("{} was submitted twice", order.attempt));
+                state.record_violation("C6", format!("{} was submitted twice", order.attempt));
             }
             id
         };
@@ -214,17 +214,17 @@ impl Scheduler for PoolScheduler {
             return Err(scheduler_error("stop"));
         }
         let id: u64 = job.parse().unwrap_or(FOREIGN);
-        let mut world = self.world.lock();
-        let pool = &mut world.pools[self.at];
+        let mut state = self.state.lock();
+        let pool = &mut state.pools[self.at];
         let Some(found) = pool.jobs.get(&id) else {
-            world.record_violation("C5", format!("job {job} was stopped, but is not from the queue"));
+            state.record_violation("C5", format!("job {job} was stopped, but is not from the queue"));
             return Ok(());
         };
         match pressure {
             // The job has no worker that could be asked.
-            StopMode::Ask if found.worker.is_none() => pool.end(id),
-            StopMode::Ask if pool.is_silent(found) => {}
-            StopMode::Ask => {
+            StopMode::Request if found.worker.is_none() => pool.end(id),
+            StopMode::Request if pool.is_silent(found) => {}
+            StopMode::Request => {
                 let _ = found.stop.send(true);
             }
             StopMode::Force => pool.kill(id),
@@ -240,8 +240,8 @@ impl Scheduler for PoolScheduler {
         if let (CommandOutcome::Delivered | CommandOutcome::Unanswered, Ok(id)) =
             (&spoken, job.parse::<u64>())
         {
-            let mut world = self.world.lock();
-            if let Some(job) = world.pools[self.at].jobs.get_mut(&id) {
+            let mut state = self.state.lock();
+            if let Some(job) = state.pools[self.at].jobs.get_mut(&id) {
                 job.priority = priority;
             }
         }
@@ -252,7 +252,7 @@ impl Scheduler for PoolScheduler {
 /// Free capacity of the workers that are up.
 pub(super) struct PoolCapacity {
     free: Vec<ResourceAmount>,
-    world: SharedQueueWorld,
+    state: SharedQueueState,
     at: usize,
 }
 
@@ -272,7 +272,7 @@ impl Capacity for PoolCapacity {
         if !WORKER_SIZES.iter().any(|kind| can_hold(*kind, to_amount(needs))) {
             return Fit::Never("no worker fits".to_owned());
         }
-        self.world.lock().pools[self.at].demand.push(needs.clone());
+        self.state.lock().pools[self.at].demand.push(needs.clone());
         Fit::Later("waiting for a worker".to_owned())
     }
 

@@ -10,7 +10,7 @@ use tower::ServiceExt as _;
 use windlass_api::queue_client::{QueueError, QueueTransport, TransportFuture};
 use windlass_model::dispatch::Attempt;
 
-use super::{LockRecord, SharedQueueWorld};
+use super::{LockRecord, SharedQueueState};
 use crate::rng::Rng;
 
 /// Fault rates, in percent.
@@ -28,7 +28,7 @@ pub(super) enum Caller {
 
 pub(super) struct FaultyTransport {
     router: Router,
-    world: SharedQueueWorld,
+    state: SharedQueueState,
     rng: Mutex<Rng>,
     who: Caller,
 }
@@ -74,14 +74,14 @@ impl ObservedCall {
 }
 
 impl FaultyTransport {
-    pub(super) fn new(router: Router, world: SharedQueueWorld, rng: Rng, who: Caller) -> Self {
-        Self { router, world, rng: Mutex::new(rng), who }
+    pub(super) fn new(router: Router, state: SharedQueueState, rng: Rng, who: Caller) -> Self {
+        Self { router, state, rng: Mutex::new(rng), who }
     }
 
     fn should_fail(&self, percent: u64, fault: &'static str) -> bool {
         let hit = self.who != Caller::User && self.rng.lock().chance(percent);
         if hit {
-            self.world.lock().record_fault(fault);
+            self.state.lock().record_fault(fault);
         }
         hit
     }
@@ -102,11 +102,11 @@ impl FaultyTransport {
         let call = ObservedCall::from_request(&request, &body);
         self.delay().await;
         let is_overloaded = {
-            let mut world = self.world.lock();
-            world.calls += 1;
-            let is = world.overloaded_until.is_some_and(|until| Instant::now() < until);
+            let mut state = self.state.lock();
+            state.calls += 1;
+            let is = state.overloaded_until.is_some_and(|until| Instant::now() < until);
             if is && self.who != Caller::User {
-                world.record_fault("server overloaded");
+                state.record_fault("server overloaded");
             }
             is && self.who != Caller::User
         };
@@ -120,7 +120,7 @@ impl FaultyTransport {
         }
         let router = self.router.clone();
         // A separate task: a server continues after the caller is gone.
-        let (world, who) = (self.world.clone(), self.who);
+        let (state, who) = (self.state.clone(), self.who);
         let answered = tokio::spawn(async move {
             let (head, body) = request.into_parts();
             let answer = match router.oneshot(Request::from_parts(head, Body::new(body))).await {
@@ -129,7 +129,7 @@ impl FaultyTransport {
             };
             let status = answer.status().as_u16();
             let body = answer.into_body().collect().await.map(http_body_util::Collected::to_bytes);
-            check_call(&world, who, &call, status);
+            check_call(&state, who, &call, status);
             (status, body.unwrap_or_default(), call)
         });
         let Ok((status, body, call)) = answered.await else { return Err(QueueError::TimedOut) };
@@ -143,29 +143,29 @@ impl FaultyTransport {
 
     fn record_missed_lock(&self, call: &ObservedCall) {
         if let (Caller::Dispatcher(at), Some(uuid)) = (self.who, call.locks()) {
-            self.world.lock().missed.push((at, uuid.to_owned(), Instant::now()));
+            self.state.lock().missed.push((at, uuid.to_owned(), Instant::now()));
         }
     }
 }
 
 /// Checks a call at the time it happens.
-fn check_call(world: &SharedQueueWorld, who: Caller, call: &ObservedCall, status: u16) {
+fn check_call(state: &SharedQueueState, who: Caller, call: &ObservedCall, status: u16) {
     let Caller::Dispatcher(at) = who else { return };
     if status != 200 {
         return;
     }
-    let mut world = world.lock();
+    let mut state = state.lock();
     if let Some(uuid) = call.locks() {
-        let alive = world.pools[at].alive();
+        let alive = state.pools[at].alive();
         let locked = LockRecord { dispatcher: at, uuid: uuid.to_owned(), at: Instant::now(), alive };
-        world.locks.push(locked);
+        state.locks.push(locked);
     }
     if let Some((attempt, why)) = call.released_attempt() {
-        if world.pools[at].is_known_alive(&attempt) {
-            world.record_violation("C12", format!("{attempt} was released ({why}) while its job is alive"));
+        if state.pools[at].is_known_alive(&attempt) {
+            state.record_violation("C12", format!("{attempt} was released ({why}) while its job is alive"));
         }
-        if why == "abandoned" && !world.pools[at].was_whole {
-            world.record_violation(
+        if why == "abandoned" && !state.pools[at].was_whole {
+            state.record_violation(
                 "R15",
                 format!("{attempt} was reported as abandoned while the state of a worker was unknown"),
             );

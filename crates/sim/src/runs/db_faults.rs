@@ -27,14 +27,14 @@ pub(super) struct DbFaultRates {
 pub(super) struct FaultyDbLink {
     pub freeze: ReplicaFreeze,
     pub rng: Arc<Mutex<Rng>>,
-    pub storm: Arc<Mutex<DbFaultRates>>,
+    pub fault_rates: Arc<Mutex<DbFaultRates>>,
     /// Number of database calls.
     pub calls: Arc<AtomicU64>,
 }
 
 impl FaultyDbLink {
     fn should_fail(&self, percent: impl Fn(DbFaultRates) -> u64) -> bool {
-        let percent = percent(*self.storm.lock());
+        let percent = percent(*self.fault_rates.lock());
         percent > 0 && self.rng.lock().chance(percent)
     }
 

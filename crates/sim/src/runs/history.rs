@@ -10,16 +10,16 @@ use super::{memory_logs::MemoryLogs, workload::Workload};
 use crate::{
     host::log_bytes,
     invariants::{History, LogRow, rows},
-    network::SharedWorld,
+    network::SharedSimState,
 };
 
 /// Updates the history: appends new events, and replaces the rows with the current ones.
 pub(super) async fn read_history(
     history: &mut History,
     db: &Db,
-    world: &SharedWorld,
-    cast: &Workload,
-    shelf: &MemoryLogs,
+    state: &SharedSimState,
+    workload: &Workload,
+    logs: &MemoryLogs,
 ) -> Result<()> {
     rows::read_history(history, db).await?;
     history.watched.clear();
@@ -28,28 +28,28 @@ pub(super) async fn read_history(
         history.watched.push((id, row.text(1)?));
     }
     for run in &mut history.runs {
-        run.stopped_at = cast.stopped_at(run.id);
+        run.stopped_at = workload.stopped_at(run.id);
     }
     for fleet in &mut history.fleets {
-        fleet.nodes_max_ever = cast.nodes_max_ever(fleet.id);
+        fleet.nodes_max_ever = workload.nodes_max_ever(fleet.id);
     }
     let mut written = BTreeMap::new();
     history.journal.clear();
     history.containers.clear();
-    let mut world = world.lock();
-    for host in world.hosts() {
+    let mut state = state.lock();
+    for host in state.hosts() {
         history.journal.extend(host.journal.iter().cloned());
         history.containers.extend(host.alive());
         written.extend(host.logs.iter().map(|(id, end)| (id.0, *end)));
     }
-    history.machines = world.cloud.machines().map(|(id, machine)| (id, machine.to_owned())).collect();
-    history.machine_journal = world.cloud.journal.clone();
-    history.outrages = world.cloud.outrages.clone();
+    history.machines = state.cloud.machines().map(|(id, machine)| (id, machine.to_owned())).collect();
+    history.machine_journal = state.cloud.journal.clone();
+    history.outrages = state.cloud.outrages.clone();
     let names =
         |machines: std::collections::BTreeSet<&str>| machines.into_iter().map(str::to_owned).collect();
-    history.disks = world.cloud.disks().map(|(id, machines)| (id, names(machines))).collect();
+    history.disks = state.cloud.disks().map(|(id, machines)| (id, names(machines))).collect();
     history.logs.clear();
-    shelf.all_logs(|submission, bytes| {
+    logs.all_logs(|submission, bytes| {
         let stored = bytes.len() as u64;
         let is_true = bytes == log_bytes(submission, 0..stored);
         let written = written.remove(&submission.0);

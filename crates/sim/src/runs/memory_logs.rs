@@ -11,9 +11,9 @@ pub(super) struct MemoryLogs(Mutex<HashMap<Log, Vec<u8>>>);
 
 impl MemoryLogs {
     /// Visits the log of every job.
-    pub(super) fn all_logs(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
+    pub(super) fn all_logs(&self, mut visit_log: impl FnMut(SubmissionId, &[u8])) {
         for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == LogSource::Job) {
-            look(log.submission, bytes);
+            visit_log(log.submission, bytes);
         }
     }
 }

@@ -46,7 +46,7 @@ use self::{
 use crate::{
     cloud,
     invariants::{self, History, Violation},
-    network::{NetworkFaultRates, SharedWorld, World},
+    network::{NetworkFaultRates, SharedSimState, SimState},
     rng::Rng,
     runs::db_faults::DbFaultRates,
 };
@@ -56,7 +56,7 @@ const EPOCH_US: i64 = 1_767_225_600_000_000;
 /// Duration of the faults.
 const FAULT_PERIOD: Duration = Duration::from_secs(8 * 60);
 /// Time limit for recovery after the faults. The longest legal wait is the delay of a retry.
-const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
+const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 /// Time limit for the deletion of everything.
 const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
 /// One in this number of seeds has managed jobs, which are the most expensive part.
@@ -102,8 +102,8 @@ pub fn simulate(seed: u64) -> Result<Report> {
 }
 
 /// Runs one seed with a preferred fault.
-pub fn simulate_with(seed: u64, trouble: FaultBias) -> Result<Report> {
-    virtual_time_runtime()?.block_on(async { RunSim::begin(seed, trouble)?.play().await })
+pub fn simulate_with(seed: u64, bias: FaultBias) -> Result<Report> {
+    virtual_time_runtime()?.block_on(async { RunSim::begin(seed, bias)?.play().await })
 }
 
 /// Runs one seed. If it violates an invariant, its database is stored in that directory as `seed-N.db`.
@@ -128,16 +128,16 @@ fn virtual_time_runtime() -> Result<tokio::runtime::Runtime> {
 
 struct RunSim {
     seed: u64,
-    trouble: FaultBias,
+    bias: FaultBias,
     rng: Rng,
-    world: SharedWorld,
+    state: SharedSimState,
     db: Db,
     /// Offset of the database's clock from true time, in microseconds.
     clock_ahead: Arc<AtomicI64>,
-    cast: Workload,
+    workload: Workload,
     replicas: Vec<Replica>,
     watch: PassMonitor,
-    shelf: Arc<MemoryLogs>,
+    logs: Arc<MemoryLogs>,
     calls: Arc<AtomicU64>,
     history: History,
     started: Instant,
@@ -150,7 +150,7 @@ fn ssh_key() -> Result<String> {
 }
 
 impl RunSim {
-    fn begin(seed: u64, trouble: FaultBias) -> Result<Self> {
+    fn begin(seed: u64, bias: FaultBias) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
         let clock_ahead = Arc::new(AtomicI64::new(0));
@@ -160,26 +160,26 @@ impl RunSim {
             EPOCH_US + elapsed + ahead.load(Ordering::Relaxed)
         };
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
-        let (shelf, keys) = (Arc::new(MemoryLogs::default()), Arc::new(Keyring::ephemeral()?));
-        let cast = Workload::random(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
-        let world = World::new(EPOCH_US, rng.fork());
+        let (logs, keys) = (Arc::new(MemoryLogs::default()), Arc::new(Keyring::ephemeral()?));
+        let workload = Workload::random(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
+        let state = SimState::new(EPOCH_US, rng.fork());
         let watch = PassMonitor::default();
         let count = rng.between(2, 3) as usize;
         let calls: Arc<AtomicU64> = Arc::default();
-        let shared = SharedState { logs: shelf.clone(), keys, calls: calls.clone() };
+        let shared = SharedState { logs: logs.clone(), keys, calls: calls.clone() };
         let replicas =
-            (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
+            (0..count).map(|n| Replica::new(n, &db, &state, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
             seed,
-            trouble,
+            bias,
             rng,
-            world,
+            state,
             db,
             clock_ahead,
-            cast,
+            workload,
             replicas,
             watch,
-            shelf,
+            logs,
             calls,
             history: History::default(),
             started,
@@ -192,7 +192,7 @@ impl RunSim {
         for statement in invariant_queries::slot_watch::statements(limits.max_launching, limits.max_alive) {
             self.db.query(statement, Vec::new()).await?;
         }
-        self.cast.set_the_stage(&mut self.rng, &self.db, &self.world).await
+        self.workload.set_up_env(&mut self.rng, &self.db, &self.state).await
     }
 
     async fn play(mut self) -> Result<Report> {
@@ -201,7 +201,7 @@ impl RunSim {
         for replica in &mut self.replicas {
             replica.start();
         }
-        let mut violations = self.trouble().await?;
+        let mut violations = self.bias().await?;
         if violations.is_empty() {
             violations = self.recover_and_check().await?;
         }
@@ -214,7 +214,7 @@ impl RunSim {
         for event in &history.events {
             (event.at, &event.entity, event.entity_id, &event.from, &event.to, event.epoch).hash(&mut hasher);
         }
-        let mut fired = self.world.lock().fired.clone();
+        let mut fired = self.state.lock().fired.clone();
         for replica in &self.replicas {
             for (fault, times) in &replica.fired {
                 *fired.entry(fault).or_default() += times;
@@ -235,22 +235,22 @@ impl RunSim {
     }
 
     fn set_misfortune(&mut self, on: bool) {
-        let (rates, storm, hints_lost) = if on {
+        let (rates, fault_rates, hints_lost) = if on {
             let mut rates = NetworkFaultRates {
                 lost: self.rng.between(0, 6),
                 unanswered: self.rng.between(0, 6),
                 doubled: self.rng.between(0, 8),
                 slow: self.rng.between(0, 10),
             };
-            let mut storm = DbFaultRates {
+            let mut fault_rates = DbFaultRates {
                 refused: self.rng.between(0, 2),
                 acknowledgement_lost: self.rng.between(0, 2),
                 slow: self.rng.between(0, 5),
             };
-            if self.trouble == FaultBias::SlowCalls {
-                (rates.slow, storm.slow) = (BIAS_PERCENT, BIAS_PERCENT);
+            if self.bias == FaultBias::SlowCalls {
+                (rates.slow, fault_rates.slow) = (BIAS_PERCENT, BIAS_PERCENT);
             }
-            (rates, storm, *self.rng.pick(&[0, 20, 100]))
+            (rates, fault_rates, *self.rng.pick(&[0, 20, 100]))
         } else {
             (NetworkFaultRates::default(), DbFaultRates::default(), 0)
         };
@@ -267,28 +267,28 @@ impl RunSim {
             attach_hangs: bad(&mut self.rng, 30),
             detach_hangs: bad(&mut self.rng, 60),
         };
-        self.world.lock().cloud.rates = cloud;
-        self.world.lock().set_rates(rates);
+        self.state.lock().cloud.rates = cloud;
+        self.state.lock().set_rates(rates);
         for replica in &mut self.replicas {
-            replica.set_misfortune(storm, hints_lost);
+            replica.set_misfortune(fault_rates, hints_lost);
         }
     }
 
     /// Performs user actions and injects faults until the fault period has passed.
-    async fn trouble(&mut self) -> Result<Vec<Violation>> {
-        let mut looked = Instant::now();
+    async fn bias(&mut self) -> Result<Vec<Violation>> {
+        let mut inspected = Instant::now();
         while self.started.elapsed() < FAULT_PERIOD {
             sleep(self.rng.millis(100, 12_000)).await;
             if self.rng.chance(55) {
-                self.cast.act(&mut self.rng, &self.db, &self.replicas).await?;
+                self.workload.act(&mut self.rng, &self.db, &self.replicas).await?;
             } else {
                 self.inject_fault();
             }
             for replica in &mut self.replicas {
                 replica.start_if_due();
             }
-            if looked.elapsed() >= CHECK_INTERVAL {
-                looked = Instant::now();
+            if inspected.elapsed() >= CHECK_INTERVAL {
+                inspected = Instant::now();
                 let found = self.check().await?;
                 if !found.is_empty() {
                     return Ok(found);
@@ -300,7 +300,7 @@ impl RunSim {
 
     fn inject_fault(&mut self) {
         let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
-        let jumps = self.trouble == FaultBias::ClockJumps && self.rng.chance(BIAS_PERCENT);
+        let jumps = self.bias == FaultBias::ClockJumps && self.rng.chance(BIAS_PERCENT);
         match if jumps { 12 } else { self.rng.between(1, 12) } {
             1..=4 => {
                 let back = self.rng.millis(100, 60_000);
@@ -313,16 +313,16 @@ impl RunSim {
             7 | 8 => {
                 let lasts = self.rng.millis(1_000, 300_000);
                 if let Some(host) = self.random_host() {
-                    self.world.lock().cut(host, lasts);
+                    self.state.lock().cut(host, lasts);
                 }
             }
             9 => {
                 if let Some(host) = self.random_host() {
-                    self.world.lock().reboot(host);
+                    self.state.lock().reboot(host);
                 }
             }
-            10 => self.world.lock().lose_machine(true),
-            11 => self.world.lock().lose_machine(false),
+            10 => self.state.lock().lose_machine(true),
+            11 => self.state.lock().lose_machine(false),
             _ => {
                 // Only ahead: the database's time never goes back.
                 let by = self.rng.between(0, 20_000_000);
@@ -333,19 +333,19 @@ impl RunSim {
     }
 
     fn random_host(&mut self) -> Option<InstanceId> {
-        let up = self.world.lock().up();
+        let up = self.state.lock().up();
         (!up.is_empty()).then(|| *self.rng.pick(&up))
     }
 
     /// Stops the faults and checks that everything ends without violations.
     async fn recover_and_check(&mut self) -> Result<Vec<Violation>> {
         self.set_misfortune(false);
-        self.world.lock().heal();
+        self.state.lock().heal();
         for replica in &mut self.replicas {
             replica.recover();
         }
-        self.cast.stop_schedules(&self.db).await?;
-        let deadline = Instant::now() + SETTLE_MAX;
+        self.workload.stop_schedules(&self.db).await?;
+        let deadline = Instant::now() + DRAIN_MAX;
         loop {
             sleep(CHECK_INTERVAL).await;
             let mut found = self.check().await?;
@@ -364,7 +364,7 @@ impl RunSim {
     async fn sweep(&mut self) -> Result<Vec<Violation>> {
         let deadline = Instant::now() + SWEEP_MAX;
         loop {
-            self.cast.sweep(&self.db).await?;
+            self.workload.sweep(&self.db).await?;
             sleep(CHECK_INTERVAL).await;
             let found = self.check().await?;
             if !found.is_empty() {
@@ -378,7 +378,7 @@ impl RunSim {
     }
 
     async fn read(&mut self) -> Result<()> {
-        history::read_history(&mut self.history, &self.db, &self.world, &self.cast, &self.shelf).await
+        history::read_history(&mut self.history, &self.db, &self.state, &self.workload, &self.logs).await
     }
 
     async fn check(&mut self) -> Result<Vec<Violation>> {

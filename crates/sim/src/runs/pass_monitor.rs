@@ -27,7 +27,7 @@ struct MonitorState {
 struct ActivePass {
     replica: usize,
     epoch: i64,
-    asked_at: Instant,
+    requested_at: Instant,
     freeze: ReplicaFreeze,
 }
 
@@ -53,13 +53,17 @@ impl PassMonitor {
         let mut seen = self.0.lock();
         seen.passes += 1;
         let key = (queue.table, lease.id);
-        let me =
-            ActivePass { replica, epoch: lease.epoch, asked_at: lease.requested_at, freeze: freeze.clone() };
+        let me = ActivePass {
+            replica,
+            epoch: lease.epoch,
+            requested_at: lease.requested_at,
+            freeze: freeze.clone(),
+        };
         let jumped = seen.jumped;
         let other = seen.working.remove(&key);
         if let Some(other) = &other {
             let older = if other.epoch < me.epoch { other } else { &me };
-            if !older.freeze.was_frozen() && jumped.is_none_or(|at| at < older.asked_at) {
+            if !older.freeze.was_frozen() && jumped.is_none_or(|at| at < older.requested_at) {
                 let what = format!(
                     "{} {}: replica {replica} starts a pass while the pass of replica {} is still running",
                     queue.table, lease.id, other.replica
@@ -97,7 +101,7 @@ impl Drop for PassGuard {
 pub(super) struct MonitoredInstaller<'a> {
     pub engine: &'a mut Engine<Db>,
     pub settings: Settings,
-    pub eye: PipelineProbe,
+    pub probe: PipelineProbe,
 }
 
 /// State that each monitored pipeline carries.
@@ -132,18 +136,20 @@ impl PipelineProbe {
 impl PipelineRegistry for MonitoredInstaller<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         self.engine
-            .spawn(MonitoredPipeline { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+            .spawn(MonitoredPipeline { inner: pipeline, probe: self.probe.clone() }, self.settings.clone());
     }
 
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
-        self.engine
-            .spawn_batch(MonitoredBatch { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+        self.engine.spawn_batch(
+            MonitoredBatch { inner: pipeline, probe: self.probe.clone() },
+            self.settings.clone(),
+        );
     }
 }
 
 struct MonitoredPipeline<P> {
     inner: P,
-    eye: PipelineProbe,
+    probe: PipelineProbe,
 }
 
 impl<P: Pipeline> Pipeline for MonitoredPipeline<P> {
@@ -157,7 +163,7 @@ impl<P: Pipeline> Pipeline for MonitoredPipeline<P> {
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<Self::Row>, P::Error> {
-        let working = self.eye.enter(self.queue(), lease);
+        let working = self.probe.enter(self.queue(), lease);
         Ok(self.inner.load(lease).await?.map(|row| (row, working)))
     }
 
@@ -177,13 +183,13 @@ impl<P: Pipeline> Pipeline for MonitoredPipeline<P> {
         let (row, working) = row;
         // From here on the lease guards the write, and after the commit any replica may claim the row.
         drop(working);
-        self.inner.apply(lease, row, plan).await.map(|applied| self.eye.drop_hints(applied))
+        self.inner.apply(lease, row, plan).await.map(|applied| self.probe.drop_hints(applied))
     }
 }
 
 struct MonitoredBatch<P> {
     inner: P,
-    eye: PipelineProbe,
+    probe: PipelineProbe,
 }
 
 impl<P: BatchPipeline> BatchPipeline for MonitoredBatch<P> {
@@ -196,7 +202,7 @@ impl<P: BatchPipeline> BatchPipeline for MonitoredBatch<P> {
     async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, ApplyOutcome)>, P::Error> {
         // A batch reads and writes without external calls: its guards are sufficient.
         let outcomes = self.inner.process(leases).await?;
-        Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.drop_hints(applied))).collect())
+        Ok(outcomes.into_iter().map(|(id, applied)| (id, self.probe.drop_hints(applied))).collect())
     }
 }
 

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     cloud::{SimBackend, SimRemoteBackend},
-    network::{ReplicaFreeze, SharedWorld, SimNetwork},
+    network::{ReplicaFreeze, SharedSimState, SimNetwork},
     rng::Rng,
 };
 
@@ -50,12 +50,12 @@ pub(super) struct SharedState {
 pub(super) struct Replica {
     num: usize,
     db: Db,
-    world: SharedWorld,
+    state: SharedSimState,
     watch: PassMonitor,
     shared: SharedState,
     rng: Rng,
     freeze: ReplicaFreeze,
-    storm: Arc<Mutex<DbFaultRates>>,
+    fault_rates: Arc<Mutex<DbFaultRates>>,
     hints_lost: Arc<Mutex<u64>>,
     running: Option<Engine<Db>>,
     back_at: Option<Instant>,
@@ -66,7 +66,7 @@ impl Replica {
     pub(super) fn new(
         num: usize,
         db: &Db,
-        world: &SharedWorld,
+        state: &SharedSimState,
         watch: &PassMonitor,
         shared: SharedState,
         rng: Rng,
@@ -75,11 +75,11 @@ impl Replica {
             shared,
             num,
             db: db.clone(),
-            world: world.clone(),
+            state: state.clone(),
             watch: watch.clone(),
             rng,
             freeze: ReplicaFreeze::default(),
-            storm: Arc::default(),
+            fault_rates: Arc::default(),
             hints_lost: Arc::default(),
             running: None,
             back_at: None,
@@ -92,15 +92,15 @@ impl Replica {
         self.freeze = ReplicaFreeze::default();
         self.back_at = None;
         let rng = Arc::new(Mutex::new(self.rng.fork()));
-        let road = FaultyDbLink {
+        let network = FaultyDbLink {
             freeze: self.freeze.clone(),
             rng: rng.clone(),
-            storm: self.storm.clone(),
+            fault_rates: self.fault_rates.clone(),
             calls: self.shared.calls.clone(),
         };
-        let db = self.db.with_fault_hook(Arc::new(road));
-        let net = SimNetwork { world: self.world.clone(), freeze: self.freeze.clone() };
-        let hands = PipelineContext {
+        let db = self.db.with_fault_hook(Arc::new(network));
+        let net = SimNetwork { state: self.state.clone(), freeze: self.freeze.clone() };
+        let context = PipelineContext {
             db: db.clone(),
             agents: Arc::new(net),
             backends: Backends::new([
@@ -118,7 +118,7 @@ impl Replica {
             limits: windlass_server::limits::Limits::default(),
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
-        let eye = PipelineProbe {
+        let probe = PipelineProbe {
             watch: self.watch.clone(),
             replica: self.num,
             freeze: self.freeze.clone(),
@@ -130,12 +130,12 @@ impl Replica {
         settings.workers = 4;
         // Idle polls are most of the work of a quiet replica; a longer interval finds the same rows.
         settings.idle_delays = IDLE_DELAYS;
-        pipelines::register_all(&hands, &mut MonitoredInstaller { engine: &mut engine, settings, eye });
+        pipelines::register_all(&context, &mut MonitoredInstaller { engine: &mut engine, settings, probe });
         self.running = Some(engine);
     }
 
     fn cloud_backend(&self) -> SimBackend {
-        SimBackend { world: self.world.clone(), freeze: self.freeze.clone() }
+        SimBackend { state: self.state.clone(), freeze: self.freeze.clone() }
     }
 
     /// Kills the replica: every task stops at its current await.
@@ -159,8 +159,8 @@ impl Replica {
         }
     }
 
-    pub(super) fn set_misfortune(&mut self, storm: DbFaultRates, hints_lost: u64) {
-        *self.storm.lock() = storm;
+    pub(super) fn set_misfortune(&mut self, fault_rates: DbFaultRates, hints_lost: u64) {
+        *self.fault_rates.lock() = fault_rates;
         *self.hints_lost.lock() = hints_lost;
     }
 

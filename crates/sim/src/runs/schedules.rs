@@ -43,7 +43,7 @@ fn a_minutely_schedule_starts_one_execution_per_minute() {
             replica.start();
         }
         sleep(Duration::from_secs(20)).await;
-        let run = sim.cast.submit_as(&sim.db, "minutely", &minutely()).await.unwrap();
+        let run = sim.workload.submit_as(&sim.db, "minutely", &minutely()).await.unwrap();
         sleep(Duration::from_secs(35)).await;
         assert_eq!(observe_run(&mut sim, run).await, ("pending".to_owned(), vec![]), "before the first slot");
         sleep(Duration::from_secs(60)).await;
@@ -60,7 +60,7 @@ fn a_minutely_schedule_starts_one_execution_per_minute() {
             ("pending".to_owned(), twice.clone()),
             "after the second slot"
         );
-        sim.cast.stop_schedules(&sim.db).await.unwrap();
+        sim.workload.stop_schedules(&sim.db).await.unwrap();
         sleep(Duration::from_secs(300)).await;
         assert_eq!(observe_run(&mut sim, run).await, ("terminated".to_owned(), twice), "stopped");
     };

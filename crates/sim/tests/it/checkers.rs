@@ -252,7 +252,7 @@ fn g4_a_volume_attached_twice_or_deleted_while_attached_is_detected() {
     let rows = vec![(VOLUME.0, HOST.0), (VOLUME.0, Uuid::from_u128(2))];
     assert_breaks("G4", &History { attachments: rows, ..History::default() });
     assert_breaks("G4", &History { outrages: vec!["deleted while attached".into()], ..History::default() });
-    let volumes = vec![VolumeRow { id: VOLUME.0, deleted: true, delete_asked: true }];
+    let volumes = vec![VolumeRow { id: VOLUME.0, deleted: true, delete_requested: true }];
     assert_breaks("G4", &History { volumes, attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
     assert_breaks("G4", &History { holders: vec![Uuid::from_u128(7)], ..History::default() });
     assert_left("G4", &History { attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
@@ -276,8 +276,8 @@ fn m8_a_host_that_ended_with_an_error_is_detected() {
     // Machines of clouds regularly end this way, and hosts end when their users delete them.
     let rented = History { instances: vec![over.clone()], fleets: vec![fleet(0, 1)], ..History::default() };
     assert_eq!(check_ssh_hosts(&rented), []);
-    let asked = InstanceRow { reason: Some("terminated_by_user".into()), ..over };
-    let removed = History { instances: vec![asked], fleets: vec![ssh()], ..History::default() };
+    let requested = InstanceRow { reason: Some("terminated_by_user".into()), ..over };
+    let removed = History { instances: vec![requested], fleets: vec![ssh()], ..History::default() };
     assert_eq!(check_ssh_hosts(&removed), []);
 }
 
@@ -290,7 +290,7 @@ fn g7_orphaned_or_duplicate_machines_and_deletion_under_a_job_are_detected() {
     let twice = vec![machine("vm-1", MachineEvent::Created), machine("vm-2", MachineEvent::Created)];
     assert_breaks("G7", &History { machine_journal: twice, ..History::default() });
     let idle = InstanceRow { reason: Some("idle_timeout".into()), ..instance(0, 1) };
-    let under = vec![machine("vm-1", MachineEvent::DeleteAsked { running: 1 })];
+    let under = vec![machine("vm-1", MachineEvent::DeleteRequested { running: 1 })];
     assert_breaks("G7", &History { instances: vec![idle], machine_journal: under, ..History::default() });
     let left: Vec<_> =
         check_after_deletion(&History { machines, ..History::default() }).iter().map(|v| v.id).collect();

@@ -4,7 +4,7 @@ use uuid::Uuid;
 use windlass_model::{
     id::{InstanceId, SubmissionId},
     managed_job::{
-        PendingKind, Schedule, Status,
+        PendingKind, ScheduleState, Status,
         plan::{ManagedJobPlan, RecoveryStrategy},
         record::TaskRecord,
     },
@@ -35,8 +35,8 @@ fn job(plan: ManagedJobPlan, records: Vec<TaskRecord>) -> ManagedJobRow {
     let tasks: Vec<TaskRow> = rows.collect();
     let all = tasks.iter().map(|task| task.record.status);
     let status = windlass_model::managed_job::record::job_status(all).to_string();
-    let finished = tasks.iter().all(|task| task.record.schedule == Schedule::Done);
-    let schedule = if finished { Schedule::Done } else { Schedule::Alive }.to_string();
+    let finished = tasks.iter().all(|task| task.record.schedule == ScheduleState::Done);
+    let schedule = if finished { ScheduleState::Done } else { ScheduleState::Alive }.to_string();
     ManagedJobRow {
         id: JOB,
         number: 1,
@@ -55,7 +55,7 @@ fn single_task_job(record: TaskRecord) -> ManagedJobRow {
 }
 
 fn ended_record(status: Status) -> TaskRecord {
-    TaskRecord { status, schedule: Schedule::Done, pending: None, attempt: 1, ..TaskRecord::default() }
+    TaskRecord { status, schedule: ScheduleState::Done, pending: None, attempt: 1, ..TaskRecord::default() }
 }
 
 fn attempt(number: u32, status: &str) -> RunRow {
@@ -117,7 +117,7 @@ const STARTED: [(u128, &str); 3] = [
 fn running() -> TaskRecord {
     TaskRecord {
         status: Status::Running,
-        schedule: Schedule::Alive,
+        schedule: ScheduleState::Alive,
         pending: None,
         attempt: 1,
         ..TaskRecord::default()
@@ -171,7 +171,7 @@ fn m5_excess_and_unreleased_slots_are_detected() {
 
 #[test]
 fn r5_contradictory_columns_and_unlisted_transitions_are_detected() {
-    let record = TaskRecord { schedule: Schedule::Launching, ..running() };
+    let record = TaskRecord { schedule: ScheduleState::Launching, ..running() };
     assert_breaks("R5", "not legal with LAUNCHING", &history_with(single_task_job(record), vec![]));
     let mut job = single_task_job(running());
     job.tasks[0].status = "PENDING".into();
@@ -232,8 +232,8 @@ fn m2_an_unrequested_cancel_and_a_launch_after_a_cancel_are_detected() {
     );
     let stopped = RunRow { stopped_at: Some(5), ..attempt(1, "terminated") };
     assert_eq!(check_always(&history_with(cancelled.clone(), vec![stopped])), []);
-    let asked = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
-    assert_breaks("M2", "long after its cancel", &history_with(asked, vec![attempt(1, "terminated")]));
+    let requested = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
+    assert_breaks("M2", "long after its cancel", &history_with(requested, vec![attempt(1, "terminated")]));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn m6_concurrent_attempts_are_detected() {
 fn m7_a_task_that_starts_before_its_predecessor_ends_is_detected() {
     let chain = || plan("name: chain\n---\nname: a\nrun: work\n---\nname: b\nrun: work\n");
     let waiting = TaskRecord {
-        schedule: Schedule::Waiting,
+        schedule: ScheduleState::Waiting,
         pending: Some(PendingKind::Queued),
         ..TaskRecord::default()
     };
@@ -329,7 +329,8 @@ fn m1_m3_and_m4_recoveries_without_a_valid_cause_are_detected() {
     ] {
         let text = format!("RUNNING -> RECOVERING for {reason}");
         let more = [(0, text.as_str())];
-        let record = TaskRecord { status: Status::Recovering, schedule: Schedule::AliveWaiting, ..running() };
+        let record =
+            TaskRecord { status: Status::Recovering, schedule: ScheduleState::AliveWaiting, ..running() };
         let events = events(&[&STARTED[..], &more[..]].concat());
         assert_breaks(id, words, &History { events, ..history_with(single_task_job(record), vec![]) });
     }

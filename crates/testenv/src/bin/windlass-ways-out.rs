@@ -128,12 +128,12 @@ fn files(targets: &EscapeTargets) {
 
 /// The same path may belong to the container, which is no escape: the machine's root is reachable through its first
 /// process, if at all.
-fn try_on_machine_root(path: &str, way: impl Fn(&Path) -> EscapeOutcome) -> EscapeOutcome {
+fn try_on_machine_root(path: &str, attempt: impl Fn(&Path) -> EscapeOutcome) -> EscapeOutcome {
     // Test images contain a shell and this program; machines have a package manager.
     let machine =
         ["/", "/proc/1/root"].into_iter().find(|root| Path::new(root).join("usr/bin/dpkg").exists());
     match machine {
-        Some(root) => way(&Path::new(root).join(path)),
+        Some(root) => attempt(&Path::new(root).join(path)),
         None => Err("only the container's own".to_owned()),
     }
 }
@@ -186,12 +186,12 @@ fn processes(targets: &EscapeTargets) {
         print_outcome(&format!("read the memory of {name}"), &from_nix_result(memory(process)));
         for (what, file) in [("files", "root/etc"), ("environment", "environ"), ("descriptors", "fd")] {
             let path = format!("/proc/{pid}/{file}");
-            let looked = if file == "environ" {
+            let inspected = if file == "environ" {
                 from_io_result(fs::read(&path))
             } else {
                 from_io_result(fs::read_dir(&path))
             };
-            print_outcome(&format!("the {what} of {name}"), &looked);
+            print_outcome(&format!("the {what} of {name}"), &inspected);
         }
     }
 }
@@ -332,8 +332,8 @@ fn try_setuid_program() -> EscapeOutcome {
     if status.lines().any(|line| line.starts_with("NoNewPrivs:") && line.ends_with('1')) {
         return Err("no new privileges".to_owned());
     }
-    let asked = Command::new("su").args(["-c", "id -u"]).stdin(std::process::Stdio::null()).output();
-    match asked {
+    let command_output = Command::new("su").args(["-c", "id -u"]).stdin(std::process::Stdio::null()).output();
+    match command_output {
         Ok(output) if output.status.success() && output.stdout == b"0\n" => Ok("root".to_owned()),
         Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
         Err(error) => Err(error.to_string()),

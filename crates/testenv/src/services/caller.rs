@@ -71,12 +71,12 @@ impl ServiceCaller {
         Ok(stream)
     }
 
-    pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
+    pub fn request(&self, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
         read(self.send(method, path, "Connection: close\r\n", body)?)
     }
 
     pub fn get(&self, path: &str) -> io::Result<HttpResponse> {
-        self.ask("GET", path, b"")
+        self.request("GET", path, b"")
     }
 }
 

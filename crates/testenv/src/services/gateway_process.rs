@@ -21,23 +21,16 @@ pub struct GatewayProcess {
 
 impl GatewayProcess {
     /// Two processes with the same `name` share their state.
-    pub fn start(stage: &TestEnv, url: &str, token: &str, name: &str, port: u16) -> Self {
-        Self::start_with(stage, url, token, name, port, &[])
+    pub fn start(env: &TestEnv, url: &str, token: &str, name: &str, port: u16) -> Self {
+        Self::start_with(env, url, token, name, port, &[])
     }
 
     /// Starts a process with additional arguments.
-    pub fn start_with(
-        stage: &TestEnv,
-        url: &str,
-        token: &str,
-        name: &str,
-        port: u16,
-        more: &[String],
-    ) -> Self {
-        let file = stage.home().join("gateway.token");
+    pub fn start_with(env: &TestEnv, url: &str, token: &str, name: &str, port: u16, more: &[String]) -> Self {
+        let file = env.home().join("gateway.token");
         std::fs::write(&file, token).unwrap();
-        let log = stage.home().join(format!("{name}.log"));
-        let said = File::options().create(true).append(true).open(&log).unwrap();
+        let log = env.home().join(format!("{name}.log"));
+        let log_tail = File::options().create(true).append(true).open(&log).unwrap();
         let child = Command::new(binary_path("windlass").unwrap())
             .args(["gateway", "serve", "entry", "--server", url, "--address", "127.0.0.1"])
             .args(["--listen", &format!("127.0.0.1:{port}")])
@@ -45,10 +38,10 @@ impl GatewayProcess {
             .arg("--token-file")
             .arg(&file)
             .arg("--state-dir")
-            .arg(stage.home().join(name))
+            .arg(env.home().join(name))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(said)
+            .stderr(log_tail)
             .spawn()
             .unwrap();
         Self { child, port, log }
@@ -58,13 +51,13 @@ impl GatewayProcess {
         ServiceCaller::new(&format!("127.0.0.1:{}", self.port)).with_host(host)
     }
 
-    pub fn said(&self) -> String {
+    pub fn log_tail(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Waits until the process has ended by itself.
     pub fn ends(&mut self) {
-        eventually_ok("the gateway ends", || self.child.try_wait().unwrap().ok_or_else(|| self.said()));
+        eventually_ok("the gateway ends", || self.child.try_wait().unwrap().ok_or_else(|| self.log_tail()));
     }
 
     pub fn kill(&mut self) {
@@ -80,12 +73,12 @@ impl Drop for GatewayProcess {
 }
 
 /// Creates a gateway with the given number of processes, and returns their token.
-pub async fn create_gateway(stage: &mut TestEnv, name: &str, replicas: u32) -> String {
-    create_gateway_with(stage, name, replicas, &Value::Null).await
+pub async fn create_gateway(env: &mut TestEnv, name: &str, replicas: u32) -> String {
+    create_gateway_with(env, name, replicas, &Value::Null).await
 }
 
 pub async fn create_gateway_with(
-    stage: &mut TestEnv,
+    env: &mut TestEnv,
     name: &str,
     replicas: u32,
     certificate: &Value,
@@ -93,17 +86,17 @@ pub async fn create_gateway_with(
     let configuration = json!({"type": "gateway", "name": name, "backend": "remote", "region": "here",
         "domain": "Services.test", "certificate": certificate, "replicas": replicas});
     let spec = json!({"configuration": configuration});
-    stage.project("gateways/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-    let made = stage.project("gateways/create_token", &json!({"name": name})).await;
+    env.project("gateways/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    let made = env.project("gateways/create_token", &json!({"name": name})).await;
     made["token"].as_str().unwrap().to_owned()
 }
 
 /// Waits until the gateway is running, with the given number of processes.
-pub async fn wait_until_running(stage: &mut TestEnv, nodes: usize) {
+pub async fn wait_until_running(env: &mut TestEnv, nodes: usize) {
     eventually_ok_async("the gateway is in service", async || {
-        let found = stage.project("gateways/get", &json!({"name": "entry"})).await;
+        let found = env.project("gateways/get", &json!({"name": "entry"})).await;
         let is_running = found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes;
-        if is_running { Ok(()) } else { Err(format!("{found:#}\n{}", stage.server_log())) }
+        if is_running { Ok(()) } else { Err(format!("{found:#}\n{}", env.server_log())) }
     })
     .await;
 }

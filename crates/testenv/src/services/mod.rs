@@ -50,8 +50,8 @@ pub fn probe_config() -> Value {
 }
 
 /// Updates an active run.
-pub async fn update_run(stage: &mut TestEnv, configuration: &Value) -> Value {
-    let mut asked = submission(configuration);
-    asked["force"] = json!(true);
-    stage.project("runs/apply", &asked).await
+pub async fn update_run(env: &mut TestEnv, configuration: &Value) -> Value {
+    let mut requested = submission(configuration);
+    requested["force"] = json!(true);
+    env.project("runs/apply", &requested).await
 }

@@ -59,40 +59,40 @@ fn inspect_containers() -> Vec<u8> {
 #[tokio::test]
 async fn x3_secrets_of_a_docker_job_appear_only_inside_the_job() {
     image();
-    let mut stage = TestEnv::new(HostMode::Containers).await;
-    stage.project("secrets/create_or_update", &json!({ "name": "key", "value": SECRET })).await;
-    stage.project("secrets/create_or_update", &json!({ "name": "other", "value": DERIVED })).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    env.project("secrets/create_or_update", &json!({ "name": "key", "value": SECRET })).await;
+    env.project("secrets/create_or_update", &json!({ "name": "other", "value": DERIVED })).await;
     let creds = json!({ "repo_id": "private", "repo_info": { "repo_type": "remote", "repo_name": "private" },
         "repo_creds": { "clone_url": "https://host.invalid/r.git", "oauth_token": REPO } });
-    stage.project("repos/init", &creds).await;
+    env.project("repos/init", &creds).await;
     // It has its secrets, proves that without printing them, and then waits to be stopped.
     let mut job = task_config("songless", &["echo ${#HIDDEN} ${#PARTLY} up", "sleep 600"]);
     job["image"] = json!(IMAGE);
     job["env"] = json!({ "HIDDEN": "${{ secrets.key }}", "PARTLY": "before ${{ secrets.other }} after" });
     let name = "songless";
-    stage.apply(&job).await;
-    stage.reaches(name, &["running"]).await;
+    env.apply(&job).await;
+    env.reaches(name, &["running"]).await;
     let expected = format!("{} {} up\n", SECRET.len(), DERIVED.len() + "before  after".len());
-    stage.says(name, &expected).await;
+    env.says(name, &expected).await;
 
     assert_clean("the arguments of a process", &arguments());
     let seen = inspect_containers();
     assert!(contains_text(&seen, "windlass"), "no container was looked at");
     assert_clean("the inspection of a container", &seen);
 
-    stage.stop(name, false).await;
-    let run = stage.reaches(name, &["terminated"]).await;
+    env.stop(name, false).await;
+    let run = env.reaches(name, &["terminated"]).await;
     assert_clean("the run", run.to_string().as_bytes());
-    assert_clean("the log of the job", stage.log(&run).await.as_bytes());
-    let events = stage.post("/api/events/list", &json!({ "limit": 100 })).await;
+    assert_clean("the log of the job", env.log(&run).await.as_bytes());
+    let events = env.post("/api/events/list", &json!({ "limit": 100 })).await;
     assert_clean("the events", events.to_string().as_bytes());
     for path in ["runs/get_plan", "repos/list", "secrets/list"] {
-        let asked = json!({ "run_spec": { "configuration": job, "run_name": name } });
-        assert_clean(path, stage.project(path, &asked).await.to_string().as_bytes());
+        let request = json!({ "run_spec": { "configuration": job, "run_name": name } });
+        assert_clean(path, env.project(path, &request).await.to_string().as_bytes());
     }
-    stage.stop_server();
+    env.stop_server();
     let mut kept = Vec::new();
-    files(stage.home(), &mut kept);
+    files(env.home(), &mut kept);
     let mut bytes = 0;
     for path in &kept {
         let content = std::fs::read(path).unwrap_or_default();

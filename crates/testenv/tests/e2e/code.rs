@@ -79,8 +79,8 @@ fn expected_output(commit: &str) -> String {
 }
 
 /// Applies attached: the output of the command is that of the job.
-fn apply(stage: &TestEnv, dir: &Path, args: &[&str]) -> Output {
-    stage.windlass(dir, &[&["apply", "-y"], args].concat())
+fn apply(env: &TestEnv, dir: &Path, args: &[&str]) -> Output {
+    env.windlass(dir, &[&["apply", "-y"], args].concat())
 }
 
 /// `git daemon` for one directory, on a separate port.
@@ -99,9 +99,9 @@ impl GitDaemon {
         command.arg(format!("--port={port}")).arg(format!("--base-path={}", root.display()));
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let daemon = Self { child, port };
-        let asked = Instant::now();
+        let started_at = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(asked.elapsed() < TIMEOUT, "git's daemon does not answer");
+            assert!(started_at.elapsed() < TIMEOUT, "git's daemon does not answer");
             std::thread::sleep(Duration::from_millis(10));
         }
         daemon
@@ -125,8 +125,8 @@ async fn a_confined_job_starts_from_the_remote_commit_with_unpushed_changes() {
     starts_from_the_remote(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 
-fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
-    let (served, here) = (stage.home().join("served"), stage.home().join("here"));
+fn starts_from_the_remote(env: &TestEnv, resources: &str) {
+    let (served, here) = (env.home().join("served"), env.home().join("here"));
     fs::create_dir(&served).unwrap();
     Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
     let daemon = GitDaemon::start(&served);
@@ -134,8 +134,8 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
     let file = format!("type: task\nname: look\nrepos: [.]\n{INSPECT_COMMANDS}{resources}");
     // The file itself is one of the changes.
     fs::write(here.join("look.yml"), file).unwrap();
-    let output = apply(stage, &here, &["-f", "look.yml"]);
-    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
+    let output = apply(env, &here, &["-f", "look.yml"]);
+    assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected_output(&commit) + "look.yml\n");
 
     // From elsewhere, by URL only: the pushed content, and nothing of the directory.
@@ -144,8 +144,8 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
         daemon.port
     );
     fs::write(here.join("pushed.yml"), file).unwrap();
-    let output = apply(stage, &here, &["-f", "pushed.yml"]);
-    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
+    let output = apply(env, &here, &["-f", "pushed.yml"]);
+    assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), "old\nchanged\ngone\nkept\n");
 }
 
@@ -153,34 +153,34 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
 async fn a_private_repository_is_cloned_over_ssh_and_no_key_stays_on_the_host() {
     // The first host runs the job, the second has the repository.
     let lab = Lab::start(2).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, &lab, &lab.hosts()[..1], 1).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, &lab.hosts()[..1], 1).await;
     assert!(lab.host(2).run("git init --quiet --bare /var/lib/app.git").unwrap().status.success());
     let key = lab.key_file();
     let ssh = format!(
         "ssh -i {} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
         key.display()
     );
-    let here = stage.home().join("here");
+    let here = env.home().join("here");
     let url = format!("ssh://root@{}/var/lib/app.git", lab.host(2).addr());
     let commit = work_tree(&here, &url, &ssh);
     let file = format!("type: task\nname: private\nrepos: [.]\n{INSPECT_COMMANDS}{RESOURCES}");
-    fs::write(stage.home().join("private.yml"), file.replace("[.]", "[here]")).unwrap();
+    fs::write(env.home().join("private.yml"), file.replace("[.]", "[here]")).unwrap();
 
-    let refused = apply(&stage, stage.home(), &["-f", "private.yml", "-n", "keyless"]);
+    let refused = apply(&env, env.home(), &["-f", "private.yml", "-n", "keyless"]);
     assert!(!refused.status.success(), "{}", output_text(&refused));
     assert!(output_text(&refused).contains("clone the repository"), "{}", output_text(&refused));
 
-    let output = apply(&stage, stage.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
-    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
+    let output = apply(&env, env.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
+    assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected_output(&commit));
     // The first lines of all such keys are identical.
     let secret = lab.key_pair().unwrap().0.lines().nth(4).unwrap().to_owned();
     let left = lab.host(1).run(&format!("grep -rlF '{secret}' /var /root /home /run /tmp /etc")).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
-    let run = stage.run("private").await;
-    let events = stage.post("/api/events/list", &json!({"limit": 100})).await;
-    for seen in [run.to_string(), events.to_string(), stage.server_log(), output_text(&output)] {
+    let run = env.run("private").await;
+    let events = env.post("/api/events/list", &json!({"limit": 100})).await;
+    for seen in [run.to_string(), events.to_string(), env.server_log(), output_text(&output)] {
         assert!(!seen.contains(&secret), "{seen}");
     }
 }
@@ -195,8 +195,8 @@ async fn a_confined_job_receives_an_uploaded_folder_and_files() {
     sends_a_folder(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 
-fn sends_a_folder(stage: &TestEnv, resources: &str) {
-    let here = stage.home().join("here");
+fn sends_a_folder(env: &TestEnv, resources: &str) {
+    let here = env.home().join("here");
     fs::create_dir_all(here.join("code/below")).unwrap();
     for (name, text) in [
         ("code/run.sh", "#!/bin/sh\necho $1\n"),
@@ -214,8 +214,8 @@ fn sends_a_folder(stage: &TestEnv, resources: &str) {
          commands: [src/run.sh runs, cat src/below/deep settings etc/other, ls -A src]\n{resources}"
     );
     fs::write(here.join("whole.yml"), file).unwrap();
-    let output = apply(stage, &here, &["-f", "whole.yml"]);
-    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
+    let output = apply(env, &here, &["-f", "whole.yml"]);
+    assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
     let want = "runs\ndeep\na = 1\na = 1\n.gitignore\nbelow\nrun.sh\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), want);
 }

@@ -18,12 +18,12 @@ const OWN: &str = "a plain process, not confined: it has all rights of the serve
 #[tokio::test]
 async fn a_docker_job_runs_in_its_image_and_its_container_is_removed() {
     image();
-    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
     let mut job = task_config("contained", &["echo from $(cat /proc/1/comm)", "echo /*"]);
     job["image"] = json!(IMAGE);
-    let run = stage.ends(&job).await;
+    let run = env.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
-    assert!(stage.log(&run).await.contains("/bin /dev"), "{}", stage.log(&run).await);
+    assert!(env.log(&run).await.contains("/bin /dev"), "{}", env.log(&run).await);
     let host = format!("unix://{}", engine_socket().display());
     let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let left = std::process::Command::new("docker")
@@ -35,10 +35,10 @@ async fn a_docker_job_runs_in_its_image_and_its_container_is_removed() {
 
 #[tokio::test]
 async fn a_missing_docker_image_ends_the_job_with_the_engine_error() {
-    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
     let mut job = task_config("imageless", &["true"]);
     job["image"] = json!("localhost:1/windlass/none:1");
-    let run = stage.ends(&job).await;
+    let run = env.ends(&job).await;
     assert_eq!(run["status"], "failed");
     let job = newest_submission(&run);
     assert_eq!(job["termination_reason"], "creating_container_error", "{job:#}");
@@ -60,10 +60,10 @@ async fn a_docker_image_defines_the_default_command_user_and_directory() {
     let command = "CMD [\"sh\", \"-c\", \"busybox id; echo in $PWD\"]";
     docker(&["commit", "-c", "USER 1234:5678", "-c", "WORKDIR /bin", "-c", command, &made, own]);
     docker(&["rm", &made]);
-    let mut stage = TestEnv::new(HostMode::Containers).await;
-    let run = stage.ends(&json!({"type": "task", "name": "own", "image": own})).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    let run = env.ends(&json!({"type": "task", "name": "own", "image": own})).await;
     assert_eq!(run["status"], "done", "{run:#}");
-    let log = stage.log(&run).await;
+    let log = env.log(&run).await;
     assert!(log.contains("uid=1234 gid=5678") && log.contains("in /bin"), "{log}");
 }
 
@@ -86,21 +86,21 @@ async fn a_docker_dev_environment_ends_as_soon_as_it_is_stopped() {
 #[tokio::test]
 async fn jobs_without_an_image_skip_docker_and_run_as_plain_processes_as_planned() {
     image();
-    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
     let see =
-        format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
+        format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", env.home().display());
     let mut contained = task_config("contained", &[&see]);
     contained["image"] = json!(IMAGE);
     let mut plain = task_config("plain", &[&see]);
     plain.as_object_mut().unwrap().remove("image");
-    for (job, runs_in, said) in [
+    for (job, runs_in, message) in [
         (&contained, format!("a container of image {IMAGE}"), "contained\n"),
         (&plain, OWN.to_owned(), "on the machine\n"),
     ] {
-        let asked = json!({"run_spec": submission(job)["plan"]["run_spec"]});
-        let plan = stage.project("runs/get_plan", &asked).await;
+        let request = json!({"run_spec": submission(job)["plan"]["run_spec"]});
+        let plan = env.project("runs/get_plan", &request).await;
         assert_eq!(plan["job_plans"][0]["runs_in"], json!([runs_in]), "{plan:#}");
-        let run = stage.ends(job).await;
-        assert_eq!(stage.log(&run).await, said);
+        let run = env.ends(job).await;
+        assert_eq!(env.log(&run).await, message);
     }
 }

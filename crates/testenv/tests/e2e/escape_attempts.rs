@@ -83,8 +83,8 @@ fn quoted(name: &str, target: impl std::fmt::Display) -> String {
 }
 
 /// Private files and sockets of the server and its agent, as arguments of the program.
-fn targets(stage: &TestEnv) -> String {
-    let data = stage.home().join("server");
+fn targets(env: &TestEnv) -> String {
+    let data = env.home().join("server");
     let mut args = Vec::new();
     let mut read = |name: &str, path: &Path| {
         assert!(path.exists(), "{} is not there to be read", path.display());
@@ -98,7 +98,7 @@ fn targets(stage: &TestEnv) -> String {
     read("the other job's directories", &local.join("tasks"));
     let tokens = fs::read_dir(local.join("tasks")).unwrap().flatten().map(|task| task.path().join("token"));
     read("the token of the other job", &tokens.into_iter().find(|path| path.exists()).unwrap());
-    read("the server's log", &stage.home().join("server.log"));
+    read("the server's log", &env.home().join("server.log"));
     let mut found = Vec::new();
     sockets(&local, &mut found);
     assert!(!found.is_empty(), "no socket is below {}", local.display());
@@ -106,7 +106,7 @@ fn targets(stage: &TestEnv) -> String {
         args.push(format!("--socket {}", quoted(&format!("socket {n} of the agent"), path.display())));
     }
     args.push(format!("--socket {}", quoted("the container engine", engine_socket().display())));
-    args.push(format!("--pid {}", quoted("the server", stage.pid())));
+    args.push(format!("--pid {}", quoted("the server", env.pid())));
     args.push(format!("--pid {}", quoted("the other job", other_job())));
     args.push(format!("--canary {CANARY}"));
     args.join(" ")
@@ -142,32 +142,32 @@ fn image_with_program() {
 
 async fn as_a_process() -> Outcomes {
     let (_dir, program) = program();
-    let mut stage =
+    let mut env =
         TestEnv::with_settings(HostMode::Processes, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await;
     let mut other = task_config("other", &["echo up", "sleep 600"]);
     other.as_object_mut().unwrap().remove("user");
     other["env"] = json!({"CANARY": CANARY});
-    stage.apply(&other).await;
-    stage.says("other", "up\n").await;
-    let mut job = task_config("way-out", &[&format!("{} {}", program.display(), targets(&stage))]);
+    env.apply(&other).await;
+    env.says("other", "up\n").await;
+    let mut job = task_config("way-out", &[&format!("{} {}", program.display(), targets(&env))]);
     job.as_object_mut().unwrap().remove("user");
-    let run = stage.ends(&job).await;
-    let log = stage.log(&run).await;
+    let run = env.ends(&job).await;
+    let log = env.log(&run).await;
     assert_eq!(run["status"], "done", "{log}\n{run:#}");
     parse_outcomes(&log)
 }
 
 async fn in_a_container() -> Outcomes {
-    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
     let mut other = task_config("other", &["echo up", "sleep 600"]);
     other["image"] = json!(IMAGE);
     other["env"] = json!({"CANARY": CANARY});
-    stage.apply(&other).await;
-    stage.says("other", "up\n").await;
-    let mut job = task_config("way-out", &[&format!("{PROGRAM} {}", targets(&stage))]);
+    env.apply(&other).await;
+    env.says("other", "up\n").await;
+    let mut job = task_config("way-out", &[&format!("{PROGRAM} {}", targets(&env))]);
     job["image"] = json!(WITH_PROGRAM);
-    let run = stage.ends(&job).await;
-    let log = stage.log(&run).await;
+    let run = env.ends(&job).await;
+    let log = env.log(&run).await;
     assert_eq!(run["status"], "done", "{log}\n{run:#}");
     parse_outcomes(&log)
 }
@@ -179,7 +179,7 @@ async fn in_a_queue_container() -> Outcomes {
     ground.dispatch(&token, "work");
     let contained = |image: &str| json!({ "container_image": image });
     let other = ["sh", "-c", &format!("CANARY={CANARY} exec sleep 600")];
-    let other = ground.ask(&other, contained(IMAGE)).await;
+    let other = ground.submit(&other, contained(IMAGE)).await;
     ground.until(&other, "the other one runs", |record| record["state"] == "Running").await;
     let data = ground.dir.join("data");
     let mut command = vec![PROGRAM.to_owned(), "--canary".to_owned(), CANARY.to_owned()];
@@ -197,9 +197,9 @@ async fn in_a_queue_container() -> Outcomes {
     command.extend(["--socket".to_owned(), format!("the container engine={}", engine_socket().display())]);
     command.extend(["--pid".to_owned(), format!("the other job={}", other_job())]);
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    let asked = ground.ask(&words, contained(WITH_PROGRAM)).await;
-    let ended = ground.ended(&asked).await;
-    let output = String::from_utf8(ground.output(&asked, "stdout").await).unwrap();
+    let requested = ground.submit(&words, contained(WITH_PROGRAM)).await;
+    let ended = ground.ended(&requested).await;
+    let output = String::from_utf8(ground.output(&requested, "stdout").await).unwrap();
     assert_eq!(ended["exit_code"], 0, "{ended:#}\n{output}\n{}", ground.dispatcher_log());
     parse_outcomes(&output)
 }

@@ -2,16 +2,21 @@
 
 use std::{
     fs,
+    path::Path,
     process::{Command, Stdio},
 };
 
 use serde_json::{Value, json};
 use windlass_testenv::{
+    queue_env::QueueEnv,
     server::{call_api_as, submission},
     services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
 
-use crate::test_env::{HostMode, TestEnv, newest_submission, task_config};
+use crate::{
+    containers::{IMAGE, image},
+    test_env::{HostMode, TestEnv, engine_socket, newest_submission, task_config},
+};
 
 /// A task without a `user`.
 fn plain(name: &str, commands: &[&str]) -> Value {
@@ -21,21 +26,20 @@ fn plain(name: &str, commands: &[&str]) -> Value {
 }
 
 /// Adds a member of project `main` with role `user`, and returns their token.
-async fn create_member(stage: &mut TestEnv, name: &str) -> String {
-    let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
+async fn create_member(env: &mut TestEnv, name: &str) -> String {
+    let made = env.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
     let member = json!({"members": [{"username": name, "project_role": "user"}]});
-    stage.post("/api/projects/main/add_members", &member).await;
+    env.post("/api/projects/main/add_members", &member).await;
     made["creds"]["token"].as_str().unwrap().to_owned()
 }
 
-async fn submit(stage: &TestEnv, token: &str, job: &Value) {
-    let asked = call_api_as(stage.address(), token, "/api/project/main/runs/apply", &submission(job)).await;
-    asked.unwrap().ok().unwrap();
+async fn submit(env: &TestEnv, token: &str, job: &Value) {
+    let requested = call_api_as(env.address(), token, "/api/project/main/runs/apply", &submission(job)).await;
+    requested.unwrap().ok().unwrap();
 }
 
 /// Attacks of a member's job on the machine of the server. Each line reports what it obtained.
-fn attacks(stage: &TestEnv) -> Vec<String> {
-    let data = stage.home().join("server");
+fn attacks(data: &Path, server: u32) -> Vec<String> {
     let data = data.display();
     let read = |what: &str, path: &str| format!("if cat {path} >/dev/null 2>&1; then echo GOT {what}; fi");
     // In brackets, so that the attack does not match its own command line.
@@ -53,7 +57,7 @@ fn attacks(stage: &TestEnv) -> Vec<String> {
         format!("if [ -S {data}/local/shim.sock ]; then echo GOT socket; fi"),
         search("environment", "/proc/[0-9]*/environ", "BOB_PASSWOR[D]=canary"),
         search("arguments", "/proc/[0-9]*/cmdline", "bench-toke[n]"),
-        format!("if kill -0 {} 2>/dev/null; then echo GOT signals; fi", stage.pid()),
+        format!("if kill -0 {server} 2>/dev/null; then echo GOT signals; fi"),
         "if grep -q '^NoNewPrivs:[[:space:]]*0' /proc/self/status; then echo GOT privileges; fi".to_owned(),
         "if grep -q '^CapEff:.*[1-9a-f]' /proc/self/status; then echo GOT capabilities; fi".to_owned(),
         "echo end".to_owned(),
@@ -62,115 +66,171 @@ fn attacks(stage: &TestEnv) -> Vec<String> {
 
 #[tokio::test]
 async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
-    let mut stage = TestEnv::confined(HostMode::Processes).await;
-    let (alice, bob) = (create_member(&mut stage, "alice").await, create_member(&mut stage, "bob").await);
+    let mut env = TestEnv::confined(HostMode::Processes).await;
+    let (alice, bob) = (create_member(&mut env, "alice").await, create_member(&mut env, "bob").await);
     let mut victim = plain("victim", &["echo up; sleep 600"]);
     victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
-    submit(&stage, &bob, &victim).await;
-    stage.says("victim", "up").await;
+    submit(&env, &bob, &victim).await;
+    env.says("victim", "up").await;
 
-    let commands = attacks(&stage);
+    let commands = attacks(&env.home().join("server"), env.pid());
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    submit(&stage, &alice, &plain("attack", &commands)).await;
-    let run = stage.reaches("attack", &["done", "failed"]).await;
-    let log = stage.log(&run).await;
+    submit(&env, &alice, &plain("attack", &commands)).await;
+    let run = env.reaches("attack", &["done", "failed"]).await;
+    let log = env.log(&run).await;
     assert!(log.ends_with("end\n"), "{log}\n{run:#}");
     assert!(!log.contains("GOT"), "{log}");
-    let server = fs::metadata(stage.home().join("server/windlass.db")).unwrap();
+    let server = fs::metadata(env.home().join("server/windlass.db")).unwrap();
     let uid: u32 = log.lines().next().unwrap().trim_start_matches("uid ").parse().unwrap();
     assert_ne!(uid, std::os::unix::fs::MetadataExt::uid(&server), "{log}");
 
-    let role = stage.post("/api/users/get_user", &json!({"username": "alice"})).await;
+    let role = env.post("/api/users/get_user", &json!({"username": "alice"})).await;
     assert_eq!(role["global_role"], "user", "{role:#}");
-    let said = newest_submission(&run)["job_runtime_data"]["runs_in"].clone();
-    assert_eq!(said, "a plain process, confined (own user)", "{run:#}");
-    stage.stop("victim", true).await;
-    stage.reaches("victim", &["terminated"]).await;
+    let message = newest_submission(&run)["job_runtime_data"]["runs_in"].clone();
+    assert_eq!(message, "a plain process, confined (own user)", "{run:#}");
+    env.stop("victim", true).await;
+    env.reaches("victim", &["terminated"]).await;
+}
+
+/// The same attacks for a container, where root has capabilities in its container alone.
+fn attacks_from_container(data: &Path, server: u32) -> Vec<String> {
+    let is_outside = |line: &String| !line.contains("GOT capabilities") && !line.contains("GOT privileges");
+    attacks(data, server).into_iter().filter(is_outside).collect()
+}
+
+#[tokio::test]
+async fn x5_a_docker_job_cannot_take_over_the_server_or_another_members_job() {
+    image();
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    let (alice, bob) = (create_member(&mut env, "alice").await, create_member(&mut env, "bob").await);
+    let mut victim = task_config("victim", &["echo up; sleep 600"]);
+    victim["image"] = json!(IMAGE);
+    victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
+    submit(&env, &bob, &victim).await;
+    env.says("victim", "up").await;
+    let commands = attacks_from_container(&env.home().join("server"), env.pid());
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    let mut attack = task_config("attack", &commands);
+    attack["image"] = json!(IMAGE);
+    submit(&env, &alice, &attack).await;
+    let run = env.reaches("attack", &["done", "failed"]).await;
+    let log = env.log(&run).await;
+    assert!(log.ends_with("end\n") && !log.contains("GOT"), "{log}\n{run:#}");
+    let role = env.post("/api/users/get_user", &json!({"username": "alice"})).await;
+    assert_eq!(role["global_role"], "user", "{role:#}");
+    env.stop("victim", true).await;
+    env.reaches("victim", &["terminated"]).await;
+}
+
+#[tokio::test]
+async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    image();
+    let mut queue = QueueEnv::start("take-over").await;
+    queue.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
+    let token = queue.token("dispatch.token").await;
+    queue.dispatch(&token, "work");
+    let (alice, bob) = (queue.user("alice").await, queue.user("bob").await);
+    let in_image = || json!({ "container_image": IMAGE });
+    let victim = ["sh", "-c", "BOB_PASSWORD=canary-7781 exec sleep 600"];
+    let victim = queue.request_as(&bob, &victim, in_image()).await;
+    queue.until(&victim.container, "the victim runs", |record| record["state"] == "Running").await;
+    let mut commands = attacks_from_container(&queue.dir.join("data"), queue.server_pid());
+    let token = token.display();
+    commands.insert(1, format!("if cat {token} >/dev/null 2>&1; then echo GOT dispatcher; fi"));
+    let script = commands.join("\n");
+    let attack = queue.request_as(&alice, &["sh", "-c", &script], in_image()).await;
+    let ended = queue.ended(&attack.container).await;
+    let output = String::from_utf8(queue.output(&attack.container, "stdout").await).unwrap();
+    assert!(output.ends_with("end\n") && !output.contains("GOT"), "{output}\n{ended:#}");
+    let role = queue.api().await.post("/api/users/get_user", &json!({"username": "alice"})).await.unwrap();
+    assert_eq!(role["global_role"], "user", "{role:#}");
+    queue.delete_request(&victim).await;
+    queue.ended(&victim.container).await;
 }
 
 #[tokio::test]
 async fn local_jobs_run_as_the_server_user_until_a_second_user_exists() {
     // The stage starts its servers with `own`.
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    stage.wait_for_hosts("local", 1).await;
-    let key = stage.home().join("server/keys/master");
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    env.wait_for_hosts("local", 1).await;
+    let key = env.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
     let runs_in = |run: &Value| newest_submission(run)["job_runtime_data"]["runs_in"].clone();
 
-    let go = stage.home().join("go");
+    let go = env.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
-    stage.apply(&plain("alone", &[&read, &wait])).await;
-    stage.says("alone", "reads").await;
-    let run = stage.run("alone").await;
+    env.apply(&plain("alone", &[&read, &wait])).await;
+    env.says("alone", "reads").await;
+    let run = env.run("alone").await;
     let own = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
     assert_eq!(runs_in(&run), own, "{run:#}");
-    let why = stage.windlass(stage.home(), &["why", "alone"]);
+    let why = env.windlass(env.home(), &["why", "alone"]);
     assert!(String::from_utf8_lossy(&why.stdout).contains(own), "{why:?}");
     fs::write(&go, "").unwrap();
-    stage.reaches("alone", &["done"]).await;
+    env.reaches("alone", &["done"]).await;
 
-    create_member(&mut stage, "alice").await;
-    let asked = json!({"run_spec": submission(&plain("together", &[&read]))["plan"]["run_spec"]});
-    let plan = stage.project("runs/get_plan", &asked).await["job_plans"][0].clone();
+    create_member(&mut env, "alice").await;
+    let request = json!({"run_spec": submission(&plain("together", &[&read]))["plan"]["run_spec"]});
+    let plan = env.project("runs/get_plan", &request).await["job_plans"][0].clone();
     let confined = "a plain process, confined (own user)";
     assert_eq!(plan["runs_in"], json!([confined]), "{plan:#}");
-    let run = stage.ends(&plain("together", &[&read])).await;
-    assert_eq!(stage.log(&run).await, "refused\n", "{run:#}");
+    let run = env.ends(&plain("together", &[&read])).await;
+    assert_eq!(env.log(&run).await, "refused\n", "{run:#}");
     assert_eq!(runs_in(&run), confined, "{run:#}");
 
     // A disabled user can submit nothing.
     let body = json!({"username": "alice", "global_role": "user", "active": false});
-    stage.post("/api/users/update", &body).await;
-    let run = stage.ends(&plain("again", &[&read])).await;
-    assert_eq!(stage.log(&run).await, "reads\n", "{run:#}");
+    env.post("/api/users/update", &body).await;
+    let run = env.ends(&plain("again", &[&read])).await;
+    assert_eq!(env.log(&run).await, "reads\n", "{run:#}");
 }
 
 #[tokio::test]
 async fn a_changed_process_mode_applies_to_new_jobs_and_keeps_running_ones() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    let go = stage.home().join("go");
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let go = env.home().join("go");
     let wait = format!("echo up; until [ -e {} ]; do sleep 0.02; done; echo down", go.display());
-    stage.apply(&plain("before", &[&wait])).await;
-    stage.says("before", "up").await;
-    stage.stop_server();
-    let mut stage = stage.with_env("WINDLASS_SERVER_LOCAL_PROCESSES", "refused");
-    stage.start().await;
+    env.apply(&plain("before", &[&wait])).await;
+    env.says("before", "up").await;
+    env.stop_server();
+    let mut env = env.with_env("WINDLASS_SERVER_LOCAL_PROCESSES", "refused");
+    env.start().await;
     let why = "is a plain process, but the instance refuses plain processes";
-    stage.eventually_run("before", TIMEOUT, |run| run["status"] == "running").await;
-    stage.eventually_fleet("local", |fleet| fleet.to_string().contains("\"refused\"")).await;
-    let run = stage.ends(&plain("after", &["echo no"])).await;
+    env.eventually_run("before", TIMEOUT, |run| run["status"] == "running").await;
+    env.eventually_fleet("local", |fleet| fleet.to_string().contains("\"refused\"")).await;
+    let run = env.ends(&plain("after", &["echo no"])).await;
     assert_eq!(run["status"], "failed", "{run:#}");
     assert!(run.to_string().contains(why), "{run:#}");
     fs::write(&go, "").unwrap();
-    let run = stage.reaches("before", &["done"]).await;
-    assert_eq!(stage.log(&run).await, "up\ndown\n");
+    let run = env.reaches("before", &["done"]).await;
+    assert_eq!(env.log(&run).await, "up\ndown\n");
 }
 
 #[tokio::test]
 async fn a_confined_job_of_a_non_root_server_cannot_read_its_files_or_is_refused() {
-    let mut stage = TestEnv::unprivileged_with("confined").await;
-    stage.wait_for_hosts("local", 1).await;
-    let told = stage.fleet("local").await["instances"][0]["instance_type"]["processes"].clone();
-    let key = stage.home().join("server/keys/master");
+    let mut env = TestEnv::unprivileged_with("confined").await;
+    env.wait_for_hosts("local", 1).await;
+    let reported = env.fleet("local").await["instances"][0]["instance_type"]["processes"].clone();
+    let key = env.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
-    let run = stage.ends(&plain("who", &[&read])).await;
-    if told["confined_by"].is_null() {
+    let run = env.ends(&plain("who", &[&read])).await;
+    if reported["confined_by"].is_null() {
         assert_eq!(run["status"], "failed", "{run:#}");
         assert!(run.to_string().contains("cannot be confined there"), "{run:#}");
     } else {
-        assert_eq!(stage.log(&run).await, "refused\n", "{run:#}\n{told}");
+        assert_eq!(env.log(&run).await, "refused\n", "{run:#}\n{reported}");
     }
 }
 
 #[tokio::test]
 async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network() {
-    let mut stage = TestEnv::confined(HostMode::Processes).await;
+    let mut env = TestEnv::confined(HostMode::Processes).await;
     let version = Command::new("/usr/bin/python3")
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
         .output()
         .unwrap();
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
-    let address = stage.address().to_owned();
+    let address = env.address().to_owned();
     let mut job = plain(
         "busy",
         &[
@@ -184,84 +244,83 @@ async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network(
         ],
     );
     job["python"] = json!(version);
-    let run = stage.ends(&job).await;
-    assert_eq!(stage.log(&run).await, "a\nb\nc\nFalse\n200\n", "{run:#}");
+    let run = env.ends(&job).await;
+    assert_eq!(env.log(&run).await, "a\nb\nc\nFalse\n200\n", "{run:#}");
     assert!(!std::path::Path::new("/tmp/b").exists(), "its temporary files are its own");
 }
 
 #[tokio::test]
 async fn a_confined_service_is_reached_once_its_probe_succeeds_and_by_exec() {
-    let mut stage = TestEnv::confined(HostMode::Processes).await;
+    let mut env = TestEnv::confined(HostMode::Processes).await;
     let mut page = service_config("page", free_port());
     page.as_object_mut().unwrap().remove("user");
     page["probes"] = probe_config();
-    stage.apply(&page).await;
+    env.apply(&page).await;
     let ready =
         |run: &Value| run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2);
-    stage.eventually_run("page", TIMEOUT, ready).await;
-    let caller = ServiceCaller::new(stage.address());
+    env.eventually_run("page", TIMEOUT, ready).await;
+    let caller = ServiceCaller::new(env.address());
     let got = caller.get("/proxy/services/main/page/").unwrap();
-    assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
+    assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", env.server_log());
 
-    let inside = stage.windlass(stage.home(), &["exec", "page", "--", "sh", "-c", "echo in $(id -u)"]);
-    let said = String::from_utf8_lossy(&inside.stdout).into_owned();
+    let inside = env.windlass(env.home(), &["exec", "page", "--", "sh", "-c", "echo in $(id -u)"]);
+    let message = String::from_utf8_lossy(&inside.stdout).into_owned();
     assert!(inside.status.success(), "{inside:?}");
-    assert!(said.starts_with("in ") && said.trim() != "in 0", "{said}");
+    assert!(message.starts_with("in ") && message.trim() != "in 0", "{message}");
 }
 
 #[tokio::test]
 async fn ssh_connects_to_a_confined_dev_environment() {
-    let stage = TestEnv::confined(HostMode::Processes).await;
-    let dir = stage.home().to_owned();
+    let env = TestEnv::confined(HostMode::Processes).await;
+    let dir = env.home().to_owned();
     let dev = "type: dev-environment\nname: desk\nide: vscode\ninit: [echo kept > note]\n\
                resources: {cpu: 1.., memory: 0.., disk: null}\n";
     fs::write(dir.join("desk.yml"), dev).unwrap();
-    let applied = stage.windlass(&dir, &["apply", "-f", "desk.yml", "-y", "-d"]);
+    let applied = env.windlass(&dir, &["apply", "-f", "desk.yml", "-y", "-d"]);
     assert!(applied.status.success(), "{applied:?}");
-    let mut attach = stage.command(&dir, &["attach", "desk"]);
+    let mut attach = env.command(&dir, &["attach", "desk"]);
     let mut attached = attach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    stage.eventually("the way in is written down", || {
-        fs::read_to_string(dir.join(".ssh/config")).is_ok()
-            && run_in_dev_environment(&stage, "true").is_some()
+    env.eventually("the way in is written down", || {
+        fs::read_to_string(dir.join(".ssh/config")).is_ok() && run_in_dev_environment(&env, "true").is_some()
     });
-    let uid = run_in_dev_environment(&stage, "id -u").unwrap();
+    let uid = run_in_dev_environment(&env, "id -u").unwrap();
     assert_ne!(uid.trim(), "0");
     let key = dir.join("server/keys/master");
     let read = format!("cat {} >/dev/null 2>&1 && echo reads || echo refused", key.display());
-    assert_eq!(run_in_dev_environment(&stage, &read).unwrap(), "refused\n");
+    assert_eq!(run_in_dev_environment(&env, &read).unwrap(), "refused\n");
     let _ = attached.kill();
     let _ = attached.wait();
 }
 
 /// Runs a command in the dev environment; `None` if the login is refused.
-fn run_in_dev_environment(stage: &TestEnv, command: &str) -> Option<String> {
+fn run_in_dev_environment(env: &TestEnv, command: &str) -> Option<String> {
     let mut ssh = Command::new("ssh");
-    ssh.arg("-F").arg(stage.home().join(".ssh/config")).args(["-o", "BatchMode=yes", "desk", command]);
+    ssh.arg("-F").arg(env.home().join(".ssh/config")).args(["-o", "BatchMode=yes", "desk", command]);
     let done = ssh.stdin(Stdio::null()).output().unwrap();
     done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 #[tokio::test]
 async fn a_confined_job_gets_its_stop_duration_and_its_volume_keeps_data() {
-    let mut stage = TestEnv::confined(HostMode::Processes).await;
+    let mut env = TestEnv::confined(HostMode::Processes).await;
     let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
-    stage.project("volumes/create", &volume).await;
-    stage.eventually_volume("data", "active").await;
+    env.project("volumes/create", &volume).await;
+    env.eventually_volume("data", "active").await;
     let saves =
         "trap 'echo saved > /data/note; echo saved; exit 3' TERM; echo up; while :; do sleep 0.05; done";
     let mut job = plain("saver", &[saves]);
     job["volumes"] = json!(["data:/data"]);
     job["stop_duration"] = json!(600);
-    stage.apply(&job).await;
-    stage.says("saver", "up").await;
-    stage.stop("saver", false).await;
-    let run = stage.reaches("saver", &["terminated"]).await;
+    env.apply(&job).await;
+    env.says("saver", "up").await;
+    env.stop("saver", false).await;
+    let run = env.reaches("saver", &["terminated"]).await;
     assert_eq!(newest_submission(&run)["exit_status"], 3, "{run:#}");
-    assert!(stage.log(&run).await.contains("saved"), "{run:#}");
+    assert!(env.log(&run).await.contains("saved"), "{run:#}");
 
     // Another task, with a different user.
     let mut reader = plain("reader", &["cat /data/note"]);
     reader["volumes"] = job["volumes"].clone();
-    let run = stage.ends(&reader).await;
-    assert_eq!(stage.log(&run).await, "saved\n", "{run:#}");
+    let run = env.ends(&reader).await;
+    assert_eq!(env.log(&run).await, "saved\n", "{run:#}");
 }

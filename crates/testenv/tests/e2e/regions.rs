@@ -22,33 +22,33 @@ fn regions(run: &Value) -> Vec<String> {
 
 #[tokio::test]
 async fn multi_node_tasks_move_to_the_next_region_when_one_has_no_capacity() {
-    let mut stage = TestEnv::new(HostMode::None).await;
-    stage.stop_server();
-    let script = stage.home().join("cloud.yml");
+    let mut env = TestEnv::new(HostMode::None).await;
+    env.stop_server();
+    let script = env.home().join("cloud.yml");
     std::fs::write(&script, CLOUD).unwrap();
-    stage = stage.with_env("WINDLASS_MOCK_CLOUD", script);
-    stage.start().await;
+    env = env.with_env("WINDLASS_MOCK_CLOUD", script);
+    env.start().await;
     // A backend that is added later belongs to no project until it is granted.
-    stage.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
+    env.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "placement": "cluster",
         "nodes": {"min": 0, "target": 0, "max": 8}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
-    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    env.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
     let mut job = small_task_config("pair", &["sleep 600"]);
     job["nodes"] = json!(2);
-    stage.apply(&job).await;
-    let run = stage.eventually_run("pair", TIMEOUT, |run| regions(run) == ["west", "west"]).await;
+    env.apply(&job).await;
+    let run = env.eventually_run("pair", TIMEOUT, |run| regions(run) == ["west", "west"]).await;
     let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
     assert_eq!(tries, 3, "{run:#}");
-    stage.stop("pair", true).await;
-    stage.reaches("pair", &["terminated"]).await;
+    env.stop("pair", true).await;
+    env.reaches("pair", &["terminated"]).await;
 
     // If every region is full, the run fails with that reason.
     let mut job = small_task_config("trio", &["true"]);
     job["nodes"] = json!(2);
     job["regions"] = json!(["east", "north"]);
-    stage.apply(&job).await;
-    let run = stage.reaches("trio", &["failed"]).await;
+    env.apply(&job).await;
+    let run = env.reaches("trio", &["failed"]).await;
     assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 3, "{run:#}");
     assert_eq!(run["termination_reason"], "job_failed", "{run:#}");
 }

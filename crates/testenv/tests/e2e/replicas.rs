@@ -29,9 +29,9 @@ const OPEN_CONNECTIONS_SQL: &str =
 const STARTED_TWICE_SQL: &str = "SELECT count(*) FROM (SELECT entity_id FROM events WHERE entity = 'job' \
     AND kind = 'status' AND to_status = 'running' GROUP BY entity_id HAVING count(*) > 1) twice";
 
-fn job_lasting(name: &str, millis: u64) -> Value {
+fn job_running(name: &str, millis: u64) -> Value {
     let mut job = empty_job(name);
-    job["env"]["HOLLOW_RUN_MS"] = millis.to_string().into();
+    job["env"]["SIMULATED_RUN_MS"] = millis.to_string().into();
     job
 }
 
@@ -44,12 +44,12 @@ async fn done_runs(replicas: &Replicas) -> BTreeSet<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_writes_of_the_others() {
     let plan =
-        ReplicaOptions { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
+        ReplicaOptions { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Simulated };
     let replicas = Replicas::start(plan).await.unwrap();
     let mut most = 0;
     for number in 0..120 {
         let name = format!("run-{number}");
-        replicas.apply(number % 3, &job_lasting(&name, 200)).await.unwrap();
+        replicas.apply(number % 3, &job_running(&name, 200)).await.unwrap();
         // The next server knows the run.
         let run = replicas.run((number + 1) % 3, &name).await.unwrap();
         assert_eq!(run["run_spec"]["run_name"], json!(name));
@@ -58,7 +58,7 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_writes_of_t
         }
     }
     // Sent to one server, and visible on the next.
-    replicas.apply(0, &job_lasting("stopped", 600_000)).await.unwrap();
+    replicas.apply(0, &job_running("stopped", 600_000)).await.unwrap();
     replicas
         .post(0, "/api/project/main/runs/stop", &json!({"runs_names": ["stopped"], "abort": false}))
         .await
@@ -78,18 +78,19 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_writes_of_t
 /// Frozen hosts make passes hold their rows; one of the holders dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock_timeout() {
-    let plan = ReplicaOptions { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: HostRuntime::Hollow };
+    let plan =
+        ReplicaOptions { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: HostRuntime::Simulated };
     let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
     // It ends long after the kill, so a live server must detect that.
-    replicas.apply(0, &job_lasting("long", 25_000)).await.unwrap();
+    replicas.apply(0, &job_running("long", 25_000)).await.unwrap();
     replicas.reaches(1, "long", &["running"]).await.unwrap();
     replicas.freeze_hosts().unwrap();
     for number in 0..30 {
-        replicas.apply(number % 3, &job_lasting(&format!("run-{number}"), 100)).await.unwrap();
+        replicas.apply(number % 3, &job_running(&format!("run-{number}"), 100)).await.unwrap();
     }
-    let asked = Instant::now();
+    let start = Instant::now();
     while replicas.total(0, "in_work").await.unwrap() == 0 {
-        assert!(asked.elapsed() < TIMEOUT, "the first server takes no work");
+        assert!(start.elapsed() < TIMEOUT, "the first server takes no work");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     replicas.kill(0);
@@ -123,7 +124,8 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
 /// All clients submit and try another server when refused; each server is restarted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_of_postgres_replicas_loses_no_run_and_leaves_no_lock() {
-    let plan = ReplicaOptions { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
+    let plan =
+        ReplicaOptions { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Simulated };
     let mut replicas = Replicas::start(plan).await.unwrap();
     let addresses = Arc::new(parking_lot::Mutex::new(replicas.addresses()));
     let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -175,9 +177,9 @@ fn watch_locks(session: tokio_postgres::Client, over: Arc<AtomicBool>) -> tokio:
 }
 
 async fn wait_for(submitted: &AtomicUsize, more: usize) {
-    let (enough, asked) = (submitted.load(Ordering::Relaxed) + more, Instant::now());
+    let (enough, requested) = (submitted.load(Ordering::Relaxed) + more, Instant::now());
     while submitted.load(Ordering::Relaxed) < enough {
-        assert!(asked.elapsed() < TIMEOUT, "nothing is submitted any more");
+        assert!(requested.elapsed() < TIMEOUT, "nothing is submitted any more");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -220,36 +222,36 @@ async fn submit_until(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_a_request_to_one_postgres_replica_wakes_the_others() {
     let plan =
-        ReplicaOptions { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: HostRuntime::Hollow };
+        ReplicaOptions { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: HostRuntime::Simulated };
     let replicas = Replicas::start(plan).await.unwrap();
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let listener = listen_for_hints(&replicas, told).await;
-    replicas.apply(0, &job_lasting("first", 600_000)).await.unwrap();
-    wait_for_hint(&mut heard, "jobs_submitted").await;
+    let (reported, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let listener = listen_for_hints(&replicas, reported).await;
+    replicas.apply(0, &job_running("first", 600_000)).await.unwrap();
+    wait_for_hint(&mut received, "jobs_submitted").await;
     replicas.reaches(1, "first", &["running"]).await.unwrap();
     let body = json!({"runs_names": ["first"], "abort": false});
     replicas.post(0, "/api/project/main/runs/stop", &body).await.unwrap();
-    wait_for_hint(&mut heard, "runs").await;
+    wait_for_hint(&mut received, "runs").await;
     replicas.reaches(1, "first", &["terminated"]).await.unwrap();
     drop(listener);
 
     // Woken pipelines poll, although they have polled a moment ago.
     let quiet = count_polls_during(&replicas, 0).await;
-    let told = count_polls_during(&replicas, 40).await;
-    assert!(told > 2 * quiet + 20, "{told} looks when told 40 times, {quiet} by itself");
+    let reported = count_polls_during(&replicas, 40).await;
+    assert!(reported > 2 * quiet + 20, "{reported} looks when told 40 times, {quiet} by itself");
 }
 
 /// Receives every hint that passes through the database.
 async fn listen_for_hints(
     replicas: &Replicas,
-    told: tokio::sync::mpsc::UnboundedSender<String>,
+    reported: tokio::sync::mpsc::UnboundedSender<String>,
 ) -> (tokio_postgres::Client, tokio::task::JoinHandle<()>) {
     let config: tokio_postgres::Config = replicas.postgres.url().parse().unwrap();
     let (client, mut connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
     let task = tokio::spawn(async move {
         while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
             if let tokio_postgres::AsyncMessage::Notification(hint) = message {
-                let _ = told.send(hint.payload().to_owned());
+                let _ = reported.send(hint.payload().to_owned());
             }
         }
     });
@@ -257,8 +259,8 @@ async fn listen_for_hints(
     (client, task)
 }
 
-async fn wait_for_hint(heard: &mut tokio::sync::mpsc::UnboundedReceiver<String>, name: &str) {
-    let wanted = async { while heard.recv().await.unwrap() != name {} };
+async fn wait_for_hint(received: &mut tokio::sync::mpsc::UnboundedReceiver<String>, name: &str) {
+    let wanted = async { while received.recv().await.unwrap() != name {} };
     tokio::time::timeout(TIMEOUT, wanted).await.unwrap_or_else(|_| panic!("nobody was told of {name}"));
 }
 

@@ -26,9 +26,9 @@ fn start_server_on(host: &LabHost) {
          --data-dir /var/windlass/data --admin-token {TOKEN} --allow-host-networks 127.0.0.0/8 > log 2>&1 < /dev/null &"
     );
     assert!(host.run(&start).unwrap().status.success());
-    let asked = Instant::now();
+    let started_at = Instant::now();
     while TcpStream::connect((host.addr(), PORT)).is_err() {
-        assert!(asked.elapsed() < TIMEOUT, "no server: {}", server_log(host));
+        assert!(started_at.elapsed() < TIMEOUT, "no server: {}", server_log(host));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -43,8 +43,8 @@ fn windlass(host: &LabHost, dir: &Path, args: &[&str]) -> String {
     command.args(args).current_dir(dir).stdin(Stdio::null()).env("HOME", dir).env("WINDLASS_HOME", dir);
     command.env("WINDLASS_URL", format!("http://{}:{PORT}", host.addr())).env("WINDLASS_TOKEN", TOKEN);
     let Output { status, stdout, stderr } = command.output().unwrap();
-    let said = String::from_utf8_lossy(&stderr);
-    assert!(status.success(), "windlass {args:?}: {said}\n{}", server_log(host));
+    let message = String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "windlass {args:?}: {message}\n{}", server_log(host));
     String::from_utf8(stdout).unwrap()
 }
 

@@ -105,22 +105,22 @@ fn lab_leaves_nothing_behind() {
 #[test]
 fn lab_of_a_killed_process_is_cleaned_up_by_the_next_lab() {
     const HOLD: &str = "WINDLASS_TEST_LAB_HOLD";
-    if let Some(told) = std::env::var_os(HOLD) {
+    if let Some(path) = std::env::var_os(HOLD) {
         // The process to be killed: this test, started again.
         let lab = Lab::start(1).unwrap();
-        std::fs::write(told, lab.key_file().to_str().unwrap()).unwrap();
+        std::fs::write(path, lab.key_file().to_str().unwrap()).unwrap();
         loop {
             std::thread::park();
         }
     }
     let dir = windlass_testkit::temp_dir("lab-hold").unwrap();
-    let told = dir.path().join("key");
+    let path = dir.path().join("key");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "lab::lab_of_a_killed_process_is_cleaned_up_by_the_next_lab"]).env(HOLD, &told);
+    command.args(["--exact", "lab::lab_of_a_killed_process_is_cleaned_up_by_the_next_lab"]).env(HOLD, &path);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
     let mut key = String::new();
     eventually("the lab is up", || {
-        key = std::fs::read_to_string(&told).unwrap_or_default();
+        key = std::fs::read_to_string(&path).unwrap_or_default();
         !key.is_empty()
     });
     child.kill().unwrap();

@@ -85,8 +85,8 @@ impl Engine {
         let log = dir.join("dockerd.log");
         self.dockerd = Some(spawn(&mut command, &log)?);
         let up = || self.docker(&["version"]).is_ok();
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        ensure!(wait_until(START_TIMEOUT, up), "dockerd does not come up: {}", said());
+        let message = || fs::read_to_string(&log).unwrap_or_default();
+        ensure!(wait_until(START_TIMEOUT, up), "dockerd does not come up: {}", message());
         Ok(())
     }
 

@@ -25,8 +25,8 @@ pub(super) fn run(program: &str, args: &[&str]) -> Result<()> {
 pub(super) fn run_for_stdout(program: &str, args: &[&str]) -> Result<String> {
     let output = try_run(program, args)?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{program} {}` failed with {}: {}", args.join(" "), output.status, said.trim());
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("`{program} {}` failed with {}: {}", args.join(" "), output.status, message.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

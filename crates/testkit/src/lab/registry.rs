@@ -52,7 +52,7 @@ struct RegistryState {
     password: Mutex<Option<String>>,
     /// Number of responses that are being sent.
     open: AtomicUsize,
-    manifests_asked: AtomicUsize,
+    manifests_requested: AtomicUsize,
     /// True to accept requests and not answer them.
     is_silent: AtomicBool,
 }
@@ -87,7 +87,7 @@ impl Registry {
             layers: Mutex::new(LayerDelivery::Fast),
             password: Mutex::default(),
             open: AtomicUsize::new(0),
-            manifests_asked: AtomicUsize::new(0),
+            manifests_requested: AtomicUsize::new(0),
             is_silent: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -110,8 +110,8 @@ impl Registry {
         self.shared.open.load(Ordering::SeqCst)
     }
 
-    pub fn manifests_asked(&self) -> usize {
-        self.shared.manifests_asked.load(Ordering::SeqCst)
+    pub fn manifests_requested(&self) -> usize {
+        self.shared.manifests_requested.load(Ordering::SeqCst)
     }
 
     /// Accepts requests from now on, and does not answer them; or answers again.
@@ -198,7 +198,7 @@ async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Reque
         return "{}".into_response();
     }
     if path.contains("/manifests/") {
-        shared.manifests_asked.fetch_add(1, Ordering::SeqCst);
+        shared.manifests_requested.fetch_add(1, Ordering::SeqCst);
     }
     let thing = path.strip_prefix("/v2/").and_then(|path| shared.things.lock().get(path).cloned());
     let Some(thing) = thing else {

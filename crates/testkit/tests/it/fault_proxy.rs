@@ -18,8 +18,8 @@ use windlass_testkit::wait::eventually_async;
 /// Starts a server that echoes its input and counts the bytes.
 async fn start_echo_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, heard) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&heard);
+    let (address, received) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&received);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let count = Arc::clone(&count);
@@ -32,7 +32,7 @@ async fn start_echo_server() -> (String, Arc<AtomicUsize>) {
             });
         }
     });
-    (address, heard)
+    (address, received)
 }
 
 fn count(counter: &AtomicU64) -> u64 {
@@ -112,7 +112,7 @@ async fn a_proxy_cuts_connections_at_once_or_after_some_bytes_and_refuses_new_on
 
 #[tokio::test]
 async fn a_proxy_replays_all_data_when_configured() {
-    let (address, heard) = start_echo_server().await;
+    let (address, received) = start_echo_server().await;
     let proxy = FaultProxy::tcp(address, 4).await.unwrap();
     proxy.set(ConnectionFaults {
         replay_after: Some(Duration::from_millis(10)),
@@ -122,7 +122,7 @@ async fn a_proxy_replays_all_data_when_configured() {
     stream.write_all(b"once").await.unwrap();
     stream.read_exact(&mut [0; 4]).await.unwrap();
     drop(stream);
-    eventually_async("it is said again", async || (heard.load(Ordering::SeqCst) >= 8).then_some(())).await;
+    eventually_async("it is said again", async || (received.load(Ordering::SeqCst) >= 8).then_some(())).await;
     assert_eq!(count(&proxy.counts().replayed), 1);
 }
 
@@ -136,14 +136,14 @@ async fn a_proxy_replaces_a_unix_socket_and_restores_it_on_drop() {
             let _ = stream.write_all(b"here").await;
         }
     });
-    let said = || async {
+    let message = || async {
         let mut stream = UnixStream::connect(&socket).await.unwrap();
         let mut got = [0; 4];
         stream.read_exact(&mut got).await.map(|_| got)
     };
     let proxy = FaultProxy::before(&socket, 5).unwrap();
-    assert_eq!(&said().await.unwrap(), b"here");
+    assert_eq!(&message().await.unwrap(), b"here");
     assert_eq!(count(&proxy.counts().connections), 1);
     drop(proxy);
-    assert_eq!(&said().await.unwrap(), b"here");
+    assert_eq!(&message().await.unwrap(), b"here");
 }

@@ -13,8 +13,8 @@ const CAP: usize = 1 << 20;
 #[tokio::test]
 async fn a_remote_command_gets_its_input_and_returns_output_and_status() {
     let sshd = Sshd::start();
-    let (connection, learned) = Connection::open(&sshd.target(), CAP).await.unwrap();
-    assert!(learned.is_empty());
+    let (connection, host_keys) = Connection::open(&sshd.target(), CAP).await.unwrap();
+    assert!(host_keys.is_empty());
     let input = vec![b'x'; 3 << 20];
     let output = connection.run("wc -c; echo oops >&2; exit 7", &input).await.unwrap();
     assert_eq!(output.status, Some(7));
@@ -29,16 +29,16 @@ async fn the_first_host_key_is_learned_and_a_changed_one_is_a_final_error() {
     let mut sshd = Sshd::start();
     let mut target = sshd.target();
     target.pin = HostKeyPin::FirstUse;
-    let (_, learned) = Connection::open(&target, CAP).await.unwrap();
-    assert_eq!(learned[0].key, sshd.host_key());
+    let (_, host_keys) = Connection::open(&target, CAP).await.unwrap();
+    assert_eq!(host_keys[0].key, sshd.host_key());
 
-    target.pin = HostKeyPin::Known(learned[0].key.clone());
+    target.pin = HostKeyPin::Known(host_keys[0].key.clone());
     Connection::open(&target, CAP).await.unwrap();
     sshd.change_host_key();
     let error = Connection::open(&target, CAP).await.unwrap_err();
     assert!(error.is_final());
     let TunnelError::HostKeyChanged { expected, shown, .. } = error else { panic!("{error}") };
-    assert_eq!((*expected, *shown), (learned[0].key.clone(), sshd.host_key()));
+    assert_eq!((*expected, *shown), (host_keys[0].key.clone(), sshd.host_key()));
 }
 
 #[tokio::test]

@@ -42,15 +42,15 @@ async fn a_failed_connection_backs_off_and_the_error_names_the_next_try() {
 
 #[tokio::test]
 async fn a_corrected_destination_is_tried_without_backoff() {
-    let (sshd, stranger) = (Sshd::start(), Sshd::start());
+    let (sshd, outsider) = (Sshd::start(), Sshd::start());
     let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
     let mut target = sshd.target();
-    target.keys = stranger.target().keys;
+    target.keys = outsider.target().keys;
     assert!(matches!(hosts.control_connection(&1, &target).await, Err(TunnelError::Denied { .. })));
     let waiting = hosts.control_connection(&1, &target).await.unwrap_err();
     assert!(waiting.is_final() && matches!(waiting, TunnelError::BackingOff { .. }), "{waiting}");
     let (right, _) = hosts.control_connection(&1, &sshd.target()).await.unwrap();
-    let (other, _) = hosts.control_connection(&1, &stranger.target()).await.unwrap();
+    let (other, _) = hosts.control_connection(&1, &outsider.target()).await.unwrap();
     assert!(!Arc::ptr_eq(&right, &other));
 }
 

@@ -22,7 +22,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     let mut listed = Ok(String::new());
     for (query, missing) in QUERIES {
         listed = vendor_cli::run(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
-        let is_unknown = |error: &ToolError| matches!(error, ToolError::Failed { said, .. } if said.contains("not a valid field"));
+        let is_unknown = |error: &ToolError| matches!(error, ToolError::Failed { message, .. } if message.contains("not a valid field"));
         if !listed.as_ref().is_err_and(is_unknown) {
             break;
         }
@@ -30,7 +30,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     let listed = match listed {
         Ok(listed) => listed,
         // The tool is installed, but there is neither driver nor GPU: an image for GPU hosts on another host.
-        Err(ToolError::Failed { said, .. }) if said.contains("No devices were found") => {
+        Err(ToolError::Failed { message, .. }) if message.contains("No devices were found") => {
             return Inventory::default();
         }
         Err(error) => return Inventory { problems: tool_problems(&error), ..Inventory::default() },

@@ -94,18 +94,18 @@ pub fn main(args: &Args) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut question = String::new();
-    let asked = io::stdin().lock().take(REQUEST_BYTES_MAX).read_to_string(&mut question);
-    let answered = asked.and_then(|_| Credential::from_inherited_fd()).and_then(|credential| {
-        let said = credential_reply(&credential, &question).unwrap_or_default();
-        io::stdout().lock().write_all(said.as_bytes())
+    let requested = io::stdin().lock().take(REQUEST_BYTES_MAX).read_to_string(&mut question);
+    let answered = requested.and_then(|_| Credential::from_inherited_fd()).and_then(|credential| {
+        let message = credential_reply(&credential, &question).unwrap_or_default();
+        io::stdout().lock().write_all(message.as_bytes())
     });
     if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn credential_reply(credential: &Credential, question: &str) -> Option<String> {
-    let asked = |key: &str| question.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let requested = |key: &str| question.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     let Secret::Login { scheme, username, password } = &credential.secret else { return None };
-    let fits = asked("protocol") == Some(scheme) && asked("host") == Some(&credential.host);
+    let fits = requested("protocol") == Some(scheme) && requested("host") == Some(&credential.host);
     fits.then(|| format!("username={username}\npassword={password}\n"))
 }
 
@@ -119,16 +119,16 @@ mod tests {
         let secret =
             Secret::Login { scheme: login("https"), username: login("oauth2"), password: login("t0ken") };
         let credential = Credential { host: login("h:8443"), secret };
-        let ask = |protocol: &str, host: &str| {
+        let request = |protocol: &str, host: &str| {
             credential_reply(
                 &credential,
                 &format!("capability[]=authtype\nprotocol={protocol}\nhost={host}\n\n"),
             )
         };
-        assert_eq!(ask("https", "h:8443").unwrap(), "username=oauth2\npassword=t0ken\n");
-        assert_eq!(ask("https", "h"), None);
-        assert_eq!(ask("https", "evil.example"), None);
-        assert_eq!(ask("http", "h:8443"), None);
+        assert_eq!(request("https", "h:8443").unwrap(), "username=oauth2\npassword=t0ken\n");
+        assert_eq!(request("https", "h"), None);
+        assert_eq!(request("https", "evil.example"), None);
+        assert_eq!(request("http", "h:8443"), None);
         assert_eq!(credential_reply(&credential, ""), None);
         let key = Credential { host: login("h"), secret: Secret::PrivateKey(login("k")) };
         assert_eq!(credential_reply(&key, "protocol=ssh\nhost=h\n"), None);

@@ -99,7 +99,7 @@ impl<'a> Git<'a> {
             .map_err(|source| RepoError::Start { step, source })?;
         let stderr = group.child().stderr.take();
         let left = self.until.saturating_duration_since(Instant::now());
-        let mut lines = LineLogger { say: self.say, kept: Vec::new(), said: 0, progress_at: None };
+        let mut lines = LineLogger { say: self.say, kept: Vec::new(), message: 0, progress_at: None };
         let (over, is_over) = tokio::sync::oneshot::channel::<()>();
         let wait = async {
             let ended = group.wait(left).await;
@@ -121,7 +121,7 @@ impl<'a> Git<'a> {
         match ended.map_err(|source| RepoError::Start { step, source })? {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
-                Err(RepoError::Git { step, status: status.to_string(), said: lines.kept.join("\n") })
+                Err(RepoError::Git { step, status: status.to_string(), message: lines.kept.join("\n") })
             }
             None => Err(RepoError::Deadline { step, secs: TIMEOUT.as_secs() }),
         }
@@ -207,7 +207,7 @@ async fn forward_lines(from: Option<impl AsyncRead + Unpin>, lines: &mut LineLog
 struct LineLogger<'a> {
     say: LogFn<'a>,
     kept: Vec<String>,
-    said: usize,
+    message: usize,
     progress_at: Option<Instant>,
 }
 
@@ -217,10 +217,10 @@ impl LineLogger<'_> {
         if text.is_empty() {
             return;
         }
-        if self.said < LOGGED_LINES_MAX {
+        if self.message < LOGGED_LINES_MAX {
             (self.say)(&format!("git: {text}"));
         }
-        self.said += 1;
+        self.message += 1;
         if self.kept.len() == ERROR_LINES_MAX {
             self.kept.remove(0);
         }

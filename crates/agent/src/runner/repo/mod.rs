@@ -66,8 +66,8 @@ pub enum RepoError {
     NoGit,
     #[error("failed to set up the repository: the image has no ssh, and the job has no private key")]
     NoSsh,
-    #[error("failed to {step}: git ended with {status}: {said}")]
-    Git { step: &'static str, status: String, said: String },
+    #[error("failed to {step}: git ended with {status}: {message}")]
+    Git { step: &'static str, status: String, message: String },
     #[error("failed to {step}: timed out after {secs} s")]
     Deadline { step: &'static str, secs: u64 },
     #[error("failed to {step}: cannot start git")]
@@ -96,7 +96,7 @@ impl RepoError {
             }
             Self::Url(_) => Some("hint: use an `https:`, `ssh:` or `git:` URL"),
             Self::Exists { .. } => Some("hint: use another directory, or set `if_exists: skip`"),
-            Self::Git { said, .. } => hint_for_output(said),
+            Self::Git { message, .. } => hint_for_output(message),
             Self::UnknownAction { .. }
             | Self::NoUrl
             | Self::BadName { .. }
@@ -110,7 +110,7 @@ impl RepoError {
     /// Returns whether the cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         match self {
-            Self::Git { said, .. } => said.contains("No space left on device"),
+            Self::Git { message, .. } => message.contains("No space left on device"),
             Self::Unpack(source) => matches!(source, ChildError::NoSpace(_)),
             Self::Start { source, .. } | Self::Place { source, .. } => {
                 source.kind() == io::ErrorKind::StorageFull
@@ -127,17 +127,17 @@ impl RepoError {
     }
 }
 
-fn hint_for_output(said: &str) -> Option<&'static str> {
+fn hint_for_output(message: &str) -> Option<&'static str> {
     const REFUSED: [&str; 4] = [
         "Authentication failed",
         "could not read Username",
         "Permission denied",
         "HTTP Basic: Access denied",
     ];
-    if REFUSED.iter().any(|sign| said.contains(sign)) {
+    if REFUSED.iter().any(|sign| message.contains(sign)) {
         return Some("hint: check the repository's credentials: they are missing, wrong or expired");
     }
-    if said.contains("patch does not apply") || said.contains("patch failed") {
+    if message.contains("patch does not apply") || message.contains("patch failed") {
         return Some("hint: push the commit your changes are based on");
     }
     None

@@ -117,7 +117,7 @@ mod tests {
 
     #[track_caller]
     fn check(url: &str, expected: &str) {
-        let said = match parse(url, false) {
+        let message = match parse(url, false) {
             Ok(remote) => {
                 let login =
                     remote.login.map(|(user, password)| format!(" {user}|{password}")).unwrap_or_default();
@@ -125,7 +125,7 @@ mod tests {
             }
             Err(error) => error.to_string(),
         };
-        assert_eq!(said, expected, "{url}");
+        assert_eq!(message, expected, "{url}");
     }
 
     #[test]

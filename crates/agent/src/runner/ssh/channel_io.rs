@@ -79,9 +79,9 @@ impl Channels {
         ChannelEntry { inlet, session: None, control: None }
     }
 
-    pub(super) fn add_session(&self, id: ChannelId, asked: SessionRequest) {
+    pub(super) fn add_session(&self, id: ChannelId, requested: SessionRequest) {
         let mut entry = self.entry();
-        entry.session = Some(asked);
+        entry.session = Some(requested);
         self.open.lock().insert(id, entry);
     }
 
@@ -98,9 +98,9 @@ impl Channels {
     ) -> Option<(SessionRequest, ChannelInput)> {
         let mut open = self.open.lock();
         let entry = open.get_mut(&id)?;
-        let asked = entry.session.take()?;
+        let requested = entry.session.take()?;
         entry.control = Some(control);
-        Some((asked, entry.inlet.clone()))
+        Some((requested, entry.inlet.clone()))
     }
 
     /// Sends a control message. Returns false if the program cannot receive it now.

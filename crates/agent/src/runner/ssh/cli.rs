@@ -80,9 +80,9 @@ fn serve(args: &Args) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind(&args.listen).await?;
-        let beside = args.address_file.with_extension("new");
-        std::fs::write(&beside, listener.local_addr()?.to_string())?;
-        std::fs::rename(&beside, &args.address_file)?;
+        let next_to = args.address_file.with_extension("new");
+        std::fs::write(&next_to, listener.local_addr()?.to_string())?;
+        std::fs::rename(&next_to, &args.address_file)?;
         let stop = CancellationToken::new();
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let stopped = stop.clone();
@@ -96,9 +96,9 @@ fn serve(args: &Args) -> Result<(), Error> {
 }
 
 fn resolve_account(args: &Args) -> Result<Account, Error> {
-    let asked = args.user.as_ref().map(|name| User { username: Some(name.clone()), ..User::default() });
+    let requested = args.user.as_ref().map(|name| User { username: Some(name.clone()), ..User::default() });
     let own = rustix::process::geteuid().as_raw();
-    let mut account = UserDatabase::read_file("/".as_ref())?.account(asked.as_ref(), own)?;
+    let mut account = UserDatabase::read_file("/".as_ref())?.account(requested.as_ref(), own)?;
     if let Some(shell) = &args.shell {
         account.shell.clone_from(shell);
     }

@@ -103,10 +103,10 @@ mod tests {
 
     #[track_caller]
     fn check(command: &str, words: Option<&[&str]>) {
-        let said = split_words(command.as_bytes()).map(|words| {
+        let message = split_words(command.as_bytes()).map(|words| {
             words.into_iter().map(|word| String::from_utf8(word).unwrap()).collect::<Vec<_>>().join("|")
         });
-        assert_eq!(said, words.map(|words| words.join("|")), "{command}");
+        assert_eq!(message, words.map(|words| words.join("|")), "{command}");
     }
 
     #[test]

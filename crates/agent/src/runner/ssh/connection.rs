@@ -132,16 +132,16 @@ impl Connection {
         session: &mut server::Session,
     ) -> Result<(), Error> {
         let (steer, control) = mpsc::channel(CONTROL_MAX);
-        let Some(as_whom) = self.session() else { return Ok(session.channel_failure(id)?) };
-        let Some((asked, inlet)) = self.channels.start(id, steer) else {
+        let Some(as_user) = self.session() else { return Ok(session.channel_failure(id)?) };
+        let Some((requested, inlet)) = self.channels.start(id, steer) else {
             return Ok(session.channel_failure(id)?);
         };
         session.channel_success(id)?;
-        let SessionRequest { write, env, terminal, agent } = asked;
+        let SessionRequest { write, env, terminal, agent } = requested;
         let (mut notice, mut kind, mut opened) = (None, None, None);
         match terminal {
-            Some(TerminalRequest { kind: asked, opened: Ok(pair) }) => {
-                kind = Some(asked);
+            Some(TerminalRequest { kind: requested, opened: Ok(pair) }) => {
+                kind = Some(requested);
                 opened = Some(pair);
             }
             Some(TerminalRequest { opened: Err(error), .. }) => {
@@ -156,8 +156,8 @@ impl Connection {
         own.extend(kind.as_ref().map(|kind| ("TERM", kind.as_ref())));
         own.extend(opened.as_ref().map(|(terminal, _)| ("SSH_TTY", terminal.name.as_os_str())));
         own.extend(self.agent.as_ref().filter(|_| agent).map(|path| ("SSH_AUTH_SOCK", path.as_os_str())));
-        let env = command::environment(&as_whom, &own, &env);
-        let start = ProgramStart { what, session: as_whom, env, terminal: opened, notice };
+        let env = command::environment(&as_user, &own, &env);
+        let start = ProgramStart { what, session: as_user, env, terminal: opened, notice };
         let link = ProgramChannel { id, inlet, write, handle: session.handle(), control };
         let channels = Arc::clone(&self.channels);
         tokio::spawn(async move {
@@ -327,11 +327,11 @@ impl server::Handler for Connection {
         let kind = if kind.contains('\0') { String::new() } else { kind.to_owned() };
         // A client that is refused closes the channel without a message to its user. So the program that is started on
         // it reports the failure.
-        let asked = self.channels.update_request(id, |asked| {
+        let requested = self.channels.update_request(id, |requested| {
             let opened = Terminal::open(size, modes, &account);
-            asked.terminal = Some(TerminalRequest { kind, opened });
+            requested.terminal = Some(TerminalRequest { kind, opened });
         });
-        reply_to(session, id, asked)
+        reply_to(session, id, requested)
     }
 
     async fn x11_request(
@@ -355,10 +355,10 @@ impl server::Handler for Connection {
     ) -> Result<(), Error> {
         let mut taken = false;
         if command::is_variable_allowed(name, value) {
-            self.channels.update_request(id, |asked| {
-                taken = asked.env.len() < command::CLIENT_VARIABLES_MAX;
+            self.channels.update_request(id, |requested| {
+                taken = requested.env.len() < command::CLIENT_VARIABLES_MAX;
                 if taken {
-                    asked.env.push((name.to_owned(), value.to_owned()));
+                    requested.env.push((name.to_owned(), value.to_owned()));
                 }
             });
         }
@@ -399,9 +399,9 @@ impl server::Handler for Connection {
         height: u32,
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        let told =
+        let reported =
             self.channels.steer(id, ProgramControl::Resize(TerminalSize { columns, rows, width, height }));
-        reply_to(session, id, told)
+        reply_to(session, id, reported)
     }
 
     async fn signal(
@@ -410,9 +410,9 @@ impl server::Handler for Connection {
         signal: Sig,
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        let told =
+        let reported =
             to_signal(&signal).is_some_and(|signal| self.channels.steer(id, ProgramControl::Signal(signal)));
-        reply_to(session, id, told)
+        reply_to(session, id, reported)
     }
 
     async fn agent_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<bool, Error> {
@@ -426,7 +426,7 @@ impl server::Handler for Connection {
             tokio::spawn(port_forward::serve_socket(named, ClientEnd::Agent, backward));
             self.agent = Some(path);
         }
-        Ok(self.channels.update_request(id, |asked| asked.agent = true))
+        Ok(self.channels.update_request(id, |requested| requested.agent = true))
     }
 
     async fn tcpip_forward(

@@ -163,15 +163,15 @@ impl HostKey {
 /// Writes a file atomically: to a temporary name, then renamed.
 fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write as _;
-    let beside = file.with_extension("new");
-    match std::fs::remove_file(&beside) {
+    let next_to = file.with_extension("new");
+    match std::fs::remove_file(&next_to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let mut opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next_to)?;
     opened.write_all(bytes)?;
     opened.sync_all()?;
-    std::fs::rename(&beside, file)
+    std::fs::rename(&next_to, file)
 }
 
 #[cfg(test)]
@@ -226,13 +226,13 @@ mod tests {
         std::fs::write(&file, ADA).unwrap();
         let ada = PublicKey::from_openssh(ADA).unwrap();
         let uid = rustix::process::geteuid().as_raw();
-        let mut said = Vec::new();
+        let mut message = Vec::new();
         for mode in [0o600, 0o644, 0o664, 0o666] {
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-            said.push(file_contains(&file, uid, &ada));
+            message.push(file_contains(&file, uid, &ada));
         }
         std::fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(said, [true, true, false, false]);
+        assert_eq!(message, [true, true, false, false]);
     }
 
     proptest! {

@@ -74,7 +74,7 @@ pub struct Config {
 pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToken) {
     let protocol = Arc::new(server_config(&config.host_key));
     let config = Arc::new(config);
-    let strangers = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
+    let others = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -91,13 +91,13 @@ pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToke
                 continue;
             }
         };
-        let Ok(stranger) = Arc::clone(&strangers).try_acquire_owned() else { continue };
+        let Ok(other) = Arc::clone(&others).try_acquire_owned() else { continue };
         if connections.len() >= CONNECTIONS_MAX {
             continue;
         }
         let (config, protocol, stop) = (Arc::clone(&config), Arc::clone(&protocol), stop.clone());
         connections.spawn(async move {
-            serve_connection(socket, peer, config, protocol, stranger, stop).await;
+            serve_connection(socket, peer, config, protocol, other, stop).await;
         });
     }
     drop(listener);
@@ -109,7 +109,7 @@ async fn serve_connection(
     peer: SocketAddr,
     config: Arc<Config>,
     protocol: Arc<server::Config>,
-    stranger: tokio::sync::OwnedSemaphorePermit,
+    other: tokio::sync::OwnedSemaphorePermit,
     stop: CancellationToken,
 ) {
     let Ok(local) = socket.local_addr() else { return };
@@ -134,7 +134,7 @@ async fn serve_connection(
         () = tokio::time::sleep(LOGIN_GRACE) => return,
         () = stop.cancelled() => return disconnect(session).await,
     }
-    drop(stranger);
+    drop(other);
     tokio::select! {
         ended = &mut session => {
             if let Err(error) = ended {

@@ -187,7 +187,7 @@ async fn supervise(
         }
     };
     tokio::pin!(feed, listen);
-    let (mut fed, mut heard, mut status) = (false, false, None);
+    let (mut fed, mut received, mut status) = (false, false, None);
     loop {
         tokio::select! {
             biased;
@@ -196,7 +196,7 @@ async fn supervise(
                 return None;
             }
             () = &mut feed, if !fed => fed = true,
-            () = &mut listen, if !heard => heard = true,
+            () = &mut listen, if !received => received = true,
             exit = child.wait(), if status.is_none() => {
                 status = Some(exit.unwrap_or_else(|_| ExitStatus::from_raw(9)));
                 inflow.refuse();
@@ -210,7 +210,7 @@ async fn supervise(
             },
         }
         // Processes that inherited a pipe may still write to it: as with sshd, the session lasts until they close it.
-        if let (true, Some(status)) = (heard, status) {
+        if let (true, Some(status)) = (received, status) {
             return Some(status);
         }
     }

@@ -70,9 +70,9 @@ impl AsyncRead for ThrottledSocket {
             ready!(self.brake.as_mut().poll(context));
             self.braking = false;
         }
-        let (asked, before) = (buffer.remaining(), buffer.filled().len());
+        let (requested, before) = (buffer.remaining(), buffer.filled().len());
         ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
-        if asked > LENGTH_BYTES
+        if requested > LENGTH_BYTES
             && buffer.filled().len() - before < SMALL_PACKET_BYTES
             && self.total.any_held()
         {

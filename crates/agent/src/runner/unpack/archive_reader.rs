@@ -103,13 +103,13 @@ impl<R: Read> ArchiveReader<'_, R> {
         if kind == EntryType::XGlobalHeader {
             return check_global_header(&self.extended(size)?).map_err(Into::into);
         }
-        let said = std::mem::take(extended);
-        let name = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let message = std::mem::take(extended);
+        let name = message.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let entry = || escape_name(&name);
-        if said.sparse {
+        if message.sparse {
             return Err(ArchiveError::Sparse { entry: entry() }.into());
         }
-        if said.size.is_some_and(|told| told != size) {
+        if message.size.is_some_and(|reported| reported != size) {
             return Err(ArchiveError::Mismatch { entry: entry(), what: "the size" }.into());
         }
         if kind != EntryType::Regular && size != 0 {
@@ -117,7 +117,7 @@ impl<R: Read> ArchiveReader<'_, R> {
             return Err(ArchiveError::Mismatch { entry: entry(), what: "the size" }.into());
         }
         let parts = entry_name::split_path(&name, self.top, &self.limits)?;
-        let link = said
+        let link = message
             .link
             .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
             .unwrap_or_default();

@@ -61,8 +61,8 @@ pub enum ChildError {
     },
     #[error("failed to unpack the archive: timed out after {} s", DEADLINE.as_secs())]
     Deadline,
-    #[error("failed to unpack the archive: the child process ended without a report ({said})")]
-    Silent { said: String },
+    #[error("failed to unpack the archive: the child process ended without a report ({message})")]
+    Silent { message: String },
 }
 
 /// Result of unpacking, and how the child was restricted.
@@ -91,14 +91,14 @@ pub async fn run(
     let mut group =
         helper_process::ProcessGroup::spawn(&mut command).map_err(start("cannot start a child process"))?;
     let (stdout, stderr) = (group.child().stdout.take(), group.child().stderr.take());
-    let (ended, said, complaint) = tokio::join!(
+    let (ended, message, complaint) = tokio::join!(
         group.wait(DEADLINE),
         helper_process::read_tail(stdout, REPORT_BYTES_MAX),
         helper_process::read_tail(stderr, 1024)
     );
     ended.map_err(start("cannot wait for the child process"))?.ok_or(ChildError::Deadline)?;
-    let report: ChildReport = serde_json::from_slice(&said)
-        .map_err(|_| ChildError::Silent { said: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
+    let report: ChildReport = serde_json::from_slice(&message)
+        .map_err(|_| ChildError::Silent { message: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
     match report.ended {
         ChildOutcome::Done(summary) => Ok(UnpackResult { summary, landlock: report.landlock }),
         ChildOutcome::Refused(why) => Err(ChildError::Refused(why)),
@@ -122,8 +122,8 @@ pub fn main(args: &Args) -> ExitCode {
         }
         Err(UnpackError::Read(source)) => ChildOutcome::Failed(format!("cannot read the archive: {source}")),
     };
-    let said = serde_json::to_vec(&ChildReport { landlock, ended }).unwrap_or_default();
-    match io::stdout().write_all(&said) {
+    let message = serde_json::to_vec(&ChildReport { landlock, ended }).unwrap_or_default();
+    match io::stdout().write_all(&message) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -86,8 +86,8 @@ fn assert_refused(entries: &[Vec<u8>], why: &str) {
     for top in [TopLevel::Keep, TopLevel::Rename] {
         match UnpackTestDir::new().unpack(&archive(entries), top, &ArchiveLimits::default()) {
             Err(UnpackError::Refused(refusal)) => {
-                let said = refusal.to_string();
-                assert!(said.contains(why), "{top:?}: refused with `{said}`, not with `{why}`");
+                let message = refusal.to_string();
+                assert!(message.contains(why), "{top:?}: refused with `{message}`, not with `{why}`");
             }
             other => panic!("{top:?}: not refused with `{why}`: {other:?}"),
         }
@@ -163,7 +163,7 @@ fn entries_other_than_files_directories_and_links_are_refused() {
 
 #[test]
 fn archives_that_two_parsers_could_read_differently_are_refused() {
-    let size = |told: &str| entry(b'x', "p", "", &record("size", told));
+    let size = |reported: &str| entry(b'x', "p", "", &record("size", reported));
     assert_refused(&[size("512"), entry(b'0', "t/a", "", b"x")], "the headers disagree about the size");
     assert_refused(&[size("0"), entry(b'0', "t/a", "", b"x")], "the headers disagree about the size");
     assert_refused(&[sized(b'2', "t/a", "b", &[0; 512], 512)], "the headers disagree about the size");
@@ -196,28 +196,28 @@ fn a_global_comment_header_is_ignored() {
 #[test]
 fn archives_over_a_limit_are_refused_and_the_limit_is_named() {
     let small = ArchiveLimits { entries: 3, bytes: 1000, ..ArchiveLimits::default() };
-    let said = |entries: &[Vec<u8>]| {
+    let message = |entries: &[Vec<u8>]| {
         UnpackTestDir::new().unpack(&archive(entries), TopLevel::Keep, &small).unwrap_err().to_string()
     };
     let file = |name: &str| entry(b'0', name, "", &[7; 400]);
     assert_eq!(
-        said(&[file("a"), file("b"), file("c")]),
+        message(&[file("a"), file("b"), file("c")]),
         "failed to unpack the archive: more than 1000 bytes of files"
     );
     let empty = |name: &str| entry(b'0', name, "", b"");
     assert_eq!(
-        said(&[empty("a"), empty("b"), empty("c"), empty("d")]),
+        message(&[empty("a"), empty("b"), empty("c"), empty("d")]),
         "failed to unpack the archive: more than 3 entries"
     );
     assert_eq!(
-        said(&[empty("a/b/c/d")]),
+        message(&[empty("a/b/c/d")]),
         "failed to unpack the archive: more than 3 entries",
         "directories nobody listed count"
     );
     let bomb = sized(b'0', "bomb", "", b"", 8 << 30);
-    assert!(said(&[bomb]).contains("the declared size of 8589934592 bytes exceeds the 1024 bytes"));
+    assert!(message(&[bomb]).contains("the declared size of 8589934592 bytes exceeds the 1024 bytes"));
     let header = sized(b'x', "p", "", b"", 2 << 20);
-    assert!(said(&[header]).contains("an extended header of 2097152 bytes exceeds the limit of"));
+    assert!(message(&[header]).contains("an extended header of 2097152 bytes exceeds the limit of"));
 }
 
 /// The same bytes repeated: a huge archive that needs no memory.
@@ -254,19 +254,22 @@ fn an_archive_with_a_million_entries_is_refused() {
 fn a_truncated_or_corrupt_archive_is_refused() {
     let whole = archive(&[entry(b'0', "t/a", "", &[1; 600]), entry(b'0', "t/b", "", b"x")]);
     for length in [0, 100, 512, 1000, 1536, 2048, whole.len() - 1024] {
-        let said = UnpackTestDir::new()
+        let message = UnpackTestDir::new()
             .unpack(&whole[..length], TopLevel::Keep, &ArchiveLimits::default())
             .unwrap_err()
             .to_string();
-        assert!(said.contains("truncated") || said.contains("the declared size"), "cut at {length}: {said}");
+        assert!(
+            message.contains("truncated") || message.contains("the declared size"),
+            "cut at {length}: {message}"
+        );
     }
     let mut bent = whole;
     bent[5] ^= 1;
-    let said = UnpackTestDir::new()
+    let message = UnpackTestDir::new()
         .unpack(&bent, TopLevel::Keep, &ArchiveLimits::default())
         .unwrap_err()
         .to_string();
-    assert!(said.contains("invalid tar header"), "{said}");
+    assert!(message.contains("invalid tar header"), "{message}");
 }
 
 #[test]
@@ -326,9 +329,9 @@ fn an_archive_of_one_file_becomes_that_file() {
 }
 
 fn assert_empty_refused(top: TopLevel) {
-    let said =
+    let message =
         UnpackTestDir::new().unpack(&archive(&[]), top, &ArchiveLimits::default()).unwrap_err().to_string();
-    assert_eq!(said, "failed to unpack the archive: the archive is empty");
+    assert_eq!(message, "failed to unpack the archive: the archive is empty");
 }
 
 /// Returns every file below, with its content.

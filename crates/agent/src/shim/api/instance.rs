@@ -18,7 +18,7 @@ const RUNNER_SERVICE: &str = "dstack-runner";
 
 /// Returns the agent's version to a windlass server, and to a dstack server a version that it never replaces.
 fn reported_version(gate: &ApiState) -> String {
-    match gate.door {
+    match gate.listener {
         Transport::Socket => env!("CARGO_PKG_VERSION").to_owned(),
         Transport::Compat => COMPAT_VERSION.to_owned(),
     }

@@ -29,8 +29,8 @@ pub(super) async fn read_log(
     request: Request,
 ) -> Result<Response, ErrorResponse> {
     let id = parse_task_id(&id)?;
-    let asked = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
-    if let Some(played) = simulated_response(&gate.shim, id, &format!("/api/logs{asked}")).await {
+    let requested = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
+    if let Some(played) = simulated_response(&gate.shim, id, &format!("/api/logs{requested}")).await {
         return Ok(played);
     }
     query.wait_ms = query.wait_ms.min(WAIT_MS_MAX);

@@ -49,7 +49,7 @@ pub struct Shim {
     pub runtime: Arc<dyn Runtime>,
     pub enrolment: EnrolmentFile,
     /// `None` for a simulated host, which has nothing to protect.
-    pub premises: Option<HostResources>,
+    pub host_resources: Option<HostResources>,
     pub events: EventLog,
     pub growth: OutputWatcher,
     pub gpus: Inventory,
@@ -73,12 +73,12 @@ enum Transport {
 #[derive(Clone)]
 struct ApiState {
     shim: Arc<Shim>,
-    door: Transport,
+    listener: Transport,
 }
 
 /// Returns the router of the unix socket: all calls, which require the credential.
 pub fn socket_router(shim: Arc<Shim>) -> Router {
-    let gate = ApiState { shim, door: Transport::Socket };
+    let gate = ApiState { shim, listener: Transport::Socket };
     shared_routes()
         .route("/api/tasks/{id}/logs", get(logs::read_log))
         .route("/api/tasks/{id}/job", get(logs::job_record))
@@ -92,7 +92,7 @@ pub fn socket_router(shim: Arc<Shim>) -> Router {
 
 /// Returns the router of the calls that a dstack server makes, without authentication.
 pub fn compat_router(shim: Arc<Shim>) -> Router {
-    shared_routes().fallback(unknown_route).with_state(ApiState { shim, door: Transport::Compat })
+    shared_routes().fallback(unknown_route).with_state(ApiState { shim, listener: Transport::Compat })
 }
 
 fn shared_routes() -> Router<ApiState> {
@@ -178,7 +178,7 @@ impl Shim {
 impl ApiState {
     /// Epoch of a call. A dstack server sends none.
     fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, ErrorResponse> {
-        if self.door == Transport::Compat {
+        if self.listener == Transport::Compat {
             return Ok(None);
         }
         let Some(value) = headers.get(EPOCH_HEADER) else { return Ok(None) };

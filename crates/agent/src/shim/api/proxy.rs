@@ -101,7 +101,7 @@ async fn respond_if_simulated(
     request: Request,
 ) -> Result<RunnerCall, ErrorResponse> {
     // Only the simulated runtime answers for the runner; the others must not buffer the body.
-    if shim.runtime.name() != "hollow" {
+    if shim.runtime.name() != "simulated" {
         return Ok(RunnerCall::Forward(request));
     }
     let (mut parts, body) = request.into_parts();
@@ -160,7 +160,7 @@ async fn forward_request(
     token: &str,
     mut request: Request,
 ) -> Result<(Response, UpgradedPair), Box<dyn std::error::Error + Send + Sync>> {
-    let wants = ExpectedResponse::of(&mut request);
+    let requirements = ExpectedResponse::of(&mut request);
     let (mut sender, connection) = http1::handshake(TokioIo::new(runner)).await?;
     tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
@@ -172,18 +172,18 @@ async fn forward_request(
     strip_headers(&mut headers);
     headers.insert(header::HOST, HeaderValue::from_static("runner"));
     headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}"))?);
-    let (method, body) = match &wants {
+    let (method, body) = match &requirements {
         ExpectedResponse::Plain => (parts.method, Body::new(Limited::new(body, UPLOAD_BYTES_MAX))),
         ExpectedResponse::Upgrade { .. } => (Method::GET, Body::empty()),
     };
-    wants.set_headers(&mut headers)?;
+    requirements.set_headers(&mut headers)?;
     let mut forwarded = Request::new(body);
     *forwarded.method_mut() = method;
     *forwarded.uri_mut() = uri;
     *forwarded.headers_mut() = headers;
     let mut response = sender.send_request(forwarded).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
-        && let ExpectedResponse::Upgrade { caller, is_h2, .. } = wants
+        && let ExpectedResponse::Upgrade { caller, is_h2, .. } = requirements
     {
         let runner = hyper::upgrade::on(&mut response);
         let (mut parts, _) = response.into_parts();

@@ -31,14 +31,14 @@ pub(super) async fn info(
     Path(id): Path<String>,
 ) -> Result<Answer<TaskInfo>, ErrorResponse> {
     let id = parse_task_id(&id)?;
-    gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| task_not_found(id))
+    gate.shim.tasks.info(id).map(|info| Answer(gate.reported(info))).ok_or_else(|| task_not_found(id))
 }
 
 impl ApiState {
     /// Escapes the message for a dstack server: it logs the message, its logger interprets `[/…]` as markup, and the
     /// worker that logs it dies.
-    fn told(&self, mut info: TaskInfo) -> TaskInfo {
-        if self.door == Transport::Compat {
+    fn reported(&self, mut info: TaskInfo) -> TaskInfo {
+        if self.listener == Transport::Compat {
             info.termination_message = info.termination_message.replace("[/", "[ /");
         }
         info
@@ -52,7 +52,7 @@ pub(super) async fn submit(
 ) -> Result<(), ErrorResponse> {
     let spec: TaskSpec = http::parse_json(&body)?;
     let mut epoch = gate.epoch(&headers)?;
-    if gate.door == Transport::Socket {
+    if gate.listener == Transport::Socket {
         epoch = Some(verify_spec(&gate, &spec, epoch, &headers, &body).await?);
     }
     validate_spec(&spec)?;
@@ -60,7 +60,7 @@ pub(super) async fn submit(
         let refusal = refuse_spec(&gate, spec.id, epoch, why).await;
         // A dstack server repeats a refused submission without limit. It does handle a task that ends with a reason, so
         // the task is accepted and ends before anything is prepared for it.
-        if gate.door == Transport::Socket {
+        if gate.listener == Transport::Socket {
             return Err(refusal);
         }
     }
@@ -72,8 +72,8 @@ async fn refusal_reason(gate: &ApiState, spec: &TaskSpec) -> Option<String> {
     if let Some(why) = gate.shim.runtime.refusal(spec) {
         return Some(why);
     }
-    let premises = gate.shim.premises.as_ref()?;
-    premises.check(spec).await.err().map(|refused| refused.to_string())
+    let host_resources = gate.shim.host_resources.as_ref()?;
+    host_resources.check(spec).await.err().map(|refused| refused.to_string())
 }
 
 /// Verifies that the server of this host made this specification for this host; returns the epoch of the specification.
@@ -124,7 +124,7 @@ pub(super) async fn terminate(
     Json(terminate): Json<TerminateRequest>,
 ) -> Result<Answer<TaskInfo>, ErrorResponse> {
     let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);
-    Ok(Answer(gate.told(gate.shim.tasks.terminate(id, terminate, epoch).await?)))
+    Ok(Answer(gate.reported(gate.shim.tasks.terminate(id, terminate, epoch).await?)))
 }
 
 pub(super) async fn remove(

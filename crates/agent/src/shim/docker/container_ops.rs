@@ -85,8 +85,9 @@ pub(super) async fn written_bytes(engine: &Engine, name: &str) -> Result<u64, Ru
     let what = format!("failed to measure the disk usage of container {name}");
     let options = InspectContainerOptionsBuilder::default().size(true).build();
     // Many files take long, and no caller waits for the result.
-    let asked = tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
-    let seen = asked.map_err(|_| error_map::timed_out(what.clone()))?;
+    let requested =
+        tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
+    let seen = requested.map_err(|_| error_map::timed_out(what.clone()))?;
     let seen = seen.map_err(|error| error_map::from_call_error(what, error))?;
     Ok(seen.size_rw.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
@@ -149,7 +150,7 @@ impl DockerRuntime {
             return Ok(Vec::new());
         }
         let deadline = Instant::now() + PORT_TIMEOUT;
-        let mut asked = Instant::now();
+        let mut start = Instant::now();
         loop {
             match dir.ssh_port() {
                 Some(SSH_PORT) => return Ok(Vec::new()),
@@ -161,10 +162,10 @@ impl DockerRuntime {
                 return Ok(Vec::new());
             }
             sleep(PORT_POLL_INTERVAL).await;
-            if asked.elapsed() < LIVENESS_CHECK_INTERVAL {
+            if start.elapsed() < LIVENESS_CHECK_INTERVAL {
                 continue;
             }
-            asked = Instant::now();
+            start = Instant::now();
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) if seen.state.as_ref().is_some_and(is_running) => {}
                 // `wait` reports the exit.
@@ -221,13 +222,13 @@ impl DockerRuntime {
                 }
                 Err(InspectError::Failed(error)) => return Err(error),
             }
-            let asked = Instant::now();
+            let start = Instant::now();
             if self.wait_until_ended(handle, counter.as_ref(), &mut kills).await.is_err() {
                 // The engine became unreachable during the wait: an end from here on happens in its absence.
                 away = Some(clock::now_ms());
             }
             // An engine that responds at once although the container runs must not be polled in a busy loop.
-            if asked.elapsed() < BACKOFF_MIN {
+            if start.elapsed() < BACKOFF_MIN {
                 sleep(pause).await;
                 pause = (pause * 2).min(BACKOFF_MAX);
             } else {
@@ -265,15 +266,15 @@ impl DockerRuntime {
         counter: Option<&KillCounter>,
         kills: &mut u64,
     ) -> Result<(), Error> {
-        let mut told = std::pin::pin!(self.wait_not_running(handle));
+        let mut reported = std::pin::pin!(self.wait_not_running(handle));
         if let Some(counter) = counter {
             tokio::select! {
                 biased;
                 counted = counter.kills_at_exit() => *kills = counted.max(*kills),
-                told = &mut told => return told,
+                reported = &mut reported => return reported,
             }
         }
-        told.await
+        reported.await
     }
 
     /// Uses `not-running`, never `next-exit`: the latter hangs without limit if the container ended before the call.

@@ -64,9 +64,9 @@ const UNREACHABLE_PHRASES: &[&str] = &[
 
 /// Classifies the engine's text about a registry. The order matters: an error about a full disk also mentions the layer
 /// that failed, and a name server may report an unreachable host as "not found".
-pub(super) fn classify_registry_error(said: &str) -> RegistryFailure {
-    let said = said.to_lowercase();
-    let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
+pub(super) fn classify_registry_error(message: &str) -> RegistryFailure {
+    let message = message.to_lowercase();
+    let any = |words: &[&str]| words.iter().any(|word| message.contains(word));
     let table = [
         (DISK_FULL_PHRASES, RegistryFailure::DiskFull),
         (UNREACHABLE_PHRASES, RegistryFailure::Unreachable),
@@ -163,8 +163,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(said: &str, verdict: RegistryFailure) {
-        assert_eq!(classify_registry_error(said), verdict, "{said}");
+    fn check(message: &str, verdict: RegistryFailure) {
+        assert_eq!(classify_registry_error(message), verdict, "{message}");
     }
 
     #[test]

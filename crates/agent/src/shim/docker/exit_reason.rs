@@ -45,8 +45,8 @@ pub(super) fn loss_reason(end: ContainerEnd) -> Option<LossReason> {
         return Some(LossReason::EngineRestarted);
     }
     let engine = end.engine.filter(|engine| killed && end.started < *engine)?;
-    let beside = (engine - RESTART_WINDOW_MS..=engine + RESTORE_WINDOW_MS).contains(&end.finished);
-    beside.then_some(LossReason::EngineRestarted)
+    let next_to = (engine - RESTART_WINDOW_MS..=engine + RESTORE_WINDOW_MS).contains(&end.finished);
+    next_to.then_some(LossReason::EngineRestarted)
 }
 
 #[cfg(test)]

@@ -265,9 +265,9 @@ fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
 /// Makes a bounded call. The outer error means that the engine did not respond in time.
 async fn call_with_timeout<T>(
     what: impl Into<String>,
-    asked: impl Future<Output = Result<T, Error>>,
+    requested: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, RuntimeError> {
-    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| error_map::timed_out(what))
+    tokio::time::timeout(CALL_TIMEOUT, requested).await.map_err(|_| error_map::timed_out(what))
 }
 
 /// Makes a bounded call and repeats it while the response contains a state that the client does not know: Podman has
@@ -276,7 +276,7 @@ async fn call_until_known_state<T, F: Future<Output = Result<T, Error>>>(
     what: impl Into<String>,
     mut question: impl FnMut() -> F,
 ) -> Result<Result<T, Error>, RuntimeError> {
-    let settled = async {
+    let flushed = async {
         loop {
             match question().await {
                 Err(Error::JsonDataError { message, .. }) if message.contains("unknown variant") => {
@@ -286,7 +286,7 @@ async fn call_until_known_state<T, F: Future<Output = Result<T, Error>>>(
             }
         }
     };
-    call_with_timeout(what, settled).await
+    call_with_timeout(what, flushed).await
 }
 
 /// Rewrites credentials as URL-safe base64. The client sends plain base64, which engines treat as no credentials at
@@ -312,9 +312,9 @@ fn is_name_taken(error: &Error) -> bool {
 }
 
 fn is_image_missing(error: &Error) -> bool {
-    let said = error_map::engine_message(error).to_lowercase();
+    let message = error_map::engine_message(error).to_lowercase();
     error_map::error_status(error) == Some(404)
-        && (said.contains("no such image") || said.contains("image not known"))
+        && (message.contains("no such image") || message.contains("image not known"))
 }
 
 /// Writes the command of the image for the runner. The job may own the directory by now, so the file is created under a

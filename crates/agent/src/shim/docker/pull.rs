@@ -135,8 +135,8 @@ impl ImagePull<'_> {
     /// Requests the manifest from the registry with the credentials of the task.
     async fn verify_with_registry(&self) -> Result<(), RuntimeError> {
         let name = self.image.full();
-        let asked = self.engine.inspect_registry_image(&name, self.credentials());
-        match tokio::time::timeout(REGISTRY_TIMEOUT, asked).await {
+        let requested = self.engine.inspect_registry_image(&name, self.credentials());
+        match tokio::time::timeout(REGISTRY_TIMEOUT, requested).await {
             Ok(Ok(_)) => Ok(()),
             // Podman cannot query without a pull; a pull of a local image transfers no layers.
             Ok(Err(error)) if is_unsupported_call(&error) => match self.transfer().await {
@@ -181,7 +181,7 @@ enum TransferError {
 
 /// Returns whether the engine does not support registry queries, as opposed to a query that failed.
 fn is_unsupported_call(error: &Error) -> bool {
-    let said = error_map::engine_message(error).to_lowercase();
-    let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
+    let message = error_map::engine_message(error).to_lowercase();
+    let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&message.as_str());
     unknown_call && matches!(error_map::error_status(error), Some(404 | 405 | 501))
 }

@@ -65,8 +65,8 @@ fn f35_a_flipped_byte_loses_one_record_and_is_reported() {
             let mut expected = records.clone();
             expected.remove(lost);
             assert_eq!(reading.records, expected, "byte {at}");
-            let said = !reading.damage.is_empty() || reading.torn_bytes > 0;
-            assert!(said, "byte {at} was flipped and nobody said so");
+            let message = !reading.damage.is_empty() || reading.torn_bytes > 0;
+            assert!(message, "byte {at} was flipped and nobody said so");
             if lost + 1 < records.len() {
                 assert_eq!(reading.damage.len(), 1, "byte {at}");
                 assert_eq!(reading.damage[0].after_seq, lost as u64, "byte {at}");
@@ -90,13 +90,13 @@ fn f35_garbage_and_trailing_zeros_are_not_read_as_records() {
 }
 
 #[tokio::test]
-async fn settled_records_are_on_disk_and_a_torn_tail_is_truncated() {
+async fn flushed_records_are_on_disk_and_a_torn_tail_is_truncated() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();
     let path = dir.path().join("journal");
     let (journal, reading) = Journal::open(&path).unwrap();
     assert!(reading.missing);
     let seqs: Vec<_> = (0..20).map(|n| journal.append(id(n), 1, JournalEvent::Submitted)).collect();
-    futures_util::future::join_all(seqs.iter().map(|seq| journal.settle(*seq))).await;
+    futures_util::future::join_all(seqs.iter().map(|seq| journal.flush(*seq))).await;
     assert_eq!(read(&path).unwrap().records.len(), 20);
     assert!(matches!(Journal::open(&path), Err(Error::Locked { .. })), "one home, one shim");
     journal.close().await;
@@ -107,7 +107,7 @@ async fn settled_records_are_on_disk_and_a_torn_tail_is_truncated() {
     let (journal, reading) = Journal::open(&path).unwrap();
     assert_eq!(reading.records.len(), 19);
     let seq = journal.append(id(99), 1, JournalEvent::Submitted);
-    journal.settle(seq).await.unwrap();
+    journal.flush(seq).await.unwrap();
     let reading = read(&path).unwrap();
     assert_eq!((reading.records.len(), reading.torn_bytes, reading.damage.len()), (20, 0, 0));
     assert!(reading.records.windows(2).all(|pair| pair[0].seq < pair[1].seq));
@@ -126,7 +126,7 @@ async fn a_compacted_journal_continues_its_sequence_numbers() {
         .await
         .unwrap();
     let seq = journal.append(id(10), 1, JournalEvent::Removed);
-    journal.settle(seq).await.unwrap();
+    journal.flush(seq).await.unwrap();
     let seqs: Vec<_> = read(&path).unwrap().records.iter().map(|record| record.seq).collect();
     assert_eq!(seqs, [2, 4, 6, 8, 10, 11]);
     journal.close().await;
@@ -147,11 +147,11 @@ async fn f11_a_full_disk_is_an_error_and_pending_records_are_written_later() {
         std::mem::replace(&mut disk.lock().await.file, full)
     };
     let first = journal.append(id(1), 1, JournalEvent::Submitted);
-    assert!(journal.settle(first).await.is_err());
+    assert!(journal.flush(first).await.is_err());
     assert!(!path.with_extension("reserve").exists(), "the reserve was given up first");
     let second = journal.append(id(2), 1, JournalEvent::Submitted);
     disk.lock().await.file = good;
-    journal.settle(second).await.unwrap();
+    journal.flush(second).await.unwrap();
     let records = read(&path).unwrap().records;
     assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [first, second]);
 }

@@ -125,7 +125,7 @@ mod tests {
             })
             .collect();
         let found = violations(&records);
-        let ids: Vec<_> = found.iter().map(|said| &said[..2]).collect();
+        let ids: Vec<_> = found.iter().map(|message| &message[..2]).collect();
         assert_eq!(ids, expected, "{found:?}");
     }
 

@@ -87,7 +87,8 @@ pub enum JournalEvent {
     ContainerExited {
         code: Option<i32>,
     },
-    TerminateAsked {
+    #[serde(rename = "terminate_asked")]
+    TerminateRequested {
         reason: String,
         message: String,
         /// Seconds.
@@ -223,7 +224,7 @@ impl Journal {
     }
 
     /// Returns once the record and all before it are on disk.
-    pub async fn settle(&self, seq: u64) -> Result<(), Error> {
+    pub async fn flush(&self, seq: u64) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let mut disk = Arc::clone(disk).lock_owned().await;
         if disk.synced >= seq {
@@ -362,14 +363,14 @@ impl JournalFile {
         for record in &kept {
             frame::encode(record, &mut bytes)?;
         }
-        let beside = self.path.with_extension("new");
-        let written = write_file(&beside, &bytes).and_then(|file| {
-            std::fs::rename(&beside, &self.path)?;
+        let next_to = self.path.with_extension("new");
+        let written = write_file(&next_to, &bytes).and_then(|file| {
+            std::fs::rename(&next_to, &self.path)?;
             Ok(file)
         });
         if written.is_err() {
             // A partial file occupies space that a full disk needs.
-            let _ = std::fs::remove_file(&beside);
+            let _ = std::fs::remove_file(&next_to);
         }
         self.file = written?;
         sync_parent(&self.path)?;
@@ -419,9 +420,9 @@ fn acquire_lock(path: &Path) -> Result<File, Error> {
         io::Errno,
     };
     let failed = |source| Error::Open { path: path.to_owned(), source };
-    let beside = path.with_extension("lock");
+    let next_to = path.with_extension("lock");
     let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).mode(0o600).open(&beside).map_err(failed)?;
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(&next_to).map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(Error::Locked { path: path.to_owned() }),

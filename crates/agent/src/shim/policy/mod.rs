@@ -286,16 +286,16 @@ impl Policy {
     }
 
     fn decide_mounts(&self, spec: &TaskSpec, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
-        for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
+        for (index, (requested, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
             let refused = match found {
                 Err(why) => Some((why.clone(), None)),
                 Ok(source) => self.mount_refusal(&source.real),
             };
             match refused {
                 None => {}
-                Some(_) if asked.optional => verdict.left_out.push(index),
+                Some(_) if requested.optional => verdict.left_out.push(index),
                 Some((why, line)) => {
-                    verdict.forbid(format!("mount {}: {why}", escape_name(&asked.instance_path)), line);
+                    verdict.forbid(format!("mount {}: {why}", escape_name(&requested.instance_path)), line);
                 }
             }
         }
@@ -335,7 +335,7 @@ impl Policy {
     }
 
     fn decide_devices(&self, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
-        for (asked, found) in &seen.devices {
+        for (requested, found) in &seen.devices {
             let why = match found {
                 Err(why) => Some(why.clone()),
                 Ok(real) if !real.starts_with("/dev") => Some("not below /dev".to_owned()),
@@ -343,8 +343,8 @@ impl Policy {
                 Ok(_) => Some("not an allowed device".to_owned()),
             };
             if let Some(why) = why {
-                let line = add_hint(asked, "devices");
-                verdict.forbid(format!("device {}: {why}", escape_name(asked)), Some(line));
+                let line = add_hint(requested, "devices");
+                verdict.forbid(format!("device {}: {why}", escape_name(requested)), Some(line));
             }
         }
     }

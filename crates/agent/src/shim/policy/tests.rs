@@ -117,10 +117,10 @@ fn a_forbidden_optional_mount_is_skipped() {
 #[test]
 fn mounts_over_agent_or_kernel_paths_are_refused() {
     for target in ["/", "in", "/a/../b", "/proc/x", "/sys", "/windlass/run", "/a:b", "//"] {
-        let told = problems("", |spec| {
+        let reported = problems("", |spec| {
             spec.volume_mounts.push(VolumeMount { name: "v".to_owned(), path: target.to_owned() });
         });
-        assert_eq!(told.len(), 1, "{target}: {told:?}");
+        assert_eq!(reported.len(), 1, "{target}: {reported:?}");
     }
     let some = "mounts: [/mnt/a, /mnt/b]";
     let twice = problems(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
@@ -219,11 +219,11 @@ fn the_policy_file_sets_the_mode_and_users_of_plain_processes() {
 
 #[test]
 fn an_error_in_the_policy_file_is_reported_with_its_position() {
-    let told = parse("policy.yml", b"privilged: true\nmounts: [etc]\npids: 0\n").unwrap_err();
+    let reported = parse("policy.yml", b"privilged: true\nmounts: [etc]\npids: 0\n").unwrap_err();
     for part in
         ["policy.yml:1:1", "did you mean `privileged`?", "`etc` is not an absolute path", "policy.yml:3:7"]
     {
-        assert!(told.contains(part), "{part} is not in {told}");
+        assert!(reported.contains(part), "{part} is not in {reported}");
     }
     assert!(parse("policy.yml", b"- a\n").is_err());
     assert_eq!(parse("policy.yml", b"# nothing\n").unwrap(), PolicyRules::default());

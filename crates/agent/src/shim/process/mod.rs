@@ -321,8 +321,8 @@ impl Runtime for ProcessRuntime {
         Box::pin(async move {
             let init = first_process(task)
                 .map_err(|source| runtime_error("cannot find the task's process", source))?;
-            let asked = init.as_ref().is_some_and(|init| init.signal(Signal::TERM).unwrap_or(false));
-            if let Some(init) = init.filter(|_| asked) {
+            let requested = init.as_ref().is_some_and(|init| init.signal(Signal::TERM).unwrap_or(false));
+            if let Some(init) = init.filter(|_| requested) {
                 let _ = tokio::time::timeout(grace, ended(init)).await;
             }
             let dir = task.clone();

@@ -245,13 +245,14 @@ fn allow_search(dir: &Path) -> io::Result<()> {
 
 fn cgroup_limits(task: &PreparedTask) -> TaskLimits {
     let positive = |number: i64| u64::try_from(number).ok().filter(|&number| number > 0);
-    let asked = positive(task.spec.pids);
+    let requested = positive(task.spec.pids);
     let granted = positive(task.limits.pids);
     TaskLimits {
         cpu: Some(task.spec.cpu).filter(|&cores| cores > 0.0),
         memory: positive(task.spec.memory),
         // The request may lower the granted limit, never raise it.
-        pids: asked.map_or(granted, |asked| Some(granted.map_or(asked, |granted| asked.min(granted)))),
+        pids: requested
+            .map_or(granted, |requested| Some(granted.map_or(requested, |granted| requested.min(granted)))),
     }
 }
 

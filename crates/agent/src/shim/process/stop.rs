@@ -141,13 +141,13 @@ fn remove_empty_file(path: &std::path::Path) -> io::Result<()> {
     Ok(())
 }
 
-fn has_ended_within(held: &ProcessHandle, patience: Duration) -> bool {
+fn has_ended_within(held: &ProcessHandle, timeout: Duration) -> bool {
     let begun = Instant::now();
     loop {
-        let left = patience.saturating_sub(begun.elapsed());
+        let left = timeout.saturating_sub(begun.elapsed());
         match held.ended(left) {
             Ok(true) => return true,
-            Ok(false) if begun.elapsed() < patience => {}
+            Ok(false) if begun.elapsed() < timeout => {}
             Ok(false) | Err(_) => return false,
         }
     }

@@ -29,8 +29,8 @@ pub(super) struct SimulatedJob {
     /// All output was read after the end.
     read: bool,
     /// Number of states and bytes already reported.
-    told_states: usize,
-    told_bytes: u64,
+    reported_states: usize,
+    reported_bytes: u64,
 }
 
 /// Next change of a task.
@@ -56,8 +56,8 @@ impl SimulatedJob {
             cut: None,
             killed: false,
             read: false,
-            told_states: 0,
-            told_bytes: 0,
+            reported_states: 0,
+            reported_bytes: 0,
         }
     }
 
@@ -78,10 +78,10 @@ impl SimulatedJob {
         fn number<T: std::str::FromStr>(env: &BTreeMap<String, String>, name: &str) -> Option<T> {
             env.get(name)?.parse().ok()
         }
-        self.plan.run = number(env, "HOLLOW_RUN_MS").map_or(self.plan.run, Duration::from_millis);
-        self.plan.exit = number(env, "HOLLOW_EXIT").unwrap_or(self.plan.exit);
+        self.plan.run = number(env, "SIMULATED_RUN_MS").map_or(self.plan.run, Duration::from_millis);
+        self.plan.exit = number(env, "SIMULATED_EXIT").unwrap_or(self.plan.exit);
         self.plan.log_lines =
-            number(env, "HOLLOW_LOG_LINES").unwrap_or(self.plan.log_lines).min(JOB_LINES_MAX);
+            number(env, "SIMULATED_LOG_LINES").unwrap_or(self.plan.log_lines).min(JOB_LINES_MAX);
     }
 
     pub(super) fn run(&mut self, now: i64) {
@@ -150,15 +150,15 @@ impl SimulatedJob {
     /// Returns the states not yet reported and marks them as reported.
     pub(super) fn take_new_states(&mut self, now: i64) -> Vec<JobState> {
         let states = self.states(now);
-        let fresh = states.get(self.told_states..).unwrap_or_default().to_vec();
-        self.told_states = states.len();
+        let fresh = states.get(self.reported_states..).unwrap_or_default().to_vec();
+        self.reported_states = states.len();
         fresh
     }
 
     /// Returns the end of the output if it grew since the last call.
     pub(super) fn take_new_output_end(&mut self, now: i64) -> Option<u64> {
         let end = self.output_end(now);
-        (std::mem::replace(&mut self.told_bytes, end) < end).then_some(end)
+        (std::mem::replace(&mut self.reported_bytes, end) < end).then_some(end)
     }
 
     fn lines(&self, now: i64) -> u64 {

@@ -6,9 +6,9 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `HOLLOW_RUN_MS` | duration of the job |
-//! | `HOLLOW_EXIT` | exit status |
-//! | `HOLLOW_LOG_LINES` | lines of output, spread over that time |
+//! | `SIMULATED_RUN_MS` | duration of the job |
+//! | `SIMULATED_EXIT` | exit status |
+//! | `SIMULATED_LOG_LINES` | lines of output, spread over that time |
 //!
 //! The duration of the image pull must be known before the job is: it is set by the tag `pull-MS` of the image.
 
@@ -60,26 +60,26 @@ impl Default for SimulationPlan {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SimulationFlags {
     /// Simulated tasks: duration of an image pull, in milliseconds
-    #[arg(long, value_name = "MS", env = "HOLLOW_PULL_MS", default_value_t = 0)]
-    hollow_pull_ms: u64,
+    #[arg(long, value_name = "MS", env = "SIMULATED_PULL_MS", default_value_t = 0)]
+    simulated_pull_ms: u64,
     /// Simulated tasks: duration of a job, in milliseconds
-    #[arg(long, value_name = "MS", env = "HOLLOW_RUN_MS", default_value_t = 1000)]
-    hollow_run_ms: u64,
+    #[arg(long, value_name = "MS", env = "SIMULATED_RUN_MS", default_value_t = 1000)]
+    simulated_run_ms: u64,
     /// Simulated tasks: exit status of a job
-    #[arg(long, value_name = "CODE", env = "HOLLOW_EXIT", default_value_t = 0)]
-    hollow_exit: i32,
+    #[arg(long, value_name = "CODE", env = "SIMULATED_EXIT", default_value_t = 0)]
+    simulated_exit: i32,
     /// Simulated tasks: lines of output
-    #[arg(long, value_name = "N", env = "HOLLOW_LOG_LINES", default_value_t = 2)]
-    hollow_log_lines: u32,
+    #[arg(long, value_name = "N", env = "SIMULATED_LOG_LINES", default_value_t = 2)]
+    simulated_log_lines: u32,
 }
 
 impl From<SimulationFlags> for SimulationPlan {
     fn from(flags: SimulationFlags) -> Self {
         Self {
-            pull: Duration::from_millis(flags.hollow_pull_ms),
-            run: Duration::from_millis(flags.hollow_run_ms),
-            exit: flags.hollow_exit,
-            log_lines: flags.hollow_log_lines,
+            pull: Duration::from_millis(flags.simulated_pull_ms),
+            run: Duration::from_millis(flags.simulated_run_ms),
+            exit: flags.simulated_exit,
+            log_lines: flags.simulated_log_lines,
         }
     }
 }
@@ -122,13 +122,13 @@ impl SimulatedRuntime {
         change: impl FnOnce(&mut SimulatedJob, i64) -> T,
     ) -> T {
         let now = clock::now_ms();
-        let (result, told) = {
+        let (result, reported) = {
             let mut job = task.job.lock();
             let result = change(&mut job, now);
             (result, job.take_new_states(now))
         };
         task.changed.send_replace(());
-        for state in told {
+        for state in reported {
             self.events.publish(ShimEventKind::Job { id, state });
         }
         result
@@ -155,15 +155,15 @@ impl SimulatedRuntime {
 
     fn poll(&self, id: SubmissionId, task: &SimulatedTask) -> JobPhase {
         let now = clock::now_ms();
-        let (life, told, grown) = {
+        let (life, reported, grown) = {
             let mut job = task.job.lock();
-            let told = job.take_new_states(now);
-            (job.life(now, READ_GRACE), told, job.take_new_output_end(now))
+            let reported = job.take_new_states(now);
+            (job.life(now, READ_GRACE), reported, job.take_new_output_end(now))
         };
         if let Some(end) = grown {
             self.events.publish(ShimEventKind::Log { id, stream: "job".to_owned(), end });
         }
-        for state in told {
+        for state in reported {
             self.events.publish(ShimEventKind::Job { id, state });
         }
         life
@@ -171,7 +171,7 @@ impl SimulatedRuntime {
 }
 
 fn handle_for(id: SubmissionId) -> Handle {
-    Handle { name: format!("hollow-{id}"), id: id.to_string() }
+    Handle { name: format!("simulated-{id}"), id: id.to_string() }
 }
 
 /// Parses the tag `pull-MS`.
@@ -182,7 +182,7 @@ fn pull_time(image: &str) -> Option<Duration> {
 
 impl Runtime for SimulatedRuntime {
     fn name(&self) -> &'static str {
-        "hollow"
+        "simulated"
     }
 
     fn pull<'a>(

@@ -38,7 +38,7 @@ impl SimulatedRuntime {
             (&Method::POST, "/api/upload_archive" | "/api/upload_code") => StatusCode::OK.into_response(),
             (&Method::POST, "/api/run") => {
                 self.change(id, &task, SimulatedJob::run);
-                json(&JobStarted { working_dir: "/hollow".to_owned(), username: "root".to_owned() })
+                json(&JobStarted { working_dir: "/simulated".to_owned(), username: "root".to_owned() })
             }
             (&Method::POST, "/api/stop") => {
                 self.change(id, &task, SimulatedJob::stop);

@@ -21,14 +21,14 @@ pub(super) struct TaskHistory {
     /// Its submission is in the journal.
     pub(super) submitted: bool,
     pub(super) state: TaskState,
-    pub(super) ask: Option<TerminateRequest>,
+    pub(super) stop_request: Option<TerminateRequest>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct ReplayedJournal {
-    pub(super) stories: BTreeMap<SubmissionId, TaskHistory>,
+    pub(super) histories: BTreeMap<SubmissionId, TaskHistory>,
     /// Removed ids, with epoch and time of the removal.
-    pub(super) graves: BTreeMap<SubmissionId, (i64, i64)>,
+    pub(super) tombstones: BTreeMap<SubmissionId, (i64, i64)>,
 }
 
 pub(super) fn replay(records: &[Record]) -> ReplayedJournal {
@@ -45,20 +45,20 @@ impl ReplayedJournal {
         if record.kind.is_refusal() {
             // A refusal changed nothing.
         } else if record.kind == JournalEvent::Withdrawn {
-            self.stories.remove(&id);
+            self.histories.remove(&id);
         } else if record.kind == JournalEvent::Removed {
-            self.stories.remove(&id);
-            self.graves.insert(id, (record.epoch, record.at));
-        } else if !self.graves.contains_key(&id) {
+            self.histories.remove(&id);
+            self.tombstones.insert(id, (record.epoch, record.at));
+        } else if !self.tombstones.contains_key(&id) {
             // Records after the removal are ignored.
-            let story = self.stories.entry(id).or_insert_with(|| TaskHistory {
+            let transcript = self.histories.entry(id).or_insert_with(|| TaskHistory {
                 first_seq: record.seq,
                 submitted: false,
                 state: TaskState::new(record.epoch),
-                ask: None,
+                stop_request: None,
             });
-            story.state.epoch = story.state.epoch.max(record.epoch);
-            story.take(&record.kind);
+            transcript.state.epoch = transcript.state.epoch.max(record.epoch);
+            transcript.take(&record.kind);
         }
     }
 }
@@ -88,8 +88,8 @@ impl TaskHistory {
                 state.status = state.status.max(Status::Running);
             }
             JournalEvent::ContainerExited { .. } => state.container.exited = true,
-            JournalEvent::TerminateAsked { reason, message, timeout } => {
-                self.ask.get_or_insert_with(|| TerminateRequest {
+            JournalEvent::TerminateRequested { reason, message, timeout } => {
+                self.stop_request.get_or_insert_with(|| TerminateRequest {
                     termination_reason: reason.clone(),
                     termination_message: message.clone(),
                     timeout: *timeout,
@@ -115,7 +115,7 @@ pub(super) enum RecoveryAction {
     /// It has ended; nothing to do.
     Keep,
     /// It has ended, but something of it still runs.
-    RemoveStray,
+    RemoveOrphan,
     /// Continue at the present status: every step may be repeated.
     Resume,
     /// A container was started; waiting for it determines the rest.
@@ -132,7 +132,7 @@ pub(super) fn recovery_action(
 ) -> RecoveryAction {
     if state.status.is_final() {
         return match found {
-            Some(FoundState::Running) => RecoveryAction::RemoveStray,
+            Some(FoundState::Running) => RecoveryAction::RemoveOrphan,
             Some(FoundState::Created | FoundState::Ended) | None => RecoveryAction::Keep,
         };
     }
@@ -154,7 +154,7 @@ const REFUSALS_KEPT_MAX: usize = 1000;
 pub(super) fn retained_records(records: Vec<Record>, now_us: i64) -> Vec<Record> {
     let replayed = replay(&records);
     let mut refusals = 0;
-    let mut graves = HashSet::new();
+    let mut tombstones = HashSet::new();
     // From the end: of several records of a kind the last ones count.
     let mut kept: Vec<_> = records
         .into_iter()
@@ -165,10 +165,10 @@ pub(super) fn retained_records(records: Vec<Record>, now_us: i64) -> Vec<Record>
                 refusals <= REFUSALS_KEPT_MAX
             } else if record.kind == JournalEvent::Removed {
                 record.at >= now_us.saturating_sub(tombstones::AGE_US_MAX)
-                    && graves.len() < tombstones::TOMBSTONES_MAX
-                    && graves.insert(record.submission)
+                    && tombstones.len() < tombstones::TOMBSTONES_MAX
+                    && tombstones.insert(record.submission)
             } else {
-                replayed.stories.contains_key(&record.submission)
+                replayed.histories.contains_key(&record.submission)
             }
         })
         .collect();

@@ -171,14 +171,14 @@ pub struct Tasks {
     table: Mutex<Table>,
     ledger: Mutex<DeviceAllocator<String, SubmissionId>>,
     late_readers: late_readers::LateReaders,
-    lives: TaskTracker,
+    lifetimes: TaskTracker,
     closed: CancellationToken,
 }
 
 #[derive(Default)]
 struct Table {
     tasks: HashMap<SubmissionId, Arc<Task>>,
-    graves: Tombstones,
+    tombstones: Tombstones,
 }
 
 enum TaskLookup {
@@ -202,8 +202,8 @@ impl Tasks {
     /// Stops all lifecycles where they are, as a kill would: containers continue to run.
     pub async fn close(&self) {
         self.closed.cancel();
-        self.lives.close();
-        self.lives.wait().await;
+        self.lifetimes.close();
+        self.lifetimes.wait().await;
         self.journal.close().await;
     }
 
@@ -222,7 +222,7 @@ impl Tasks {
     fn register(&self, mut spec: TaskSpec, epoch: Option<i64>) -> Result<(Arc<Task>, bool), TaskError> {
         let id = spec.id;
         let mut table = self.table.lock();
-        if table.graves.epoch(id).is_some() {
+        if table.tombstones.epoch(id).is_some() {
             return Err(TaskError::Gone { id });
         }
         if let Some(task) = table.tasks.get(&id) {
@@ -256,34 +256,34 @@ impl Tasks {
         let TaskLookup::Present(task) = self.known(id) else { return Err(TaskError::NotFound { id }) };
         wait_accepted(id, &task).await?;
         self.raise_epoch(&task, epoch).await?;
-        if let Some(seq) = self.ask(&task, &terminate) {
-            self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })?;
+        if let Some(seq) = self.stop_request(&task, &terminate) {
+            self.journal.flush(seq).await.map_err(|source| TaskError::Journal { id, source })?;
         }
         self.wait_for(&task, |state| state.status == Status::Terminated).await;
         Ok(task.info())
     }
 
     /// Registers the request; the record of the first request must be on disk before the call is answered.
-    fn ask(&self, task: &Task, terminate: &TerminateRequest) -> Option<u64> {
+    fn stop_request(&self, task: &Task, terminate: &TerminateRequest) -> Option<u64> {
         let state = task.state.lock();
         if state.status.is_final() {
             return None;
         }
-        let ask = StopRequest::new(terminate, Instant::now());
+        let stop_request = StopRequest::new(terminate, Instant::now());
         let mut seq = None;
-        task.ask.send_if_modified(|asked| match asked {
+        task.stop_request.send_if_modified(|requested| match requested {
             None => {
-                let kind = JournalEvent::TerminateAsked {
-                    reason: ask.reason.clone(),
-                    message: ask.message.clone(),
+                let kind = JournalEvent::TerminateRequested {
+                    reason: stop_request.reason.clone(),
+                    message: stop_request.message.clone(),
                     timeout: terminate.timeout,
                 };
                 seq = Some(self.journal.append(task.id, state.epoch, kind));
-                *asked = Some(ask);
+                *requested = Some(stop_request);
                 true
             }
-            Some(first) if ask.until < first.until => {
-                first.until = ask.until;
+            Some(first) if stop_request.until < first.until => {
+                first.until = stop_request.until;
                 true
             }
             Some(_) => false,
@@ -334,10 +334,10 @@ impl Tasks {
                 // It arrived just now; the caller retries.
                 return Err(TaskError::Alive { id });
             }
-            table.graves.insert(id, epoch, crate::clock::now_us());
+            table.tombstones.insert(id, epoch, crate::clock::now_us());
             self.journal.append(id, epoch, JournalEvent::Removed)
         };
-        self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })
+        self.journal.flush(seq).await.map_err(|source| TaskError::Journal { id, source })
     }
 
     /// Checks the epoch of any other call for a task, and stores a higher one.
@@ -355,7 +355,7 @@ impl Tasks {
     pub async fn record_refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
         let why = why.chars().take(1000).collect();
         let seq = self.journal.append(id, epoch.unwrap_or(0), JournalEvent::RefusedSpec { why });
-        if let Err(error) = self.journal.settle(seq).await {
+        if let Err(error) = self.journal.flush(seq).await {
             tracing::error!(%error, %id, "failed to record a refusal");
         }
         self.compact_if_long().await;
@@ -394,7 +394,7 @@ impl Tasks {
             let state = task.state.lock();
             let handle = state.container.handle.clone().filter(|_| state.status == Status::Running)?;
             // A task that is already ending is skipped.
-            task.ask.borrow().is_none().then(|| DiskLimit { dir: task.dir.clone(), handle, bytes })
+            task.stop_request.borrow().is_none().then(|| DiskLimit { dir: task.dir.clone(), handle, bytes })
         };
         table.tasks.values().filter_map(limit).collect()
     }
@@ -416,7 +416,7 @@ impl Tasks {
         if let Some(task) = table.tasks.get(&id) {
             return TaskLookup::Present(Arc::clone(task));
         }
-        table.graves.epoch(id).map_or(TaskLookup::Unknown, TaskLookup::Removed)
+        table.tombstones.epoch(id).map_or(TaskLookup::Unknown, TaskLookup::Removed)
     }
 
     /// Refuses an older epoch; a newer one is on disk before this returns.
@@ -437,15 +437,15 @@ impl Tasks {
         match seq {
             None => Err(self.refuse_epoch(task.id, epoch, seen).await),
             Some(seq) => {
-                let settled = self.journal.settle(seq).await;
-                settled.map_err(|source| TaskError::Journal { id: task.id, source })
+                let flushed = self.journal.flush(seq).await;
+                flushed.map_err(|source| TaskError::Journal { id: task.id, source })
             }
         }
     }
 
     async fn refuse_epoch(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
         let seq = self.journal.append(id, epoch, JournalEvent::RefusedEpoch { seen });
-        if let Err(source) = self.journal.settle(seq).await {
+        if let Err(source) = self.journal.flush(seq).await {
             return TaskError::Journal { id, source };
         }
         self.compact_if_long().await;
@@ -468,7 +468,7 @@ impl Tasks {
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closed = self.closed.clone();
-        self.lives.spawn(async move {
+        self.lifetimes.spawn(async move {
             closed.run_until_cancelled(work).await;
         });
     }

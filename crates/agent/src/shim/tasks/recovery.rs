@@ -53,7 +53,7 @@ struct RecoveredState {
     journal: Journal,
     tasks: BTreeMap<SubmissionId, Arc<Task>>,
     doubtful: Vec<SubmissionId>,
-    graves: Tombstones,
+    tombstones: Tombstones,
     /// Directories that no record mentions.
     unknown: Vec<TaskDir>,
     /// The journal lost records, so there may be tasks that it does not know.
@@ -75,7 +75,7 @@ pub(super) async fn open(
         journal: remembered.journal,
         table: Mutex::new(Table {
             tasks: remembered.tasks.clone().into_iter().collect(),
-            graves: remembered.graves,
+            tombstones: remembered.tombstones,
         }),
         ledger: Mutex::new(ledger),
         late_readers: super::late_readers::LateReaders::default(),
@@ -83,7 +83,7 @@ pub(super) async fn open(
         host,
         observer,
         settings,
-        lives: TaskTracker::new(),
+        lifetimes: TaskTracker::new(),
         closed: CancellationToken::new(),
     });
     if tasks.settings.keep == Storage::OnDisk {
@@ -106,7 +106,7 @@ impl RecoveredState {
             journal,
             tasks: BTreeMap::new(),
             doubtful: Vec::new(),
-            graves: Tombstones::default(),
+            tombstones: Tombstones::default(),
             unknown: Vec::new(),
             lossy: false,
         }
@@ -122,24 +122,24 @@ fn read_recovered_state(settings: &TasksSettings) -> Result<RecoveredState, Open
     report_damage(&path, &reading);
     let replayed = journal_replay::replay(&reading.records);
     let mut remembered = RecoveredState::empty(journal);
-    for (id, (epoch, at)) in replayed.graves {
-        remembered.graves.insert(id, epoch, at);
+    for (id, (epoch, at)) in replayed.tombstones {
+        remembered.tombstones.insert(id, epoch, at);
     }
     let mut dirs: BTreeMap<_, _> =
         task_files::list_dirs(home).map_err(failed)?.into_iter().map(|dir| (dir.id, dir)).collect();
-    for (id, story) in replayed.stories {
+    for (id, transcript) in replayed.histories {
         let there = dirs.remove(&id).is_some();
-        let doubtful = story.may_be_incomplete(&reading.damage);
+        let doubtful = transcript.may_be_incomplete(&reading.damage);
         if doubtful && !there {
             // Its removal may be the lost record; an id is never used twice.
-            remembered.graves.insert(id, story.state.epoch, clock::now_us());
-            remembered.journal.append(id, story.state.epoch, JournalEvent::Removed);
+            remembered.tombstones.insert(id, transcript.state.epoch, clock::now_us());
+            remembered.journal.append(id, transcript.state.epoch, JournalEvent::Removed);
             continue;
         }
         if doubtful {
             remembered.doubtful.push(id);
         }
-        remembered.tasks.insert(id, Arc::new(restore_task(home, id, story)));
+        remembered.tasks.insert(id, Arc::new(restore_task(home, id, transcript)));
     }
     remembered.unknown = dirs.into_values().collect();
     remembered.lossy = reading.missing || !reading.damage.is_empty();
@@ -163,20 +163,22 @@ fn report_damage(path: &std::path::Path, reading: &JournalContents) {
 }
 
 /// Restores a task of the journal with its files.
-fn restore_task(home: &std::path::Path, id: SubmissionId, story: TaskHistory) -> Task {
+fn restore_task(home: &std::path::Path, id: SubmissionId, transcript: TaskHistory) -> Task {
     let dir = TaskDir::new(home, id);
     let stored = task_files::read_task(&dir);
     let token = task_files::read_token(&dir).unwrap_or_else(|_| task_files::new_token());
     let auth = task_files::read_auth(&dir);
     let spec = stored.map(|stored| stored.spec).unwrap_or_else(|error| {
-        if story.state.status.is_active() {
+        if transcript.state.status.is_active() {
             tracing::error!(%error, %id, "failed to read task.json; the task cannot continue");
         }
         placeholder_spec(id)
     });
-    let task = Task::new(spec, auth, dir, token, story.state);
+    let task = Task::new(spec, auth, dir, token, transcript.state);
     task.acceptance.send_replace(Acceptance::Accepted);
-    task.ask.send_replace(story.ask.map(|ask| StopRequest::new(&ask, Instant::now())));
+    task.stop_request.send_replace(
+        transcript.stop_request.map(|stop_request| StopRequest::new(&stop_request, Instant::now())),
+    );
     task
 }
 
@@ -256,7 +258,7 @@ async fn recover_tasks(
     let mut found: HashMap<_, _> =
         find_running(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
     for dir in unknown.dirs {
-        let removed = tasks.table.lock().graves.epoch(dir.id).is_some();
+        let removed = tasks.table.lock().tombstones.epoch(dir.id).is_some();
         let may_be_ours = !removed && (unknown.lossy || found.contains_key(&dir.id));
         match may_be_ours.then(|| task_files::read_task(&dir)) {
             Some(Ok(stored)) => {
@@ -275,10 +277,10 @@ async fn recover_tasks(
         let found = found.remove(&task.id);
         tasks.recover_task(&task, found, doubtful.contains(&task.id));
     }
-    for stranger in found.into_values() {
+    for other in found.into_values() {
         // It may have been submitted just now.
-        if tasks.find(stranger.task).is_none() {
-            tasks.spawn(remove_stray(Arc::clone(&tasks), stranger));
+        if tasks.find(other.task).is_none() {
+            tasks.spawn(remove_orphan(Arc::clone(&tasks), other));
         }
     }
 }
@@ -299,11 +301,11 @@ async fn find_running(tasks: &Tasks) -> Vec<FoundTask> {
 }
 
 /// Removes an object with the shim's mark that belongs to no task: it must not run.
-async fn remove_stray(tasks: Arc<Tasks>, stranger: FoundTask) {
-    let dir = TaskDir::new(&tasks.settings.home, stranger.task);
-    tracing::warn!(id = %stranger.task, name = stranger.handle.name, "removing unknown container");
-    while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
-        tracing::warn!(error = format_chain(&error), id = %stranger.task, "failed to remove unknown container");
+async fn remove_orphan(tasks: Arc<Tasks>, other: FoundTask) {
+    let dir = TaskDir::new(&tasks.settings.home, other.task);
+    tracing::warn!(id = %other.task, name = other.handle.name, "removing unknown container");
+    while let Err(error) = tasks.runtime.remove(&dir, Some(&other.handle)).await {
+        tracing::warn!(error = format_chain(&error), id = %other.task, "failed to remove unknown container");
         sleep(FIND_RETRY_DELAY).await;
     }
 }
@@ -347,7 +349,7 @@ impl Tasks {
             // An interrupted removal left its directory, and may have left more.
             let table = self.table.lock();
             let unknown = unknown.dirs.iter().map(|dir| dir.id);
-            living.extend(unknown.filter(|id| table.graves.epoch(*id).is_none()));
+            living.extend(unknown.filter(|id| table.tombstones.epoch(*id).is_none()));
         }
         if let Err(error) = self.host.sweep(&living).await {
             tracing::warn!(error = format_chain(&error), "failed to remove unused keys and mounts");
@@ -382,9 +384,9 @@ impl Tasks {
         let (tasks, task) = (Arc::clone(self), Arc::clone(task));
         match verdict {
             RecoveryAction::Keep => {}
-            RecoveryAction::RemoveStray => {
+            RecoveryAction::RemoveOrphan => {
                 if let Some(found) = found {
-                    self.spawn(remove_stray(tasks, found));
+                    self.spawn(remove_orphan(tasks, found));
                 }
             }
             RecoveryAction::Resume => self.spawn(lifecycle::resume(tasks, task, StartFrom::Resume)),

@@ -32,7 +32,7 @@ impl From<Ending> for TaskEnd {
     fn from(ending: Ending) -> Self {
         Self {
             reason: ending.reason().as_str().to_owned(),
-            message: ending.said().unwrap_or_default().to_owned(),
+            message: ending.message().unwrap_or_default().to_owned(),
             exit_status: ending.exit_status(),
             detail: ending.detail(),
         }
@@ -138,7 +138,7 @@ pub(super) struct Task {
     pub(super) auth: Mutex<Option<RegistryAuth>>,
     pub(super) state: Mutex<TaskState>,
     pub(super) acceptance: watch::Sender<Acceptance>,
-    pub(super) ask: watch::Sender<Option<StopRequest>>,
+    pub(super) stop_request: watch::Sender<Option<StopRequest>>,
     /// Counts changes of the state, for callers that wait for one.
     pub(super) changes: watch::Sender<u64>,
 }
@@ -159,7 +159,7 @@ impl Task {
             auth: Mutex::new(auth),
             state: Mutex::new(state),
             acceptance: watch::Sender::new(Acceptance::Pending),
-            ask: watch::Sender::new(None),
+            stop_request: watch::Sender::new(None),
             changes: watch::Sender::new(0),
         }
     }

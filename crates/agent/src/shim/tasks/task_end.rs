@@ -80,12 +80,12 @@ const SIGNAL_EXIT_CODES: [i32; 2] = [137, 143];
 pub(super) fn is_external_kill(exit: &Exit, left: &ExitEvidence) -> bool {
     let is_signalled = exit.code.is_some_and(|code| SIGNAL_EXIT_CODES.contains(&code));
     let is_oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
-    let is_told = left.job.as_ref().is_some_and(|job| match job.state.as_str() {
+    let is_reported = left.job.as_ref().is_some_and(|job| match job.state.as_str() {
         "done" | "failed" => true,
         "terminated" => !job.termination_reason.is_empty(),
         _ => false,
     });
-    is_signalled && exit.lost.is_none() && !is_oom && !is_told
+    is_signalled && exit.lost.is_none() && !is_oom && !is_reported
 }
 
 /// End of a task that ran and disappeared although the host and its engine kept running.
@@ -94,14 +94,19 @@ pub(super) fn for_vanished() -> TaskEnd {
 }
 
 /// End of a task that was stopped. The exit status is kept if it is known.
-pub(super) fn for_stop(ask: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
+pub(super) fn for_stop(stop_request: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
     let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
     // Internal to the shim; not a reason that clients know.
-    if ask.reason == TerminationDetail::DiskLimitExceeded.as_str() {
-        let end = TaskEnd::from(Ending::disk_limit_exceeded().with_message(&ask.message));
+    if stop_request.reason == TerminationDetail::DiskLimitExceeded.as_str() {
+        let end = TaskEnd::from(Ending::disk_limit_exceeded().with_message(&stop_request.message));
         return TaskEnd { exit_status, ..end };
     }
-    TaskEnd { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
+    TaskEnd {
+        reason: stop_request.reason.clone(),
+        message: stop_request.message.clone(),
+        exit_status,
+        detail: None,
+    }
 }
 
 /// End of a task whose GPUs, keys, volumes or mounts were not available.
@@ -128,14 +133,14 @@ pub(super) fn for_create_error(error: &RuntimeError) -> TaskEnd {
 }
 
 pub(super) fn for_pull_timeout(secs: u64) -> TaskEnd {
-    let said = format!("the image was not pulled within {secs} s");
-    Ending::new(TerminationReason::CreatingContainerError).with_message(said).into()
+    let message = format!("the image was not pulled within {secs} s");
+    Ending::new(TerminationReason::CreatingContainerError).with_message(message).into()
 }
 
 /// End of a task whose records were lost and whose state is unknown: it is never started on a guess.
 pub(super) fn for_lost_journal() -> TaskEnd {
-    let said = "the host's journal was damaged, and no container of this task was found";
-    Ending::new(TerminationReason::ExecutorError).with_message(said).into()
+    let message = "the host's journal was damaged, and no container of this task was found";
+    Ending::new(TerminationReason::ExecutorError).with_message(message).into()
 }
 
 fn truncate_message(mut message: String) -> String {

@@ -178,13 +178,13 @@ pub(super) fn write_runner_config(
     runtime: &str,
     gpus: &[String],
 ) -> io::Result<()> {
-    let doors = listen_addresses(settings, &task.spec, runtime);
+    let listeners = listen_addresses(settings, &task.spec, runtime);
     let config = RunnerConfig {
         task: task.id,
         token_sha256: sha256_hex(task.token.as_bytes()),
-        compat_http: doors.http,
-        ssh_listen: Some(doors.ssh),
-        ssh_any_port_if_taken: doors.any_port_if_taken,
+        compat_http: listeners.http,
+        ssh_listen: Some(listeners.ssh),
+        ssh_any_port_if_taken: listeners.any_port_if_taken,
         ssh_authorized_keys: task.spec.container_ssh_keys.clone(),
         gpus: gpus.to_vec(),
         wait_secs: settings.runner_wait_secs,
@@ -255,11 +255,11 @@ pub(super) fn read_exit_evidence(dir: &TaskDir) -> ExitEvidence {
 
 /// Writes a temporary file and renames it: a reader, or a kill, sees the old file or the new one.
 fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let next_to = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next_to)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&beside, path)?;
+    fs::rename(&next_to, path)?;
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),

@@ -50,15 +50,15 @@ mod tests {
 
     #[test]
     fn the_oldest_tombstones_are_dropped() {
-        let mut graves = Tombstones::default();
+        let mut tombstones = Tombstones::default();
         for n in 0..=TOMBSTONES_MAX as u128 {
-            graves.insert(id(n), 1, 5);
+            tombstones.insert(id(n), 1, 5);
         }
-        assert_eq!(graves.epoch(id(0)), None);
-        assert_eq!(graves.epoch(id(1)), Some(1));
-        graves.insert(id(1), 7, AGE_US_MAX + 6);
-        assert_eq!(graves.epoch(id(1)), Some(7));
-        assert_eq!(graves.epoch(id(2)), None, "too old");
-        assert_eq!(graves.order.len(), 1);
+        assert_eq!(tombstones.epoch(id(0)), None);
+        assert_eq!(tombstones.epoch(id(1)), Some(1));
+        tombstones.insert(id(1), 7, AGE_US_MAX + 6);
+        assert_eq!(tombstones.epoch(id(1)), Some(7));
+        assert_eq!(tombstones.epoch(id(2)), None, "too old");
+        assert_eq!(tombstones.order.len(), 1);
     }
 }

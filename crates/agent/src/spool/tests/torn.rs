@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use proptest::prelude::*;
 
 use super::*;
-use crate::spool::{index, read::Damage, write::Error};
+use crate::spool::{index, read::SpoolDamage, write::Error};
 
 fn truncate(path: &Path, left: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
@@ -99,7 +99,7 @@ fn f35_a_flipped_byte_is_reported() {
     let mut bytes = std::fs::read(run.file("job.log")).unwrap();
     bytes[150] ^= 4;
     std::fs::write(run.file("job.log"), &bytes).unwrap();
-    assert_eq!(run.reader().damage().unwrap(), [Damage { start: 100, end: 200 }]);
+    assert_eq!(run.reader().damage().unwrap(), [SpoolDamage { start: 100, end: 200 }]);
 }
 
 #[test]

@@ -157,9 +157,9 @@ async fn docker_tasks_on_the_host_network_are_all_reachable_over_ssh() {
         let _ = std::fs::remove_file(keys.path().join("known_hosts"));
         let mut client = ssh::client(keys.path(), "ssh", "-p", port);
         client.args(["root@127.0.0.1", "cat /windlass/run/runner.json"]);
-        let said = ssh::run(&mut client, b"");
-        let text = ssh::text(&said.stdout);
-        assert!(text.contains(&info.id.to_string()), "{text} {}", ssh::text(&said.stderr));
+        let message = ssh::run(&mut client, b"");
+        let text = ssh::text(&message.stdout);
+        assert!(text.contains(&info.id.to_string()), "{text} {}", ssh::text(&message.stderr));
         assert!(text.contains("\"ssh_listen\":\"127.0.0.1:10022\""), "{text}");
     }
     assert!(taken.iter().any(|port| *port != SSH_PORT), "{taken:?}");

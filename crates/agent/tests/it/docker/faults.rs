@@ -36,8 +36,8 @@ async fn f12_a_killed_docker_engine_ends_the_task_and_the_loss_is_reported() {
     assert_eq!((exit.code, exit.lost), (Some(137), Some(LossReason::EngineRestarted)));
     // A shim that was down at the time derives it from the times alone.
     let late = DockerRuntime::connect(settings(&engine.socket(), host.scratch.path(), |_| {})).await.unwrap();
-    let told = late.wait(&task, &handle).await.unwrap();
-    assert_eq!(told.lost, Some(LossReason::EngineRestarted));
+    let reported = late.wait(&task, &handle).await.unwrap();
+    assert_eq!(reported.lost, Some(LossReason::EngineRestarted));
     // The next task ends by itself, although right after the engine's start.
     let next = host.task("exit 137").await;
     let exit = host.run(&next).await;

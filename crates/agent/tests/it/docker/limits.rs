@@ -30,8 +30,8 @@ async fn docker_limits_apply_inside_the_container() {
     task.spec.memory = 64 * MIB;
     task.spec.shm_size = 16 * MIB;
     task.limits.pids = 77;
-    let said = host.said(&task).await;
-    assert_eq!(said.lines().collect::<Vec<_>>(), ["67108864", "50", "77", "16", "exec"]);
+    let message = host.message(&task).await;
+    assert_eq!(message.lines().collect::<Vec<_>>(), ["67108864", "50", "77", "16", "exec"]);
 }
 
 #[tokio::test]
@@ -71,19 +71,20 @@ async fn docker_reports_an_oom_kill() {
 fn is_watched(pid: i64) -> bool {
     let line = format!("Pid:\t{pid}");
     let mut handles = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
-    handles.any(|one| fs::read_to_string(one.path()).unwrap_or_default().lines().any(|said| said == line))
+    handles
+        .any(|one| fs::read_to_string(one.path()).unwrap_or_default().lines().any(|message| message == line))
 }
 
 #[tokio::test]
 async fn docker_tasks_have_only_the_listed_capabilities() {
     let host = DockerHost::new().await;
-    let said = host
-        .said(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
+    let message = host
+        .message(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
         .await;
     // CHOWN 0, DAC_OVERRIDE 1, KILL 5, SETGID 6, SETUID 7.
     let expected = ["00000000000000e3", "1", "2"];
     assert_eq!(
-        said.lines().collect::<Vec<_>>(),
+        message.lines().collect::<Vec<_>>(),
         expected,
         "capabilities, no new privileges, a system call filter"
     );
@@ -143,7 +144,7 @@ async fn docker_binds_are_read_only_on_request_and_missing_sources_are_not_creat
             read_only: name == "closed",
         })
         .to_vec();
-    assert_eq!(host.said(&task).await, "openclosed");
+    assert_eq!(host.message(&task).await, "openclosed");
     assert!(data.path().join("open/new").exists());
     assert!(!data.path().join("closed/new").exists());
     task.binds[0].source = data.path().join("absent");
@@ -196,7 +197,7 @@ async fn docker_runs_a_dynamically_linked_image_as_root_regardless_of_its_user()
     let image = Image::Bash.ensure(&host.engine).await;
     let task =
         host.task_with_image(&image, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out");
-    assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.said(&task)).await.unwrap(), "0\nroot");
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.message(&task)).await.unwrap(), "0\nroot");
 }
 
 #[tokio::test]

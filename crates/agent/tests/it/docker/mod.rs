@@ -111,7 +111,7 @@ impl DockerHost {
     }
 
     /// Runs a script to its end and returns the contents of `out` in the run directory.
-    async fn said(&self, task: &PreparedTask) -> String {
+    async fn message(&self, task: &PreparedTask) -> String {
         let exit = self.run(task).await;
         assert_eq!(exit.code, Some(0), "{exit:?}");
         read(task, "out")

@@ -60,8 +60,8 @@ async fn docker_tasks_on_the_bridge_cannot_reach_each_other() {
         ask() {{ timeout 3 wget -q -O - http://$1:8000/name || echo none; }}
         ask 127.0.0.1 > out; ask {address} >> out; exit 0"
     );
-    let asks = host.bridged_task(&script).await;
-    assert_eq!(host.said(&asks).await, "me\nnone");
+    let request = host.bridged_task(&script).await;
+    assert_eq!(host.message(&request).await, "me\nnone");
 }
 
 #[tokio::test]

@@ -175,16 +175,16 @@ async fn docker_rechecks_credentials_for_a_local_private_image() {
     registry.set_password(&ann.username, &ann.password);
     let task = host.task_with_image(&name, "");
     pull(&host, &task, Some(&ann)).await.unwrap();
-    for stranger in [None, Some(&bob)] {
-        let refused = pull(&host, &task, stranger).await;
+    for other in [None, Some(&bob)] {
+        let refused = pull(&host, &task, other).await;
         assert!(matches!(refused, Err(RuntimeError::Unauthorized { .. })), "{refused:?}");
     }
-    let asked = registry.manifests_asked();
+    let requested = registry.manifests_requested();
     pull(&host, &task, Some(&ann)).await.unwrap();
-    assert_eq!(registry.manifests_asked(), asked, "proven a moment ago");
+    assert_eq!(registry.manifests_requested(), requested, "proven a moment ago");
     registry.set_password("bob", "guess");
     pull(&host, &task, Some(&bob)).await.unwrap();
-    assert!(registry.manifests_asked() > asked);
+    assert!(registry.manifests_requested() > requested);
     drop(registry);
     pull(&host, &task, Some(&bob)).await.unwrap();
     assert!(pull(&host, &task, None).await.is_err(), "no answer is no permission");

@@ -123,9 +123,9 @@ async fn x5_docker_tasks_and_other_users_cannot_reach_agent_runner_engine_or_met
 
     // The script works: on the host's network the loopback is that of the host.
     let task = host.task(&probe_script(&targets, port)).await;
-    assert_eq!(host.said(&task).await, "database", "from the host's network");
+    assert_eq!(host.message(&task).await, "database", "from the host's network");
     let task = host.bridged_task(&probe_script(&targets, port)).await;
-    assert_eq!(host.said(&task).await, "", "from the bridge");
+    assert_eq!(host.message(&task).await, "", "from the bridge");
 
     // A neighbour on the same host, with a separate network and other rights.
     let names: Vec<String> = targets.iter().map(|path| path.display().to_string()).collect();
@@ -145,9 +145,9 @@ async fn x5_docker_tasks_and_other_users_cannot_reach_agent_runner_engine_or_met
         "-c",
         &tries,
     ]);
-    let said = neighbour.output().unwrap();
-    assert!(said.status.success(), "{said:?}");
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "", "from a neighbour");
+    let message = neighbour.output().unwrap();
+    assert!(message.status.success(), "{message:?}");
+    assert_eq!(String::from_utf8_lossy(&message.stdout), "", "from a neighbour");
 
     // A process that finds a socket nevertheless has no credential, and there is no other listener.
     for socket in &targets[..targets.len() - 2] {
@@ -155,9 +155,9 @@ async fn x5_docker_tasks_and_other_users_cannot_reach_agent_runner_engine_or_met
         let above = fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode() & 0o007;
         assert!(open == 0 || above == 0, "{} is open to everybody", socket.display());
     }
-    let stranger = Client::unix(&shim.socket());
-    assert_eq!(stranger.get("/api/tasks").await.status.as_u16(), 401);
-    let stop = stranger.epoch(9).post(&format!("/api/tasks/{id}/terminate"), &json!({ "timeout": 0 })).await;
+    let other = Client::unix(&shim.socket());
+    assert_eq!(other.get("/api/tasks").await.status.as_u16(), 401);
+    let stop = other.epoch(9).post(&format!("/api/tasks/{id}/terminate"), &json!({ "timeout": 0 })).await;
     assert_eq!(stop.status.as_u16(), 401);
     assert!(!listens_on_tcp(shim.pid()), "the agent has a port");
     assert!(host.docker.found().await.is_ok());

@@ -58,7 +58,7 @@ impl Drop for TestListener {
 
 /// `git http-backend` below `root`, for clients that send the token.
 pub(crate) struct GitHttpServer {
-    door: TestListener,
+    listener: TestListener,
     seen: Arc<ServerObservations>,
 }
 
@@ -78,11 +78,11 @@ impl GitHttpServer {
     pub(crate) fn start(root: &Path, token: &str) -> Self {
         let seen = Arc::new(ServerObservations::default());
         let (root, token, shared) = (root.to_owned(), token.to_owned(), Arc::clone(&seen));
-        Self { door: TestListener::open(move |stream| answer(stream, &root, &token, &shared)), seen }
+        Self { listener: TestListener::open(move |stream| answer(stream, &root, &token, &shared)), seen }
     }
 
     pub(crate) fn url(&self, name: &str) -> String {
-        format!("http://127.0.0.1:{}/{name}", self.door.port)
+        format!("http://127.0.0.1:{}/{name}", self.listener.port)
     }
 
     pub(crate) fn stall(&self) {
@@ -218,7 +218,7 @@ pub(crate) fn processes_showing(secret: &str) -> Vec<String> {
 
 /// An OpenSSH server that accepts one key.
 pub(crate) struct GitSshServer {
-    door: TestListener,
+    listener: TestListener,
     dir: PathBuf,
 }
 
@@ -239,7 +239,7 @@ impl GitSshServer {
         );
         std::fs::write(dir.join("sshd_config"), settings).unwrap();
         let config = dir.join("sshd_config");
-        let door = TestListener::open(move |stream| {
+        let listener = TestListener::open(move |stream| {
             let input = OwnedFd::from(stream.try_clone().unwrap());
             let mut command = Command::new("/usr/sbin/sshd");
             command
@@ -250,11 +250,11 @@ impl GitSshServer {
                 .stderr(Stdio::null());
             let _ = command.status();
         });
-        Self { door, dir: dir.to_owned() }
+        Self { listener, dir: dir.to_owned() }
     }
 
     pub(crate) fn url(&self, path: &Path) -> String {
-        format!("ssh://root@127.0.0.1:{}{}", self.door.port, path.display())
+        format!("ssh://root@127.0.0.1:{}{}", self.listener.port, path.display())
     }
 
     pub(crate) fn key(&self, name: &str) -> String {
@@ -262,6 +262,6 @@ impl GitSshServer {
     }
 
     pub(crate) fn known_hosts_line(&self, name: &str) -> String {
-        format!("[127.0.0.1]:{} {}", self.door.port, self.key(&format!("{name}.pub")))
+        format!("[127.0.0.1]:{} {}", self.listener.port, self.key(&format!("{name}.pub")))
     }
 }

@@ -124,12 +124,12 @@ fn large_output_uses_little_memory() {
 
 #[test]
 fn a_terminal_is_provided_on_request_and_does_not_alter_the_output() {
-    let ask = "test -t 0 && test -t 1 && test -t 2 && echo terminal || echo pipe; printf 'a\\nb\\n'";
+    let request = "test -t 0 && test -t 1 && test -t 2 && echo terminal || echo pipe; printf 'a\\nb\\n'";
     let table = [
-        (json!({ "tty": true, "commands": ["/bin/sh", "-c", ask] }), "terminal\na\nb\n"),
-        (json!({ "tty": false, "commands": ["/bin/sh", "-c", ask] }), "pipe\na\nb\n"),
-        (json!({ "commands": ["/bin/sh", "-c", ask] }), "pipe\na\nb\n"),
-        (json!({ "commands": ["/bin/sh", "-i", "-c", ask] }), "terminal\na\nb\n"),
+        (json!({ "tty": true, "commands": ["/bin/sh", "-c", request] }), "terminal\na\nb\n"),
+        (json!({ "tty": false, "commands": ["/bin/sh", "-c", request] }), "pipe\na\nb\n"),
+        (json!({ "commands": ["/bin/sh", "-c", request] }), "pipe\na\nb\n"),
+        (json!({ "commands": ["/bin/sh", "-i", "-c", request] }), "terminal\na\nb\n"),
         (
             json!({ "tty": true, "commands": ["/bin/sh", "-c", "echo x > /dev/tty; stty size"] }),
             "x\n40 120\n",

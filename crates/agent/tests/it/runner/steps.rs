@@ -113,17 +113,17 @@ fn a_dstack_server_needs_no_token_on_its_port() {
     let mut setting = RunnerSetup::new();
     setting.config.compat_http = Some(format!("localhost:{port}"));
     let mut runner = setting.start();
-    let ask = |path: &str| {
+    let request = |path: &str| {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         serde_json::from_str::<serde_json::Value>(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     };
-    assert_eq!(ask("/api/healthcheck"), json!({ "service": "dstack-runner", "version": "latest" }));
+    assert_eq!(request("/api/healthcheck"), json!({ "service": "dstack-runner", "version": "latest" }));
     // A job without output: there is nothing to read, but its end must still be reported.
     runner.run_to_end(&script("exit 4"));
-    let first = ask("/api/pull?timestamp=0");
+    let first = request("/api/pull?timestamp=0");
     assert_eq!(first["job_states"].as_array().unwrap().len(), 2);
     assert_eq!((&first["job_states"][1]["exit_status"], &first["has_more"]), (&json!(4), &json!(false)));
     assert_eq!(runner.exited(), 4);

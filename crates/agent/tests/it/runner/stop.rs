@@ -65,8 +65,8 @@ fn a_stop_call_may_set_the_grace_period_and_a_kill_is_reported() {
     runner.post("/api/stop?grace_secs=1");
     let end = runner.ended();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
-    let told = "it was still running 1 s after the stop request (`stop_duration`) and was killed";
-    assert_eq!(end.termination_message, told);
+    let reported = "it was still running 1 s after the stop request (`stop_duration`) and was killed";
+    assert_eq!(end.termination_message, reported);
 }
 
 /// A shell of a task is interactive, and as such ignores the signal.

@@ -81,8 +81,8 @@ fn the_host_key_is_stored_and_a_client_rejects_a_different_one() {
 fn unauthenticated_connections_are_limited_and_free_their_slots() {
     let server = SshServer::start();
     // As many silent connections as there are slots.
-    let strangers: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(server.address).unwrap()).collect();
-    let mut first = strangers[0].try_clone().unwrap();
+    let others: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut first = others[0].try_clone().unwrap();
     let mut hello = [0u8; 8];
     first.read_exact(&mut hello).unwrap();
     assert_eq!(&hello, b"SSH-2.0-");
@@ -92,7 +92,7 @@ fn unauthenticated_connections_are_limited_and_free_their_slots() {
     });
     assert!(turned_away);
     drop(first);
-    drop(strangers);
+    drop(others);
     assert_eq!(
         wait_until("a place is free", || {
             let output = run(server.ssh(&[]).arg("echo in"), b"");

@@ -82,11 +82,11 @@ fn sftp_supports_the_commands_of_its_client() {
         "pwd\nmkdir dir\ncd dir\nput {up} a\nput {up} b\nrename a c\nrename b c\nchmod 600 c\nln -s c link\nln c hard\n\
          ls -la\ndf\nget c {up}.down\nrm hard\nrm link\n-rm none\n-rmdir .\nls\n"
     );
-    let said = run_ok(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), batch.as_bytes());
-    assert!(said.contains(&server.home().display().to_string()), "{said}");
-    assert!(said.contains("lrwxrwxrwx"), "{said}");
-    assert!(said.lines().any(|line| line.starts_with("-rw-------") && line.ends_with(" c")), "{said}");
-    assert!(said.ends_with("sftp> ls\nc            \n") || said.trim_end().ends_with('c'), "{said}");
+    let message = run_ok(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), batch.as_bytes());
+    assert!(message.contains(&server.home().display().to_string()), "{message}");
+    assert!(message.contains("lrwxrwxrwx"), "{message}");
+    assert!(message.lines().any(|line| line.starts_with("-rw-------") && line.ends_with(" c")), "{message}");
+    assert!(message.ends_with("sftp> ls\nc            \n") || message.trim_end().ends_with('c'), "{message}");
     assert_eq!(std::fs::read_to_string(server.at("up.down")).unwrap(), "content");
     let refused =
         run(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), b"get /no/such/file\n");

@@ -103,9 +103,9 @@ fn local_port_forwarding_reaches_remote_ports() {
     check_echo(connect_port(port), b"hello");
     check_echo(connect_port(port), &noise(10 << 20));
     let several: Vec<_> = (0..40)
-        .map(|turn: usize| {
+        .map(|round: usize| {
             let stream = connect_port(port);
-            std::thread::spawn(move || check_echo(stream, &noise(1000 * turn)))
+            std::thread::spawn(move || check_echo(stream, &noise(1000 * round)))
         })
         .collect();
     several.into_iter().for_each(|each| each.join().unwrap());
@@ -238,9 +238,9 @@ fn the_forwarded_agent_of_the_client_is_usable_by_remote_programs() {
     assert!(added.status.success(), "{}", text(&added.stderr));
     let output =
         run(server.ssh(&["-A"]).arg("ssh-add -l; echo $SSH_AUTH_SOCK").env("SSH_AUTH_SOCK", &socket), b"");
-    let said = text(&output.stdout);
-    assert!(said.contains("(ED25519)"), "{said}{}", text(&output.stderr));
-    let there = PathBuf::from(said.lines().last().unwrap());
+    let message = text(&output.stdout);
+    assert!(message.contains("(ED25519)"), "{message}{}", text(&output.stderr));
+    let there = PathBuf::from(message.lines().last().unwrap());
     wait_until("the socket is gone with the connection", || (!there.exists()).then_some(()));
     let without = run(server.ssh(&[]).arg("echo -n \"$SSH_AUTH_SOCK\""), b"");
     assert_eq!(text(&without.stdout), "");
@@ -294,8 +294,8 @@ fn an_unread_channel_does_not_block_another() {
     let mut ssh = master.ssh(&server);
     let _endless = KillOnDrop(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
 
-    for turn in 0..20 {
-        check_echo(connect_port(port), &noise(10_000 * turn));
+    for round in 0..20 {
+        check_echo(connect_port(port), &noise(10_000 * round));
     }
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
     assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));

@@ -86,31 +86,31 @@ pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
 
 #[tokio::test]
 async fn o7_output_can_be_followed_over_ssh_to_its_last_byte() {
-    let mut visit = ForwardedRunner::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
-    visit.runner.go(&script(
+    let mut runner = ForwardedRunner::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
+    runner.runner.go(&script(
         "echo begun; while ! [ -e go ]; do sleep 0.02; done; i=0
         while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 3",
     ));
-    visit.runner.wait_printed("begun");
-    let go = visit.runner.work().join("go");
-    let all = tokio::join!(visit.tail("?start_time=2000-01-01T00:00:00Z"), visit.tail(""), async {
+    runner.runner.wait_printed("begun");
+    let go = runner.runner.work().join("go");
+    let all = tokio::join!(runner.tail("?start_time=2000-01-01T00:00:00Z"), runner.tail(""), async {
         std::fs::write(go, "").unwrap();
     });
     // The server has all output as well: from here on the runner only waits for tailers.
-    let kept = visit.runner.log_text();
+    let kept = runner.runner.log_text();
     assert!(kept.ends_with("line 19999\n"), "{}", kept.len());
     assert!(all.0 == kept && all.1 == kept, "{} and {} of {} bytes", all.0.len(), all.1.len(), kept.len());
-    visit.runner.read_all();
-    assert_eq!(visit.runner.exited(), 3);
+    runner.runner.read_all();
+    assert_eq!(runner.runner.exited(), 3);
 }
 
 #[test]
 fn logged_in_users_can_read_the_log_and_nothing_else() {
     for host in ["localhost", "127.0.0.1", "[::1]"] {
-        let visit = ForwardedRunner::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
-        visit.runner.go(&script("echo on; sleep 600"));
-        visit.runner.wait_printed("on");
-        let (status, body) = visit.call("GET", "/api/healthcheck");
+        let runner = ForwardedRunner::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
+        runner.runner.go(&script("echo on; sleep 600"));
+        runner.runner.wait_printed("on");
+        let (status, body) = runner.call("GET", "/api/healthcheck");
         assert_eq!(status, 200);
         assert!(body.contains("\"service\":\"dstack-runner\""), "{body}");
         let closed = [
@@ -124,9 +124,9 @@ fn logged_in_users_can_read_the_log_and_nothing_else() {
             ("POST", "/api/upload_code"),
         ];
         for (method, path) in closed {
-            assert_eq!(visit.call(method, path).0, 404, "{method} {path}");
+            assert_eq!(runner.call(method, path).0, 404, "{method} {path}");
         }
-        assert_eq!(visit.runner.states().len(), 1, "the job goes on");
+        assert_eq!(runner.runner.states().len(), 1, "the job goes on");
     }
 }
 
@@ -143,12 +143,12 @@ fn the_runner_port_is_forwarded_if_the_runner_listens_on_it() {
     let compatible = ForwardedRunner::new(&target, |setting| {
         setting.config.compat_http = Some(format!("127.8.8.8:{RUNNER_PORT}"))
     });
-    let said = wait_until("the port answers", || {
+    let message = wait_until("the port answers", || {
         let mut text = String::new();
         TcpStream::connect(compatible.local).unwrap().read_to_string(&mut text).ok()?;
         Some(text).filter(|text| !text.is_empty())
     });
-    assert!(said.ends_with("real"), "{said}");
+    assert!(message.ends_with("real"), "{message}");
     let own = ForwardedRunner::new(&target, |_| {});
     assert_eq!(own.call("GET", "/api/healthcheck").0, 200);
 }

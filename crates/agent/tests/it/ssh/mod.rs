@@ -96,8 +96,8 @@ impl SshServer {
 
     /// Requests the server to end and waits until it has.
     pub(crate) fn stop(&mut self) {
-        let asked = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
-        assert!(asked.success());
+        let status = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
+        assert!(status.success());
         wait_until("the server ends", || self.child.0.try_wait().unwrap());
     }
 
@@ -172,10 +172,10 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Polls until there is a result; a state that is never reached fails the test by name.
 #[track_caller]
-pub(crate) fn wait_until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(state: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let mut answer = None;
     eventually(state, || {
-        answer = ask();
+        answer = check();
         answer.is_some()
     });
     answer.unwrap()

@@ -33,8 +33,8 @@ fn a_command_sees_the_variables_and_the_directory_of_the_job() {
             .arg("echo $LC_TEST$LD_PRELOAD; echo $SSH_CONNECTION"),
         b"",
     );
-    let said = text(&sent.stdout);
-    assert!(said.starts_with("yes\n127.0.0.1 "), "{said}");
+    let message = text(&sent.stdout);
+    assert!(message.starts_with("yes\n127.0.0.1 "), "{message}");
 }
 
 #[test]
@@ -153,9 +153,9 @@ fn users_can_log_in_to_an_empty_image() {
     assert_eq!(login.status.code(), Some(127));
     assert!(text(&login.stderr).contains("this image has no shell"), "{}", text(&login.stderr));
     let terminal = run(server.ssh(&["-tt"]).arg("/agent --version"), b"");
-    let said = text(&terminal.stdout) + &text(&terminal.stderr);
-    assert!(said.contains("failed to open a terminal: No such file or directory"), "{said}");
-    assert!(said.contains("windlass-agent "), "{said}");
+    let message = text(&terminal.stdout) + &text(&terminal.stderr);
+    assert!(message.contains("failed to open a terminal: No such file or directory"), "{message}");
+    assert!(message.contains("windlass-agent "), "{message}");
 }
 
 #[test]
@@ -225,9 +225,9 @@ fn a_nohup_program_survives_the_end_of_its_session() {
 fn many_execs_share_one_connection_and_leave_no_zombies() {
     let server = SshServer::start();
     let master = super::forwards::start_master(&server, &[]);
-    for turn in 0..30 {
-        let output = run(master.ssh(&server).arg(format!("echo {turn}; exit {turn}")), b"");
-        assert_eq!((output.status.code(), text(&output.stdout)), (Some(turn), format!("{turn}\n")));
+    for round in 0..30 {
+        let output = run(master.ssh(&server).arg(format!("echo {round}; exit {round}")), b"");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(round), format!("{round}\n")));
     }
     wait_until("no child is left", || {
         let children = format!("/proc/{0}/task/{0}/children", server.pid());

@@ -1,7 +1,7 @@
 //! A real shim in a separate home, enrolled, and removed with everything that it started.
 //!
 //! ```text
-//! let shim = Shim::start(Setup::process());                 // or docker(), hollow()
+//! let shim = Shim::start(Setup::process());                 // or docker(), simulated()
 //! let mut spec = shim.spec("train");                        // a serde_json::Value: change it as needed
 //! spec["memory"] = json!(64 << 20);
 //! let id = shim.submit(&spec, 1).await;                     // signed, under epoch 1
@@ -71,8 +71,8 @@ impl Setup {
         self
     }
 
-    pub(crate) fn hollow() -> Self {
-        Self::new("hollow")
+    pub(crate) fn simulated() -> Self {
+        Self::new("simulated")
     }
 
     /// Needs the engine of `WINDLASS_TEST_DOCKER`.

@@ -286,9 +286,9 @@ mod tests {
     #[test]
     fn an_oversized_archive_is_refused_and_the_largest_file_is_named() {
         let dir = dir(&[("small", "x"), ("large", &"x".repeat(3 << 20))]);
-        let said = archive_directory(dir.path(), Path::new(""), MIB).unwrap_err().text();
+        let message = archive_directory(dir.path(), Path::new(""), MIB).unwrap_err().text();
         for part in ["large (3072 KiB)", ".dstackignore", "the server's limit of 1024 KiB", "`upload_max`"] {
-            assert!(said.contains(part), "{said}");
+            assert!(message.contains(part), "{message}");
         }
         archive_directory(dir.path(), Path::new(""), 4 * MIB).unwrap();
     }

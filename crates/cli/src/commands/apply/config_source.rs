@@ -101,16 +101,16 @@ fn read_text(path: &Path, stdin: bool) -> Result<String, CliError> {
 }
 
 fn parse(file: &str, text: &str) -> Result<Configuration, CliError> {
-    let told = |problems: &[Diagnosis]| {
+    let reported = |problems: &[Diagnosis]| {
         output::print_message(output::printable(&config::render(problems, file, text)).trim_end());
-        CliError::told()
+        CliError::reported()
     };
-    let parsed = config::parse(text).map_err(|problems| told(&problems))?;
+    let parsed = config::parse(text).map_err(|problems| reported(&problems))?;
     let context =
         unsupported::ReviewContext { node: Some(&parsed.node), ..unsupported::ReviewContext::default() };
     let review = unsupported::review(&parsed.configuration, context);
     if !review.refusals.is_empty() {
-        return Err(told(&review.refusals));
+        return Err(reported(&review.refusals));
     }
     for warning in &review.warnings {
         let line = warning.span.start.line;
@@ -196,7 +196,7 @@ fn profile(args: &Args) -> Result<Value, CliError> {
         let file = path.display().to_string();
         let profiles = config::parse_profiles(&text).map_err(|problems| {
             output::print_message(output::printable(&config::render(&problems, &file, &text)).trim_end());
-            CliError::told()
+            CliError::reported()
         })?;
         let found = profiles.profiles.into_iter().find(|profile| match wanted {
             Some(name) => profile.name == name,

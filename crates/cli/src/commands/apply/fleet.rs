@@ -13,7 +13,7 @@ use windlass_model::{config::fleet::Fleet as Config, plan::diff};
 
 use super::{Args, config_source::ConfigSource, confirm_apply, keys, plan};
 use crate::{
-    commands::{instance_status, instance_trouble, show_fleets},
+    commands::{instance_failure, instance_status, show_fleets},
     context::Context,
     error::CliError,
     exit::Exit,
@@ -133,21 +133,22 @@ async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, CliErro
 
 /// Waits until no instance is being created. Prints each change once.
 async fn wait_until_ready(cx: &Context, mut fleet: Fleet) -> Result<Fleet, CliError> {
-    let mut told = std::collections::BTreeMap::new();
+    let mut reported = std::collections::BTreeMap::new();
     loop {
         for instance in &fleet.instances {
             let mut status = instance_status(instance);
-            let why = instance_trouble(instance);
+            let why = instance_failure(instance);
             if !why.is_empty() {
                 status = format!("{status}: {why}");
             }
-            if told.insert(instance.id, status.clone()).as_ref() != Some(&status) {
+            if reported.insert(instance.id, status.clone()).as_ref() != Some(&status) {
                 let host = instance.hostname.as_deref().map(|host| format!(" ({host})")).unwrap_or_default();
                 output::print_message(&output::printable(&format!("{}{host}: {status}", instance.name)));
             }
         }
-        let on_its_way = |status: &str| matches!(status, "pending" | "provisioning" | "terminating");
-        if fleet.status != "submitted" && !fleet.instances.iter().any(|instance| on_its_way(&instance.status))
+        let is_arriving = |status: &str| matches!(status, "pending" | "provisioning" | "terminating");
+        if fleet.status != "submitted"
+            && !fleet.instances.iter().any(|instance| is_arriving(&instance.status))
         {
             return Ok(fleet);
         }

@@ -213,10 +213,10 @@ impl Git {
         if output.status.success() {
             return Ok(output.stdout);
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(CliError::new("failed to determine the changes of the repository")
             .code(error::ErrorCode::Repository)
-            .why(format!("git reported: {said}")))
+            .why(format!("git reported: {message}")))
     }
 
     /// Returns the remote of the current branch, else `origin`, else the only remote.

@@ -96,7 +96,7 @@ pub(crate) struct Args {
     pub(crate) overrides: Overrides,
     /// File given without `-f`
     #[arg(hide = true, value_name = "FILE")]
-    pub(crate) stray: Option<PathBuf>,
+    pub(crate) unused: Option<PathBuf>,
     /// Arguments that replace `${{ run.args }}` in commands
     #[arg(last = true, value_name = "ARG")]
     pub(crate) args: Vec<String>,
@@ -124,7 +124,7 @@ impl Args {
             git_identity: None,
             git_token: None,
             overrides: Overrides::default(),
-            stray: None,
+            unused: None,
             args: Vec::new(),
             at,
             output,
@@ -168,10 +168,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 fn apply(args: &Args) -> Result<Exit, CliError> {
-    if let Some(stray) = &args.stray {
-        let stray = stray.display();
-        return Err(CliError::usage(format!("unexpected argument `{stray}`")).hint(format!(
-            "use `windlass apply -f {stray}` for a file; put arguments of the run after `--`"
+    if let Some(unused) = &args.unused {
+        let unused = unused.display();
+        return Err(CliError::usage(format!("unexpected argument `{unused}`")).hint(format!(
+            "use `windlass apply -f {unused}` for a file; put arguments of the run after `--`"
         )));
     }
     check_can_confirm(args)?;

@@ -67,12 +67,12 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     print_offers(&all, total);
     print_misfits(plan, all.is_empty());
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
         let why = why.value().unwrap_or_default();
         // Jobs with equal requirements get equal refusals: print them once.
         let lines = format_refusals(&why, REFUSALS_MAX);
-        if !lines.is_empty() && told.insert(lines.clone()) {
+        if !lines.is_empty() && reported.insert(lines.clone()) {
             let heading =
                 if all.is_empty() { "Nothing fits now:" } else { "The run would not start immediately:" };
             output::print_message(heading);
@@ -116,12 +116,12 @@ fn distinct_requirements(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
 
 /// Placement constraints of the configuration or its profile.
 fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
-    let said = |key: &str| {
+    let message = |key: &str| {
         let own = &spec["configuration"][key];
         if own.is_null() { &spec["profile"][key] } else { own }
     };
     let mut lines = Vec::new();
-    let spot = match said("spot_policy").as_str() {
+    let spot = match message("spot_policy").as_str() {
         Some("spot") => Some("only"),
         Some("on-demand") => Some("no, on-demand only"),
         Some("auto") => Some("either"),
@@ -135,12 +135,12 @@ fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
         ("Fleets", "fleets"),
     ];
     for (label, key) in lists {
-        let names: Vec<String> = said(key).as_array().into_iter().flatten().map(fleet_name).collect();
+        let names: Vec<String> = message(key).as_array().into_iter().flatten().map(fleet_name).collect();
         if !names.is_empty() {
             lines.push((label, names.join(", ")));
         }
     }
-    if said("creation_policy") == "reuse" {
+    if message("creation_policy") == "reuse" {
         lines.push(("New instances", "no, existing instances only".to_owned()));
     }
     lines

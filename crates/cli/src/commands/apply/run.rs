@@ -55,7 +55,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
         EventWriter::plan(&planned, step.as_str());
     } else {
         plan::print_plan(&planned);
-        step.tell(&planned);
+        step.print_plan(&planned);
     }
     // Bind local ports first, so that a port in use is reported before anything is started.
     let forwards =
@@ -134,7 +134,7 @@ impl PlannedAction<'_> {
     }
 
     /// Prints the differences from the active run and their effect.
-    fn tell(&self, plan: &RunPlan) {
+    fn print_plan(&self, plan: &RunPlan) {
         let (run, means) = match self {
             Self::Create | Self::Nothing(_) => return,
             Self::Update(run, _) => (run, "can be updated in place".to_owned()),

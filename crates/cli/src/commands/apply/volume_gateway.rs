@@ -39,13 +39,13 @@ pub(super) async fn apply_volume(cx: &Context, args: &Args, source: &ConfigSourc
     let mut volume =
         cx.call::<CreateVolume>(&volumes::CreateRequest { configuration: to_document(source)? }).await?;
     let request = volumes::NameRequest { name: volume.name.clone() };
-    let mut said = String::new();
+    let mut message = String::new();
     while !args.detach && !matches!(volume.status.as_str(), "active" | "failed") {
-        print_status_change(&mut said, &volume.name, &volume.status, volume.status_message.as_deref());
+        print_status_change(&mut message, &volume.name, &volume.status, volume.status_message.as_deref());
         tokio::time::sleep(POLL_INTERVAL).await;
         volume = cx.call::<ReadVolume>(&request).await?;
     }
-    print_status_change(&mut said, &volume.name, &volume.status, volume.status_message.as_deref());
+    print_status_change(&mut message, &volume.name, &volume.status, volume.status_message.as_deref());
     print_result(args, &volume, &volume.name, volume.status == "failed")
 }
 
@@ -113,24 +113,24 @@ pub(super) async fn apply_gateway(
     };
     let mut gateway = cx.call::<ApplyGateway>(&request).await?;
     let request = gateways::NameRequest { name: gateway.name.clone() };
-    let mut said = String::new();
+    let mut message = String::new();
     while !args.detach && !matches!(gateway.status.as_str(), "running" | "failed") {
-        print_status_change(&mut said, &gateway.name, &gateway.status, gateway.status_message.as_deref());
+        print_status_change(&mut message, &gateway.name, &gateway.status, gateway.status_message.as_deref());
         tokio::time::sleep(POLL_INTERVAL).await;
         gateway = cx.call::<ReadGateway>(&request).await?;
     }
-    print_status_change(&mut said, &gateway.name, &gateway.status, gateway.status_message.as_deref());
+    print_status_change(&mut message, &gateway.name, &gateway.status, gateway.status_message.as_deref());
     print_result(args, &gateway, &gateway.name, gateway.status == "failed")
 }
 
 /// Prints each status change once.
-fn print_status_change(said: &mut String, name: &str, status: &str, message: Option<&str>) {
+fn print_status_change(reason_text: &mut String, name: &str, status: &str, message: Option<&str>) {
     let text = message
         .filter(|text| !text.is_empty())
         .map_or_else(|| format!("{name}: {status}"), |message| format!("{name}: {status} ({message})"));
-    if text != *said {
+    if text != *reason_text {
         output::print_message(&output::printable(&text));
-        *said = text;
+        *reason_text = text;
     }
 }
 

@@ -291,7 +291,7 @@ fn check_agent(agent: &AgentStatus) -> Check {
 /// Checks the isolation of jobs without an image, on this machine and on the instances of the server.
 fn check_processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     const NAME: &str = "processes";
-    let told = |host: &InstanceStatus| match host.processes.as_ref()? {
+    let reported = |host: &InstanceStatus| match host.processes.as_ref()? {
         processes @ (ProcessSupport::Own { .. } | ProcessSupport::NotConfined { .. }) => {
             Some((host.name.clone(), processes.clone()))
         }
@@ -306,7 +306,7 @@ fn check_processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
         AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
     let here = here.map(|here| processes_from(Some(here), ProcessMode::Confined));
-    match (hosts.iter().find_map(told), here) {
+    match (hosts.iter().find_map(reported), here) {
         (Some((name, processes @ ProcessSupport::Own { .. })), _) => Check::note(
             NAME,
             format!("plain processes on {name}: {processes}"),
@@ -353,14 +353,14 @@ fn check_engine(engine: &EngineStatus, hosts: &[InstanceStatus]) -> Check {
 fn check_gpu(seen: &Findings) -> Check {
     const TOOLKIT: &str = "containers need it: `apt install nvidia-container-toolkit && nvidia-ctk runtime configure --runtime=docker \
          && systemctl restart docker`";
-    let told = match &seen.agent {
+    let reported = match &seen.agent {
         AgentStatus::Fine { host, .. } if host.gpu_count > 0 => Some(host),
         AgentStatus::Fine { .. } | AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
     if let Some(problem) = seen.gpus.problems.first() {
         return Check::note("gpu", problem, "check that `nvidia-smi` runs without errors; a reboot may help");
     }
-    match told {
+    match reported {
         None if seen.gpus.nvidia > 0 => Check::note(
             "gpu",
             format!("NVIDIA devices on the PCI bus: {}; no driver reports them", seen.gpus.nvidia),
@@ -520,17 +520,22 @@ mod tests {
         check(&with("rack-1", Some(not), None), "processes", Severity::Note, "no user namespaces");
         let away = with("rack-1", None, Some("connection refused"));
         check(&away, "docker", Severity::Note, "engine of rack-1 is not available: connection refused");
-        let told = |confined_by, problem: Option<&str>| {
+        let reported = |confined_by, problem: Option<&str>| {
             let problem = problem.map(str::to_owned);
-            let told = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
-            let host = Box::new(HostInfo { processes: Some(told), ..host() });
+            let reported = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
+            let host = Box::new(HostInfo { processes: Some(reported), ..host() });
             Findings {
                 agent: AgentStatus::Fine { path: "/a".into(), version: OWN_VERSION.into(), host },
                 ..fine()
             }
         };
-        check(&told(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "own user");
-        check(&told(None, Some("no user namespaces")), "processes", Severity::Note, "--local-processes own");
+        check(&reported(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "own user");
+        check(
+            &reported(None, Some("no user namespaces")),
+            "processes",
+            Severity::Note,
+            "--local-processes own",
+        );
     }
 
     #[test]
@@ -542,7 +547,7 @@ mod tests {
             Severity::Note,
             "install the driver",
         );
-        let told = |toolkit| {
+        let reported = |toolkit| {
             let host = HostInfo {
                 gpu_vendor: "nvidia".into(),
                 gpu_name: "H100".into(),
@@ -555,8 +560,8 @@ mod tests {
             let gpus = GpuStatus { nvidia: 8, toolkit, driver: Some("550".into()), problems: Vec::new() };
             Findings { agent, gpus, ..fine() }
         };
-        check(&told(true), "gpu", Severity::Passed, "8 × H100 (80 GB), driver 550");
-        check(&told(false), "gpu", Severity::Note, "nvidia-container-toolkit");
+        check(&reported(true), "gpu", Severity::Passed, "8 × H100 (80 GB), driver 550");
+        check(&reported(false), "gpu", Severity::Note, "nvidia-container-toolkit");
         let broken = GpuStatus { problems: vec!["GPU 1 is gone".into()], ..GpuStatus::default() };
         check(&with(broken), "gpu", Severity::Note, "GPU 1 is gone");
     }

@@ -46,7 +46,7 @@ pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
     gpus.toolkit = TOOLKIT_PROGRAMS.iter().any(|name| find_in_path(name).is_some());
     let engine =
         match EngineSearch::here(std::env::var_os("WINDLASS_SERVER_DOCKER_SOCKET").map(PathBuf::from))
-            .look()
+            .inspect()
             .await
         {
             engine_probe::EngineProbe::At(socket) => EngineStatus::Found(socket.display().to_string()),

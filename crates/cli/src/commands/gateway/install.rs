@@ -103,12 +103,12 @@ impl TargetHost<'_> {
             CliError::from_error(&format!("failed to connect to {}", self.address()), &error)
                 .hint("check that `ssh` is installed on this machine")
         };
-        let said = command.output().map_err(failed)?;
-        if said.status.success() {
-            return Ok(String::from_utf8_lossy(&said.stdout).into_owned());
+        let message = command.output().map_err(failed)?;
+        if message.status.success() {
+            return Ok(String::from_utf8_lossy(&message.stdout).into_owned());
         }
-        let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
-        let why = if why.is_empty() { said.status.to_string() } else { why };
+        let why = String::from_utf8_lossy(&message.stderr).trim().to_owned();
+        let why = if why.is_empty() { message.status.to_string() } else { why };
         Err(CliError::new(format!("failed to run a script on {}", self.address()))
             .why(why)
             .hint("check that root can log in without a prompt: `ssh HOST true`"))

@@ -136,7 +136,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     }
     let reload = node.reloader();
     let stop = CancellationToken::new();
-    let told = stop.clone();
+    let reported = stop.clone();
     let signals = tokio::spawn(async move {
         loop {
             tokio::select! {
@@ -148,7 +148,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 },
             }
         }
-        told.cancel();
+        reported.cancel();
     });
     node.run(stop).await?;
     signals.abort();

@@ -100,7 +100,7 @@ pub(super) fn guess(folder: &FolderContents, kind: Option<ConfigKind>, name: Opt
         found: Vec::new(),
     };
     let looks = [guess_python, guess_node, guess_rust, guess_go, guess_script];
-    if !looks.iter().any(|look| look(folder, &mut guess)) {
+    if !looks.iter().any(|check| check(folder, &mut guess)) {
         guess.found.push("no known way to run it".to_owned());
         guess.commands.push("echo \"replace this with your command\"".to_owned());
     }

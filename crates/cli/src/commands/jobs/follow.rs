@@ -43,7 +43,7 @@ async fn find_run(cx: &Context, run: &str) -> Result<Option<Run>, CliError> {
 pub(super) struct JobFollower<'a> {
     cx: &'a Context,
     selection: LogSelection,
-    chorus: LogMux<'a>,
+    log_mux: LogMux<'a>,
     tree: ProgressTree,
     pace: PollBackoff,
     /// The tasks run in parallel: their lines are prefixed with their names.
@@ -58,11 +58,11 @@ pub(super) struct JobFollower<'a> {
 impl<'a> JobFollower<'a> {
     pub(super) fn new(cx: &'a Context, job: &ManagedJob, selection: LogSelection) -> Self {
         let is_group = job.shape == "group" && job.tasks.len() > 1 && selection.task.is_none();
-        let voices = LogPrinter::new(false, is_group, None);
+        let printer = LogPrinter::new(false, is_group, None);
         Self {
             cx,
             selection,
-            chorus: LogMux::new(OutputMode::Text(voices)),
+            log_mux: LogMux::new(OutputMode::Text(printer)),
             tree: ProgressTree::new(&job.name),
             pace: PollBackoff::new(),
             is_group,
@@ -80,11 +80,11 @@ impl<'a> JobFollower<'a> {
             }
             let tasks: Vec<Task> =
                 job.tasks.iter().filter(|task| self.selection.has_task(task)).cloned().collect();
-            let mut all_told = true;
+            let mut all_reported = true;
             for task in &tasks {
                 match self.follow_attempts(task).await? {
                     TaskOutput::Complete => {}
-                    TaskOutput::Partial => all_told = false,
+                    TaskOutput::Partial => all_reported = false,
                     TaskOutput::OutputClosed => return Ok(job),
                 }
             }
@@ -93,12 +93,12 @@ impl<'a> JobFollower<'a> {
             } else {
                 is_job_finished(&job)
             };
-            if over && all_told {
+            if over && all_reported {
                 return Ok(job);
             }
-            let wait = if self.chorus.is_empty() { POLL_INTERVAL } else { self.pace.wait() };
+            let wait = if self.log_mux.is_empty() { POLL_INTERVAL } else { self.pace.wait() };
             let due = Instant::now() + wait;
-            match self.chorus.pump(due, &mut self.tree).await? {
+            match self.log_mux.pump(due, &mut self.tree).await? {
                 PumpEnd::DeadlineReached => {}
                 PumpEnd::Over => self.pace.news(),
                 PumpEnd::OutputClosed => return Ok(job),
@@ -124,7 +124,7 @@ impl<'a> JobFollower<'a> {
                 return Ok(TaskOutput::Partial);
             }
             for (place, _) in newest_submissions(task, &run) {
-                if !self.chorus.remove(place, &mut self.tree).await? {
+                if !self.log_mux.remove(place, &mut self.tree).await? {
                     return Ok(TaskOutput::OutputClosed);
                 }
             }
@@ -151,16 +151,16 @@ impl<'a> JobFollower<'a> {
         let all = newest_submissions(task, run);
         let several = all.len() > 1;
         for (place, submission) in all {
-            match self.chorus.submission_of(place) {
+            match self.log_mux.submission_of(place) {
                 Some(known) if known == submission => continue,
                 Some(_) => {
-                    self.chorus.remove(place, &mut self.tree).await?;
+                    self.log_mux.remove(place, &mut self.tree).await?;
                 }
                 None => {}
             }
             if self.is_group {
                 let node = if several { format!("-{}", place.1) } else { String::new() };
-                self.chorus.set_label(place, format!("{}{node}", task.name));
+                self.log_mux.set_label(place, format!("{}{node}", task.name));
             }
             let mut part = LogRange::whole(name, submission);
             if let Some(lines) = self.selection.tail
@@ -168,7 +168,7 @@ impl<'a> JobFollower<'a> {
             {
                 part.offset = offset;
             }
-            self.chorus.add(place, LogTail::new(self.cx, part));
+            self.log_mux.add(place, LogTail::new(self.cx, part));
             self.pace.news();
         }
         Ok(())

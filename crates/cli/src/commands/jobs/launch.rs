@@ -294,7 +294,7 @@ fn parse_task_file(
     let given = CommandLineValues { envs: envs.clone(), secrets: secrets.collect() };
     let wrong = |problems: Vec<config::error::Diagnosis>| {
         output::print_message(output::printable(&config::render(&problems, shown, &text)).trim_end());
-        CliError::told()
+        CliError::reported()
     };
     let job = skypilot::parse_task_file(&text, &given)
         .and_then(skypilot::ParsedTaskFile::into_launchable)

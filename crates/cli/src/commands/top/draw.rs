@@ -106,12 +106,12 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
     let (shown, cursor, page) = (state.shown(), state.cursor(), state.page.max(1));
     let head = state.view.head();
     if shown.is_empty() {
-        let said = if state.count(state.view) == 0 {
+        let message = if state.count(state.view) == 0 {
             "nothing here"
         } else {
             "nothing matches the filter; press Esc to clear it"
         };
-        frame.render_widget(Paragraph::new(vec![Line::raw(""), Line::raw(format!("  {said}"))]), area);
+        frame.render_widget(Paragraph::new(vec![Line::raw(""), Line::raw(format!("  {message}"))]), area);
         return;
     }
     // Scrolls by whole pages, so that visible rows do not move.
@@ -167,8 +167,8 @@ fn draw_prompt(state: &TopState, paint: Palette) -> Line<'static> {
     if !state.message.is_empty() {
         return Line::raw(state.message.clone());
     }
-    if !state.trouble.is_empty() {
-        return Line::from(Span::styled(state.trouble.clone(), paint.status("error")));
+    if !state.failure.is_empty() {
+        return Line::from(Span::styled(state.failure.clone(), paint.status("error")));
     }
     let keys = match state.pane {
         Pane::List => "Enter open  l logs  d describe  s stop  / filter  : command  ? help  q quit",
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(drawn(&mut state, 6)[5], "nothing was stopped");
         state.press(Key::Char('3'));
         assert_eq!(drawn(&mut state, 6)[3].trim(), "nothing here");
-        state.trouble = "error: reach the server".to_owned();
+        state.failure = "error: reach the server".to_owned();
         assert_eq!(drawn(&mut state, 6)[5], "error: reach the server");
     }
 

@@ -41,31 +41,31 @@ enum FollowState {
 pub(super) struct LogFollower<'a> {
     cx: &'a Context,
     run: String,
-    way: FollowState,
+    state: FollowState,
     plain: PlainText,
 }
 
 impl<'a> LogFollower<'a> {
     pub(super) fn new(cx: &'a Context, run: String) -> Self {
-        Self { cx, run, way: FollowState::NoJob, plain: PlainText(TerminalFilter::new()) }
+        Self { cx, run, state: FollowState::NoJob, plain: PlainText(TerminalFilter::new()) }
     }
 
     pub(super) async fn next_update(mut self) -> (Self, LogUpdate) {
-        let heard = match self.next().await {
-            Ok(heard) => heard,
+        let received = match self.next().await {
+            Ok(received) => received,
             Err(problem) => LogUpdate::Failed(problem),
         };
-        (self, heard)
+        (self, received)
     }
 
     async fn next(&mut self) -> Result<LogUpdate, CliError> {
-        match std::mem::replace(&mut self.way, FollowState::NoJob) {
+        match std::mem::replace(&mut self.state, FollowState::NoJob) {
             FollowState::NoJob => self.find().await,
             FollowState::Closed { request, since } => self.open(request, since).await,
             FollowState::Open { mut request, mut stream } => match stream.next().await {
                 Ok(Some(LogStreamEvent::Bytes { bytes, .. })) => {
                     request.offset = stream.offset();
-                    self.way = FollowState::Open { request, stream };
+                    self.state = FollowState::Open { request, stream };
                     Ok(LogUpdate::Text(self.plain.take(&bytes)))
                 }
                 Ok(Some(LogStreamEvent::End { .. })) => {
@@ -79,7 +79,7 @@ impl<'a> LogFollower<'a> {
     }
 
     fn disconnected(&mut self, request: StreamRequest) -> LogUpdate {
-        self.way = FollowState::Closed { request, since: Instant::now() };
+        self.state = FollowState::Closed { request, since: Instant::now() };
         LogUpdate::Nothing
     }
 
@@ -102,10 +102,10 @@ impl<'a> LogFollower<'a> {
 
     async fn open(&mut self, request: StreamRequest, since: Instant) -> Result<LogUpdate, CliError> {
         match self.cx.client.stream_logs(&self.cx.project, &request).await {
-            Ok(stream) => self.way = FollowState::Open { request, stream: Box::new(stream) },
+            Ok(stream) => self.state = FollowState::Open { request, stream: Box::new(stream) },
             Err(error) if error.is_unconfirmed() && since.elapsed() < RECONNECT_TIMEOUT => {
                 sleep(RETRY_DELAY).await;
-                self.way = FollowState::Closed { request, since };
+                self.state = FollowState::Closed { request, since };
             }
             Err(error) => return Err(self.cx.explain(&error).await),
         }

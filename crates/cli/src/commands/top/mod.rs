@@ -76,9 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     context::with_context(&args.at, async |cx| {
         // Report problems with the server or the project before the screen changes.
-        let asked = project_request(cx).await?;
-        let events = fetch_newest(cx, &asked, ACTIVE_MAX).await?;
-        let feed = EventFeed::after(asked, &events);
+        let requested = project_request(cx).await?;
+        let events = fetch_newest(cx, &requested, ACTIVE_MAX).await?;
+        let feed = EventFeed::after(requested, &events);
         let mut screen = Screen::open()?;
         Top::new(cx, events).watch(feed, &mut screen.0).await
     })
@@ -131,7 +131,7 @@ struct ServerUpdate {
 async fn poll_server(cx: &Context, mut feed: EventFeed, wait: Duration, lists: bool) -> PollResult {
     sleep(wait).await;
     let fresh = async {
-        let events = feed.look(cx).await?;
+        let events = feed.poll(cx).await?;
         let lists = if lists || !events.is_empty() {
             Some((fetch_runs(cx).await?, instance::list(cx, true, None).await?))
         } else {
@@ -187,7 +187,7 @@ impl<'a> Top<'a> {
         let mut keys = spawn_key_reader();
         let failed =
             |error: &dyn std::error::Error| CliError::from_error("failed to listen for signals", error);
-        let mut told = signal(SignalKind::terminate()).map_err(|error| failed(&error))?;
+        let mut reported = signal(SignalKind::terminate()).map_err(|error| failed(&error))?;
         let mut left = signal(SignalKind::hangup()).map_err(|error| failed(&error))?;
         let cx = self.cx;
         let mut looking: PendingWork<'a, PollResult> =
@@ -214,9 +214,9 @@ impl<'a> Top<'a> {
                     looking = Some(Box::pin(poll_server(cx, feed, EVENTS_INTERVAL, lists)));
                 }
                 done = await_pending(&mut self.doing) => self.on_action_result(done),
-                (follower, heard) = await_pending(&mut self.log) => self.heard(follower, heard),
+                (follower, received) = await_pending(&mut self.log) => self.received(follower, received),
                 () = sleep_until(draw_at), if changed => continue,
-                _ = told.recv() => return Ok(Exit::Done),
+                _ = reported.recv() => return Ok(Exit::Done),
                 _ = left.recv() => return Ok(Exit::Done),
             }
             changed = true;
@@ -294,8 +294,8 @@ impl<'a> Top<'a> {
         }
     }
 
-    fn heard(&mut self, follower: LogFollower<'a>, heard: LogUpdate) {
-        match heard {
+    fn received(&mut self, follower: LogFollower<'a>, received: LogUpdate) {
+        match received {
             LogUpdate::Text(text) => self.state.append_log(&text),
             LogUpdate::Nothing => {}
             LogUpdate::Ended(why) => {
@@ -315,11 +315,11 @@ impl<'a> Top<'a> {
         let fresh = match fresh {
             Ok(fresh) => fresh,
             Err(problem) => {
-                self.state.trouble = one_line(&problem);
+                self.state.failure = one_line(&problem);
                 return (feed, false);
             }
         };
-        self.state.trouble.clear();
+        self.state.failure.clear();
         if !fresh.events.is_empty() {
             self.events.extend(fresh.events);
             while self.events.len() > EVENTS_MAX {

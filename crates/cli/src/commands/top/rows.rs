@@ -66,7 +66,7 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     waiting.sort_by_key(|run| (-priority(run), run.submitted_at));
     let one = |run: &&Run| {
         let name = run_name(run);
-        let wants = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
+        let requirements = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
         let (word, sentence) = format_status(run);
         let cells = vec![
             name.clone(),
@@ -74,7 +74,7 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
             priority(run).to_string(),
             format::span(now.since(run.submitted_at)),
             run.user.clone(),
-            format_resources(&wants["requirements"]["resources"]),
+            format_resources(&requirements["requirements"]["resources"]),
             sentence.to_owned(),
         ];
         new_row(name.clone(), Some(name), word, cells)
@@ -124,7 +124,9 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
         format!("submitted  {} ({})", run.submitted_at, format::ago(run.submitted_at, now)),
     ];
     lines.extend(
-        Some(format_status(run).1).filter(|said| !said.is_empty()).map(|said| format!("message    {said}")),
+        Some(format_status(run).1)
+            .filter(|message| !message.is_empty())
+            .map(|message| format!("message    {message}")),
     );
     lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
     lines.extend((run.cost > 0.0).then(|| format!("cost       {}", format::price(run.cost))));

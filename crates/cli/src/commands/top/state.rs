@@ -172,7 +172,7 @@ pub(super) struct TopState {
     /// Shown in the last line until the next key.
     pub(super) message: String,
     /// Error of the last poll; cleared by the next successful one.
-    pub(super) trouble: String,
+    pub(super) failure: String,
     /// Number of visible lines of a list or text.
     pub(super) page: usize,
     rows: [Vec<Row>; 4],
@@ -188,7 +188,7 @@ impl TopState {
             prompt: Prompt::None,
             filter: String::new(),
             message: String::new(),
-            trouble: String::new(),
+            failure: String::new(),
             page: 20,
             rows: Default::default(),
             selected: [0; 4],

@@ -178,13 +178,13 @@ fn user_failure(ends: &[NodeEnd], message: String) -> AttemptOutcome {
 }
 
 fn node_message(index: usize, node: &NodeEnd) -> String {
-    let first_line = node.message.as_deref().and_then(|said| said.lines().next());
-    let known = first_line.map(str::trim).filter(|said| !said.is_empty());
+    let first_line = node.message.as_deref().and_then(|message| message.lines().next());
+    let known = first_line.map(str::trim).filter(|message| !message.is_empty());
     // For a node without capacity, the shortfalls are all the information there is.
-    if let (Some(said), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
+    if let (Some(message), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
         return match node.detail {
-            Some(TerminationDetail::NeverFits) => format!("no instance can ever run it: {said}"),
-            Some(TerminationDetail::NoFleets) => format!("no fleet can run it: {said}"),
+            Some(TerminationDetail::NeverFits) => format!("no instance can ever run it: {message}"),
+            Some(TerminationDetail::NoFleets) => format!("no fleet can run it: {message}"),
             Some(
                 TerminationDetail::OomKilled
                 | TerminationDetail::NoDisk
@@ -194,7 +194,7 @@ fn node_message(index: usize, node: &NodeEnd) -> String {
                 | TerminationDetail::SetupFailed
                 | TerminationDetail::RegionFull,
             )
-            | None => format!("no capacity: {said}"),
+            | None => format!("no capacity: {message}"),
         };
     }
     let mut text = format!("node {index}: {}", node.reason);
@@ -208,8 +208,8 @@ fn node_message(index: usize, node: &NodeEnd) -> String {
         text.push_str(", its node was preempted");
     }
     // The last output of a program is in its log.
-    if let Some(said) = known.filter(|_| node.reason != Reason::ContainerExitedWithError) {
-        text.push_str(&format!(": {said}"));
+    if let Some(message) = known.filter(|_| node.reason != Reason::ContainerExitedWithError) {
+        text.push_str(&format!(": {message}"));
     }
     text
 }

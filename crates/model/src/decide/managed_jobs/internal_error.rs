@@ -6,7 +6,7 @@
 use super::{TaskTransition, slots::with_jitter};
 use crate::{
     managed_job::{
-        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         record::{INTERNAL_ERRORS_MAX, TaskRecord},
     },
     time::{Span, Timestamp},
@@ -19,16 +19,16 @@ const DELAY_MAX: f64 = 1800.0;
 const JITTER: f64 = 0.5;
 
 /// Returns the delay before attempt number `count`, counted from 1.
-pub fn retry_delay(count: u32, dice: f64) -> Span {
+pub fn retry_delay(count: u32, jitter: f64) -> Span {
     let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
-    with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, dice)
+    with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, jitter)
 }
 
 /// Returns the state of a task after an internal error, with the transition for the event log.
 pub fn apply_internal_error(
     record: &TaskRecord,
     what: &str,
-    dice: f64,
+    jitter: f64,
     now: Timestamp,
 ) -> (TaskRecord, Option<TaskTransition>) {
     let mut next = record.clone();
@@ -40,10 +40,10 @@ pub fn apply_internal_error(
         let moved = fail_controller(&mut next, &message, now);
         return (next, moved);
     }
-    let retry_at = now + retry_delay(next.emergencies, dice);
+    let retry_at = now + retry_delay(next.emergencies, jitter);
     let from = record.status;
     // A task that was never claimed has nothing to recover: it only waits.
-    if matches!(record.schedule, Schedule::Inactive | Schedule::Waiting) {
+    if matches!(record.schedule, ScheduleState::Inactive | ScheduleState::Waiting) {
         next.next_retry_at = Some(retry_at);
         return (next, None);
     }
@@ -72,10 +72,13 @@ pub fn apply_internal_error(
 /// Puts a recovering task back into the queue, from any state.
 pub(super) fn requeue(record: &mut TaskRecord) {
     let events: &[ScheduleEvent] = match record.schedule {
-        Schedule::Launching => &[ScheduleEvent::LaunchEnded, ScheduleEvent::WantsLaunch],
-        Schedule::Alive => &[ScheduleEvent::WantsLaunch],
-        Schedule::AliveBackoff => &[ScheduleEvent::BackoffOver],
-        Schedule::AliveWaiting | Schedule::Done | Schedule::Inactive | Schedule::Waiting => &[],
+        ScheduleState::Launching => &[ScheduleEvent::LaunchEnded, ScheduleEvent::WantsLaunch],
+        ScheduleState::Alive => &[ScheduleEvent::WantsLaunch],
+        ScheduleState::AliveBackoff => &[ScheduleEvent::BackoffOver],
+        ScheduleState::AliveWaiting
+        | ScheduleState::Done
+        | ScheduleState::Inactive
+        | ScheduleState::Waiting => &[],
     };
     for event in events {
         record.schedule(*event);
@@ -91,7 +94,7 @@ pub(super) fn fail_controller(record: &mut TaskRecord, why: &str, now: Timestamp
     let message = format!("{why} (was {from})");
     record.apply(Event::ControllerFailed, RecoverySource::Emergency, now).ok()?;
     record.failure_reason = Some(message.clone());
-    if record.schedule == Schedule::Launching {
+    if record.schedule == ScheduleState::Launching {
         record.schedule(ScheduleEvent::LaunchEnded);
     }
     Some(TaskTransition { from, to: record.status, event: Event::ControllerFailed, source: None, message })

@@ -4,7 +4,7 @@
 //! queue that waits for both never blocks it. Slots are counted in the transaction that claims.
 
 use crate::{
-    managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::TaskRecord},
+    managed_job::{Event, RecoverySource, ScheduleEvent, ScheduleState, Status, record::TaskRecord},
     time::{Span, Timestamp},
 };
 
@@ -87,39 +87,40 @@ const BACKOFF_MAX: f64 = 300.0;
 const BACKOFF_JITTER: f64 = 0.4;
 
 /// Returns the delay after `tries` refused launches in a row. `dice` is any number from 0 to 1.
-pub fn backoff(tries: u32, dice: f64) -> Span {
+pub fn backoff(tries: u32, jitter: f64) -> Span {
     let power = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
     let base = f64::min(BACKOFF_FIRST * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
-    with_jitter(base, BACKOFF_JITTER, dice)
+    with_jitter(base, BACKOFF_JITTER, jitter)
 }
 
 /// Returns `base` seconds, plus or minus a random share of it.
-pub(super) fn with_jitter(base: f64, share: f64, dice: f64) -> Span {
-    let factor = 1.0 - share + 2.0 * share * dice.clamp(0.0, 1.0);
+pub(super) fn with_jitter(base: f64, share: f64, jitter: f64) -> Span {
+    let factor = 1.0 - share + 2.0 * share * jitter.clamp(0.0, 1.0);
     Span((base * factor * 1e6) as i64)
 }
 
 /// Returns the displayed state of a job whose tasks are in these states. The flag of a lane: it was never claimed, and
 /// it is its turn. `claimed`: a task of the job was launched, so the job holds an alive slot until it is done.
-pub fn job_schedule(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
-    let any = |state: Schedule| lanes.iter().any(|(lane, _)| *lane == state);
-    if lanes.iter().all(|(lane, _)| *lane == Schedule::Done) {
-        return Schedule::Done;
+pub fn job_schedule(lanes: &[(ScheduleState, bool)], claimed: bool) -> ScheduleState {
+    let any = |state: ScheduleState| lanes.iter().any(|(lane, _)| *lane == state);
+    if lanes.iter().all(|(lane, _)| *lane == ScheduleState::Done) {
+        return ScheduleState::Done;
     }
-    if any(Schedule::Inactive) {
-        return Schedule::Inactive;
+    if any(ScheduleState::Inactive) {
+        return ScheduleState::Inactive;
     }
     if !claimed && !lanes.iter().any(|(lane, _)| lane.holds_alive_slot()) {
-        return Schedule::Waiting;
+        return ScheduleState::Waiting;
     }
-    let wants = lanes.iter().any(|(lane, wants)| *lane == Schedule::Waiting && *wants);
-    if any(Schedule::Launching) {
-        Schedule::Launching
-    } else if any(Schedule::AliveWaiting) || wants {
-        Schedule::AliveWaiting
-    } else if any(Schedule::AliveBackoff) {
-        Schedule::AliveBackoff
+    let requirements =
+        lanes.iter().any(|(lane, requirements)| *lane == ScheduleState::Waiting && *requirements);
+    if any(ScheduleState::Launching) {
+        ScheduleState::Launching
+    } else if any(ScheduleState::AliveWaiting) || requirements {
+        ScheduleState::AliveWaiting
+    } else if any(ScheduleState::AliveBackoff) {
+        ScheduleState::AliveBackoff
     } else {
-        Schedule::Alive
+        ScheduleState::Alive
     }
 }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     deadline_policy::{self, DeadlineTerms, Market},
     managed_job::{
-        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         plan::{RecoveryStrategy, TaskPlan},
         record::{AttemptPhase, NodeLocation, TaskRecord},
     },
@@ -61,10 +61,10 @@ impl<'a> TaskPass<'a> {
         (self.record, decision, self.due)
     }
 
-    pub(super) fn run(&mut self, turn: TaskPermission) {
+    pub(super) fn run(&mut self, permission: TaskPermission) {
         self.check_invariants();
         let mut graceful = None;
-        match &turn {
+        match &permission {
             TaskPermission::Run | TaskPermission::Wait => {}
             TaskPermission::RunUntil(at) => self.recheck_at(*at),
             TaskPermission::End { why, graceful: grace, unclaimed } => {
@@ -73,7 +73,7 @@ impl<'a> TaskPass<'a> {
             }
         }
         match self.record.status {
-            Status::Pending => self.plan_pending(&turn),
+            Status::Pending => self.plan_pending(&permission),
             Status::Starting | Status::Recovering => self.plan_launching(),
             Status::Running => self.plan_running(),
             Status::Cancelling => self.finish_cancel(graceful),
@@ -91,7 +91,7 @@ impl<'a> TaskPass<'a> {
     fn check_invariants(&mut self) {
         if let AttemptObservation::Impossible { what } = &self.view.observation {
             self.fail(&format!("its run reports an invalid state: {what}"));
-        } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
+        } else if self.record.schedule == ScheduleState::Done && !self.record.status.is_final() {
             self.fail("the job is done, but this task is not");
         }
     }
@@ -131,19 +131,19 @@ impl<'a> TaskPass<'a> {
         if self.transition(event, None, message.clone()) && self.record.status != Status::Succeeded {
             self.record.failure_reason = Some(message);
         }
-        if self.record.standing == AttemptPhase::Resolved {
+        if self.record.phase == AttemptPhase::Resolved {
             self.release_slots();
-        } else if self.record.schedule == Schedule::Launching {
+        } else if self.record.schedule == ScheduleState::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
     }
 
     /// Releases the slots: all of the task's nodes are released.
     fn release_slots(&mut self) {
-        if self.record.schedule == Schedule::Launching {
+        if self.record.schedule == ScheduleState::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
-        let event = if self.record.schedule == Schedule::Alive {
+        let event = if self.record.schedule == ScheduleState::Alive {
             ScheduleEvent::Finished
         } else {
             ScheduleEvent::Stopped
@@ -172,13 +172,13 @@ impl<'a> TaskPass<'a> {
     }
 
     fn cancel(&mut self, why: &str, unclaimed: bool) {
-        let never = matches!(self.record.schedule, Schedule::Inactive | Schedule::Waiting);
+        let never = matches!(self.record.schedule, ScheduleState::Inactive | ScheduleState::Waiting);
         match self.record.status {
             Status::Pending if never && unclaimed => self.end(Event::CancelledUnclaimed, why),
             Status::Pending | Status::Starting | Status::Running | Status::Recovering => {
                 self.transition(Event::CancelRequested, None, why);
                 self.record.failure_reason = Some(why.to_owned());
-                if self.record.schedule == Schedule::Launching {
+                if self.record.schedule == ScheduleState::Launching {
                     self.record.schedule(ScheduleEvent::LaunchEnded);
                 }
             }
@@ -197,7 +197,7 @@ impl<'a> TaskPass<'a> {
     /// ended and would have been retried is not a final status of the task.
     fn finish_cancel(&mut self, graceful: Option<Span>) {
         let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
-        if self.record.standing == AttemptPhase::Resolved {
+        if self.record.phase == AttemptPhase::Resolved {
             return self.end(Event::Released, why);
         }
         if self.view.observation == AttemptObservation::Unclear {
@@ -206,8 +206,8 @@ impl<'a> TaskPass<'a> {
         if !self.is_attempt_gone() {
             return self.stop_attempt(graceful);
         }
-        let counts = self.record.standing == AttemptPhase::Launched;
-        self.record.standing = AttemptPhase::Resolved;
+        let counts = self.record.phase == AttemptPhase::Launched;
+        self.record.phase = AttemptPhase::Resolved;
         let verdict = match &self.view.observation {
             AttemptObservation::Over { ends, .. } if counts => Some(classify_end(ends)),
             AttemptObservation::Over { .. }
@@ -256,11 +256,11 @@ impl<'a> TaskPass<'a> {
 
     /// Keeps the slot of an ended task until its nodes are gone, and reports if they are not released.
     fn clean_up(&mut self) {
-        if self.record.schedule == Schedule::Done {
+        if self.record.schedule == ScheduleState::Done {
             return;
         }
-        if self.record.standing == AttemptPhase::Resolved || self.is_attempt_gone() {
-            self.record.standing = AttemptPhase::Resolved;
+        if self.record.phase == AttemptPhase::Resolved || self.is_attempt_gone() {
+            self.record.phase = AttemptPhase::Resolved;
             return self.release_slots();
         }
         self.stop_attempt(None);
@@ -272,14 +272,14 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    fn plan_pending(&mut self, turn: &TaskPermission) {
-        let may_begin = matches!(turn, TaskPermission::Run | TaskPermission::RunUntil(_));
+    fn plan_pending(&mut self, permission: &TaskPermission) {
+        let may_begin = matches!(permission, TaskPermission::Run | TaskPermission::RunUntil(_));
         match self.record.schedule {
-            Schedule::Waiting if may_begin && self.plan.body.is_empty() => {
+            ScheduleState::Waiting if may_begin && self.plan.body.is_empty() => {
                 self.transition(Event::EmptyRun, None, "there is nothing to run");
                 self.end(Event::Succeeded, "there was nothing to run");
             }
-            Schedule::AliveBackoff => {
+            ScheduleState::AliveBackoff => {
                 let over = self.record.next_retry_at.is_none_or(|at| at <= self.now);
                 if over || self.view.has_new_capacity {
                     self.record.schedule(ScheduleEvent::BackoffOver);
@@ -288,12 +288,12 @@ impl<'a> TaskPass<'a> {
                     self.recheck_at(at);
                 }
             }
-            Schedule::Inactive
-            | Schedule::Waiting
-            | Schedule::Launching
-            | Schedule::Alive
-            | Schedule::AliveWaiting
-            | Schedule::Done => {}
+            ScheduleState::Inactive
+            | ScheduleState::Waiting
+            | ScheduleState::Launching
+            | ScheduleState::Alive
+            | ScheduleState::AliveWaiting
+            | ScheduleState::Done => {}
         }
     }
 
@@ -312,7 +312,7 @@ impl<'a> TaskPass<'a> {
                 self.attempt_ended(classify_end(ends));
             }
             AttemptObservation::Nothing => {
-                self.record.standing = AttemptPhase::Resolved;
+                self.record.phase = AttemptPhase::Resolved;
                 if self.plan.recovery.strategy == RecoveryStrategy::None {
                     return self.end(Event::Failed, "nodes lost: its run no longer exists");
                 }
@@ -337,7 +337,7 @@ impl<'a> TaskPass<'a> {
 
     /// Handles the end of the attempt of a RUNNING task.
     fn attempt_ended(&mut self, verdict: AttemptOutcome) {
-        self.record.standing = AttemptPhase::Resolved;
+        self.record.phase = AttemptPhase::Resolved;
         match verdict {
             AttemptOutcome::Success => self.end(Event::Succeeded, "the program exited successfully"),
             AttemptOutcome::UserFailure { setup, codes, restartable, message } => {
@@ -399,13 +399,13 @@ impl<'a> TaskPass<'a> {
         match self.plan.recovery.strategy {
             RecoveryStrategy::EagerNextRegion => {
                 // Avoiding the whole location would abandon the remaining nodes as well.
-                let beside = left.filter(|left| gone.iter().any(|gone| gone.place == left.place));
+                let nearby = left.filter(|left| gone.iter().any(|gone| gone.place == left.place));
                 for lost in gone {
                     if !self.record.blocked.contains(&lost) {
                         self.record.blocked.push(lost);
                     }
                 }
-                match beside {
+                match nearby {
                     Some(left) => self.prefer_near(left),
                     None => format!("; avoiding {}", first.place),
                 }
@@ -413,9 +413,9 @@ impl<'a> TaskPass<'a> {
             RecoveryStrategy::Failover => match left {
                 Some(left) => self.prefer_near(left),
                 None => {
-                    let said = format!("; trying {} again first", first.place);
+                    let message = format!("; trying {} again first", first.place);
                     self.record.sought = Some(first);
-                    said
+                    message
                 }
             },
             RecoveryStrategy::None => String::new(),
@@ -423,9 +423,9 @@ impl<'a> TaskPass<'a> {
     }
 
     fn prefer_near(&mut self, left: NodeLocation) -> String {
-        let said = format!("; requesting a replacement in {}, next to the remaining nodes", left.place);
+        let message = format!("; requesting a replacement in {}, next to the remaining nodes", left.place);
         self.record.sought = Some(left);
-        said
+        message
     }
 
     fn recover(&mut self, message: String) {
@@ -438,7 +438,7 @@ impl<'a> TaskPass<'a> {
 
     /// Handles a run that was stopped directly: the same as a cancellation.
     fn run_stopped(&mut self, message: &str) {
-        self.record.standing = AttemptPhase::Resolved;
+        self.record.phase = AttemptPhase::Resolved;
         let why = format!("its run was stopped: {message}");
         self.transition(Event::CancelRequested, None, why.clone());
         self.end(Event::Released, why);
@@ -452,13 +452,13 @@ impl<'a> TaskPass<'a> {
         let seconds = |span: Span| span.0 as f64 / 1e6;
         let running = self.record.status == Status::Running;
         let done = self.view.progress.unwrap_or_else(|| self.record.job_duration(self.now));
-        let standing = deadline_policy::DeadlineProgress {
+        let phase = deadline_policy::DeadlineProgress {
             elapsed: seconds(self.now.since(began)),
             done: seconds(done),
             current_market: if running { self.record.market } else { None },
             has_spot_capacity: self.view.has_spot_capacity,
         };
-        Some(deadline_policy::choose_market(terms, standing))
+        Some(deadline_policy::choose_market(terms, phase))
     }
 
     /// Moves the task to spot nodes by rule 3: it is ahead of schedule, and cheaper nodes are available.
@@ -467,7 +467,7 @@ impl<'a> TaskPass<'a> {
         if self.plan.recovery.strategy == RecoveryStrategy::None {
             return;
         }
-        self.record.standing = AttemptPhase::Superseded;
+        self.record.phase = AttemptPhase::Superseded;
         self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.message());
         self.record.schedule(ScheduleEvent::WantsLaunch);
         self.reset_candidates();

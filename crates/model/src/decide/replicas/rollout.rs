@@ -80,8 +80,8 @@ pub struct Rollout {
     pub wanted: u32,
     pub old: u32,
     /// Condition that it waits for, or why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub said: Option<String>,
+    #[serde(default, rename = "said", skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// The previous deployment, if this one is its rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undid: Option<Rollback>,
@@ -127,57 +127,58 @@ pub fn evaluate(
     let before = before.filter(|before| before.num == num);
     let count = count_replicas(groups, memory);
     let was = before.map(|before| before.state);
-    let now_is = |state, said| Rollout {
+    let now_is = |state, message| Rollout {
         num,
         state,
         ready: count.ready,
         wanted: count.wanted,
         old: count.old,
-        said,
+        message,
         undid: before.and_then(|before| before.undid.clone()),
     };
     if count.is_complete() || was == Some(RolloutState::Complete) {
         let is_news = was != Some(RolloutState::Complete) && num > 0;
-        let told =
+        let reported =
             format!("deployment {num} is complete: {} of {} replicas are ready", count.ready, count.wanted);
         return RolloutEvaluation {
             rollout: now_is(RolloutState::Complete, None),
             decision: RolloutDecision::Complete,
-            event: is_news.then_some(("deployed", told)),
+            event: is_news.then_some(("deployed", reported)),
             due_at: None,
         };
     }
-    let trouble = trials.iter().find_map(|trial| failure_message(trial, pace, now)).filter(|_| can_go_back);
+    let failure = trials.iter().find_map(|trial| failure_message(trial, pace, now)).filter(|_| can_go_back);
     let due_at = trials.iter().filter_map(|trial| ready_deadline(trial, pace)).min().filter(|_| can_go_back);
-    let goes_on = |rollout, told| RolloutEvaluation {
+    let goes_on = |rollout, reported| RolloutEvaluation {
         rollout,
         decision: RolloutDecision::Continue,
-        event: told,
+        event: reported,
         due_at,
     };
-    match (trouble, was) {
+    match (failure, was) {
         // A failed deployment stays failed, unless it completes after all.
         (_, Some(RolloutState::Failed)) => {
-            let said = before.and_then(|before| before.said.clone());
-            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, said), None) }
+            let message = before.and_then(|before| before.message.clone());
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, message), None) }
         }
         (Some(why), _) if pace.should_roll_back => {
-            let told = format!("deployment {num} failed: {why}; rolling back to the previous configuration");
+            let reported =
+                format!("deployment {num} failed: {why}; rolling back to the previous configuration");
             let undid = Some(Rollback { num, why });
             // The rollback is a deployment with the next number.
             let rollout = Rollout { num: num + 1, undid, ..now_is(RolloutState::Rolling, None) };
-            let told = Some(("rolled_back", told));
-            RolloutEvaluation { rollout, decision: RolloutDecision::RollBack, event: told, due_at: None }
+            let reported = Some(("rolled_back", reported));
+            RolloutEvaluation { rollout, decision: RolloutDecision::RollBack, event: reported, due_at: None }
         }
         (Some(why), _) => {
-            let told =
+            let reported =
                 format!("deployment {num} failed: {why}; not rolled back, the previous replicas are kept");
-            let told = Some(("deployment_failed", told));
-            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, Some(why)), told) }
+            let reported = Some(("deployment_failed", reported));
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, Some(why)), reported) }
         }
         (None, _) if count.wanted == 0 && count.old == 0 => goes_on(now_is(RolloutState::Asleep, None), None),
         (None, _) => {
-            let told = (before.is_none() && count.old > 0).then(|| {
+            let reported = (before.is_none() && count.old > 0).then(|| {
                 let words = format!(
                     "deployment {num} started: {} to replace, with at most {} more and {} fewer than {} at a time",
                     format_replicas(count.old),
@@ -187,7 +188,7 @@ pub fn evaluate(
                 );
                 ("deployment", words)
             });
-            goes_on(now_is(RolloutState::Rolling, waiting_message(trials)), told)
+            goes_on(now_is(RolloutState::Rolling, waiting_message(trials)), reported)
         }
     }
 }
@@ -223,14 +224,14 @@ fn count_replicas(groups: &[ReplicaGroupView], memory: &BTreeMap<String, Scaling
 
 /// Returns why a replica on trial ends the deployment.
 fn failure_message(trial: &TrialReplica, pace: &RolloutPolicy, now: Timestamp) -> Option<String> {
-    let said = trial.message.as_deref().unwrap_or("it receives no requests");
+    let message = trial.message.as_deref().unwrap_or("it receives no requests");
     if trial.failures >= FAILURES_MAX || trial.failures > 0 && !trial.is_retried {
         let times = if trial.failures > 1 { format!(" {} times", trial.failures) } else { String::new() };
-        return Some(format!("replica {} ended{times}: {said}", trial.num));
+        return Some(format!("replica {} ended{times}: {message}", trial.num));
     }
     let late = ready_deadline(trial, pace).is_some_and(|at| at <= now);
     late.then(|| {
-        format!("replica {} is not ready after {} s: {said}", trial.num, pace.ready_timeout.as_secs())
+        format!("replica {} is not ready after {} s: {message}", trial.num, pace.ready_timeout.as_secs())
     })
 }
 
@@ -241,7 +242,7 @@ fn ready_deadline(trial: &TrialReplica, pace: &RolloutPolicy) -> Option<Timestam
 fn waiting_message(trials: &[TrialReplica]) -> Option<String> {
     let open = trials.iter().filter(|trial| trial.stage != ReplicaStage::Ready);
     open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.message, trial.stage) {
-        (Some(said), _) => format!("replica {}: {said}", trial.num),
+        (Some(message), _) => format!("replica {}: {message}", trial.num),
         (None, ReplicaStage::Waits) => format!("replica {} is waiting for an instance", trial.num),
         (None, ReplicaStage::Starting) => format!("replica {} is starting", trial.num),
         (None, ReplicaStage::Runs | ReplicaStage::NoLongerReady | ReplicaStage::Ready) => {

@@ -82,7 +82,8 @@ pub(super) fn scale(
     why: &mut Vec<String>,
 ) -> ScalingState {
     let current = before.desired.clamp(group.min, group.max);
-    let stays = |said: Option<String>| ScalingState { desired: current, scaled_at: before.scaled_at, said };
+    let stays =
+        |message: Option<String>| ScalingState { desired: current, scaled_at: before.scaled_at, message };
     let Some(scaling) = group.scaling else { return stays(None) };
     if group.replicas.iter().any(|replica| !replica.is_current) {
         return stays(Some("scaling is paused during a deployment".to_owned()));
@@ -90,11 +91,11 @@ pub(super) fn scale(
     let Some(traffic) = group.traffic else {
         return stays(Some("no request metrics received; keeping the current number of replicas".to_owned()));
     };
-    let TrafficMeasurement { description: words, replicas: wish } = measure(&scaling, &traffic);
+    let TrafficMeasurement { description: words, replicas: request } = measure(&scaling, &traffic);
     // A request waits for the first replica, however low the measured value is.
     let wakes = current == 0 && traffic.requests > 0;
-    let wish = wish.max(u32::from(wakes)).clamp(group.min, group.max);
-    let delay = match wish.cmp(&current) {
+    let request = request.max(u32::from(wakes)).clamp(group.min, group.max);
+    let delay = match request.cmp(&current) {
         Ordering::Equal => return stays(Some(words)),
         Ordering::Greater if current == 0 => Span::ZERO,
         Ordering::Greater => scaling.scale_up_delay,
@@ -103,10 +104,10 @@ pub(super) fn scale(
     let ripe = before.scaled_at + delay;
     if now < ripe {
         let left = ripe.since(now).as_secs() + 1;
-        return stays(Some(format!("{words}; scaling to {wish} in {left} s at the earliest")));
+        return stays(Some(format!("{words}; scaling to {request} in {left} s at the earliest")));
     }
-    why.push(format!("group {}: scaling from {current} to {wish} replicas: {words}", group.name));
-    ScalingState { desired: wish, scaled_at: now, said: Some(words) }
+    why.push(format!("group {}: scaling from {current} to {request} replicas: {words}", group.name));
+    ScalingState { desired: request, scaled_at: now, message: Some(words) }
 }
 
 #[expect(

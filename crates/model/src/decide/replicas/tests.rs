@@ -47,7 +47,7 @@ fn render_plan(wanted: &ReplicaPlan) -> String {
 }
 
 fn memory(desired: u32) -> BTreeMap<String, ScalingState> {
-    BTreeMap::from([("0".to_owned(), ScalingState { desired, scaled_at: NOW, said: None })])
+    BTreeMap::from([("0".to_owned(), ScalingState { desired, scaled_at: NOW, message: None })])
 }
 
 #[track_caller]
@@ -128,7 +128,7 @@ fn check_by(
 ) -> ReplicaPlan {
     let group = ReplicaGroupView { scaling: Some(scaling), traffic, ..group("", (0, 4)) };
     let scaled_at = NOW - Span::secs(waited);
-    let memory = ScalingState { desired: before, scaled_at, said: None };
+    let memory = ScalingState { desired: before, scaled_at, message: None };
     let memory = BTreeMap::from([("0".to_owned(), memory)]);
     let wanted = decide(&[group], &memory, &RolloutPolicy::default(), NOW, NOW);
     assert_eq!(wanted.scaling["0"].desired, after, "{before} {waited} {traffic:?}");
@@ -191,9 +191,9 @@ fn queue_depth_scaling_counts_queued_requests_and_keeps_busy_replicas() {
 
 #[test]
 fn scaling_message_states_the_measurement_and_the_earliest_change() {
-    let said = |wanted: &ReplicaPlan| wanted.scaling["0"].said.clone().unwrap();
+    let message = |wanted: &ReplicaPlan| wanted.scaling["0"].message.clone().unwrap();
     let by = ScalingPolicy { metric: Metric::Concurrency, ..SCALING };
-    let late = said(&check_by(by, 1, 290, average(5, 0), 1));
+    let late = message(&check_by(by, 1, 290, average(5, 0), 1));
     assert_eq!(
         late,
         "5.00 concurrent requests over 60 s (target 2 per replica); scaling to 3 in 11 s at the earliest"
@@ -204,7 +204,7 @@ fn scaling_message_states_the_measurement_and_the_earliest_change() {
         ["group 0: scaling from 1 to 3 replicas: 5.00 concurrent requests over 60 s (target 2 per replica)"]
     );
     assert_eq!(
-        said(&check_by(by, 1, 300, None, 1)),
+        message(&check_by(by, 1, 300, None, 1)),
         "no request metrics received; keeping the current number of replicas"
     );
 }
@@ -261,13 +261,13 @@ fn a_deployment_rolls_until_all_replicas_are_ready_and_then_stays_complete() {
     let words =
         "deployment 2 started: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
     assert_eq!(first.event, Some(("deployment", words.to_owned())));
-    assert_eq!(first.rollout.said.as_deref(), Some("replica 2: it answers 500"));
+    assert_eq!(first.rollout.message.as_deref(), Some("replica 2: it answers 500"));
     assert_eq!(first.due_at, Some(NOW + Span::secs(570)));
     let next = render_evaluation("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
     assert_eq!((next.event, next.rollout.ready, next.rollout.old), (None, 1, 1));
     let last = render_evaluation("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
     assert_eq!((last.decision, last.rollout.state), (RolloutDecision::Complete, RolloutState::Complete));
-    assert_eq!(last.event.as_ref().map(|told| told.0), Some("deployed"));
+    assert_eq!(last.event.as_ref().map(|reported| reported.0), Some("deployed"));
     // A deployment that was complete stays complete, whatever happens to its replicas.
     let ill = render_evaluation("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
     assert_eq!((ill.decision, ill.event), (RolloutDecision::Complete, None));
@@ -279,8 +279,8 @@ fn a_deployment_rolls_until_all_replicas_are_ready_and_then_stays_complete() {
 fn replicas_that_end_or_miss_the_ready_deadline_roll_a_deployment_back() {
     let pace = RolloutPolicy::default();
     let rolls_back = |trial| {
-        let judged = render_evaluation("0:ready! 1:runs", 1, &[trial], &pace, None);
-        (judged.decision == RolloutDecision::RollBack).then(|| judged.rollout.undid.unwrap().why)
+        let evaluated = render_evaluation("0:ready! 1:runs", 1, &[trial], &pace, None);
+        (evaluated.decision == RolloutDecision::RollBack).then(|| evaluated.rollout.undid.unwrap().why)
     };
     assert_eq!(rolls_back((1, 599, 0)), None);
     let late = "replica 1 is not ready after 600 s: it answers 500";
@@ -294,9 +294,9 @@ fn replicas_that_end_or_miss_the_ready_deadline_roll_a_deployment_back() {
 fn a_rollback_is_a_new_deployment_that_records_the_one_it_undid() {
     let pace = RolloutPolicy::default();
     let failed = render_evaluation("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
-    let (word, told) = failed.event.unwrap();
+    let (word, reported) = failed.event.unwrap();
     assert_eq!(word, "rolled_back");
-    assert!(told.ends_with("; rolling back to the previous configuration"), "{told}");
+    assert!(reported.ends_with("; rolling back to the previous configuration"), "{reported}");
     assert_eq!((failed.rollout.num, failed.rollout.state), (3, RolloutState::Rolling));
     let back =
         evaluate(3, (&[group("0:ready", (0, 9))], &memory(1)), &[], &pace, false, Some(&failed.rollout), NOW);
@@ -311,9 +311,9 @@ fn a_failed_deployment_without_rollback_is_reported_once() {
     let pace = RolloutPolicy { should_roll_back: false, ..RolloutPolicy::default() };
     let failed = render_evaluation("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
     assert_eq!((failed.decision, failed.rollout.state), (RolloutDecision::Continue, RolloutState::Failed));
-    assert_eq!(failed.event.map(|told| told.0), Some("deployment_failed"));
+    assert_eq!(failed.event.map(|reported| reported.0), Some("deployment_failed"));
     let still = render_evaluation("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
-    assert_eq!((still.event, still.rollout.said), (None, failed.rollout.said));
+    assert_eq!((still.event, still.rollout.message), (None, failed.rollout.message));
     // There is no previous configuration: the first one is waited for without limit.
     let group = group("1:runs", (0, 9));
     let trial = TrialReplica {

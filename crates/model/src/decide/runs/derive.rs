@@ -38,17 +38,17 @@ enum ReplicaContribution {
     /// A job may not be retried. Overrides the retry of any other.
     Failed {
         reason: run::TerminationReason,
-        said: String,
+        message: String,
     },
     /// To be retried as a whole; contributes nothing else.
     Retry {
-        said: String,
+        message: String,
     },
-    Live(JobTally),
+    Live(JobCounts),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct JobTally {
+struct JobCounts {
     is_running: bool,
     is_provisioning: bool,
     is_waiting: bool,
@@ -59,7 +59,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     let mut replicas: Vec<_> = run.replicas.iter().collect();
     replicas.sort_by_key(|replica| replica.num);
 
-    let mut sum = JobTally::default();
+    let mut sum = JobCounts::default();
     let mut failures = Vec::new();
     let mut on_trial = Vec::new();
     let mut retries = Vec::new();
@@ -67,15 +67,15 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     for replica in replicas {
         match replica_contribution(run, replica, now) {
             ReplicaContribution::Ignored => {}
-            ReplicaContribution::Failed { reason, said } => match replica.role {
-                ReplicaRole::Full | ReplicaRole::Gone => failures.push((reason, said)),
-                ReplicaRole::Trial => on_trial.push((reason, said)),
+            ReplicaContribution::Failed { reason, message } => match replica.role {
+                ReplicaRole::Full | ReplicaRole::Gone => failures.push((reason, message)),
+                ReplicaRole::Trial => on_trial.push((reason, message)),
             },
-            ReplicaContribution::Retry { said } => {
-                to_retry.get_or_insert(said);
+            ReplicaContribution::Retry { message } => {
+                to_retry.get_or_insert(message);
                 retries.push(replica);
             }
-            ReplicaContribution::Live(tally) => sum.add(tally),
+            ReplicaContribution::Live(counts) => sum.add(counts),
         }
     }
 
@@ -86,8 +86,8 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     let verdict = if let Some(ending) = worst_failure(failures) {
         DerivedStatus::End(ending)
     } else if run.has_gateway_failed {
-        let said = "no running replica of the gateway accepted the service";
-        DerivedStatus::End(run::Ending::new(run::TerminationReason::GatewayError, said))
+        let message = "no running replica of the gateway accepted the service";
+        DerivedStatus::End(run::Ending::new(run::TerminationReason::GatewayError, message))
     } else if run.stop_criteria == StopCriteria::MasterDone && master_is_done(run) {
         DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))
     } else if sum.is_running {
@@ -96,8 +96,8 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
         DerivedStatus::Provisions
     } else if sum.is_waiting {
         DerivedStatus::Waits
-    } else if let Some(said) = to_retry {
-        DerivedStatus::Idle(said)
+    } else if let Some(message) = to_retry {
+        DerivedStatus::Idle(message)
     } else if run.is_rolling_back {
         DerivedStatus::Idle("its deployment is being rolled back".to_owned())
     } else if sum.is_done {
@@ -114,7 +114,7 @@ fn worst_failure(failures: Vec<(run::TerminationReason, String)>) -> Option<run:
     failures
         .into_iter()
         .min_by_key(|(reason, _)| is_limit(reason))
-        .map(|(reason, said)| run::Ending::new(reason, said))
+        .map(|(reason, message)| run::Ending::new(reason, message))
 }
 
 fn master_is_done(run: &RunView) -> bool {
@@ -130,49 +130,51 @@ fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) ->
         return ReplicaContribution::Ignored;
     }
 
-    let mut tally = JobTally::default();
+    let mut counts = JobCounts::default();
     let mut failures = Vec::new();
     let mut to_retry = None;
     let mut ended_by_us = None;
     for job in jobs {
         let Some(ending) = job.state.ending() else {
-            tally.count(&job.state);
+            counts.count(&job.state);
             continue;
         };
         if is_done(job) {
-            tally.is_done = true;
+            counts.is_done = true;
             continue;
         }
-        let said = describe(replica, job, ending);
+        let message = describe(replica, job, ending);
         if ending.reason() == job::TerminationReason::TerminatedByServer {
-            ended_by_us.get_or_insert(said);
+            ended_by_us.get_or_insert(message);
             continue;
         }
         if ending.detail() == Some(job::TerminationDetail::RegionFull) {
-            to_retry.get_or_insert(format!("{said}; trying another region"));
+            to_retry.get_or_insert(format!("{message}; trying another region"));
             continue;
         }
         match retry::decide(run.retry.as_ref(), failure_history(run, job, ending), now) {
             RetryDecision::Yes { event, .. } => {
-                to_retry.get_or_insert(format!("{said}; retried on {event}"));
+                to_retry.get_or_insert(format!("{message}; retried on {event}"));
             }
             RetryDecision::No(refusal) => {
                 let reason = match refusal.is_limit() {
                     true => run::TerminationReason::RetryLimitExceeded,
                     false => run::TerminationReason::JobFailed,
                 };
-                failures.push((reason, format!("{said}; {refusal}")));
+                failures.push((reason, format!("{message}; {refusal}")));
             }
         }
     }
     if let Some(ending) = worst_failure(failures) {
-        return ReplicaContribution::Failed { reason: ending.reason(), said: ending.said().to_owned() };
+        return ReplicaContribution::Failed { reason: ending.reason(), message: ending.message().to_owned() };
     }
     match (to_retry, ended_by_us) {
         // A job that the server ended because of a failed sibling has the result of that sibling.
-        (Some(said), _) => ReplicaContribution::Retry { said },
-        (None, Some(said)) => ReplicaContribution::Failed { reason: run::TerminationReason::JobFailed, said },
-        (None, None) => ReplicaContribution::Live(tally),
+        (Some(message), _) => ReplicaContribution::Retry { message },
+        (None, Some(message)) => {
+            ReplicaContribution::Failed { reason: run::TerminationReason::JobFailed, message }
+        }
+        (None, None) => ReplicaContribution::Live(counts),
     }
 }
 
@@ -204,7 +206,7 @@ fn is_done(job: &JobView) -> bool {
     end_reason(job) == Some(job::TerminationReason::DoneByRunner)
 }
 
-impl JobTally {
+impl JobCounts {
     fn count(&mut self, state: &SubmissionState) {
         match state {
             SubmissionState::Submitted => self.is_waiting = true,

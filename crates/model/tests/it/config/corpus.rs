@@ -30,7 +30,7 @@ fn listed_deviations() -> BTreeSet<String> {
 }
 
 #[derive(Default)]
-struct Tally {
+struct Counts {
     agreed: usize,
     deviating: usize,
     wrong: Vec<String>,
@@ -74,40 +74,40 @@ fn corpus_configurations_get_the_same_verdict_as_in_dstack() {
         return;
     };
     let index: Vec<Value> = serde_json::from_str(&index).unwrap();
-    let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
+    let mut tallies: BTreeMap<String, Counts> = BTreeMap::new();
     let mut occurred = BTreeSet::new();
     for entry in &index {
         let file = entry["file"].as_str().unwrap();
         let text = read(&corpus.join(file)).unwrap();
-        let tally = tallies.entry(entry["type"].as_str().unwrap().to_owned()).or_default();
+        let counts = tallies.entry(entry["type"].as_str().unwrap().to_owned()).or_default();
         match (config::parse(&text), entry["verdict"].as_str().unwrap()) {
-            (Ok(parsed), "valid") if survives_a_round_trip(&parsed.configuration) => tally.agreed += 1,
-            (Ok(_), "valid") => tally.wrong.push(format!("{file}: changes on a round trip")),
-            (Ok(_), _) => tally.wrong.push(format!("{file}: accepted, should be refused")),
+            (Ok(parsed), "valid") if survives_a_round_trip(&parsed.configuration) => counts.agreed += 1,
+            (Ok(_), "valid") => counts.wrong.push(format!("{file}: changes on a round trip")),
+            (Ok(_), _) => counts.wrong.push(format!("{file}: accepted, should be refused")),
             (Err(problems), "valid") if problems.iter().all(|problem| problem.code == Code::Unsupported) => {
-                tally.deviating += 1;
+                counts.deviating += 1;
                 occurred.extend(problems.iter().map(|problem| deviation(problem, &text)));
             }
             (Err(problems), "valid") => {
-                tally.wrong.push(format!("{file}: refused\n{}", config::render(&problems, file, &text)));
+                counts.wrong.push(format!("{file}: refused\n{}", config::render(&problems, file, &text)));
             }
-            (Err(problems), _) if agrees_on_invalid(entry, &problems) => tally.agreed += 1,
+            (Err(problems), _) if agrees_on_invalid(entry, &problems) => counts.agreed += 1,
             (Err(problems), _) => {
-                tally
+                counts
                     .wrong
                     .push(format!("{file}: another reason\n{}", config::render(&problems, file, &text)));
             }
         }
     }
-    for (kind, tally) in &tallies {
+    for (kind, counts) in &tallies {
         println!(
             "{kind}: {} agreed, {} deviating, {} wrong",
-            tally.agreed,
-            tally.deviating,
-            tally.wrong.len()
+            counts.agreed,
+            counts.deviating,
+            counts.wrong.len()
         );
     }
-    let wrong: Vec<_> = tallies.into_values().flat_map(|tally| tally.wrong).collect();
+    let wrong: Vec<_> = tallies.into_values().flat_map(|counts| counts.wrong).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(occurred, listed_deviations(), "docs/deviations.md lists what is refused on purpose");
 }

@@ -52,8 +52,8 @@ fn unsupported_fields_are_refused_with_their_line_and_a_hint() {
             "5: certificate.type: a certificate of type `acm` is not supported",
         ),
     ] {
-        let said = refusal(&text);
-        assert!(said.starts_with(part), "{said}");
+        let message = refusal(&text);
+        assert!(message.starts_with(part), "{message}");
     }
 }
 
@@ -70,8 +70,8 @@ fn fleets_and_gateways_of_another_project_are_refused() {
             "gateway: `other/entry` is a gateway of another project",
         ),
     ] {
-        let said = refusal(&text);
-        assert!(said.contains(part) && said.contains("only those of `main`"), "{said}");
+        let message = refusal(&text);
+        assert!(message.contains(part) && message.contains("only those of `main`"), "{message}");
         let own = text.replace("other/", "main/");
         assert_eq!(reviewed(&own, Some("main")), SupportReview::default(), "{own}");
         assert_eq!(reviewed(&text, None), SupportReview::default(), "nobody knows the project yet");
@@ -116,8 +116,8 @@ fn a_field_without_effect_gives_one_warning() {
             "3: port: the local part of `port` has no effect",
         ),
     ] {
-        let said = warning(&text);
-        assert!(said.starts_with(part), "{said}");
+        let message = warning(&text);
+        assert!(message.starts_with(part), "{message}");
     }
     let profiles = parse_profiles(&format!("profiles:\n- name: a\n  {options}")).unwrap();
     assert_eq!(review_profile(&profiles.profiles[0].properties).warnings.len(), 1);

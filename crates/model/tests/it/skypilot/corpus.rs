@@ -54,7 +54,7 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
     if matches!(expected.0, Some("service" | "pool")) && parsed.refusals.is_empty() {
         return Some("is not a job, and is not refused at launch".to_owned());
     }
-    if parsed.warnings.iter().chain(&parsed.refusals).any(|told| !told.span.is_known()) {
+    if parsed.warnings.iter().chain(&parsed.refusals).any(|reported| !reported.span.is_known()) {
         return Some("a warning without a line".to_owned());
     }
     let stored = serde_json::to_string(&parsed.plan).unwrap();

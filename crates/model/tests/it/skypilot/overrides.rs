@@ -9,8 +9,8 @@ use super::accept;
 
 fn with(text: &str, overrides: &Overrides) -> Result<ManagedJobPlan, Vec<String>> {
     let mut plan = accept(text).plan;
-    let said = overrides.apply(&mut plan);
-    said.map(|()| plan).map_err(|problems| problems.iter().map(|one| one.message.clone()).collect())
+    let message = overrides.apply(&mut plan);
+    message.map(|()| plan).map_err(|problems| problems.iter().map(|one| one.message.clone()).collect())
 }
 
 fn word(text: &str) -> Option<String> {
@@ -57,8 +57,8 @@ fn overrides_apply_to_every_task_and_keep_other_fields() {
 
 #[test]
 fn a_deadline_override_keeps_the_work_of_the_file_unless_it_gives_its_own() {
-    let deadline = |text: &str, said: &str| {
-        let overrides = Overrides { deadline: word(said), ..Overrides::default() };
+    let deadline = |text: &str, message: &str| {
+        let overrides = Overrides { deadline: word(message), ..Overrides::default() };
         with(text, &overrides).map(|plan| plan.tasks[0].deadline.unwrap())
     };
     let hour = 3600;

@@ -133,13 +133,13 @@ fn group_name_and_task_id_variables_are_set_for_every_kind_of_task() {
         spec(group, 0, 0, &ServerContext::default()).1.run.env.values()["SKYPILOT_JOBGROUP_NAME"],
         "g"
     );
-    let asks = |header: &str| {
+    let request = |header: &str| {
         let text = format!("name: g\nexecution: parallel\n{header}---\nname: a\nrun: a\n");
         spec(&text, 0, 0, &ServerContext::default()).1.run.env.values().get(HOSTS_FILE).cloned()
     };
-    assert_eq!(asks("").as_deref(), Some(""));
-    assert_eq!(asks("inter_connection: true\n").as_deref(), Some("required"));
-    assert_eq!(asks("inter_connection: false\n"), None);
+    assert_eq!(request("").as_deref(), Some(""));
+    assert_eq!(request("inter_connection: true\n").as_deref(), Some("required"));
+    assert_eq!(request("inter_connection: false\n"), None);
     let foreign = "type: task\nname: prepare\ncommands: [make]\n";
     let (_, task) = spec(foreign, 0, 0, &ServerContext::default());
     assert_eq!(task.commands, ["make"]);

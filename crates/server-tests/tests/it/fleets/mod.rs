@@ -35,88 +35,90 @@ const SMALL_TYPE: &str = "small";
 
 async fn start_with_one_cloud(ground: &ServerFixture) -> (FleetTestEnv, std::sync::Arc<FakeCloud>) {
     let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0), offer("aws", "spot", 4, 2.0)];
-    let (stage, mut clouds) =
-        FleetTestEnv::set(ground, 1, |db| vec![FakeCloud::new("aws", db, offers)]).await;
-    (stage, clouds.remove(0))
+    let (env, mut clouds) = FleetTestEnv::set(ground, 1, |db| vec![FakeCloud::new("aws", db, offers)]).await;
+    (env, clouds.remove(0))
 }
 
 async fn a_fleet_creates_its_minimum_and_shows_its_instances(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 2, "max": 3}, "tags": {"team": "a"}})).await;
-    let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 2, "max": 3}, "tags": {"team": "a"}})).await;
+    let instances = env.wait_for_instances("pool", &["idle", "idle"]).await;
     assert_eq!(instances[0]["instance_type"]["name"], SMALL_TYPE);
     assert_eq!((&instances[0]["backend"], &instances[0]["region"]), (&json!("aws"), &json!("here")));
     assert_eq!((&instances[0]["price"], &instances[0]["total_blocks"]), (&json!(1.0), &json!(1)));
     assert_eq!(instances[0]["hostname"], format!("host-{}", instance_id(&instances[0])));
     assert_eq!(cloud.book.lock().made.len(), 2);
     let sql = "SELECT agent_version, seen_at FROM instances";
-    let seen = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let seen = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(seen[0].str(0).unwrap(), "1.2.3");
     assert!(seen[0].opt_int(1).unwrap().is_some());
-    assert_eq!(stage.get_fleet("pool").await["status_message"], json!(null));
-    stage.stop().await;
+    assert_eq!(env.get_fleet("pool").await["status_message"], json!(null));
+    env.stop().await;
 }
 
 async fn a_job_creates_its_instance_and_runs_on_it(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
-    stage.run("train", json!({})).await;
-    stage.wait_for_run("train", "running").await;
-    let instances = stage.wait_for_instances("pool", &["busy"]).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
+    env.run("train", json!({})).await;
+    env.wait_for_run("train", "running").await;
+    let instances = env.wait_for_instances("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["name"]), (&json!(1), &json!("pool-0")));
-    assert_eq!(cloud.book.lock().asked.len(), 1);
-    stage.hosts.finish_all();
-    stage.poke("jobs").await;
-    stage.wait_for_run("train", "done").await;
-    let instances = stage.wait_for_instances("pool", &["idle"]).await;
+    assert_eq!(cloud.book.lock().requested.len(), 1);
+    env.hosts.finish_all();
+    env.mark_due("jobs").await;
+    env.wait_for_run("train", "done").await;
+    let instances = env.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(instances[0]["busy_blocks"], 0);
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn offers_are_tried_in_price_order(ground: &ServerFixture) {
-    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
+    let (env, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", "cheap", 4, 1.0), offer("aws", "dear", 4, 3.0)];
         vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, vec![offer("gcp", "middle", 4, 2.0)])]
     })
     .await;
     clouds[0].book.lock().none_of.insert("cheap".into());
     clouds[1].book.lock().none_of.insert("middle".into());
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
-    stage.run("train", json!({})).await;
-    stage.wait_for_run("train", "running").await;
-    let types =
-        |cloud: &FakeCloud| cloud.book.lock().asked.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>();
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
+    env.run("train", json!({})).await;
+    env.wait_for_run("train", "running").await;
+    let types = |cloud: &FakeCloud| {
+        cloud.book.lock().requested.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>()
+    };
     assert_eq!(types(&clouds[0]), ["cheap", "dear"]);
     assert_eq!(types(&clouds[1]), ["middle"]);
-    let instances = stage.wait_for_instances("pool", &["busy"]).await;
+    let instances = env.wait_for_instances("pool", &["busy"]).await;
     assert_eq!(
         (&instances[0]["instance_type"]["name"], &instances[0]["price"]),
         (&json!("dear"), &json!(3.0))
     );
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn a_job_fails_with_the_reasons_if_every_offer_is_refused(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().none_of.extend([SMALL_TYPE.to_owned(), "spot".to_owned()]);
     // Both kinds: the run does not set `spot_policy`, so the fleet's value counts.
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "auto"})).await;
-    stage.run("train", json!({})).await;
-    let run = stage.wait_for_run("train", "failed").await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "auto"})).await;
+    env.run("train", json!({})).await;
+    let run = env.wait_for_run("train", "failed").await;
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["termination_reason"], "failed_to_start_due_to_no_capacity");
-    let said = submission["termination_reason_message"].as_str().unwrap();
+    let message = submission["termination_reason_message"].as_str().unwrap();
     assert!(
-        said.contains("2 offers were tried") && said.contains("no small") && said.contains("no spot"),
-        "{said}"
+        message.contains("2 offers were tried")
+            && message.contains("no small")
+            && message.contains("no spot"),
+        "{message}"
     );
-    stage.wait_for_instances("pool", &[]).await;
+    env.wait_for_instances("pool", &[]).await;
     assert!(cloud.book.lock().made.is_empty());
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn a_lost_write_creates_no_second_instance_at_any_backend(ground: &ServerFixture) {
-    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
+    let (env, clouds) = FleetTestEnv::set(ground, 1, |db| {
         vec![
             FakeCloud::new("aws", db, vec![offer("aws", "cheap", 4, 1.0)]),
             FakeCloud::new("gcp", db, vec![offer("gcp", "dear", 4, 2.0)]),
@@ -125,242 +127,240 @@ async fn a_lost_write_creates_no_second_instance_at_any_backend(ground: &ServerF
     .await;
     clouds[0].book.lock().none_of.insert("cheap".into());
     clouds[1].book.lock().lose_locks = 2;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
-    let instances = stage.wait_for_instances("pool", &["idle"]).await;
-    assert_eq!(clouds[1].book.lock().asked.len(), 3, "two answers were lost");
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
+    let instances = env.wait_for_instances("pool", &["idle"]).await;
+    assert_eq!(clouds[1].book.lock().requested.len(), 3, "two answers were lost");
     assert_eq!(clouds[1].book.lock().made.len(), 1);
-    assert_eq!(clouds[0].book.lock().asked.len(), 1, "what another backend made, it cannot find again");
+    assert_eq!(clouds[0].book.lock().requested.len(), 1, "what another backend made, it cannot find again");
     assert_eq!(instances[0]["instance_type"]["name"], "dear");
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn concurrent_placement_by_two_replicas_respects_the_fleet_maximum(ground: &ServerFixture) {
     let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
-    let (stage, clouds) = FleetTestEnv::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 2}})).await;
+    let (env, clouds) = FleetTestEnv::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 2}})).await;
     for n in 0..6 {
-        stage.run(&format!("train-{n}"), json!({})).await;
+        env.run(&format!("train-{n}"), json!({})).await;
     }
-    stage.wait_for_instances("pool", &["busy", "busy"]).await;
+    env.wait_for_instances("pool", &["busy", "busy"]).await;
     assert_eq!(clouds[0].book.lock().made.len(), 2);
-    let asked: BTreeSet<_> = clouds[0].book.lock().asked.iter().map(|(id, _)| *id).collect();
-    assert_eq!(asked.len(), 2, "no third was ever asked for");
-    stage.stop().await;
+    let requested: BTreeSet<_> = clouds[0].book.lock().requested.iter().map(|(id, _)| *id).collect();
+    assert_eq!(requested.len(), 2, "no third was ever asked for");
+    env.stop().await;
 }
 
 async fn nodes_of_a_replica_are_created_at_one_backend(ground: &ServerFixture) {
-    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
+    let (env, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
         let gcp = vec![offer("gcp", SMALL_TYPE, 4, 2.0)];
         vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, gcp)]
     })
     .await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 3}, "placement": "cluster"})).await;
-    stage.run("train", json!({"nodes": 3})).await;
-    let instances = stage.wait_for_instances("pool", &["busy", "busy", "busy"]).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 3}, "placement": "cluster"})).await;
+    env.run("train", json!({"nodes": 3})).await;
+    let instances = env.wait_for_instances("pool", &["busy", "busy", "busy"]).await;
     let places: BTreeSet<_> = instances.iter().map(|one| one["backend"].as_str().unwrap()).collect();
     assert_eq!(places.len(), 1);
     assert_eq!(clouds.iter().map(|cloud| cloud.book.lock().made.len()).sum::<usize>(), 3);
-    stage.wait_for_run("train", "running").await;
-    stage.stop().await;
+    env.wait_for_run("train", "running").await;
+    env.stop().await;
 }
 
 async fn idle_instances_are_terminated_down_to_the_fleet_minimum(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}, "idle_duration": "1s"})).await;
-    stage.wait_for_instances("pool", &["idle"]).await;
-    stage.run("first", json!({})).await;
-    stage.wait_for_run("first", "running").await;
-    stage.run("second", json!({})).await;
-    stage.wait_for_run("second", "running").await;
-    stage.wait_for_instances("pool", &["busy", "busy"]).await;
-    stage.hosts.finish_all();
-    stage.poke("jobs").await;
-    let left = stage.wait_for_instances("pool", &["idle"]).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 2}, "idle_duration": "1s"})).await;
+    env.wait_for_instances("pool", &["idle"]).await;
+    env.run("first", json!({})).await;
+    env.wait_for_run("first", "running").await;
+    env.run("second", json!({})).await;
+    env.wait_for_run("second", "running").await;
+    env.wait_for_instances("pool", &["busy", "busy"]).await;
+    env.hosts.finish_all();
+    env.mark_due("jobs").await;
+    let left = env.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(cloud.book.lock().made.len(), 1);
     assert_eq!(cloud.book.lock().deleted.len(), 1);
     let sql = "SELECT termination_reason FROM instances WHERE finished";
-    let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let over = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(over.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["idle_timeout"]);
-    stage.poke("instances").await;
-    assert_eq!(stage.wait_for_instances("pool", &["idle"]).await[0]["id"], left[0]["id"]);
-    stage.stop().await;
+    env.mark_due("instances").await;
+    assert_eq!(env.wait_for_instances("pool", &["idle"]).await[0]["id"], left[0]["id"]);
+    env.stop().await;
 }
 
 async fn a_lost_instance_is_replaced_after_a_delay(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
-    let first = instance_id(&stage.wait_for_instances("pool", &["idle"]).await[0]);
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
+    let first = instance_id(&env.wait_for_instances("pool", &["idle"]).await[0]);
     // Only an instance that the fleet has counted is replaced at once; otherwise the loss counts as another failed
     // attempt.
-    stage.wait_for_fleet("pool").await;
+    env.wait_for_fleet("pool").await;
     cloud.book.lock().none_of.insert(SMALL_TYPE.into());
     cloud.book.lock().none_of.insert("spot".into());
-    preempt(&stage, &cloud, first).await;
+    preempt(&env, &cloud, first).await;
     // The first attempt to replace it fails with a message; the next one waits for its minute.
-    let failed = stage.wait_for_instances("pool", &["terminated"]).await;
+    let failed = env.wait_for_instances("pool", &["terminated"]).await;
     assert!(failed[0]["termination_reason_message"].as_str().unwrap().contains("no small"), "{failed:?}");
     let path = "/api/project/main/fleets/get";
-    let said = stage
+    let message = env
         .until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
-            seen["status_message"].as_str().is_some_and(|said| said.contains("no small"))
+            seen["status_message"].as_str().is_some_and(|message| message.contains("no small"))
         })
         .await;
-    assert_eq!(said["status"], "active");
-    stage.poke("fleets").await;
+    assert_eq!(message["status"], "active");
+    env.mark_due("fleets").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(stage.wait_for_instances("pool", &["terminated"]).await[0]["id"], failed[0]["id"]);
+    assert_eq!(env.wait_for_instances("pool", &["terminated"]).await[0]["id"], failed[0]["id"]);
     cloud.book.lock().none_of.clear();
     let earlier =
         Unit::new().exec("UPDATE fleets SET last_consolidated_at = last_consolidated_at - 61000000", vec![]);
-    stage.server.app.db().write(earlier).await.unwrap().done().unwrap();
-    stage.poke("fleets").await;
-    let back = stage.wait_for_instances("pool", &["idle"]).await;
+    env.server.app.db().write(earlier).await.unwrap().done().unwrap();
+    env.mark_due("fleets").await;
+    let back = env.wait_for_instances("pool", &["idle"]).await;
     assert_ne!(instance_id(&back[0]), first);
-    stage.stop().await;
+    env.stop().await;
 }
 
-async fn preempt(stage: &FleetTestEnv, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
+async fn preempt(env: &FleetTestEnv, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
     cloud.book.lock().taken_back.insert(id);
-    stage.hosts.silent.lock().insert(id);
-    stage.poke("instances").await;
+    env.hosts.silent.lock().insert(id);
+    env.mark_due("instances").await;
 }
 
 async fn deleting_a_fleet_deletes_all_its_instances(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 2, "max": 2}})).await;
-    let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
-    stage.server.admin("/api/project/main/fleets/delete", json!({"names": ["pool"]})).await;
-    stage.until("no fleets", "/api/project/main/fleets/list", json!({}), |seen| seen == &json!([])).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 2, "max": 2}})).await;
+    let instances = env.wait_for_instances("pool", &["idle", "idle"]).await;
+    env.server.admin("/api/project/main/fleets/delete", json!({"names": ["pool"]})).await;
+    env.until("no fleets", "/api/project/main/fleets/list", json!({}), |seen| seen == &json!([])).await;
     assert!(cloud.book.lock().made.is_empty());
     for instance in &instances {
-        assert!(stage.hosts.forgotten.lock().contains(&instance_id(instance)));
+        assert!(env.hosts.forgotten.lock().contains(&instance_id(instance)));
     }
     let sql = "SELECT count(*) FROM instances WHERE NOT finished OR NOT deleted";
-    let left = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let left = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(left[0].int(0).unwrap(), 0);
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn a_preempted_instance_interrupts_its_job(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "spot"})).await;
-    stage.run("train", json!({"spot_policy": "spot"})).await;
-    stage.wait_for_run("train", "running").await;
-    let id = instance_id(&stage.wait_for_instances("pool", &["busy"]).await[0]);
-    preempt(&stage, &cloud, id).await;
-    let run = stage.wait_for_run("train", "failed").await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "spot"})).await;
+    env.run("train", json!({"spot_policy": "spot"})).await;
+    env.wait_for_run("train", "running").await;
+    let id = instance_id(&env.wait_for_instances("pool", &["busy"]).await[0]);
+    preempt(&env, &cloud, id).await;
+    let run = env.wait_for_run("train", "failed").await;
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["termination_reason"], "interrupted_by_no_capacity", "{submission:#}");
-    stage.wait_for_instances("pool", &[]).await;
-    stage.stop().await;
+    env.wait_for_instances("pool", &[]).await;
+    env.stop().await;
 }
 
 async fn four_tasks_share_one_instance_by_blocks(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}, "blocks": 4})).await;
-    stage.wait_for_instances("pool", &["idle"]).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 1}, "blocks": 4})).await;
+    env.wait_for_instances("pool", &["idle"]).await;
     for n in 0..5 {
-        stage.run(&format!("train-{n}"), json!({})).await;
+        env.run(&format!("train-{n}"), json!({})).await;
     }
     for n in 0..4 {
-        stage.wait_for_run(&format!("train-{n}"), "running").await;
+        env.wait_for_run(&format!("train-{n}"), "running").await;
     }
-    let instances = stage.wait_for_instances("pool", &["busy"]).await;
+    let instances = env.wait_for_instances("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["total_blocks"]), (&json!(4), &json!(4)));
-    assert_eq!(stage.hosts.tasks_on(instance_id(&instances[0])), 4);
+    assert_eq!(env.hosts.tasks_on(instance_id(&instances[0])), 4);
     assert_eq!(
-        stage.wait_for_run("train-4", "submitted").await["status"],
+        env.wait_for_run("train-4", "submitted").await["status"],
         "submitted",
         "there is no fifth block"
     );
-    stage.hosts.finish_all();
-    stage.poke("jobs").await;
-    stage.wait_for_run("train-4", "running").await;
+    env.hosts.finish_all();
+    env.mark_due("jobs").await;
+    env.wait_for_run("train-4", "running").await;
     assert_eq!(cloud.book.lock().made.len(), 1);
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn stopping_a_job_during_provisioning_leaves_no_instance(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().hold = true;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
-    stage.run("train", json!({})).await;
-    stage.wait_for_instances("pool", &["pending"]).await;
-    stage.stop_run("train").await;
-    stage.wait_for_run("train", "terminated").await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
+    env.run("train", json!({})).await;
+    env.wait_for_instances("pool", &["pending"]).await;
+    env.stop_run("train").await;
+    env.wait_for_run("train", "terminated").await;
     cloud.book.lock().hold = false;
-    stage.wait_for_instances("pool", &[]).await;
+    env.wait_for_instances("pool", &[]).await;
     assert!(cloud.book.lock().made.is_empty());
     let sql = "SELECT termination_reason, busy_blocks FROM instances";
-    let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let over = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!((over[0].str(0).unwrap(), over[0].int(1).unwrap()), ("job_finished", 0));
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn creation_policy_reuse_creates_no_instance_and_is_named_in_the_message(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
-    stage.run("train", json!({"creation_policy": "reuse"})).await;
-    let run = stage.wait_for_run("train", "failed").await;
-    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
-    assert!(said.contains("reuse"), "{said}");
-    assert!(cloud.book.lock().asked.is_empty());
-    stage.stop().await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
+    env.run("train", json!({"creation_policy": "reuse"})).await;
+    let run = env.wait_for_run("train", "failed").await;
+    let message = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("reuse"), "{message}");
+    assert!(cloud.book.lock().requested.is_empty());
+    env.stop().await;
 }
 
 async fn a_changed_fleet_spec_replaces_idle_instances(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
-    let first = stage.wait_for_instances("pool", &["idle"]).await;
-    stage
-        .fleet(
-            "pool",
-            json!({"nodes": {"min": 1, "max": 2}, "instance_types": ["spot"], "spot_policy": "auto"}),
-        )
-        .await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
+    let first = env.wait_for_instances("pool", &["idle"]).await;
+    env.fleet(
+        "pool",
+        json!({"nodes": {"min": 1, "max": 2}, "instance_types": ["spot"], "spot_policy": "auto"}),
+    )
+    .await;
     let path = "/api/project/main/fleets/get";
     let is_other = |seen: &serde_json::Value| {
         let all = seen["instances"].as_array().unwrap();
         all.len() == 1 && all[0]["status"] == "idle" && all[0]["instance_type"]["name"] == "spot"
     };
-    stage.until("another instance", path, json!({"name": "pool"}), is_other).await;
+    env.until("another instance", path, json!({"name": "pool"}), is_other).await;
     assert!(cloud.book.lock().deleted.contains(&instance_id(&first[0])));
     let sql = "SELECT termination_reason FROM instances WHERE finished";
-    let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
+    let over = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(over[0].str(0).unwrap(), "fleet_spec_mismatch");
-    stage.stop().await;
+    env.stop().await;
 }
 
 async fn deleting_one_instance_keeps_the_others(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.fleet("pool", json!({"nodes": {"min": 0, "target": 2, "max": 2}})).await;
-    stage.wait_for_instances("pool", &["idle", "idle"]).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.fleet("pool", json!({"nodes": {"min": 0, "target": 2, "max": 2}})).await;
+    env.wait_for_instances("pool", &["idle", "idle"]).await;
     let body = json!({"name": "pool", "instance_nums": [0]});
-    stage.server.admin("/api/project/main/fleets/delete_instances", body).await;
-    let left = stage.wait_for_instances("pool", &["idle"]).await;
+    env.server.admin("/api/project/main/fleets/delete_instances", body).await;
+    let left = env.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(left[0]["instance_num"], 1);
     assert_eq!(cloud.book.lock().made.len(), 1);
-    stage.stop().await;
+    env.stop().await;
 }
 
 /// Also for a fleet that names no backend at all.
 async fn no_instance_is_created_at_a_backend_not_granted_to_the_project(ground: &ServerFixture) {
-    let (stage, cloud) = start_with_one_cloud(ground).await;
-    stage.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;
-    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
+    let (env, cloud) = start_with_one_cloud(ground).await;
+    env.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;
+    env.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
     let path = "/api/project/main/fleets/get";
-    stage
-        .until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
-            seen["status_message"].as_str().is_some_and(|said| said.contains("grant-backend"))
-        })
-        .await;
-    stage.run("train", json!({"creation_policy": "reuse-or-create"})).await;
-    let run = stage.wait_for_run("train", "failed").await;
+    env.until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
+        seen["status_message"].as_str().is_some_and(|message| message.contains("grant-backend"))
+    })
+    .await;
+    env.run("train", json!({"creation_policy": "reuse-or-create"})).await;
+    let run = env.wait_for_run("train", "failed").await;
     assert!(run["latest_job_submission"]["instance_id"].is_null(), "{run:#}");
     assert!(cloud.book.lock().made.is_empty());
-    stage.server.grant("main", "aws").await;
-    stage.poke("fleets").await;
-    stage.wait_for_instances("pool", &["idle"]).await;
-    stage.stop().await;
+    env.server.grant("main", "aws").await;
+    env.mark_due("fleets").await;
+    env.wait_for_instances("pool", &["idle"]).await;
+    env.stop().await;
 }

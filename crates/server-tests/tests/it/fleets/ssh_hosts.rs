@@ -120,7 +120,7 @@ impl PipelineRegistry for InstancesOnlyRegistry<'_> {
 fn start_engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
     let app = &server.app;
     let db = app.db().with_fault_hook(Arc::new(FailingQueryFault(Arc::clone(&backend.query_fails))));
-    let hands = PipelineContext {
+    let context = PipelineContext {
         db: db.clone(),
         agents: Arc::new(ScriptedHosts::default()) as Arc<dyn AgentApi>,
         backends: Backends::new([Arc::clone(backend) as Arc<dyn Backend>]),
@@ -135,7 +135,7 @@ fn start_engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         limits: app.settings().limits.clone(),
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());
-    pipelines::register_all(&hands, &mut InstancesOnlyRegistry(&mut engine));
+    pipelines::register_all(&context, &mut InstancesOnlyRegistry(&mut engine));
     engine
 }
 
@@ -152,7 +152,7 @@ async fn m8_a_failed_query_during_host_setup_does_not_terminate_the_host(ground:
             "ssh_key": {"public": "ssh-ed25519 AAAA", "private": private_key()}}}});
     server.admin("/api/project/main/fleets/apply", json!({"plan": {"spec": spec}, "force": true})).await;
     let engine = start_engine(&server, &backend);
-    let asked = std::time::Instant::now();
+    let start = std::time::Instant::now();
     loop {
         let fleet = server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;
         let status = &fleet["instances"][0]["status"];
@@ -160,7 +160,7 @@ async fn m8_a_failed_query_during_host_setup_does_not_terminate_the_host(ground:
             break;
         }
         let is_starting = status == "pending" || status == "provisioning";
-        assert!(is_starting && asked.elapsed() < TIMEOUT, "the host never gets idle: {fleet:#}");
+        assert!(is_starting && start.elapsed() < TIMEOUT, "the host never gets idle: {fleet:#}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(backend.created.load(Ordering::SeqCst), 2, "the query failed, and the pass was repeated");

@@ -57,7 +57,7 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
 pub(crate) struct CloudState {
     pub(crate) made: BTreeMap<InstanceId, String>,
     /// Every call of `create`: instance and type.
-    pub(crate) asked: Vec<(InstanceId, String)>,
+    pub(crate) requested: Vec<(InstanceId, String)>,
     pub(crate) deleted: Vec<InstanceId>,
     /// Types without capacity.
     pub(crate) none_of: BTreeSet<String>,
@@ -113,9 +113,9 @@ impl Backend for FakeCloud {
             }
             let lost = {
                 let mut book = self.book.lock();
-                book.asked.push((order.instance, offer.instance_type.clone()));
+                book.requested.push((order.instance, offer.instance_type.clone()));
                 if book.none_of.contains(&offer.instance_type) && !book.made.contains_key(&order.instance) {
-                    return Err(BackendError::NoCapacity { said: format!("no {}", offer.instance_type) });
+                    return Err(BackendError::NoCapacity { message: format!("no {}", offer.instance_type) });
                 }
                 book.made.entry(order.instance).or_insert_with(|| offer.instance_type.clone());
                 let lost = book.lose_locks > 0;
@@ -141,7 +141,7 @@ impl Backend for FakeCloud {
         let is_ours = |id: &InstanceId| id.to_string() == machine.id;
         let gone = book.taken_back.iter().any(is_ours) || !book.made.keys().any(is_ours);
         let found = if gone {
-            InstanceState::Gone { said: "taken back".into() }
+            InstanceState::Gone { message: "taken back".into() }
         } else {
             InstanceState::Running(machine.clone())
         };
@@ -231,11 +231,11 @@ impl FleetTestEnv {
 
     /// Waits until the fleet's pipeline has found it complete.
     pub(crate) async fn wait_for_fleet(&self, fleet: &str) {
-        let asked = Instant::now();
+        let start = Instant::now();
         let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
         while self.server.app.db().query(sql, params![fleet]).await.unwrap()[0].int(0).unwrap() != 0 {
-            assert!(asked.elapsed() < TIMEOUT, "{fleet} never stands: {:#}", self.get_fleet(fleet).await);
-            self.poke("fleets").await;
+            assert!(start.elapsed() < TIMEOUT, "{fleet} never stands: {:#}", self.get_fleet(fleet).await);
+            self.mark_due("fleets").await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -255,7 +255,7 @@ impl FleetTestEnv {
     }
 
     /// Makes every row of a table due.
-    pub(crate) async fn poke(&self, table: &'static str) {
+    pub(crate) async fn mark_due(&self, table: &'static str) {
         let unit = Unit::new().exec(format!("UPDATE {table} SET due_at = NULL WHERE NOT finished"), vec![]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
         self.server.app.wake(&["runs", "jobs_running", "jobs_submitted", "instances", "fleets"]);

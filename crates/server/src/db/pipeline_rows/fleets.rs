@@ -22,9 +22,9 @@ statements! {
     EXIT_RECORD = "SELECT i.termination_message FROM instances i WHERE i.fleet_id = $1 AND i.finished \
                  AND i.termination_message IS NOT NULL ORDER BY i.finished_at DESC LIMIT 1";
     /// Never while a job is there: an instance that was idle when the fleet was loaded may have one by now.
-    ASK_SURPLUS = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
+    REQUEST_SURPLUS_STOP = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
                    end_reason = $2, due_at = NULL WHERE id = $1 AND NOT finished AND busy_blocks = 0";
-    ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
+    REQUEST_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished";
 }
 
@@ -69,9 +69,9 @@ pub async fn apply(
     let mut unit = Unit::apply("fleets", held, due_in_us, moved.set);
     for (id, reason) in moved.end {
         unit = if reason == instance::TerminationReason::TerminatedByUser {
-            unit.exec(ASK_END.as_str(), params![id])
+            unit.exec(REQUEST_END.as_str(), params![id])
         } else {
-            unit.exec(ASK_SURPLUS.as_str(), params![id, reason.as_str()])
+            unit.exec(REQUEST_SURPLUS_STOP.as_str(), params![id, reason.as_str()])
         };
     }
     if !moved.create.is_empty() {

@@ -28,10 +28,10 @@ statements! {
     ABOVE_MIN = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND (SELECT count(*) FROM instances i \
                  WHERE i.fleet_id = $1 AND NOT i.finished AND i.status <> 'terminating' \
                  AND i.termination_asked_at IS NULL) >= $2";
-    POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
-    POKE_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
+    MARK_JOBS_DUE = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
+    MARK_FLEET_DUE = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Capacity was freed: the first waiting jobs become due at once, the others at their due times.
-    POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
+    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
                     ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
 }
@@ -62,12 +62,12 @@ pub async fn orphan_tasks(
     for row in &rows {
         known.push((SubmissionId(row.uuid(0)?), row.int(1)?, row.bool(2)?));
     }
-    let stray = |task: &SubmissionId| match known.iter().find(|(id, _, _)| id == task) {
+    let orphan = |task: &SubmissionId| match known.iter().find(|(id, _, _)| id == task) {
         Some((_, _, false)) => None,
         Some((_, epoch, true)) => Some(OrphanTask { submission: *task, epoch: *epoch }),
         None => Some(OrphanTask { submission: *task, epoch: i64::MAX }),
     };
-    Ok(tasks.iter().filter_map(stray).collect())
+    Ok(tasks.iter().filter_map(orphan).collect())
 }
 
 /// Data of the fleet that its instances need.
@@ -94,8 +94,8 @@ pub async fn set_offer_attempts(
 }
 
 /// Records the progress of its creation; the row stays locked.
-pub async fn set_progress(db: &Db, held: LeaseKey, said: Option<&str>) -> Result<WriteOutcome, DbError> {
-    db.write(Unit::guarded("instances", held, vec![("status_message", said.into())])).await
+pub async fn set_progress(db: &Db, held: LeaseKey, message: Option<&str>) -> Result<WriteOutcome, DbError> {
+    db.write(Unit::guarded("instances", held, vec![("status_message", message.into())])).await
 }
 
 /// Result of one pass over an instance, and the rows that it affects.
@@ -110,22 +110,22 @@ pub struct InstanceUpdate {
     /// It ends, unless its fleet would then have fewer instances than this.
     pub leaves_at_least: Option<i64>,
     pub is_over: bool,
-    pub pokes_jobs: bool,
-    pub pokes_waiting: bool,
-    pub pokes_fleet: bool,
+    pub marks_jobs_due: bool,
+    pub marks_waiting_due: bool,
+    pub marks_fleet_due: bool,
 }
 
 impl InstanceUpdate {
     /// Pipelines that have work after this pass.
     pub fn wakes(&self) -> Vec<&'static str> {
         let mut wake = Vec::new();
-        if self.pokes_jobs {
+        if self.marks_jobs_due {
             wake.extend(["jobs_running", "jobs_terminating"]);
         }
-        if self.pokes_jobs || self.pokes_waiting {
+        if self.marks_jobs_due || self.marks_waiting_due {
             wake.push("jobs_submitted");
         }
-        if self.pokes_fleet {
+        if self.marks_fleet_due {
             wake.push("fleets");
         }
         wake
@@ -147,14 +147,14 @@ pub async fn apply(
         unit = unit.exec(HOLD_FLEET.as_str(), params![fleet]);
         unit = unit.expect_one(ABOVE_MIN.as_str(), params![fleet, least]);
     }
-    if moved.pokes_jobs {
-        unit = unit.exec(POKE_JOBS.as_str(), params![instance.id]);
+    if moved.marks_jobs_due {
+        unit = unit.exec(MARK_JOBS_DUE.as_str(), params![instance.id]);
     }
-    if moved.pokes_waiting {
-        unit = unit.exec(POKE_WAITING.as_str(), params![instance.project_id]);
+    if moved.marks_waiting_due {
+        unit = unit.exec(MARK_WAITING_DUE.as_str(), params![instance.project_id]);
     }
-    if let Some(fleet) = instance.fleet_id.filter(|_| moved.pokes_fleet) {
-        unit = unit.exec(POKE_FLEET.as_str(), params![fleet]);
+    if let Some(fleet) = instance.fleet_id.filter(|_| moved.marks_fleet_due) {
+        unit = unit.exec(MARK_FLEET_DUE.as_str(), params![fleet]);
     }
     for event in moved.event.iter().chain(&moved.engine) {
         unit = unit.and(event_rows(db, held, instance.project_id, event, &instance.name)?);

@@ -36,14 +36,14 @@ statements! {
                    due_at = CASE WHEN busy_blocks = $2 THEN NULL ELSE due_at END, \
                    idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
     /// Nodes wait for each other: the progress of one makes the others due.
-    POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
+    MARK_SIBLINGS_DUE = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
     /// As `POKE_SIBLINGS`, for prepared nodes.
-    POKE_PREPARED = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
+    MARK_PREPARED_DUE = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND status = 'running' AND gate = 'reached'";
     /// Tasks of a group reach each other by name: one that runs on another instance now makes the others due, to update
     /// their addresses.
-    POKE_GROUP = "UPDATE jobs SET due_at = NULL WHERE status = 'running' AND id <> $2 AND run_id IN \
+    MARK_GROUP_DUE = "UPDATE jobs SET due_at = NULL WHERE status = 'running' AND id <> $2 AND run_id IN \
                   (SELECT r.id FROM runs r WHERE r.managed_job_id = $1 AND NOT r.finished)";
     GROUP = "SELECT r.name, j.job_num, i.hostname, i.provisioning FROM runs r JOIN jobs j ON j.run_id = r.id \
              JOIN instances i ON i.id = j.instance_id WHERE r.managed_job_id = $1 AND NOT r.finished AND NOT j.finished \
@@ -51,7 +51,7 @@ statements! {
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
     /// Capacity was freed: as many jobs as may fit become due at once, the others at their due times.
-    POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
+    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
                     ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
 }
@@ -172,9 +172,9 @@ pub struct JobUpdate {
     pub events: Vec<Event>,
     pub due_in_us: Option<i64>,
     /// True if other nodes of its replica wait for the new status.
-    pub pokes_siblings: bool,
+    pub marks_siblings_due: bool,
     /// Managed job whose other tasks need the address of this one.
-    pub pokes_group: Option<ManagedJobId>,
+    pub marks_group_due: Option<ManagedJobId>,
 }
 
 pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Result<WriteOutcome, DbError> {
@@ -185,22 +185,22 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Resu
         // The run's pipeline decides what follows for the run; it only has to become due. To a run a pulling job counts
         // as provisioned. Other nodes need to see the end of a job.
         let is = |status: job::Status| last.to == Some(status.as_str());
-        if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.pokes_siblings {
+        if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.marks_siblings_due {
             unit = unit.and([crate::db::runs::mark_due_soon(job.run_id)]);
         } else if !is(job::Status::Pulling) {
             unit = unit.and([crate::db::runs::mark_due(job.run_id)]);
         }
-        if moved.pokes_siblings {
+        if moved.marks_siblings_due {
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
-            unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
+            unit = unit.exec(MARK_SIBLINGS_DUE.as_str(), generation);
         }
     }
-    if let Some(group) = moved.pokes_group {
-        unit = unit.exec(POKE_GROUP.as_str(), params![group, job.id]);
+    if let Some(group) = moved.marks_group_due {
+        unit = unit.exec(MARK_GROUP_DUE.as_str(), params![group, job.id]);
     }
     if reached_gate {
         let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
-        unit = unit.exec(POKE_PREPARED.as_str(), generation);
+        unit = unit.exec(MARK_PREPARED_DUE.as_str(), generation);
     }
     for event in &moved.events {
         unit = unit.and(event_rows(db, held, job.project_id, event, &job.job_name)?);
@@ -214,7 +214,7 @@ pub fn ending_columns(ending: &job::Ending) -> Values {
         ("status", job::Status::Terminating.into()),
         ("termination_reason", ending.reason().as_str().into()),
         ("termination_detail", ending.detail().map(|d| d.as_str()).into()),
-        ("termination_message", ending.said().into()),
+        ("termination_message", ending.message().into()),
         ("exit_status", ending.exit_status().into()),
         ("terminating_at", Val::Now),
     ]
@@ -237,7 +237,7 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
         ("finished_at", Val::Now),
         ("host_given_up", end.host_given_up.into()),
         ("termination_reason", end.ending.reason().as_str().into()),
-        ("termination_message", end.ending.said().into()),
+        ("termination_message", end.ending.message().into()),
         ("exit_status", end.ending.exit_status().into()),
         ("status_message", Val::Null),
         // Not needed after the end.
@@ -248,7 +248,7 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
         && let Some(instance) = job.instance_id
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
-        unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + EXTRA_DUE_JOBS]);
+        unit = unit.exec(MARK_WAITING_DUE.as_str(), params![job.project_id, job.blocks + EXTRA_DUE_JOBS]);
         unit = unit.and([super::managed_jobs::mark_backoff_due(job.project_id)]);
     }
     unit = unit.and([crate::db::runs::mark_due(job.run_id)]);

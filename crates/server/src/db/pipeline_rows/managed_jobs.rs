@@ -6,7 +6,7 @@ use windlass_model::{
     decide::managed_jobs::slots::{SlotLimits, SlotRequest, SlotUsage},
     event::{Entity, Event},
     id::{ManagedJobId, RunId, UserId},
-    managed_job::{Schedule, Status},
+    managed_job::{ScheduleState, Status},
 };
 
 use windlass_planted_bugs::{Bug, is_planted};
@@ -58,9 +58,9 @@ statements! {
              OR (SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) \
              + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
              WHERE t.granted AND NOT m.claimed) < $4)";
-    POKE = "UPDATE managed_jobs SET due_at = NULL WHERE id = $1 AND NOT finished";
+    MARK_DUE = "UPDATE managed_jobs SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// The nodes of a task are free: jobs of this project that wait for nodes become due.
-    POKE_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id = $1 AND schedule = 'ALIVE_BACKOFF' \
+    MARK_DUE_AFTER_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id = $1 AND schedule = 'ALIVE_BACKOFF' \
                     AND NOT finished";
     NEWEST_IDLE = "SELECT max(i.idle_since) FROM instances i WHERE i.project_id = $1 AND NOT i.finished \
                    AND i.status = 'idle' AND NOT i.unreachable";
@@ -137,7 +137,7 @@ pub async fn newest_idle(db: &Db, job: &ManagedJob) -> Result<Option<i64>, DbErr
 pub struct TaskUpdate {
     pub task: i64,
     pub status: Status,
-    pub schedule: Schedule,
+    pub schedule: ScheduleState,
     pub record: String,
     pub wants_slot: bool,
     /// True if the granted slot is used, or no longer needed.
@@ -255,7 +255,7 @@ pub async fn grant(db: &Db, chosen: &[(SlotRequest, Uuid)], limits: SlotLimits) 
         let (launching, alive) = (i64::from(limits.max_launching), i64::from(limits.max_alive));
         unit = unit
             .exec(GRANT.as_str(), params![*job, i64::from(waiting.task), launching, alive])
-            .exec(POKE.as_str(), params![*job]);
+            .exec(MARK_DUE.as_str(), params![*job]);
     }
     db.write(unit).await?.done().map(drop)
 }
@@ -263,7 +263,7 @@ pub async fn grant(db: &Db, chosen: &[(SlotRequest, Uuid)], limits: SlotLimits) 
 /// For the unit that changes a run: makes the managed job of which it is an attempt due at once.
 pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
     crate::db::Change::Exec {
-        sql: POKE.as_str().into(),
+        sql: MARK_DUE.as_str().into(),
         params: params![job],
         expect: crate::db::Expect::Any,
     }
@@ -272,7 +272,7 @@ pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
 /// For the unit that frees nodes: makes the jobs due that wait for nodes.
 pub(in crate::db) fn mark_backoff_due(project: windlass_model::id::ProjectId) -> crate::db::Change {
     crate::db::Change::Exec {
-        sql: POKE_BACKOFF.as_str().into(),
+        sql: MARK_DUE_AFTER_BACKOFF.as_str().into(),
         params: params![project],
         expect: crate::db::Expect::Any,
     }

@@ -82,8 +82,8 @@ pub async fn failed_offers(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64),
         return Ok(Vec::new());
     }
     let detail = job::TerminationDetail::RegionFull.as_str();
-    let asked = vec![Val::list(runs.iter().copied()), detail.into(), FULL_REGION_TTL.0.into()];
-    let rows = db.query(FULL.as_str(), asked).await?;
+    let requested = vec![Val::list(runs.iter().copied()), detail.into(), FULL_REGION_TTL.0.into()];
+    let rows = db.query(FULL.as_str(), requested).await?;
     let found = rows.into_iter().filter_map(|row| {
         let offer = row.opt_text(2).transpose()?;
         Some(offer.and_then(|offer| Ok(((row.id(0)?, row.int(1)?), offer))))
@@ -175,17 +175,17 @@ pub async fn place_replica(
     if makes {
         unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
     }
-    let mut told_last = Vec::new();
+    let mut reported_last = Vec::new();
     for NodeAssignment { held, job, seat } in seated {
         match seat {
             SeatTarget::There { seat, event } => {
                 if let NodePlacement::Existing { instance, blocks, .. } = seat {
                     unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
                 }
-                told_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
+                reported_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
             }
             SeatTarget::New { instance, created, blocks, .. } => {
-                told_last.extend(event_rows(db, held, job.project_id, &created, &instance.name)?);
+                reported_last.extend(event_rows(db, held, job.project_id, &created, &instance.name)?);
                 let on = instance.id;
                 unit = unit.and([instances::insert_for_job(*instance, job.id, blocks)]);
                 unit = unit.expect_one(SIT_ON_NEW.as_str(), params![job.id, on]);
@@ -200,7 +200,7 @@ pub async fn place_replica(
     } else {
         unit.and([crate::db::runs::mark_due_soon(run)])
     };
-    db.write(unit.and(told_last)).await
+    db.write(unit.and(reported_last)).await
 }
 
 /// Interval at which a job checks the instance that is created for it; the instance's pipeline makes the job due when

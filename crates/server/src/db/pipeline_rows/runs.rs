@@ -22,7 +22,7 @@ use crate::{
 statements! {
     LOAD = "SELECT {} FROM runs r WHERE r.id = $1 AND r.lock_token = $2", Run::columns("r");
     /// An abort replaces a stop in progress; otherwise the first reason stays.
-    ASK_END = "UPDATE jobs SET end_asked = $2, end_message = $3, due_at = NULL \
+    REQUEST_END = "UPDATE jobs SET end_asked = $2, end_message = $3, due_at = NULL \
                WHERE id = $1 AND NOT finished AND (end_asked IS NULL OR $2 = 'aborted_by_user')";
     /// After an acknowledged stop no submission may be made (R12): matches only if none was requested.
     UNLESS_STOPPED = "UPDATE runs SET deleted = deleted WHERE id = $1 AND stop_asked_at IS NULL";
@@ -63,7 +63,7 @@ pub struct RunUpdate<'a> {
     pub events: Vec<(Event, String)>,
     pub due_in_us: Option<i64>,
     /// True if the managed job of which it is an attempt becomes due.
-    pub pokes_managed: bool,
+    pub marks_managed_due: bool,
 }
 
 pub async fn apply(
@@ -77,7 +77,7 @@ pub async fn apply(
         ("status", plan.status.into()),
         ("finished", plan.status.is_final().into()),
         ("termination_reason", plan.ending.as_ref().map(|e| e.reason().as_str()).into()),
-        ("termination_message", plan.ending.as_ref().map(run::Ending::said).into()),
+        ("termination_message", plan.ending.as_ref().map(run::Ending::message).into()),
         ("retry_count", plan.attempt.into()),
         ("next_triggered_at", plan.next_triggered_at.into()),
         ("tracking", outcome.tracking.into()),
@@ -104,10 +104,10 @@ pub async fn apply(
     }
     for end in outcome.ends {
         let reason = end.ending.reason().as_str();
-        unit = unit.exec(ASK_END.as_str(), params![end.submission, reason, end.ending.said()]);
+        unit = unit.exec(REQUEST_END.as_str(), params![end.submission, reason, end.ending.message()]);
     }
     unit = unit.and(outcome.submissions.into_iter().map(jobs::insert));
-    if let Some(managed) = run.managed_job_id.filter(|_| outcome.pokes_managed) {
+    if let Some(managed) = run.managed_job_id.filter(|_| outcome.marks_managed_due) {
         unit = unit.and([super::managed_jobs::mark_due(managed)]);
     }
     for (event, name) in &outcome.events {

@@ -56,7 +56,7 @@ statements! {
            (SELECT 1 FROM volume_holds h WHERE h.volume_id = $2 AND h.instance_id = $3)";
     FORCE = "UPDATE volume_attachments SET detach_forced_at = now_us() WHERE volume_id = $1 AND instance_id = $2 \
              AND ends_for = $3";
-    STANDING = "SELECT {} FROM volume_attachments a WHERE a.ends_for = $1 OR EXISTS (SELECT 1 FROM volume_holds h \
+    PHASE = "SELECT {} FROM volume_attachments a WHERE a.ends_for = $1 OR EXISTS (SELECT 1 FROM volume_holds h \
                 WHERE h.job_id = $1 AND h.volume_id = a.volume_id AND h.instance_id = a.instance_id) \
                 ORDER BY a.volume_id",
                VolumeAttachment::columns("a");
@@ -182,7 +182,7 @@ pub async fn force_detach(
 
 /// Attachments that this job uses, or whose end it waits for.
 pub async fn list_attachments(db: &Db, job: SubmissionId) -> Result<Vec<VolumeAttachment>, DbError> {
-    db.query(STANDING.as_str(), params![job]).await?.into_iter().map(VolumeAttachment::read).collect()
+    db.query(PHASE.as_str(), params![job]).await?.into_iter().map(VolumeAttachment::read).collect()
 }
 
 /// Deletes the row of an attachment that the backend reports as detached.

@@ -45,16 +45,16 @@ struct ClockState {
 
 impl ClockWatch {
     /// Size of the jump of the clock, if there was one that needs correction.
-    pub(in crate::db) fn jump(&self, asked: Instant, answered: Instant, now: i64) -> Option<i64> {
+    pub(in crate::db) fn jump(&self, requested: Instant, answered: Instant, now: i64) -> Option<i64> {
         let mut state = self.0.lock();
-        let jump = state.last.and_then(|(then_asked, then_answered, before)| {
-            let (least, most) = (micros(then_answered, asked), micros(then_asked, answered));
+        let jump = state.last.and_then(|(then_requested, then_answered, before)| {
+            let (least, most) = (micros(then_answered, requested), micros(then_requested, answered));
             let passed = now.saturating_sub(before);
             let jump = passed - passed.clamp(least.min(most), most);
             (jump.abs() > JUMP_MIN && jump < AHEAD_MAX).then_some(jump)
         });
         if jump.is_none() {
-            state.last = Some((asked, answered, now));
+            state.last = Some((requested, answered, now));
         }
         jump
     }
@@ -101,9 +101,10 @@ mod tests {
     fn observed_jump(looks: &[(u64, u64, i64)]) -> Vec<Option<i64>> {
         let (watch, began) = (ClockWatch::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
-        let look =
-            |(asked, answered, now): &(u64, u64, i64)| watch.jump(at(*asked), at(*answered), now * SECOND);
-        looks.iter().map(look).map(|jump| jump.map(|jump| jump / SECOND)).collect()
+        let poll = |(requested, answered, now): &(u64, u64, i64)| {
+            watch.jump(at(*requested), at(*answered), now * SECOND)
+        };
+        looks.iter().map(poll).map(|jump| jump.map(|jump| jump / SECOND)).collect()
     }
 
     #[test]

@@ -121,14 +121,14 @@ impl Group<'_> {
     async fn begin(&self) -> GroupResult<i64> {
         let failed = |error| classify_failure(READ_CLOCK, error);
         let now = self.session.prepare(READ_CLOCK).await.map_err(failed)?;
-        let asked = Instant::now();
+        let start = Instant::now();
         let begin = begin_sql(self.races);
         let (begin, read) = (self.session.client.batch_execute(&begin), self.session.run(&now, &[]));
         let ((), (rows, _)) = try_join(begin, read).await.map_err(failed)?;
-        let told = rows.first().and_then(|row| Some((row.try_get(0).ok()?, row.try_get(1).ok()?)));
-        let (now, version) = told.ok_or(Failure::Refused(DbError::closed("write")))?;
+        let reported = rows.first().and_then(|row| Some((row.try_get(0).ok()?, row.try_get(1).ok()?)));
+        let (now, version) = reported.ok_or(Failure::Refused(DbError::closed("write")))?;
         // Times recorded with a clock that jumped would be wrong once it is corrected.
-        let jump = self.watch.jump(asked, Instant::now(), now);
+        let jump = self.watch.jump(start, Instant::now(), now);
         jump.map_or(Ok(now), |by| Err(Failure::ClockJump { by, version }))
     }
 
@@ -362,7 +362,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
 /// Polls all futures in order, so that they are sent in this order.
 async fn poll_in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = futures.map(|future| Box::pin(maybe_done(future))).collect();
-    let mut everybody = pin!(std::future::poll_fn(move |context| {
+    let mut everyone_of = pin!(std::future::poll_fn(move |context| {
         let mut is_ready = true;
         for future in &mut all {
             is_ready &= future.as_mut().poll(context).is_ready();
@@ -372,5 +372,5 @@ async fn poll_in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Ou
         }
         std::task::Poll::Ready(all.iter_mut().filter_map(|future| future.as_mut().take_output()).collect())
     }));
-    everybody.as_mut().await
+    everyone_of.as_mut().await
 }

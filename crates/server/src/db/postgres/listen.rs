@@ -47,14 +47,14 @@ async fn listen(
     has_listened: &mut bool,
 ) -> Result<(), tokio_postgres::Error> {
     let (client, mut connection) = target.config.connect(target.tls.clone()).await?;
-    let said = client.batch_execute("LISTEN windlass_hints");
-    let mut said = std::pin::pin!(said);
-    let mut is_said = false;
+    let text = client.batch_execute("LISTEN windlass_hints");
+    let mut text = std::pin::pin!(text);
+    let mut has_message = false;
     loop {
         tokio::select! {
-            answer = &mut said, if !is_said => {
+            answer = &mut text, if !has_message => {
                 answer?;
-                is_said = true;
+                has_message = true;
                 if std::mem::replace(has_listened, true) {
                     // Hints may have been missed while not connected.
                     let _ = hints.send(ALL_PIPELINES.to_owned());

@@ -117,31 +117,31 @@ impl Pool {
     /// again.
     pub(super) async fn check_clock(
         &self,
-        asked: Instant,
-        told: ClockReading,
+        requested: Instant,
+        reported: ClockReading,
         ttl: Duration,
     ) -> Result<bool, DbError> {
-        if told.is_old {
+        if reported.is_old {
             // Another server detected it, and times written here in the meantime are as wrong as there.
             self.watch.distrust(ttl);
             self.renew_sessions().await;
             return Ok(false);
         }
-        let Some(jump) = self.watch.jump(asked, Instant::now(), told.now) else { return Ok(true) };
+        let Some(jump) = self.watch.jump(requested, Instant::now(), reported.now) else { return Ok(true) };
         tracing::warn!(seconds = jump / 1_000_000, "database clock jumped");
         self.watch.distrust(ttl);
-        self.lease("correct the clock", clock::CORRECT_JUMP, &[jump.into(), told.version.into()]).await?;
+        self.lease("correct the clock", clock::CORRECT_JUMP, &[jump.into(), reported.version.into()]).await?;
         self.renew_sessions().await;
         Ok(false)
     }
 
     /// Corrected time, whether or not a jump is already subtracted.
     pub(super) async fn now(&self) -> Result<i64, DbError> {
-        let asked = Instant::now();
+        let start = Instant::now();
         let rows = self.read(clock::READ_CLOCK, &[]).await?;
         let row = rows.first().ok_or(DbError::Shape { column: 0, want: "a time", have: "nothing" })?;
         let now = row.int(0)?;
-        Ok(now - self.watch.jump(asked, Instant::now(), now).unwrap_or(0))
+        Ok(now - self.watch.jump(start, Instant::now(), now).unwrap_or(0))
     }
 
     pub(super) fn watch(&self) -> &ClockWatch {

@@ -109,11 +109,11 @@ impl Session {
     async fn with_silence_timeout<T>(&self, longest: Duration, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
-            let heard = self.answers.load(Ordering::Relaxed);
+            let received = self.answers.load(Ordering::Relaxed);
             if let Ok(done) = timeout(longest, &mut work).await {
                 return done;
             }
-            if self.answers.load(Ordering::Relaxed) == heard {
+            if self.answers.load(Ordering::Relaxed) == received {
                 tracing::warn!("statement waited too long for a lock and is cancelled");
                 let token = self.client.cancel_token();
                 let given_up = token.cancel_query(self.tls.clone());

@@ -145,12 +145,12 @@ impl TlsOptions {
 
     /// Removes the TLS options from the URL. The driver reads the rest, and rejects what it does not know.
     fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<(String, Self), TlsError> {
-        let mut asked = Self::default();
+        let mut requested = Self::default();
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
         let mut rest = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match asked.option_mut(name) {
+            match requested.option_mut(name) {
                 Some(slot) => *slot = Some(percent_decoded(value)?),
                 None => rest.push(pair),
             }
@@ -161,14 +161,14 @@ impl TlsOptions {
             ("sslcert", "PGSSLCERT"),
             ("sslkey", "PGSSLKEY"),
         ] {
-            if let Some(slot) = asked.option_mut(name)
+            if let Some(slot) = requested.option_mut(name)
                 && slot.is_none()
             {
                 *slot = env(variable).filter(|value| !value.is_empty());
             }
         }
         let url = if rest.is_empty() { place.to_owned() } else { format!("{place}?{}", rest.join("&")) };
-        Ok((url, asked))
+        Ok((url, requested))
     }
 }
 
@@ -202,19 +202,19 @@ impl PostgresTarget {
     /// Reads a URL and, where it sets nothing, the environment.
     pub(super) fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, DbError> {
         let wrong = |error: TlsError| DbError::open("the database URL", error);
-        let (url, asked) = TlsOptions::read(url, env).map_err(wrong)?;
+        let (url, requested) = TlsOptions::read(url, env).map_err(wrong)?;
         let mut config: Config = url.parse().map_err(|error| DbError::open("the database URL", error))?;
-        let given = asked.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
+        let given = requested.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
         let mode = match given {
             // No TLS over a local socket, as everywhere with Postgres.
             _ if all_hosts(&config, is_socket) => Mode::Disable,
             Some(mode) => mode,
-            None if asked.root_cert.as_deref() == Some(SYSTEM_ROOTS) => Mode::VerifyFull,
+            None if requested.root_cert.as_deref() == Some(SYSTEM_ROOTS) => Mode::VerifyFull,
             None if all_hosts(&config, is_loopback) => Mode::Prefer,
             None => Mode::VerifyFull,
         };
         config.ssl_mode(mode.for_driver());
-        let tls = MakeTls::new(mode, &asked).map_err(wrong)?;
+        let tls = MakeTls::new(mode, &requested).map_err(wrong)?;
         Ok(Self { config, tls, mode, is_default: given.is_none() })
     }
 
@@ -222,13 +222,13 @@ impl PostgresTarget {
     pub(super) fn explain(&self, error: DbError) -> DbError {
         let DbError::Unavailable { source, .. } = &error else { return error };
         let mut cause: Option<&dyn std::error::Error> = Some(&**source);
-        while let Some(said) = cause {
-            if said.to_string().contains(NO_TLS_MESSAGE) {
+        while let Some(message) = cause {
+            if message.to_string().contains(NO_TLS_MESSAGE) {
                 let why = if self.is_default { "the default for remote hosts" } else { "set" };
                 let mode = self.mode.as_str();
                 return DbError::Plain { mode, why, source: Arc::clone(source) };
             }
-            cause = said.source();
+            cause = message.source();
         }
         error
     }
@@ -264,15 +264,15 @@ pub(super) struct MakeTls {
 }
 
 impl MakeTls {
-    fn new(mode: Mode, asked: &TlsOptions) -> Result<Self, TlsError> {
+    fn new(mode: Mode, requested: &TlsOptions) -> Result<Self, TlsError> {
         let provider = Arc::new(ring::default_provider());
-        let check = CertificateCheck::new(mode, asked.root_cert.as_deref(), &provider)?;
+        let check = CertificateCheck::new(mode, requested.root_cert.as_deref(), &provider)?;
         let verifier = Arc::new(Verifier { check, provider: Arc::clone(&provider) });
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
             .with_custom_certificate_verifier(verifier);
-        let mut config = match (&asked.cert, &asked.key) {
+        let mut config = match (&requested.cert, &requested.key) {
             _ if mode == Mode::Disable => builder.with_no_client_auth(),
             (None, None) => builder.with_no_client_auth(),
             (Some(cert), Some(key)) => {
@@ -602,10 +602,10 @@ mod tests {
         let read = |url| PostgresTarget::read(url, &env).unwrap().mode;
         assert_eq!(read("postgres://w@db.example/w"), Mode::Require);
         assert_eq!(read("postgres://w@db.example/w?sslmode=disable"), Mode::Disable);
-        let (rest, asked) =
+        let (rest, requested) =
             TlsOptions::read("postgres://w:p%40@h/w?sslrootcert=/a%20b&options=x&sslcert=c", &env).unwrap();
         assert_eq!(rest, "postgres://w:p%40@h/w?options=x");
-        assert_eq!((asked.root_cert.as_deref(), asked.cert.as_deref()), (Some("/a b"), Some("c")));
+        assert_eq!((requested.root_cert.as_deref(), requested.cert.as_deref()), (Some("/a b"), Some("c")));
     }
 
     #[test]
@@ -619,8 +619,8 @@ mod tests {
             ("sslmode=require&sslrootcert=%zz", "%zz"),
             ("sslmode=require&sslcrl=/x", "sslcrl"),
         ] {
-            let said = problem(&format!("postgres://w@db.example/w?{query}"));
-            assert!(said.contains(part), "{query}: {said}");
+            let message = problem(&format!("postgres://w@db.example/w?{query}"));
+            assert!(message.contains(part), "{query}: {message}");
         }
     }
 

@@ -107,15 +107,15 @@ impl ObjectLogStore {
         Self { bucket, shelves: Mutex::default() }
     }
 
-    fn shelf(&self, log: &Log) -> Arc<ObjectLog> {
+    fn object_log(&self, log: &Log) -> Arc<ObjectLog> {
         let mut shelves = self.shelves.lock();
         if shelves.len() >= CACHED_LOGS_MAX && !shelves.contains_key(log) {
             // Unwritten appends are kept; everything else can be listed again.
-            shelves.retain(|_, shelf| shelf.has_pending() || Arc::strong_count(shelf) > 1);
+            shelves.retain(|_, object_log| object_log.has_pending() || Arc::strong_count(object_log) > 1);
         }
-        let shelf = shelves.entry(*log);
+        let object_log = shelves.entry(*log);
         Arc::clone(
-            shelf.or_insert_with(|| Arc::new(ObjectLog::new(Arc::clone(&self.bucket), log_prefix(log)))),
+            object_log.or_insert_with(|| Arc::new(ObjectLog::new(Arc::clone(&self.bucket), log_prefix(log)))),
         )
     }
 }
@@ -143,31 +143,31 @@ impl LogStore for ObjectLogStore {
         bytes: &'a [u8],
     ) -> LogFuture<'a, u64> {
         Box::pin(async move {
-            let shelf = self.shelf(log);
+            let object_log = self.object_log(log);
             let failed = log_error("append to", log.submission);
-            if offset > shelf.end().await.map_err(&failed)? {
+            if offset > object_log.end().await.map_err(&failed)? {
                 // Another replica may have written since.
-                shelf.refreshed_end().await.map_err(&failed)?;
+                object_log.refreshed_end().await.map_err(&failed)?;
             }
-            let end = shelf.add(offset, at, bytes).await.map_err(&failed)?;
+            let end = object_log.add(offset, at, bytes).await.map_err(&failed)?;
             if offset > end { Err(LogError::Gap { offset, end }) } else { Ok(end) }
         })
     }
 
     fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
         Box::pin(async move {
-            self.shelf(log).refreshed_end().await.map_err(log_error("measure", log.submission))
+            self.object_log(log).refreshed_end().await.map_err(log_error("measure", log.submission))
         })
     }
 
     fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
         Box::pin(async move {
-            let shelf = self.shelf(log);
-            match shelf.read(range).await {
+            let object_log = self.object_log(log);
+            match object_log.read(range).await {
                 // Another replica removed the log: the present content counts.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    shelf.reset();
-                    shelf.read(range).await.map_err(log_error("read", log.submission))
+                    object_log.reset();
+                    object_log.read(range).await.map_err(log_error("read", log.submission))
                 }
                 other => other.map_err(log_error("read", log.submission)),
             }
@@ -175,7 +175,7 @@ impl LogStore for ObjectLogStore {
     }
 
     fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()> {
-        Box::pin(async move { self.shelf(log).write().await.map_err(log_error("sync", log.submission)) })
+        Box::pin(async move { self.object_log(log).write().await.map_err(log_error("sync", log.submission)) })
     }
 
     fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
@@ -186,15 +186,16 @@ impl LogStore for ObjectLogStore {
         })
     }
 
-    fn look_every(&self) -> Duration {
+    fn poll_interval(&self) -> Duration {
         self.bucket.fresh_for()
     }
 
-    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
+    fn flush(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async move {
-            let waiting = self.shelves.lock().values().filter(|shelf| shelf.has_pending()).cloned().collect();
+            let waiting =
+                self.shelves.lock().values().filter(|object_log| object_log.has_pending()).cloned().collect();
             let shelves = stream::iter::<Vec<Arc<ObjectLog>>>(waiting);
-            let written = shelves.map(|shelf| async move { shelf.write().await });
+            let written = shelves.map(|object_log| async move { object_log.write().await });
             // A failure must not delay the others.
             let written: Vec<_> = written.buffer_unordered(FLUSHES_MAX).collect().await;
             written.into_iter().collect()

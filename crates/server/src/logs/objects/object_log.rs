@@ -21,7 +21,7 @@ pub(super) struct ObjectLog {
     prefix: String,
     known: Mutex<ObjectLogState>,
     /// Serializes writes and lists.
-    turn: tokio::sync::Mutex<()>,
+    lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ impl ObjectLogState {
 
 impl ObjectLog {
     pub(super) fn new(bucket: Arc<dyn Bucket>, prefix: String) -> Self {
-        Self { bucket, prefix, known: Mutex::default(), turn: tokio::sync::Mutex::default() }
+        Self { bucket, prefix, known: Mutex::default(), lock: tokio::sync::Mutex::default() }
     }
 
     pub(super) fn has_pending(&self) -> bool {
@@ -97,7 +97,7 @@ impl ObjectLog {
     /// End of the log after a new list. With buffered appends, the known end is the latest.
     pub(super) async fn refreshed_end(&self) -> io::Result<u64> {
         if !self.has_pending() {
-            let _turn = self.turn.lock().await;
+            let _lock = self.lock.lock().await;
             self.refresh_list().await?;
         }
         Ok(self.known.lock().end())
@@ -124,27 +124,27 @@ impl ObjectLog {
             self.write().await?;
         }
         if let Some(pause) = pause {
-            let shelf = Arc::downgrade(self);
+            let object_log = Arc::downgrade(self);
             tokio::spawn(async move {
                 sleep(pause).await;
-                Self::flush_delayed(&shelf).await;
+                Self::flush_delayed(&object_log).await;
             });
         }
         Ok(end)
     }
 
-    async fn flush_delayed(shelf: &Weak<Self>) {
-        let Some(shelf) = shelf.upgrade() else { return };
-        shelf.known.lock().is_timed = false;
-        if let Err(error) = shelf.write().await {
+    async fn flush_delayed(object_log: &Weak<Self>) {
+        let Some(object_log) = object_log.upgrade() else { return };
+        object_log.known.lock().is_timed = false;
+        if let Err(error) = object_log.write().await {
             // The bytes stay buffered: the next append or sync retries.
-            tracing::warn!(log = %shelf.prefix, %error, "failed to write a piece of a log");
+            tracing::warn!(log = %object_log.prefix, %error, "failed to write a piece of a log");
         }
     }
 
     /// Writes everything that is buffered.
     pub(super) async fn write(&self) -> io::Result<()> {
-        let _turn = self.turn.lock().await;
+        let _lock = self.lock.lock().await;
         let mut late = 0;
         while let Some((offset, object)) = self.next_object() {
             let len = (object.len() - HEADER_BYTES) as u64;
@@ -224,21 +224,21 @@ impl ObjectLog {
             known.waiting.is_empty() && known.listed.is_none_or(old)
         };
         if is_old {
-            let _turn = self.turn.lock().await;
+            let _lock = self.lock.lock().await;
             self.refresh_list().await?;
         }
         let (objects, waiting) = {
             let known = self.known.lock();
             (Arc::clone(&known.objects), known.waiting.iter().cloned().collect::<Vec<_>>())
         };
-        let view = LogSnapshot { shelf: self, objects: &objects, waiting: &waiting };
+        let view = LogSnapshot { object_log: self, objects: &objects, waiting: &waiting };
         view.read(range).await
     }
 }
 
 /// A log at one moment: its objects, then the buffered pieces.
 struct LogSnapshot<'a> {
-    shelf: &'a ObjectLog,
+    object_log: &'a ObjectLog,
     objects: &'a [Object],
     waiting: &'a [LogChunk],
 }
@@ -273,7 +273,7 @@ impl LogSnapshot<'_> {
     }
 
     async fn get(&self, offset: u64, limit: Option<usize>) -> io::Result<Vec<u8>> {
-        let got = self.shelf.bucket.get(&self.shelf.name(offset), limit).await?;
+        let got = self.object_log.bucket.get(&self.object_log.name(offset), limit).await?;
         got.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "an object of the log is missing"))
     }
 
@@ -351,8 +351,8 @@ fn encode_object(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
 fn decode_object(offset: u64, object: &[u8]) -> io::Result<LogChunk> {
     let head = object.split_at_checked(HEADER_BYTES).and_then(|(head, bytes)| {
         let at = i64::from_be_bytes(head.get(..8)?.try_into().ok()?);
-        let said = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
-        (said == checksum(offset, at, bytes)).then(|| LogChunk { offset, at, bytes: bytes.to_vec() })
+        let message = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
+        (message == checksum(offset, at, bytes)).then(|| LogChunk { offset, at, bytes: bytes.to_vec() })
     });
     head.ok_or_else(|| damaged_object_error(offset))
 }

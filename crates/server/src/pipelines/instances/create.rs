@@ -37,7 +37,7 @@ impl InstancesPipeline {
     /// Builds the order for an instance: for its SSH host, or for this offer.
     async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<InstanceRequest, BackendError> {
         let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
-        let failed = |what, said: String| BackendError::Unavailable { what, said };
+        let failed = |what, message: String| BackendError::Unavailable { what, message };
         let enrolment = enrolment::enrolment(db, keys, id)
             .await
             .map_err(|error| failed("failed to create the agent's credential", format_chain(&error)))?;
@@ -49,8 +49,10 @@ impl InstancesPipeline {
         } else {
             let offer = offer.cloned().or_else(|| OfferAttempts::of(&row.instance)?.current().cloned());
             let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
-            let said = || "the instance has none".to_owned();
-            InstanceSource::Offer(Box::new(offer.ok_or_else(|| failed("failed to read its offer", said()))?))
+            let message = || "the instance has none".to_owned();
+            InstanceSource::Offer(Box::new(
+                offer.ok_or_else(|| failed("failed to read its offer", message()))?,
+            ))
         };
         Ok(InstanceRequest {
             instance: id,
@@ -69,8 +71,8 @@ impl InstancesPipeline {
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
         else {
-            let said = "no backend has a matching offer".to_owned();
-            return Ok(InstanceReport::from_observation(InstanceObservation::NoOffers { said }));
+            let message = "no backend has a matching offer".to_owned();
+            return Ok(InstanceReport::from_observation(InstanceObservation::NoOffers { message }));
         };
         let mut refusals = Vec::new();
         for at in tries.at..tries.offers.len() {
@@ -81,10 +83,12 @@ impl InstancesPipeline {
                 continue;
             };
             if tries.offers[tries.at].backend != offer.backend {
-                let asked = OfferAttempts { at, ..tries.clone() };
-                if !rows::set_offer_attempts(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done()
+                let requested = OfferAttempts { at, ..tries.clone() };
+                if !rows::set_offer_attempts(&self.0.db, lease.key(), &requested, &offer.backend)
+                    .await?
+                    .is_done()
                 {
-                    return Ok(InstanceReport::from_observation(InstanceObservation::NotAsked));
+                    return Ok(InstanceReport::from_observation(InstanceObservation::NotRequested));
                 }
             }
             tries.at = at;
@@ -96,19 +100,21 @@ impl InstancesPipeline {
                 Ok(machine) => {
                     // The other offers are no longer needed.
                     let tries = OfferAttempts { at: 0, offers: vec![offer] };
-                    let learned = super::InstanceFindings {
+                    let findings = super::InstanceFindings {
                         machine: Some(machine),
                         granted: Some(tries),
                         ..super::InstanceFindings::default()
                     };
-                    return Ok(InstanceReport { seen: InstanceObservation::Created, learned });
+                    return Ok(InstanceReport { seen: InstanceObservation::Created, findings });
                 }
                 Err(error @ BackendError::Unavailable { .. }) => {
-                    let seen =
-                        InstanceObservation::DeployFailed { fatal: false, said: format!("{place}: {error}") };
+                    let seen = InstanceObservation::DeployFailed {
+                        fatal: false,
+                        message: format!("{place}: {error}"),
+                    };
                     return Ok(InstanceReport {
                         seen,
-                        learned: super::InstanceFindings {
+                        findings: super::InstanceFindings {
                             tries: Some(tries),
                             ..super::InstanceFindings::default()
                         },
@@ -122,17 +128,17 @@ impl InstancesPipeline {
             }
         }
         Ok(InstanceReport::from_observation(InstanceObservation::NoOffers {
-            said: summarize_refusals(&refusals),
+            message: summarize_refusals(&refusals),
         }))
     }
 
     /// Installs the agent on an SSH host.
     pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
-        let said = "the server has no backend for SSH hosts".to_owned();
+        let message = "the server has no backend for SSH hosts".to_owned();
         let Some(backend) = row.backend(&self.0.backends) else {
             return Ok(InstanceReport::from_observation(InstanceObservation::DeployFailed {
                 fatal: false,
-                said,
+                message,
             }));
         };
         let made = match self.order(row, None).await {
@@ -142,18 +148,20 @@ impl InstancesPipeline {
         Ok(match made {
             Ok(machine) => return self.finish_deploy(row, machine).await,
             Err(error @ BackendError::HostKeyChanged { .. }) => {
-                InstanceReport::from_observation(InstanceObservation::Untrusted { said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::Untrusted {
+                    message: error.to_string(),
+                })
             }
             Err(error @ BackendError::Refused { .. }) => {
                 InstanceReport::from_observation(InstanceObservation::DeployFailed {
                     fatal: true,
-                    said: error.to_string(),
+                    message: error.to_string(),
                 })
             }
             Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
                 InstanceReport::from_observation(InstanceObservation::DeployFailed {
                     fatal: false,
-                    said: error.to_string(),
+                    message: error.to_string(),
                 })
             }
         })
@@ -166,7 +174,7 @@ impl InstancesPipeline {
         Ok(match total_blocks(row, &machine) {
             Ok(total_blocks) => InstanceReport {
                 seen: InstanceObservation::Deployed { healthy: false },
-                learned: super::InstanceFindings {
+                findings: super::InstanceFindings {
                     machine: Some(machine),
                     total_blocks,
                     ..super::InstanceFindings::default()
@@ -174,7 +182,7 @@ impl InstancesPipeline {
             },
             Err(uneven) => InstanceReport::from_observation(InstanceObservation::DeployFailed {
                 fatal: true,
-                said: uneven.to_string(),
+                message: uneven.to_string(),
             }),
         })
     }
@@ -197,21 +205,21 @@ impl InstancesPipeline {
     ) -> Result<BackendInstance, BackendError> {
         let making = timeout(CALL_TIMEOUT, backend.create(order));
         tokio::pin!(making);
-        let mut told = None;
-        let mut look_at = Instant::now() + PROGRESS_INTERVAL;
+        let mut reported = None;
+        let mut poll_at = Instant::now() + PROGRESS_INTERVAL;
         loop {
             tokio::select! {
                 made = &mut making => return made.unwrap_or_else(|_| Err(BackendError::Unavailable {
                     what: "failed to create the instance",
-                    said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
+                    message: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
                 })),
-                () = sleep_until(look_at) => {
-                    look_at = Instant::now() + PROGRESS_INTERVAL;
-                    let said = backend.progress(order.instance);
-                    if said.is_some() && said != told {
+                () = sleep_until(poll_at) => {
+                    poll_at = Instant::now() + PROGRESS_INTERVAL;
+                    let message = backend.progress(order.instance);
+                    if message.is_some() && message != reported {
                         // Only for display: the pass does not depend on it.
-                        let _ = rows::set_progress(&self.0.db, lease.key(), said.as_deref()).await;
-                        told = said;
+                        let _ = rows::set_progress(&self.0.db, lease.key(), message.as_deref()).await;
+                        reported = message;
                     }
                 }
             }
@@ -226,17 +234,17 @@ impl InstancesPipeline {
             Err(error) => return Some(Err(error)),
         };
         let found = timeout(CALL_TIMEOUT, backend.find(&order, machine)).await;
-        let said = format!("no answer within {} s", CALL_TIMEOUT.as_secs());
-        Some(found.unwrap_or(Err(BackendError::Unavailable { what: "failed to find the instance", said })))
+        let message = format!("no answer within {} s", CALL_TIMEOUT.as_secs());
+        Some(found.unwrap_or(Err(BackendError::Unavailable { what: "failed to find the instance", message })))
     }
 
     pub(super) async fn delete_machine(&self, row: &Row) -> InstanceObservation {
         let Some(backend) = row.backend(&self.0.backends) else {
             return match (&row.machine, row.instance.started_at) {
-                (None, None) => InstanceObservation::Gone { said: "it was never created".to_owned() },
+                (None, None) => InstanceObservation::Gone { message: "it was never created".to_owned() },
                 _ => {
                     let name = row.instance.backend.as_deref().unwrap_or_default();
-                    InstanceObservation::NotDeleted { said: format!("the server has no backend `{name}`") }
+                    InstanceObservation::NotDeleted { message: format!("the server has no backend `{name}`") }
                 }
             };
         };
@@ -245,13 +253,13 @@ impl InstancesPipeline {
             Err(error) => Ok(Err(error)),
         };
         match deleted {
-            Ok(Ok(DeleteProgress::Gone)) => InstanceObservation::Gone { said: "deleted".to_owned() },
+            Ok(Ok(DeleteProgress::Gone)) => InstanceObservation::Gone { message: "deleted".to_owned() },
             Ok(Ok(DeleteProgress::InProgress)) => {
-                InstanceObservation::NotDeleted { said: "the backend is still deleting it".to_owned() }
+                InstanceObservation::NotDeleted { message: "the backend is still deleting it".to_owned() }
             }
-            Ok(Err(error)) => InstanceObservation::NotDeleted { said: error.to_string() },
+            Ok(Err(error)) => InstanceObservation::NotDeleted { message: error.to_string() },
             Err(_) => InstanceObservation::NotDeleted {
-                said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
+                message: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
             },
         }
     }
@@ -260,12 +268,12 @@ impl InstancesPipeline {
 /// Converts a failure to pin the keys of a host. Only errors about the keys themselves are properties of the host: a
 /// database error ends the pass, and the next one installs the agent again.
 fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
-    let said = format_chain(&error);
+    let message = format_chain(&error);
     Ok(match error {
         SshTargetError::Db(error) => return Err(error.into()),
         SshTargetError::Keys(error) => return Err(error.into()),
         SshTargetError::Contended { .. } => {
-            InstanceReport::from_observation(InstanceObservation::DeployFailed { fatal: false, said })
+            InstanceReport::from_observation(InstanceObservation::DeployFailed { fatal: false, message })
         }
         SshTargetError::NoInstance { .. }
         | SshTargetError::NotSsh { .. }
@@ -275,7 +283,7 @@ fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
         | SshTargetError::Pinned { .. }
         | SshTargetError::Changed { .. }
         | SshTargetError::TooMany { .. } => {
-            InstanceReport::from_observation(InstanceObservation::Untrusted { said })
+            InstanceReport::from_observation(InstanceObservation::Untrusted { message })
         }
     })
 }
@@ -292,10 +300,10 @@ fn total_blocks(row: &Row, machine: &BackendInstance) -> Result<Option<i64>, blo
 }
 
 fn summarize_refusals(refusals: &[String]) -> String {
-    let mut said = format!("{} offers were tried: ", refusals.len());
-    said += &refusals[..refusals.len().min(REASONS_MAX)].join("; ");
+    let mut message = format!("{} offers were tried: ", refusals.len());
+    message += &refusals[..refusals.len().min(REASONS_MAX)].join("; ");
     if refusals.len() > REASONS_MAX {
-        said += &format!("; and {} more", refusals.len() - REASONS_MAX);
+        message += &format!("; and {} more", refusals.len() - REASONS_MAX);
     }
-    said
+    message
 }

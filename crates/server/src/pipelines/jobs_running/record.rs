@@ -31,18 +31,18 @@ pub(crate) struct JobFindings {
 pub(super) fn columns(
     loaded: &JobInputs,
     shape: &ParsedRunSpec,
-    learned: &JobFindings,
+    findings: &JobFindings,
     entered: Option<job::Status>,
 ) -> Result<Values, PassError> {
     let (job, mut set) = (&loaded.job, Values::new());
-    if learned.answered {
+    if findings.answered {
         set.push(("seen_at", Val::Now));
     }
-    if let Some(progress) = learned.task.as_ref().and_then(|task| task.image_pull_progress.as_ref()) {
+    if let Some(progress) = findings.task.as_ref().and_then(|task| task.image_pull_progress.as_ref()) {
         set.push(("pull_progress", Val::json(progress)?));
     }
     // Stored only if inactivity can end the job.
-    match (inactivity_duration(shape), learned.no_connections) {
+    match (inactivity_duration(shape), findings.no_connections) {
         (Some(_), Some(idle)) if idle.0 > 0 => set.push(("inactive_since", Val::NowPlus(-idle.0))),
         (Some(_), None) => {}
         (Some(_), Some(_)) | (None, _) => {
@@ -60,13 +60,13 @@ pub(super) fn columns(
             RuntimeData::placed(job, &spec, instance)?
         }
     };
-    if learned.runs_in.is_some() {
-        runtime.runs_in.clone_from(&learned.runs_in);
+    if findings.runs_in.is_some() {
+        runtime.runs_in.clone_from(&findings.runs_in);
     }
-    if let Some(task) = &learned.task {
+    if let Some(task) = &findings.task {
         runtime.seen(task);
     }
-    if let Some(started) = &learned.started {
+    if let Some(started) = &findings.started {
         runtime.started(started);
     }
     let is_new = stored.as_ref() != Some(&runtime);
@@ -82,13 +82,13 @@ pub(super) fn columns(
         }
     }
     if entered == Some(job::Status::Running) {
-        let way = connection_info::connection(
+        let connection = connection_info::connection(
             &loaded.run.name,
             job,
             shape.configuration(),
             runtime.working_dir.as_deref(),
         );
-        set.push(("connection_info", way.to_string().into()));
+        set.push(("connection_info", connection.to_string().into()));
         let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
         if let Some(secs) = spec.max_duration {
             // Placement expects the blocks to be free from then on.

@@ -21,8 +21,8 @@ pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObserv
             if jobs.iter().any(|(job, _)| job.instance_id.is_some()) {
                 AttemptObservation::Provisioning
             } else {
-                let said = jobs.iter().find_map(|(job, _)| job.status_message.clone());
-                AttemptObservation::Queued { since: run.submitted_at, said }
+                let message = jobs.iter().find_map(|(job, _)| job.status_message.clone());
+                AttemptObservation::Queued { since: run.submitted_at, message }
             }
         }
         run::Status::Provisioning => AttemptObservation::Provisioning,
@@ -61,7 +61,7 @@ fn node_end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
         phase: job.running_at.map(|_| phase),
         is_preempted: instance.as_ref().is_some_and(|instance| was_preempted(instance, job)),
         location: instance.as_ref().map(instance_placement),
-        message: ending.said().map(str::to_owned),
+        message: ending.message().map(str::to_owned),
     }
 }
 

@@ -32,26 +32,26 @@ pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
 /// Builds the unit that creates the run. The inner error is the reason why it cannot be created, which ends the attempt
 /// and not the pass.
 pub(super) fn run_unit(
-    hands: &PipelineContext,
+    context: &PipelineContext,
     lease: &Lease,
     row: &Row,
     index: usize,
-    asked: &SubmitAttempt,
+    requested: &SubmitAttempt,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
-    let maker = spec_builder(row);
+    let builder = spec_builder(row);
     let attempt = Attempt {
         task: u32::try_from(index).unwrap_or_default(),
-        number: asked.attempt,
-        candidate: asked.candidate,
-        market: asked.market,
+        number: requested.attempt,
+        candidate: requested.candidate,
+        market: requested.market,
     };
-    let spec = match maker.spec(&attempt) {
+    let spec = match builder.spec(&attempt) {
         Ok(spec) => spec,
         Err(AttemptSpecError::Run(Error::Db(error))) => return Err(error.into()),
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let placing = PlacementPreferences { avoid: asked.avoid.clone(), prefer: asked.prefer.clone() };
+    let placing = PlacementPreferences { avoid: requested.avoid.clone(), prefer: requested.prefer.clone() };
     let placing = (!placing.is_empty()).then(|| serde_json::to_string(&placing)).transpose();
     let epoch = u64::try_from(lease.epoch).unwrap_or_default();
     let by = submit::RunRequest {
@@ -64,9 +64,9 @@ pub(super) fn run_unit(
         managed_job: Some(job.id),
         places: placing.map_err(PassError::document)?,
         published: None,
-        jobs_max: hands.limits.run_jobs,
+        jobs_max: context.limits.run_jobs,
     };
-    match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
+    match submit::unit(&context.db, &context.keys, by, &spec, None) {
         Ok((_, run_unit)) => Ok(Ok(run_unit)),
         Err(Error::Db(error)) => Err(error.into()),
         Err(error) => Ok(Err(error.to_string())),
@@ -110,9 +110,9 @@ fn spec_builder(row: &Row) -> AttemptSpecBuilder<'_> {
 pub(super) fn candidate_prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
     let task = u32::try_from(index).unwrap_or_default();
     let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());
-    let maker = spec_builder(row);
+    let builder = spec_builder(row);
     let price = |candidate: u32| {
-        let spec = maker.spec(&Attempt { task, number: 1, candidate, market: None }).ok()?;
+        let spec = builder.spec(&Attempt { task, number: 1, candidate, market: None }).ok()?;
         let jobs = spec.jobs().ok()?;
         offers::cheapest(supply, &spec.shape, jobs.first()?)
     };

@@ -27,7 +27,7 @@ use crate::{
 /// Desired state of a service.
 pub(super) struct ServiceNeeds {
     pub(super) wanted: ReplicaPlan,
-    pub(super) judged: RolloutEvaluation,
+    pub(super) evaluated: RolloutEvaluation,
     /// The specification before the deployment on trial; `None` without a trial.
     former: Option<String>,
 }
@@ -44,10 +44,10 @@ impl ServiceNeeds {
         let (before, pace) = (tracking.rollout.as_ref(), shape.pace());
         let mut wanted = replicas::decide(&groups, &tracking.groups, &pace, run.submitted_at, now);
         wanted.surplus.extend(orphaned_replicas(jobs, &groups));
-        let is_judged = is_rollout_complete(run, before) || is_ending(run);
-        let former = if is_judged { None } else { previous_spec(run) };
+        let is_evaluated = is_rollout_complete(run, before) || is_ending(run);
+        let former = if is_evaluated { None } else { previous_spec(run) };
         let trials = rollout_trials(run, jobs, shape);
-        let judged = replicas::evaluate(
+        let evaluated = replicas::evaluate(
             run.deployment_num,
             (&groups, &wanted.scaling),
             &trials,
@@ -56,28 +56,28 @@ impl ServiceNeeds {
             before,
             now,
         );
-        if judged.decision == RolloutDecision::RollBack {
+        if evaluated.decision == RolloutDecision::RollBack {
             // A configuration that is rolled back starts and stops no replicas.
             wanted.start.clear();
             wanted.surplus.clear();
         }
-        Self { wanted, judged, former }
+        Self { wanted, evaluated, former }
     }
 
     /// The specification to which the service is rolled back.
     pub(super) fn rollback_spec(&self) -> Option<&str> {
-        self.former.as_deref().filter(|_| self.judged.decision == RolloutDecision::RollBack)
+        self.former.as_deref().filter(|_| self.evaluated.decision == RolloutDecision::RollBack)
     }
 
     /// Returns whether the specification is to be stored as one to roll back to.
     pub(super) fn settles(&self, run: &Run) -> bool {
-        self.judged.decision == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
+        self.evaluated.decision == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
     }
 
     /// Events of this pass, each as a fixed word for programs and a sentence for people.
-    pub(super) fn told(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(super) fn reported(&self) -> impl Iterator<Item = (&str, &str)> {
         let scaled = self.wanted.reasons.iter().map(|why| ("scaled", why.as_str()));
-        scaled.chain(self.judged.event.iter().map(|(word, text)| (*word, text.as_str())))
+        scaled.chain(self.evaluated.event.iter().map(|(word, text)| (*word, text.as_str())))
     }
 
     /// Effect of the end of a replica on the run.
@@ -106,16 +106,16 @@ fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
 /// The specification for a rollback: replicas from the last complete deployment, everything else as it is now. `None`
 /// if that makes no difference.
 fn previous_spec(run: &Run) -> Option<String> {
-    let settled = run.settled_spec.as_deref()?;
+    let applied = run.settled_spec.as_deref()?;
     let (current, before): (Value, Value) =
-        (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(settled).ok()?);
+        (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(applied).ok()?);
     let back = diff::roll_back_spec(&current, &before);
     if back == current {
         return None;
     }
     // Old and new parts may be incompatible; then the whole previous specification is used.
     let fits = ParsedRunSpec::read(&run.name, &back).is_ok();
-    Some(if fits { back.to_string() } else { settled.to_owned() })
+    Some(if fits { back.to_string() } else { applied.to_owned() })
 }
 
 /// The present replicas of one group. Replicas from before groups had names belong to the first.

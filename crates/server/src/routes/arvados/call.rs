@@ -47,14 +47,14 @@ pub(super) fn token(request: &Request) -> Option<String> {
 }
 
 /// Identification of the sender of a request.
-pub(super) struct Sender {
+pub(super) struct RequestSender {
     peer: Option<IpAddr>,
     token: String,
     /// Client's name of the call; empty if it has none.
     named: String,
 }
 
-impl Sender {
+impl RequestSender {
     pub(super) fn from_request(request: &Request, token: String) -> Self {
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         Self { peer, token, named: request_id(request).unwrap_or_default() }
@@ -210,7 +210,7 @@ impl ApiCall {
         }
     }
 
-    pub(super) fn asked(&self) -> Result<ListQuery> {
+    pub(super) fn requested(&self) -> Result<ListQuery> {
         let limit = self.number("limit")?.unwrap_or(LIMIT);
         if limit < 0 {
             return Err(Error::invalid("`limit` must not be negative"));
@@ -253,9 +253,9 @@ fn order(words: Vec<String>) -> Vec<(String, bool)> {
         .map(str::trim)
         .filter(|word| !word.is_empty())
         .map(|word| {
-            let (name, way) = word.split_once(' ').unwrap_or((word, ""));
+            let (name, direction) = word.split_once(' ').unwrap_or((word, ""));
             let name = name.rsplit('.').next().unwrap_or(name);
-            (name.to_owned(), way.trim().eq_ignore_ascii_case("desc"))
+            (name.to_owned(), direction.trim().eq_ignore_ascii_case("desc"))
         })
         .collect()
 }

@@ -103,7 +103,7 @@ fn refusal(error: &Error, id: &str) -> Response {
 
 async fn respond(app: &App, request: Request) -> Result<CallResponse> {
     let token = call::token(&request).ok_or(Error::Unauthenticated)?;
-    let asker = call::Sender::from_request(&request, token).authenticate(app).await?;
+    let asker = call::RequestSender::from_request(&request, token).authenticate(app).await?;
     let call = ApiCall::read(app, request).await?;
     if call.is_write() {
         check_rate(app, &asker)?;
@@ -119,8 +119,8 @@ async fn respond(app: &App, request: Request) -> Result<CallResponse> {
         }
         ["users", rest @ ..] => CallResponse::Json(users(app, &asker, &call, rest).await?),
         ["dispatchers", name] if call.method == "PUT" => {
-            let told = call.attributes("dispatcher")?;
-            CallResponse::Json(dispatchers::record_heartbeat(app, &asker, name, &told).await?)
+            let reported = call.attributes("dispatcher")?;
+            CallResponse::Json(dispatchers::record_heartbeat(app, &asker, name, &reported).await?)
         }
         ["dispatchers", "current", "lease"] if call.method == "PUT" => {
             CallResponse::Json(dispatchers::claim_lease(app, &asker, &call.attributes("lease")?).await?)
@@ -155,10 +155,10 @@ fn not_found(call: &ApiCall) -> Error {
 }
 
 /// Envelope of a list.
-fn page(kind: &str, asked: &ListQuery, items: Vec<Value>, available: Option<i64>) -> Value {
+fn page(kind: &str, requested: &ListQuery, items: Vec<Value>, available: Option<i64>) -> Value {
     let mut page = json!({
         "kind": format!("arvados#{kind}List"), "etag": "", "self_link": "",
-        "offset": asked.offset, "limit": asked.limit, "items": items,
+        "offset": requested.offset, "limit": requested.limit, "items": items,
     });
     if let (Some(page), Some(available)) = (page.as_object_mut(), available) {
         page.insert("items_available".into(), available.into());
@@ -169,20 +169,21 @@ fn page(kind: &str, asked: &ListQuery, items: Vec<Value>, available: Option<i64>
 async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<CallResponse> {
     let value = match (call.method.as_str(), rest) {
         ("GET", []) => {
-            let asked = call.asked()?;
-            let (items, available) = records::list(app, &asker.sight(), ListKind::Containers, &asked).await?;
-            page("container", &asked, items, available)
+            let requested = call.requested()?;
+            let (items, available) =
+                records::list(app, &asker.sight(), ListKind::Containers, &requested).await?;
+            page("container", &requested, items, available)
         }
         ("POST", []) => records::container_record(
             &requests::create_container(app, asker, &call.attributes("container")?).await?,
         )?,
         ("GET", ["current"]) => {
-            match records::current(app, asker, call.text("scope"), call.asked()?).await? {
+            match records::current(app, asker, call.text("scope"), call.requested()?).await? {
                 CurrentContainers::One(record) => record,
-                CurrentContainers::Held(asked) => {
+                CurrentContainers::Held(requested) => {
                     let (items, available) =
-                        records::list(app, &asker.sight(), ListKind::Containers, &asked).await?;
-                    page("container", &asked, items, available)
+                        records::list(app, &asker.sight(), ListKind::Containers, &requested).await?;
+                    page("container", &requested, items, available)
                 }
             }
         }
@@ -237,9 +238,9 @@ async fn requests(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -
     let sight = asker.request_visibility();
     match (call.method.as_str(), rest) {
         ("GET", []) => {
-            let asked = call.asked()?;
-            let (items, available) = records::list(app, &sight, ListKind::Requests, &asked).await?;
-            Ok(page("containerRequest", &asked, items, available))
+            let requested = call.requested()?;
+            let (items, available) = records::list(app, &sight, ListKind::Requests, &requested).await?;
+            Ok(page("containerRequest", &requested, items, available))
         }
         ("POST", []) => {
             let patch = call.attributes("container_request")?;
@@ -271,9 +272,9 @@ async fn requests(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -
 async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<Value> {
     match (call.method.as_str(), rest) {
         ("GET", []) => {
-            let asked = call.asked()?;
-            let (items, available) = records::list(app, &asker.sight(), ListKind::Logs, &asked).await?;
-            Ok(page("log", &asked, items, available))
+            let requested = call.requested()?;
+            let (items, available) = records::list(app, &asker.sight(), ListKind::Logs, &requested).await?;
+            Ok(page("log", &requested, items, available))
         }
         ("GET", [uuid]) => records::find_visible(app, &asker.sight(), ListKind::Logs, uuid).await,
         ("POST", []) => {
@@ -310,7 +311,7 @@ async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> 
             };
             let items: Vec<Value> = all.iter().map(record).collect();
             let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
-            Ok(page("apiClientAuthorization", &call.asked()?, items, Some(count)))
+            Ok(page("apiClientAuthorization", &call.requested()?, items, Some(count)))
         }
         ("POST", []) => {
             let created =
@@ -343,13 +344,13 @@ async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> 
 }
 
 /// Parses the request for a token. Without scopes it may do everything that its owner may, as in Arvados.
-fn token_request(asked: &Map<String, Value>) -> Result<auth::TokenRequest> {
-    let scopes = match asked.get("scopes") {
+fn token_request(requested: &Map<String, Value>) -> Result<auth::TokenRequest> {
+    let scopes = match requested.get("scopes") {
         None | Some(Value::Null) => vec!["all".to_owned()],
         Some(given) => serde_json::from_value(given.clone())
             .map_err(|_| Error::invalid("`scopes` must be a list of strings"))?,
     };
-    let expires_at = match asked.get("expires_at") {
+    let expires_at = match requested.get("expires_at") {
         None | Some(Value::Null) => None,
         Some(given) => {
             let time = given.as_str().and_then(|text| Timestamp::parse(text).ok());
@@ -379,11 +380,11 @@ async fn users(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> R
             } else {
                 own
             };
-            let asked = call.asked()?;
-            let limit = usize::try_from(asked.limit).unwrap_or(0);
+            let requested = call.requested()?;
+            let limit = usize::try_from(requested.limit).unwrap_or(0);
             let count = i64::try_from(all.len()).unwrap_or(i64::MAX);
             let items = all.iter().take(limit).map(records::user_record).collect();
-            Ok(page("user", &asked, items, Some(count)))
+            Ok(page("user", &requested, items, Some(count)))
         }
         _ => Err(not_found(call)),
     }

@@ -54,7 +54,7 @@ pub(super) async fn respond(State(app): State<App>, mut request: Request) -> Res
     let token = pairs.into_iter().find(|(name, _)| name == "api_token").map(|(_, token)| token);
     let asker = match token.or_else(|| call::token(&request)) {
         Some(token) => {
-            let sender = call::Sender::from_request(&request, token.clone());
+            let sender = call::RequestSender::from_request(&request, token.clone());
             sender.authenticate(&app).await.map(|asker| (asker, token))
         }
         None => Err(Error::Unauthenticated),
@@ -182,7 +182,7 @@ enum SocketEnd {
 impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
     async fn serve(&mut self) -> Result<(), SocketEnd> {
         let mut news = self.app.subscribe_queue();
-        let mut look = tokio::time::interval(POLL_INTERVAL);
+        let mut poll_timer = tokio::time::interval(POLL_INTERVAL);
         let mut ping = tokio::time::interval(PING_INTERVAL);
         loop {
             tokio::select! {
@@ -192,9 +192,9 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
                 },
                 changed = news.changed() => {
                     changed.map_err(|_| SocketEnd::Closed)?;
-                    self.tell().await?;
+                    self.notify().await?;
                 }
-                _ = look.tick() => self.tell().await?,
+                _ = poll_timer.tick() => self.notify().await?,
                 _ = ping.tick() => self.send(Message::Ping(Vec::new().into())).await?,
             }
         }
@@ -215,14 +215,14 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
             Err(_) => 400,
         };
         self.send(Message::text(json!({ "status": status }).to_string())).await?;
-        self.tell().await
+        self.notify().await
     }
 
     async fn handle_request(&mut self, text: &str) -> Result<()> {
-        let said: Value =
+        let message: Value =
             serde_json::from_str(text).map_err(|_| Error::invalid("the message is not valid JSON"))?;
-        let filters = said.get("filters").cloned().unwrap_or_else(|| json!([]));
-        match said.get("method").and_then(Value::as_str) {
+        let filters = message.get("filters").cloned().unwrap_or_else(|| json!([]));
+        match message.get("method").and_then(Value::as_str) {
             Some("subscribe") => {
                 if self.wanted.len() >= SUBSCRIPTIONS_MAX {
                     return Err(Error::invalid("too many subscriptions"));
@@ -231,7 +231,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
                 // Run once, so that invalid filters are rejected here.
                 rows(&self.app, &self.asker, &conditions, i64::MAX - 1, 0).await?;
                 let now = newest_row(&self.app).await?;
-                let after = said.get("last_log_id").and_then(Value::as_i64).unwrap_or(now);
+                let after = message.get("last_log_id").and_then(Value::as_i64).unwrap_or(now);
                 // A client that reconnects continues at its position; rows that it already has are not sent again.
                 let at = self.at.unwrap_or(now).min(after);
                 self.at = Some(at);
@@ -248,7 +248,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
     }
 
     /// Sends all new rows that match any subscription.
-    async fn tell(&mut self) -> Result<(), SocketEnd> {
+    async fn notify(&mut self) -> Result<(), SocketEnd> {
         if self.wanted.is_empty() {
             return Ok(());
         }
@@ -288,8 +288,8 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
 
 /// Id of the last row.
 async fn newest_row(app: &App) -> Result<i64> {
-    let asked = ListQuery { order: vec![("id".into(), true)], limit: 1, ..ListQuery::default() };
-    let (items, _) = records::list(app, &QueueVisibility::All, ListKind::Logs, &asked).await?;
+    let requested = ListQuery { order: vec![("id".into(), true)], limit: 1, ..ListQuery::default() };
+    let (items, _) = records::list(app, &QueueVisibility::All, ListKind::Logs, &requested).await?;
     Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))
 }
 
@@ -303,6 +303,7 @@ async fn rows(
 ) -> Result<Vec<Value>> {
     let mut conditions = conditions.to_vec();
     conditions.push(Condition { attribute: "id".into(), op: ">".into(), operand: after.into() });
-    let asked = ListQuery { conditions, order: vec![("id".into(), false)], limit, ..ListQuery::default() };
-    Ok(records::list(app, &asker.sight(), ListKind::Logs, &asked).await?.0)
+    let requested =
+        ListQuery { conditions, order: vec![("id".into(), false)], limit, ..ListQuery::default() };
+    Ok(records::list(app, &asker.sight(), ListKind::Logs, &requested).await?.0)
 }

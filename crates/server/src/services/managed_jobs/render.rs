@@ -8,7 +8,7 @@ use windlass_model::{
     decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     id::ManagedJobId,
     managed_job::{
-        PendingKind, Schedule, Status,
+        PendingKind, ScheduleState, Status,
         plan::{self, ManagedJobPlan, RequestedAmount, Shape},
         reason::{self, AttemptProgress, TaskContext},
         record::{TaskRecord, job_totals},
@@ -49,7 +49,7 @@ impl StoredJob {
     /// Runs that explain why a task waits. `detailed`: also those that explain why it waited before.
     fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
         let tells = move |record: &TaskRecord| {
-            let launches = record.schedule == Schedule::Launching;
+            let launches = record.schedule == ScheduleState::Launching;
             let waited = record.status == Status::Pending
                 || matches!(record.status, Status::FailedPrechecks | Status::FailedNoResource);
             record.attempt > 0 && (launches || (detailed && waited))
@@ -61,7 +61,7 @@ impl StoredJob {
     fn waits_for_slot(&self) -> bool {
         let waits = |record: &TaskRecord| {
             matches!(record.status, Status::Pending | Status::Recovering)
-                && record.schedule != Schedule::AliveBackoff
+                && record.schedule != ScheduleState::AliveBackoff
         };
         self.records.iter().any(waits)
     }
@@ -106,13 +106,17 @@ impl JobContext {
         let Some(status) = nodes.first().and_then(|node| node.run_status) else {
             return AttemptProgress::Unknown;
         };
-        let said = nodes.iter().rev().find_map(|node| node.said.clone());
+        let message = nodes.iter().rev().find_map(|node| node.message.clone());
         match status {
             run::Status::Pending | run::Status::Submitted => {
                 let placed = nodes.iter().any(|node| node.has_instance);
-                if placed { AttemptProgress::Preparing { said } } else { AttemptProgress::Queued { said } }
+                if placed {
+                    AttemptProgress::Preparing { message }
+                } else {
+                    AttemptProgress::Queued { message }
+                }
             }
-            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { said },
+            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { message },
             run::Status::Terminating => AttemptProgress::Ending,
             run::Status::Terminated | run::Status::Failed | run::Status::Done => AttemptProgress::Unknown,
         }
@@ -158,7 +162,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         status: job.status.as_str().to_owned(),
         schedule_state: job.schedule.as_str().to_owned(),
         reason,
-        cancel_asked: job.cancel_asked_at.is_some(),
+        cancel_requested: job.cancel_asked_at.is_some(),
         created_at: job.submitted_at,
         submitted_at: sums.submitted_at,
         end_at: sums.end_at,

@@ -241,8 +241,8 @@ pub struct CreatedToken {
 
 /// Creates a token for a user's program; scope `dispatch` creates one for a dispatcher. It ends with the token with
 /// which it was created, and expires no later than that one.
-pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result<CreatedToken> {
-    let kind = match wish.scopes.as_slice() {
+pub async fn create(app: &App, asker: &Requester, request: &TokenRequest) -> Result<CreatedToken> {
+    let kind = match request.scopes.as_slice() {
         [one] if one == "all" => "user",
         [one] if one == "dispatch" => "dispatcher",
         [] => {
@@ -258,12 +258,12 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
         return Err(Error::denied("only an admin may create tokens for dispatchers"));
     }
     let now = app.db().now().await?;
-    if wish.expires_at.is_some_and(|at| at <= now) {
+    if request.expires_at.is_some_and(|at| at <= now) {
         return Err(Error::invalid("`expires_at` must be in the future"));
     }
     // A dispatcher is a service and keeps running; a token for a person expires.
     let usual = app.settings().queue_token_life.filter(|_| kind == "user").map(|life| now + life);
-    let ends = [wish.expires_at.or(usual), asker.expires_at];
+    let ends = [request.expires_at.or(usual), asker.expires_at];
     let expires_at = ends.into_iter().flatten().min();
     let (id, made) = new_token(app)?;
     let token = QueueToken {

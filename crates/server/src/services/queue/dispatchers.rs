@@ -53,7 +53,7 @@ pub async fn record_heartbeat(
     app: &App,
     asker: &Requester,
     name: &str,
-    told: &Map<String, Value>,
+    reported: &Map<String, Value>,
 ) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token may report nodes"));
@@ -64,8 +64,8 @@ pub async fn record_heartbeat(
             "invalid dispatcher name: expected 1 to {NAME_MAX} letters, digits, `-`, `_` or `.`"
         )));
     }
-    let kind = told.get("kind").and_then(Value::as_str).unwrap_or("other");
-    let nodes = told.get("nodes").cloned().unwrap_or_else(|| json!([]));
+    let kind = reported.get("kind").and_then(Value::as_str).unwrap_or("other");
+    let nodes = reported.get("nodes").cloned().unwrap_or_else(|| json!([]));
     let nodes: Vec<NodeGroup> =
         serde_json::from_value(nodes).map_err(|error| Error::invalid(format!("nodes: {error}")))?;
     if nodes.len() > NODES_MAX || kind.len() > NAME_MAX {
@@ -81,12 +81,12 @@ pub async fn record_heartbeat(
 }
 
 /// Acquires or renews the lease of a dispatcher's token: one process at a time uses it. Zero seconds release it.
-pub async fn claim_lease(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
+pub async fn claim_lease(app: &App, asker: &Requester, reported: &Map<String, Value>) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token may hold a lease"));
     };
     let text = |name: &str| {
-        let text = told.get(name).and_then(Value::as_str).unwrap_or_default();
+        let text = reported.get(name).and_then(Value::as_str).unwrap_or_default();
         if text.is_empty() || text.len() > DESCRIPTION_MAX {
             return Err(Error::invalid(format!(
                 "`lease.{name}` must have 1 to {DESCRIPTION_MAX} characters"
@@ -95,7 +95,8 @@ pub async fn claim_lease(app: &App, asker: &Requester, told: &Map<String, Value>
         Ok(text)
     };
     let (holder, described) = (text("holder")?, text("described")?);
-    let seconds = told.get("seconds").and_then(Value::as_i64).filter(|secs| (0..=LEASE_MAX).contains(secs));
+    let seconds =
+        reported.get("seconds").and_then(Value::as_i64).filter(|secs| (0..=LEASE_MAX).contains(secs));
     let seconds =
         seconds.ok_or_else(|| Error::invalid(format!("`lease.seconds` must be from 0 to {LEASE_MAX}")))?;
     let change = rows::claim_lease(token, holder, described, Span::secs(seconds).0);

@@ -37,7 +37,7 @@ fn acting_as(asker: &Requester, container: &Container) -> QueueCaller {
 
 async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<ContainerWithToken>> {
     let before = load_one(app, uuid).await?;
-    let container = find_container(&before.world.containers, uuid)?;
+    let container = find_container(&before.rows.containers, uuid)?;
     let now = app.db().now().await?;
     let mut locked = match change::lock(&container, &asker.as_dispatcher(), "") {
         Ok(locked) => locked,
@@ -48,12 +48,12 @@ async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<Con
     let (executor, second) = auth::issue_attempt_token(app, "executor", asker.user, &locked, now)?;
     locked.auth_uuid = Some(inside.uuid);
     locked.last_call = Some(call_record(asker, &format!("lock {}", executor.uuid)));
-    let mut world = before.world.clone();
-    world.containers.insert(uuid.to_owned(), locked);
-    let beside = ExtraChanges { changes: vec![first, second], ..ExtraChanges::default() };
-    let Some(world) = write(app, asker, &before, world, beside, now).await? else { return Ok(None) };
+    let mut rows = before.rows.clone();
+    rows.containers.insert(uuid.to_owned(), locked);
+    let extra = ExtraChanges { changes: vec![first, second], ..ExtraChanges::default() };
+    let Some(rows) = write(app, asker, &before, rows, extra, now).await? else { return Ok(None) };
     Ok(Some(ContainerWithToken {
-        container: find_container(&world.containers, uuid)?,
+        container: find_container(&rows.containers, uuid)?,
         executor: Some(executor),
     }))
 }
@@ -121,7 +121,7 @@ async fn try_apply(
 ) -> Result<Option<Container>> {
     let now = app.db().now().await?;
     let mut before = load_one(app, uuid).await?;
-    let mut container = find_container(&before.world.containers, uuid)?;
+    let mut container = find_container(&before.rows.containers, uuid)?;
     require_ownership(asker, &container)?;
     let mut next = match rule(&container, now) {
         Ok(next) => next,
@@ -134,7 +134,7 @@ async fn try_apply(
     if next.is_final() || next.priority != container.priority {
         // Related rows depend on this one and change with it.
         before = load_related(app, &[uuid.to_owned()], &[]).await?;
-        container = find_container(&before.world.containers, uuid)?;
+        container = find_container(&before.rows.containers, uuid)?;
         next = match rule(&container, now) {
             Ok(next) => next,
             // It changed between two reads.
@@ -144,10 +144,10 @@ async fn try_apply(
     if next.state != container.state {
         next.last_call = Some(call_record(asker, what));
     }
-    let mut world = before.world.clone();
-    world.containers.insert(uuid.to_owned(), next);
-    let written = write(app, asker, &before, world, ExtraChanges::default(), now).await?;
-    written.map(|world| find_container(&world.containers, uuid)).transpose()
+    let mut rows = before.rows.clone();
+    rows.containers.insert(uuid.to_owned(), next);
+    let written = write(app, asker, &before, rows, ExtraChanges::default(), now).await?;
+    written.map(|rows| find_container(&rows.containers, uuid)).transpose()
 }
 
 fn find_container(all: &std::collections::BTreeMap<String, Container>, uuid: &str) -> Result<Container> {
@@ -204,21 +204,21 @@ pub async fn record_message(
 ) -> Result<String> {
     require_visible(asker, uuid)?;
     let before = load_one(app, uuid).await?;
-    let container = find_container(&before.world.containers, uuid)?;
+    let container = find_container(&before.rows.containers, uuid)?;
     require_ownership(asker, &container)?;
-    let said = Value::Object(properties.clone());
-    let (name, row) = log_row(app, uuid, &container.owner_uuid, event, &said)?;
+    let message = Value::Object(properties.clone());
+    let (name, row) = log_row(app, uuid, &container.owner_uuid, event, &message)?;
     let text = |name: &str| properties.get(name).and_then(Value::as_str).unwrap_or_default();
     let leaves = text("event") == "decided_not_to_run"
         && matches!(asker.as_dispatcher(), QueueCaller::Dispatcher { .. });
     if event == "dispatch" && leaves && container.state == Status::Queued {
         let why = if text("reason").is_empty() { text("text") } else { text("reason") };
         let next = Container { scheduling_status: why.to_owned(), ..container.clone() };
-        let mut world = before.world.clone();
-        world.containers.insert(uuid.to_owned(), next);
+        let mut rows = before.rows.clone();
+        rows.containers.insert(uuid.to_owned(), next);
         let now = app.db().now().await?;
         // A conflict is ignored: a concurrent change sets a more recent reason.
-        write(app, asker, &before, world, ExtraChanges::default(), now).await?;
+        write(app, asker, &before, rows, ExtraChanges::default(), now).await?;
     }
     app.db().write(Unit::new().and([row])).await?;
     app.notify_queue_changed();

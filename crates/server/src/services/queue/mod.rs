@@ -73,7 +73,7 @@ impl From<getrandom::Error> for Error {
 impl From<ListError> for Error {
     fn from(error: ListError) -> Self {
         match error {
-            ListError::Asked(why) => Self::invalid(why),
+            ListError::Requested(why) => Self::invalid(why),
             ListError::Db(error) => error.into(),
         }
     }

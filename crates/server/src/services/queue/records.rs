@@ -68,9 +68,9 @@ pub async fn list(
     app: &App,
     sight: &QueueVisibility,
     kind: ListKind,
-    asked: &ListQuery,
+    requested: &ListQuery,
 ) -> Result<(Vec<Value>, Option<i64>)> {
-    let found = queue_list::list(app.db(), kind, sight, asked).await?;
+    let found = queue_list::list(app.db(), kind, sight, requested).await?;
     let items = found.rows.iter().map(|row| match kind {
         ListKind::Containers => Ok(to_record("container", row.json(0)?)),
         ListKind::Requests => Ok(to_record("containerRequest", row.json(0)?)),
@@ -82,8 +82,8 @@ pub async fn list(
 /// Record of this name, if the caller sees it.
 pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: ListKind, uuid: &str) -> Result<Value> {
     let condition = Condition { attribute: "uuid".into(), op: "=".into(), operand: uuid.into() };
-    let asked = ListQuery { conditions: vec![condition], limit: 1, ..ListQuery::default() };
-    let (items, _) = list(app, sight, kind, &asked).await?;
+    let requested = ListQuery { conditions: vec![condition], limit: 1, ..ListQuery::default() };
+    let (items, _) = list(app, sight, kind, &requested).await?;
     items.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
@@ -104,7 +104,7 @@ pub async fn current(
     app: &App,
     asker: &Requester,
     scope: Option<&str>,
-    mut asked: ListQuery,
+    mut requested: ListQuery,
 ) -> Result<CurrentContainers> {
     let missing = || Error::Missing("container of this token".into());
     match (&asker.who, scope) {
@@ -122,9 +122,9 @@ pub async fn current(
                 op: op.into(),
                 operand,
             };
-            asked.conditions.push(held("locked_by_uuid", "=", asker.token_uuid.as_str().into()));
-            asked.conditions.push(held("state", "in", json!(["Locked", "Running"])));
-            Ok(CurrentContainers::Held(asked))
+            requested.conditions.push(held("locked_by_uuid", "=", asker.token_uuid.as_str().into()));
+            requested.conditions.push(held("state", "in", json!(["Locked", "Running"])));
+            Ok(CurrentContainers::Held(requested))
         }
         (
             QueueCaller::Admin

@@ -108,13 +108,13 @@ async fn try_create(
         blank.requesting_container_uuid = Some(container.clone());
     }
     blank.secret_mounts_digest = secrets.map(|(digest, _)| digest.clone());
-    let asked = request::update(&blank, patch)?;
-    let beside = ExtraChanges {
+    let requested = request::update(&blank, patch)?;
+    let extra = ExtraChanges {
         made: made.cloned(),
         secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
         ..ExtraChanges::default()
     };
-    write_request(app, asker, LoadedQueue::default(), asked, beside).await
+    write_request(app, asker, LoadedQueue::default(), requested, extra).await
 }
 
 /// Writes a request, with a container if it was just committed.
@@ -122,61 +122,64 @@ async fn write_request(
     app: &App,
     asker: &Requester,
     before: LoadedQueue,
-    mut asked: ContainerRequest,
-    mut beside: ExtraChanges,
+    mut requested: ContainerRequest,
+    mut extra: ExtraChanges,
 ) -> Result<Option<ContainerRequest>> {
     let now = app.db().now().await?;
     let mut before = before;
-    if asked.state == RequestState::Committed && asked.container_uuid.is_none() {
-        let same = if asked.use_existing {
-            let identity = work_identity(&asked.work, asked.secret_mounts_digest.as_deref());
-            containers::find_reusable(app.db(), &asked.owner_uuid, &identity).await?
+    if requested.state == RequestState::Committed && requested.container_uuid.is_none() {
+        let same = if requested.use_existing {
+            let identity = work_identity(&requested.work, requested.secret_mounts_digest.as_deref());
+            containers::find_reusable(app.db(), &requested.owner_uuid, &identity).await?
         } else {
             Vec::new()
         };
         let same: Vec<Container> = same.into_iter().map(|kept| kept.doc).collect();
-        asked.container_count = 1;
-        match reuse::pick_reusable(&same, &asked.work) {
+        requested.container_count = 1;
+        match reuse::pick_reusable(&same, &requested.work) {
             Some(found) => {
-                asked.container_uuid = Some(found.uuid.clone());
-                beside.relies_on.push(found.uuid.clone());
-                before =
-                    load_related(app, std::slice::from_ref(&found.uuid), std::slice::from_ref(&asked.uuid))
-                        .await?;
+                requested.container_uuid = Some(found.uuid.clone());
+                extra.relies_on.push(found.uuid.clone());
+                before = load_related(
+                    app,
+                    std::slice::from_ref(&found.uuid),
+                    std::slice::from_ref(&requested.uuid),
+                )
+                .await?;
                 // It may have changed between two reads.
                 let still =
-                    before.world.containers.get(&found.uuid).is_some_and(|now| now.state == found.state);
+                    before.rows.containers.get(&found.uuid).is_some_and(|now| now.state == found.state);
                 if !still {
                     return Ok(None);
                 }
-                before.world.parents.extend(parent_priorities(app, &asked).await?);
+                before.rows.parents.extend(parent_priorities(app, &requested).await?);
             }
             None => {
                 let uuid = object_uuid("dz642", app.db().new_id()?.as_bytes());
-                asked.container_uuid = Some(uuid.clone());
+                requested.container_uuid = Some(uuid.clone());
                 let container = Container {
-                    secret_mounts_digest: asked.secret_mounts_digest.clone(),
-                    ..Container::new(uuid.clone(), asked.work.clone(), &asked.owner_uuid, now)
+                    secret_mounts_digest: requested.secret_mounts_digest.clone(),
+                    ..Container::new(uuid.clone(), requested.work.clone(), &requested.owner_uuid, now)
                 };
-                before.world.parents.extend(parent_priorities(app, &asked).await?);
-                let mut world = before.world.clone();
-                world.containers.insert(uuid, container);
-                world.requests.insert(asked.uuid.clone(), asked.clone());
-                return write_rows(app, asker, &before, world, &asked.uuid, beside, now).await;
+                before.rows.parents.extend(parent_priorities(app, &requested).await?);
+                let mut rows = before.rows.clone();
+                rows.containers.insert(uuid, container);
+                rows.requests.insert(requested.uuid.clone(), requested.clone());
+                return write_rows(app, asker, &before, rows, &requested.uuid, extra, now).await;
             }
         }
     }
-    let mut world = before.world.clone();
-    let uuid = asked.uuid.clone();
-    world.requests.insert(uuid.clone(), asked);
-    write_rows(app, asker, &before, world, &uuid, beside, now).await
+    let mut rows = before.rows.clone();
+    let uuid = requested.uuid.clone();
+    rows.requests.insert(uuid.clone(), requested);
+    write_rows(app, asker, &before, rows, &uuid, extra, now).await
 }
 
 async fn parent_priorities(
     app: &App,
-    asked: &ContainerRequest,
+    requested: &ContainerRequest,
 ) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
-    let uuids: Vec<String> = asked.requesting_container_uuid.iter().cloned().collect();
+    let uuids: Vec<String> = requested.requesting_container_uuid.iter().cloned().collect();
     let found = containers::containers(app.db(), &uuids).await?;
     Ok(found.into_iter().map(|one| (one.doc.uuid.clone(), (!one.doc.is_final(), one.doc.priority))).collect())
 }
@@ -185,13 +188,13 @@ async fn write_rows(
     app: &App,
     asker: &Requester,
     before: &LoadedQueue,
-    world: windlass_model::queue::propagate::QueueRows,
+    rows: windlass_model::queue::propagate::QueueRows,
     uuid: &str,
-    beside: ExtraChanges,
+    extra: ExtraChanges,
     now: windlass_model::time::Timestamp,
 ) -> Result<Option<ContainerRequest>> {
-    let written = write(app, asker, before, world, beside, now).await?;
-    Ok(written.and_then(|world| world.requests.get(uuid).cloned()))
+    let written = write(app, asker, before, rows, extra, now).await?;
+    Ok(written.and_then(|rows| rows.requests.get(uuid).cloned()))
 }
 
 fn require_ownership(asker: &Requester, request: &ContainerRequest) -> Result<()> {
@@ -230,28 +233,28 @@ async fn try_update(
     secrets: Option<&(String, String)>,
 ) -> Result<Option<ContainerRequest>> {
     let before = load_related(app, &[], &[uuid.to_owned()]).await?;
-    let Some(old) = before.world.requests.get(uuid) else { return Err(Error::Missing(uuid.to_owned())) };
+    let Some(old) = before.rows.requests.get(uuid) else { return Err(Error::Missing(uuid.to_owned())) };
     require_ownership(asker, old)?;
-    let mut beside = ExtraChanges::default();
+    let mut extra = ExtraChanges::default();
     let mut base = old.clone();
     if let Some((digest, text)) = secrets {
         if old.state != RequestState::Uncommitted {
             return Err(Error::invalid("attribute `secret_mounts` cannot be set now"));
         }
         base.secret_mounts_digest = Some(digest.clone());
-        beside.secrets = Some((uuid.to_owned(), text.clone()));
+        extra.secrets = Some((uuid.to_owned(), text.clone()));
     }
-    let asked = request::update(&base, patch)?;
-    let commits = asked.state == RequestState::Committed && old.state == RequestState::Uncommitted;
+    let requested = request::update(&base, patch)?;
+    let commits = requested.state == RequestState::Committed && old.state == RequestState::Uncommitted;
     if commits {
         asker.require_submit()?;
     }
-    if commits && beside.secrets.is_none() && asked.secret_mounts_digest.is_some() {
-        beside.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
+    if commits && extra.secrets.is_none() && requested.secret_mounts_digest.is_some() {
+        extra.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
     }
     // Its priority affects its container, which must not change in the meantime.
-    beside.relies_on.extend(asked.container_uuid.clone());
-    write_request(app, asker, before, asked, beside).await
+    extra.relies_on.extend(requested.container_uuid.clone());
+    write_request(app, asker, before, requested, extra).await
 }
 
 /// Deletes a request: a container that runs only for it is stopped first.
@@ -267,17 +270,17 @@ pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Containe
     }
     retry_on_conflict(|| async {
         let before = load_related(app, &[], &[uuid.to_owned()]).await?;
-        let Some(old) = before.world.requests.get(uuid).cloned() else {
+        let Some(old) = before.rows.requests.get(uuid).cloned() else {
             return Err(Error::Missing(uuid.to_owned()));
         };
-        let mut world = before.world.clone();
+        let mut rows = before.rows.clone();
         // Kept until the end, so that its container is found to have no request.
-        if let Some(request) = world.requests.get_mut(uuid) {
+        if let Some(request) = rows.requests.get_mut(uuid) {
             request.state = RequestState::Final;
         }
         let now = app.db().now().await?;
-        let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
-        Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
+        let extra = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
+        Ok(write(app, asker, &before, rows, extra, now).await?.map(|_| old))
     })
     .await
 }
@@ -292,14 +295,15 @@ pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, 
     patch.remove("state");
     let now = app.db().now().await?;
     let blank = ContainerRequest::new(String::new(), &asker.user_uuid, now);
-    let asked = request::update(&blank, &patch)?;
-    request::check(&asked.work)?;
+    let requested = request::update(&blank, &patch)?;
+    request::check(&requested.work)?;
     let uuid = object_uuid("dz642", app.db().new_id()?.as_bytes());
-    let container = Container { priority, ..Container::new(uuid.clone(), asked.work, &asker.user_uuid, now) };
+    let container =
+        Container { priority, ..Container::new(uuid.clone(), requested.work, &asker.user_uuid, now) };
     let before = LoadedQueue::default();
-    let mut world = before.world.clone();
-    world.containers.insert(uuid, container.clone());
-    write(app, asker, &before, world, ExtraChanges::default(), now).await?.ok_or(Error::Busy)?;
+    let mut rows = before.rows.clone();
+    rows.containers.insert(uuid, container.clone());
+    write(app, asker, &before, rows, ExtraChanges::default(), now).await?.ok_or(Error::Busy)?;
     Ok(container)
 }
 
@@ -310,17 +314,17 @@ pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Resul
     }
     retry_on_conflict(|| async {
         let before = load_related(app, &[uuid.to_owned()], &[]).await?;
-        let Some(old) = before.world.containers.get(uuid).cloned() else {
+        let Some(old) = before.rows.containers.get(uuid).cloned() else {
             return Err(Error::Missing(uuid.to_owned()));
         };
-        let asked = before.world.requests.values().any(|one| one.container_uuid.as_deref() == Some(uuid));
-        if asked || !(old.is_final() || old.state == Status::Queued) {
+        let requested = before.rows.requests.values().any(|one| one.container_uuid.as_deref() == Some(uuid));
+        if requested || !(old.is_final() || old.state == Status::Queued) {
             return Err(Error::invalid("the container is in use, or requests refer to it"));
         }
         let now = app.db().now().await?;
-        let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
-        let world = before.world.clone();
-        Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
+        let extra = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
+        let rows = before.rows.clone();
+        Ok(write(app, asker, &before, rows, extra, now).await?.map(|_| old))
     })
     .await
 }
@@ -330,13 +334,13 @@ pub async fn recompute_priority(app: &App, asker: &Requester, uuid: &str) -> Res
     records::container(app, asker, uuid).await?;
     retry_on_conflict(|| async {
         let before = load_related(app, &[uuid.to_owned()], &[]).await?;
-        let world = before.world.clone();
+        let rows = before.rows.clone();
         let now = app.db().now().await?;
-        let written = write(app, asker, &before, world, ExtraChanges::default(), now).await?;
+        let written = write(app, asker, &before, rows, ExtraChanges::default(), now).await?;
         match written {
             None => Ok(None),
-            Some(world) => {
-                let found = world.containers.get(uuid).cloned();
+            Some(rows) => {
+                let found = rows.containers.get(uuid).cloned();
                 found.map(Some).ok_or_else(|| Error::Missing(uuid.to_owned()))
             }
         }

@@ -34,7 +34,7 @@ const ROWS_MAX: usize = 5000;
 /// Rows as they were read.
 #[derive(Default)]
 pub(super) struct LoadedQueue {
-    pub(super) world: QueueRows,
+    pub(super) rows: QueueRows,
     containers: BTreeMap<String, (Uuid, i64)>,
     requests: BTreeMap<String, (Uuid, i64)>,
 }
@@ -43,7 +43,7 @@ impl LoadedQueue {
     fn add_containers(&mut self, kept: Vec<Versioned<Container>>) {
         for one in kept {
             self.containers.insert(one.doc.uuid.clone(), (one.id, one.revision));
-            self.world.containers.insert(one.doc.uuid.clone(), one.doc);
+            self.rows.containers.insert(one.doc.uuid.clone(), one.doc);
         }
     }
 
@@ -52,7 +52,7 @@ impl LoadedQueue {
         for one in kept {
             theirs.extend(one.doc.container_uuid.clone());
             self.requests.insert(one.doc.uuid.clone(), (one.id, one.revision));
-            self.world.requests.insert(one.doc.uuid.clone(), one.doc);
+            self.rows.requests.insert(one.doc.uuid.clone(), one.doc);
         }
         theirs
     }
@@ -66,11 +66,11 @@ pub(super) async fn load_one(app: &App, uuid: &str) -> Result<LoadedQueue> {
 }
 
 /// Loads containers and requests, all requests of those containers, and everything below them.
-pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -> Result<LoadedQueue> {
+pub(super) async fn load_related(app: &App, seeds: &[String], requests: &[String]) -> Result<LoadedQueue> {
     let mut loaded = LoadedQueue::default();
     let mut next: BTreeSet<String> = seeds.iter().cloned().collect();
-    if !asks.is_empty() {
-        next.extend(loaded.add_requests(containers::requests(app.db(), asks).await?));
+    if !requests.is_empty() {
+        next.extend(loaded.add_requests(containers::requests(app.db(), requests).await?));
     }
     while !next.is_empty() {
         let batch: Vec<String> = std::mem::take(&mut next).into_iter().collect();
@@ -87,7 +87,7 @@ pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -
         }
     }
     let above: Vec<String> = loaded
-        .world
+        .rows
         .requests
         .values()
         .filter_map(|request| request.requesting_container_uuid.clone())
@@ -96,7 +96,7 @@ pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -
     if !above.is_empty() {
         for parent in containers::containers(app.db(), &above).await? {
             let doc = parent.doc;
-            loaded.world.parents.insert(doc.uuid.clone(), (!doc.is_final(), doc.priority));
+            loaded.rows.parents.insert(doc.uuid.clone(), (!doc.is_final(), doc.priority));
         }
     }
     Ok(loaded)
@@ -120,40 +120,40 @@ pub(super) async fn write(
     app: &App,
     asker: &Requester,
     before: &LoadedQueue,
-    mut world: QueueRows,
-    beside: ExtraChanges,
+    mut rows: QueueRows,
+    extra: ExtraChanges,
     now: Timestamp,
 ) -> Result<Option<QueueRows>> {
     let mut ids: BTreeMap<String, Uuid> = BTreeMap::new();
     // Generated in advance, so that a rule that needs one cannot fail.
     let mut spare: Vec<Uuid> = Vec::new();
-    for _ in 0..=world.containers.len() {
+    for _ in 0..=rows.containers.len() {
         spare.push(app.db().new_id()?);
     }
-    propagate(&mut world, now, &mut || {
+    propagate(&mut rows, now, &mut || {
         let id = spare.pop().unwrap_or_default();
         let uuid = object_uuid("dz642", id.as_bytes());
         ids.insert(uuid.clone(), id);
         uuid
     });
     let mut writer = QueueWriter { app, asker, now, first: Vec::new(), rows: Vec::new(), logs: Vec::new() };
-    for container in world.containers.values_mut() {
-        writer.container(before, container, &ids, &beside).await?;
+    for container in rows.containers.values_mut() {
+        writer.container(before, container, &ids, &extra).await?;
     }
-    for request in world.requests.values_mut() {
-        writer.request(before, request, &beside)?;
+    for request in rows.requests.values_mut() {
+        writer.request(before, request, &extra)?;
     }
-    for uuid in &beside.deletes {
+    for uuid in &extra.deletes {
         writer.delete(before, uuid)?;
     }
-    let unit = Unit::new().and(writer.first).and(beside.changes).and(writer.rows).and(writer.logs);
+    let unit = Unit::new().and(writer.first).and(extra.changes).and(writer.rows).and(writer.logs);
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
             app.notify_queue_changed();
-            if world.containers.values().any(|one| job_submission(one).is_some()) {
+            if rows.containers.values().any(|one| job_submission(one).is_some()) {
                 app.wake(&JOB_PIPELINES);
             }
-            Ok(Some(world))
+            Ok(Some(rows))
         }
         WriteOutcome::Stale { .. } => Ok(None),
     }
@@ -182,14 +182,14 @@ impl QueueWriter<'_> {
         before: &LoadedQueue,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
-        beside: &ExtraChanges,
+        extra: &ExtraChanges,
     ) -> Result<()> {
-        let Some(old) = before.world.containers.get(&container.uuid) else {
-            return self.new_container(before, container, ids, beside).await;
+        let Some(old) = before.rows.containers.get(&container.uuid) else {
+            return self.new_container(before, container, ids, extra).await;
         };
         let Some((_, revision)) = before.containers.get(&container.uuid) else { return Ok(()) };
         if old == container {
-            if beside.relies_on.contains(&container.uuid) {
+            if extra.relies_on.contains(&container.uuid) {
                 self.first.push(containers::bump_container(&container.uuid, *revision));
             }
             return Ok(());
@@ -215,7 +215,7 @@ impl QueueWriter<'_> {
         before: &LoadedQueue,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
-        beside: &ExtraChanges,
+        extra: &ExtraChanges,
     ) -> Result<()> {
         let id = match ids.get(&container.uuid) {
             Some(id) => *id,
@@ -223,7 +223,7 @@ impl QueueWriter<'_> {
         };
         let secrets = match &container.secret_mounts_digest {
             None => None,
-            Some(_) => self.secrets_for(before, container, beside).await?,
+            Some(_) => self.secrets_for(before, container, extra).await?,
         };
         let sealed = secrets
             .map(|text| {
@@ -243,14 +243,14 @@ impl QueueWriter<'_> {
         &self,
         before: &LoadedQueue,
         container: &Container,
-        beside: &ExtraChanges,
+        extra: &ExtraChanges,
     ) -> Result<Option<String>> {
-        if let Some((_, text)) = &beside.secrets {
+        if let Some((_, text)) = &extra.secrets {
             return Ok(Some(text.clone()));
         }
         let alike =
             |old: &&Container| old.secret_mounts_digest == container.secret_mounts_digest && !old.is_final();
-        let Some(old) = before.world.containers.values().find(alike) else { return Ok(None) };
+        let Some(old) = before.rows.containers.values().find(alike) else { return Ok(None) };
         open_secrets(self.app, &old.uuid).await
     }
 
@@ -258,27 +258,27 @@ impl QueueWriter<'_> {
         &mut self,
         before: &LoadedQueue,
         request: &mut ContainerRequest,
-        beside: &ExtraChanges,
+        extra: &ExtraChanges,
     ) -> Result<()> {
-        if beside.deletes.contains(&request.uuid) {
+        if extra.deletes.contains(&request.uuid) {
             return Ok(());
         }
         let seal = |app: &App, id: Uuid, text: &str| {
             app.keys().seal(&AssociatedData::row("container_requests", "secrets_sealed", id), text.as_bytes())
         };
         let keeps = request.container_uuid.is_none();
-        let own = beside.secrets.as_ref().filter(|(uuid, _)| *uuid == request.uuid && keeps);
+        let own = extra.secrets.as_ref().filter(|(uuid, _)| *uuid == request.uuid && keeps);
         let Some((id, revision)) = before.requests.get(&request.uuid) else {
             let id = self.app.db().new_id()?;
             let sealed = own.map(|(_, text)| seal(self.app, id, text)).transpose()?;
-            self.rows.push(containers::insert_request(id, request, beside.made.as_ref(), sealed)?);
+            self.rows.push(containers::insert_request(id, request, extra.made.as_ref(), sealed)?);
             let new = serde_json::to_value(&*request)?;
             return self.log(&request.uuid, &request.owner_uuid, "create", None, Some(&new));
         };
         if let Some((_, text)) = own {
             self.first.push(containers::set_request_secrets(&request.uuid, seal(self.app, *id, text)?));
         }
-        let old = before.world.requests.get(&request.uuid);
+        let old = before.rows.requests.get(&request.uuid);
         if old == Some(request) {
             return Ok(());
         }
@@ -293,14 +293,14 @@ impl QueueWriter<'_> {
     }
 
     fn delete(&mut self, before: &LoadedQueue, uuid: &str) -> Result<()> {
-        if let (Some((_, revision)), Some(old)) = (before.requests.get(uuid), before.world.requests.get(uuid))
+        if let (Some((_, revision)), Some(old)) = (before.requests.get(uuid), before.rows.requests.get(uuid))
         {
             self.first.push(containers::delete_request(uuid, *revision));
             let old_doc = serde_json::to_value(old)?;
             self.log(uuid, &old.owner_uuid, "delete", Some(&old_doc), None)?;
         }
         if let (Some((_, revision)), Some(old)) =
-            (before.containers.get(uuid), before.world.containers.get(uuid))
+            (before.containers.get(uuid), before.rows.containers.get(uuid))
         {
             self.first.push(containers::delete_container(uuid, *revision));
             let old_doc = serde_json::to_value(old)?;
@@ -328,7 +328,7 @@ impl QueueWriter<'_> {
 
 /// Fields of a row in the events to listeners. The specification itself is only in the row.
 fn event_properties(row: &Value) -> Map<String, Value> {
-    const TOLD: [&str; 14] = [
+    const REPORTED: [&str; 14] = [
         "uuid",
         "name",
         "state",
@@ -345,7 +345,7 @@ fn event_properties(row: &Value) -> Map<String, Value> {
         "output",
     ];
     let all = row.as_object().into_iter().flatten();
-    let kept = all.filter(|(name, _)| TOLD.contains(&name.as_str()));
+    let kept = all.filter(|(name, _)| REPORTED.contains(&name.as_str()));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 

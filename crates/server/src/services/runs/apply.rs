@@ -30,12 +30,12 @@ const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Field of a service.
 const GATEWAY: &str = "configuration.gateway";
 
-pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -> Result<wire::Run> {
-    let hash = request_hash(&asked);
+pub async fn apply(app: &App, scope: &ProjectScope, requested: wire::ApplyRequest) -> Result<wire::Run> {
+    let hash = request_hash(&requested);
     if let Some(done) = find_repeated(app, scope, &hash).await? {
         return to_wire_one(app, done).await;
     }
-    let refused = match try_apply(app, scope, &asked, &hash).await {
+    let refused = match try_apply(app, scope, &requested, &hash).await {
         Err(refused @ (Error::Refused { .. } | Error::Conflict { .. })) => refused,
         outcome => return outcome,
     };
@@ -50,11 +50,11 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -
 async fn try_apply(
     app: &App,
     scope: &ProjectScope,
-    asked: &wire::ApplyRequest,
+    requested: &wire::ApplyRequest,
     hash: &str,
 ) -> Result<wire::Run> {
     let ssh_key = scope.caller.user.ssh_public_key.as_deref();
-    let mut spec = ResolvedRunSpec::read(&asked.plan.run_spec, ssh_key, &scope.default_images(app))?;
+    let mut spec = ResolvedRunSpec::read(&requested.plan.run_spec, ssh_key, &scope.default_images(app))?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         names::check_resource("run_name", name)?;
@@ -72,7 +72,7 @@ async fn try_apply(
     }
     let id = match current {
         Some(current) if !current.run.finished => {
-            let id = update(app, scope, &spec, asked, &current).await?;
+            let id = update(app, scope, &spec, requested, &current).await?;
             app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::ROUTES_HINT]);
             id
         }
@@ -94,10 +94,10 @@ async fn try_apply(
 }
 
 /// Hash of the request, for distinguishing a repeat from another request with the same key.
-fn request_hash(asked: &wire::ApplyRequest) -> String {
+fn request_hash(requested: &wire::ApplyRequest) -> String {
     let mut hash = Sha256::new();
-    hash.update(asked.plan.run_spec.text());
-    hash.update([u8::from(asked.force)]);
+    hash.update(requested.plan.run_spec.text());
+    hash.update([u8::from(requested.force)]);
     hex::encode(hash.finalize())
 }
 
@@ -119,14 +119,14 @@ async fn update(
     app: &App,
     scope: &ProjectScope,
     spec: &ResolvedRunSpec,
-    asked: &wire::ApplyRequest,
+    requested: &wire::ApplyRequest,
     current: &NamedRun,
 ) -> Result<RunId> {
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
     let stored: Value = serde_json::from_str(&current.run.spec)?;
-    if !asked.force {
-        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+    if !requested.force {
+        let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
         if seen.id != current.run.id.0 || seen.run_spec.value()? != stored {
             return Err(changed());
         }
@@ -238,7 +238,7 @@ async fn new_run(
     let published =
         service_domains::for_service(app, scope.project.id, spec, spec.name().unwrap_or_default(), None)
             .await?;
-    let asked = submit::RunRequest {
+    let requested = submit::RunRequest {
         project: scope.project.id,
         project_name: &scope.project.name,
         user: by,
@@ -250,7 +250,7 @@ async fn new_run(
         published,
         jobs_max: app.settings().limits.run_jobs,
     };
-    submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
+    submit::unit(app.db(), app.keys(), requested, spec, next_slot(app, spec).await?)
 }
 
 /// First slot of a scheduled run.

@@ -16,8 +16,8 @@ use crate::{
 
 /// Opens a stream. The submission must be one of that run, and the run one of this project. The stream gives access to
 /// everything that the owner of the run sees, so it is limited to the owner and the managers of the project.
-pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<PortStream> {
-    let job = find(app, scope, asked).await?;
+pub async fn connect(app: &App, scope: &ProjectScope, requested: &ConnectRequest) -> Result<PortStream> {
+    let job = find(app, scope, requested).await?;
     let instance = job
         .instance_id
         .filter(|_| job.status == Status::Running)
@@ -26,19 +26,19 @@ pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) ->
         .agents()
         .ok_or_else(|| Error::refused("this replica of the server has no connections to hosts"))?;
     let call = CallContext { instance, submission: job.id, epoch: job.lock_epoch };
-    agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
+    agents.connect(call, requested.port).await.map_err(|error| refusal(&error))
 }
 
 /// Checks that the caller of an open stream still has the rights to it.
-pub async fn check_connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<()> {
-    find(app, scope, asked).await.map(drop)
+pub async fn check_connect(app: &App, scope: &ProjectScope, requested: &ConnectRequest) -> Result<()> {
+    find(app, scope, requested).await.map(drop)
 }
 
-async fn find(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<Job> {
+async fn find(app: &App, scope: &ProjectScope, requested: &ConnectRequest) -> Result<Job> {
     let absent = || Error::absent("Job submission");
-    let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
+    let job = jobs::find(app.db(), SubmissionId(requested.job_submission_id)).await?;
     let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;
-    let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == asked.run_name);
+    let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == requested.run_name);
     let run = run.ok_or_else(absent)?;
     scope.require_ownership::<ConnectJob>(Some(run.run.user_id), &format!("run `{}`", run.run.name))?;
     Ok(job)

@@ -55,25 +55,25 @@ const NAMES_MAX: usize = 1000;
 pub async fn list(
     app: &App,
     caller: &Caller,
-    asked: wire::ListRequest,
+    requested: wire::ListRequest,
 ) -> Result<Vec<RenderedJson<wire::Run>>> {
-    if !(0..=LIST_MAX).contains(&asked.limit) {
+    if !(0..=LIST_MAX).contains(&requested.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
-    if asked.job_submissions_limit.is_some_and(|limit| !(0..=SUBMISSIONS_MAX).contains(&limit)) {
+    if requested.job_submissions_limit.is_some_and(|limit| !(0..=SUBMISSIONS_MAX).contains(&limit)) {
         return Err(Error::field("job_submissions_limit", "must be from 0 to 10"));
     }
-    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, requested.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
-    let user = match &asked.username {
+    let user = match &requested.username {
         None => None,
         Some(name) => match users::by_name(app.db(), name).await? {
             Some(user) => Some(user.id),
             None => return Err(Error::absent("User")),
         },
     };
-    if let (Some(repo), Some([project])) = (asked.repo_id.as_deref(), projects.as_deref())
+    if let (Some(repo), Some([project])) = (requested.repo_id.as_deref(), projects.as_deref())
         && repo != NO_REPO
         && repos::find(app.db(), *project, repo).await?.is_none()
     {
@@ -83,19 +83,19 @@ pub async fn list(
     let query = Query {
         projects,
         user,
-        repo_id: asked.repo_id,
-        only_active: asked.only_active,
+        repo_id: requested.repo_id,
+        only_active: requested.only_active,
         page: Page {
-            time: asked.prev_submitted_at,
-            id: asked.prev_run_id,
-            limit: asked.limit,
-            ascending: asked.ascending,
+            time: requested.prev_submitted_at,
+            id: requested.prev_run_id,
+            limit: requested.limit,
+            ascending: requested.ascending,
             ..Page::default()
         },
     };
     let lines = runs::list(app.db(), &query).await?;
-    let jobs = if asked.include_jobs {
-        render::IncludedJobs::Newest(asked.job_submissions_limit)
+    let jobs = if requested.include_jobs {
+        render::IncludedJobs::Newest(requested.job_submissions_limit)
     } else {
         render::IncludedJobs::None
     };
@@ -156,8 +156,8 @@ pub(super) async fn visible_projects(
     Ok((!joined.is_empty()).then_some(Some(joined)))
 }
 
-pub async fn read(app: &App, scope: &ProjectScope, asked: wire::ReadRequest) -> Result<wire::Run> {
-    let found = match (asked.id, &asked.run_name) {
+pub async fn read(app: &App, scope: &ProjectScope, requested: wire::ReadRequest) -> Result<wire::Run> {
+    let found = match (requested.id, &requested.run_name) {
         (Some(id), _) => runs::find(app.db(), RunId(id)).await?,
         (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
         (None, None) => return Err(Error::refused("run_name or id must be specified")),
@@ -203,28 +203,28 @@ async fn to_wire(app: &App, rows: Vec<NamedRun>, wanted: render::IncludedJobs) -
 }
 
 /// Stores the request to stop. Names of finished and unknown runs are skipped.
-pub async fn stop(app: &App, scope: &ProjectScope, asked: &wire::StopRequest) -> Result<()> {
-    check_names(&asked.runs_names)?;
+pub async fn stop(app: &App, scope: &ProjectScope, requested: &wire::StopRequest) -> Result<()> {
+    check_names(&requested.runs_names)?;
     let by = scope.caller.user.id;
-    let message = if asked.abort { "Run abort requested" } else { "Run stop requested" };
-    let mut wishes = Vec::new();
-    for name in &asked.runs_names {
+    let message = if requested.abort { "Run abort requested" } else { "Run stop requested" };
+    let mut requests = Vec::new();
+    for name in &requested.runs_names {
         let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
         let Some(NamedRun { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
         scope.require_ownership::<StopRuns>(Some(run.user_id), &format!("run `{name}`"))?;
         let about = EventSubject { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
-        let unit = Unit::new().and([runs::request_stop(run.id, asked.abort, by)]).and(note(
+        let unit = Unit::new().and([runs::request_stop(run.id, requested.abort, by)]).and(note(
             app.db(),
             Some(by),
             &about,
             "stop_asked",
             message.into(),
         )?);
-        wishes.push(app.db().write(unit));
+        requests.push(app.db().write(unit));
     }
     // Sent together: the writer commits them as one group, instead of one after the other. Stale: the run finished by
     // itself, which is the requested result.
-    try_join_all(wishes).await?;
+    try_join_all(requests).await?;
     app.wake(&["runs"]);
     Ok(())
 }

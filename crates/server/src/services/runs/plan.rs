@@ -10,18 +10,24 @@ use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::off
 const OFFERS_DEFAULT: usize = 50;
 const OFFERS_MAX: usize = 1000;
 
-pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
+pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
-    let mut spec =
-        ResolvedRunSpec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &scope.default_images(app))?;
+    let mut spec = ResolvedRunSpec::read(
+        &requested.run_spec,
+        user.ssh_public_key.as_deref(),
+        &scope.default_images(app),
+    )?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         crate::services::names::check_resource("run_name", name)?;
     }
     spec.check_references(app, scope).await?;
-    let images = if asked.for_offers_only { Vec::new() } else { check_images(app, scope, &mut spec).await? };
+    let images =
+        if requested.for_offers_only { Vec::new() } else { check_images(app, scope, &mut spec).await? };
     let found = match spec.name() {
-        Some(name) if !asked.for_offers_only => runs::find_by_name(app.db(), scope.project.id, name).await?,
+        Some(name) if !requested.for_offers_only => {
+            runs::find_by_name(app.db(), scope.project.id, name).await?
+        }
         Some(_) | None => None,
     };
     let mut action = wire::ApplyAction::Create;
@@ -34,8 +40,11 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
         current = Some(to_wire_one(app, found).await?);
     }
     let supply = offers::load_supply(app, scope.project.id).await?;
-    let shown_max =
-        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_DEFAULT).min(OFFERS_MAX);
+    let shown_max = requested
+        .max_offers
+        .and_then(|max| usize::try_from(max).ok())
+        .unwrap_or(OFFERS_DEFAULT)
+        .min(OFFERS_MAX);
     let jobs = spec.plan()?;
     let job_plans = jobs
         .iter()
@@ -49,7 +58,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
             let misfits = (!misfits.refusals.is_empty()).then(|| Document::new(&misfits)).transpose()?;
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
-            if asked.reverse_offers {
+            if requested.reverse_offers {
                 offers.reverse();
             }
             offers.truncate(shown_max);
@@ -67,7 +76,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
     Ok(wire::RunPlan {
         project_name: scope.project.name.clone(),
         user: user.name.clone(),
-        run_spec: without_password(asked.run_spec, &spec)?,
+        run_spec: without_password(requested.run_spec, &spec)?,
         effective_run_spec: Some(Document::new(&spec.value)?),
         job_plans,
         images,

@@ -57,7 +57,7 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
     let retry = retries_no_capacity(run.status, &glances, &rows);
     let (deployment, scaling, waits) = read_tracking(&run);
     let message = match (&run.status_message, retry, &waits) {
-        (Some(said), _, _) => said.clone(),
+        (Some(text), _, _) => text.clone(),
         (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", truncate_to_second(*at)),
         (None, true, _) => "retrying".to_owned(),
         (None, false, _) => match next_start(&run) {
@@ -129,12 +129,10 @@ fn waiting_reason(
         }
         run::Status::Submitted => {
             let waiting = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);
-            let said = waiting.filter_map(|job| job.status_message.as_deref()).next();
-            Some(
-                said.map_or("waiting for its turn".to_owned(), |said| {
-                    format!("no instance for it yet: {said}")
-                }),
-            )
+            let message = waiting.filter_map(|job| job.status_message.as_deref()).next();
+            Some(message.map_or("waiting for its turn".to_owned(), |message| {
+                format!("no instance for it yet: {message}")
+            }))
         }
         run::Status::Provisioning | run::Status::Running | run::Status::Terminating => None,
         run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
@@ -153,13 +151,13 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
         ready: one.ready,
         wanted: one.wanted,
         old: one.old,
-        message: one.said,
+        message: one.message,
         rolled_back: one.undid.map(|undid| wire::RolledBackDeployment { num: undid.num, message: undid.why }),
     });
     let group = |(name, one): (String, windlass_model::decide::replicas::ScalingState)| wire::GroupScaling {
         group: name,
         desired: one.desired,
-        message: one.said,
+        message: one.message,
     };
     let retry = tracking.retry.filter(|_| run.status == run::Status::Pending);
     (deployment, tracking.groups.into_iter().map(group).collect(), retry)

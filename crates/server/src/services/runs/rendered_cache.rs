@@ -74,27 +74,27 @@ mod tests {
 
     #[test]
     fn a_cached_run_is_found_only_with_the_same_included_jobs() {
-        let shelf = RenderedRunCache::<String>::default();
+        let cache = RenderedRunCache::<String>::default();
         let run = RunId(Uuid::from_u128(1));
-        shelf.keep(run, ALL, RenderedJson::new(&"all".to_owned()).unwrap());
-        shelf.keep(run, IncludedJobs::None, RenderedJson::new(&"none".to_owned()).unwrap());
-        assert_eq!(shelf.find(run, ALL).as_ref().map(text_of), Some("\"all\""));
-        assert_eq!(shelf.find(run, IncludedJobs::None).as_ref().map(text_of), Some("\"none\""));
-        assert!(shelf.find(run, IncludedJobs::Newest(Some(1))).is_none());
-        assert!(shelf.find(RunId(Uuid::from_u128(2)), ALL).is_none());
+        cache.keep(run, ALL, RenderedJson::new(&"all".to_owned()).unwrap());
+        cache.keep(run, IncludedJobs::None, RenderedJson::new(&"none".to_owned()).unwrap());
+        assert_eq!(cache.find(run, ALL).as_ref().map(text_of), Some("\"all\""));
+        assert_eq!(cache.find(run, IncludedJobs::None).as_ref().map(text_of), Some("\"none\""));
+        assert!(cache.find(run, IncludedJobs::Newest(Some(1))).is_none());
+        assert!(cache.find(RunId(Uuid::from_u128(2)), ALL).is_none());
     }
 
     #[test]
     fn the_cache_evicts_unused_runs_and_keeps_used_ones() {
-        let shelf = RenderedRunCache::<String>::default();
+        let cache = RenderedRunCache::<String>::default();
         let id = |n: u32| RunId(Uuid::from_u128(n.into()));
         let long = "x".repeat(BYTES_MAX / 8);
         for n in 0..64 {
-            shelf.keep(id(n), ALL, RenderedJson::new(&long).unwrap());
-            assert!(shelf.find(id(0), ALL).is_some(), "asked for all the time, gone after {n}");
+            cache.keep(id(n), ALL, RenderedJson::new(&long).unwrap());
+            assert!(cache.find(id(0), ALL).is_some(), "asked for all the time, gone after {n}");
         }
-        assert!(shelf.find(id(1), ALL).is_none(), "nobody asked");
-        let all = shelf.0.lock();
+        assert!(cache.find(id(1), ALL).is_none(), "nobody asked");
+        let all = cache.0.lock();
         let held: usize = all.young.values().chain(all.old.values()).map(|one| one.text().len()).sum();
         assert!(held < 3 * BYTES_MAX, "{held} bytes are held");
     }

@@ -223,7 +223,7 @@ fn spec_error(error: RunSpecError) -> Error {
 
 /// Rejects unsupported parts, with a hint; clients report those that have no effect.
 pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
-    let told: Vec<String> = review
+    let reported: Vec<String> = review
         .refusals
         .iter()
         .map(|one| match &one.hint {
@@ -231,7 +231,7 @@ pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
             None => one.to_string(),
         })
         .collect();
-    if told.is_empty() { Ok(()) } else { Err(Error::refused(told.join("; "))) }
+    if reported.is_empty() { Ok(()) } else { Err(Error::refused(reported.join("; "))) }
 }
 
 /// All problems in one message: clients show exactly one.

@@ -49,15 +49,15 @@ pub(crate) struct RunRequest<'a> {
 pub(crate) fn unit(
     db: &Db,
     keys: &Keyring,
-    asked: RunRequest<'_>,
+    requested: RunRequest<'_>,
     spec: &ResolvedRunSpec,
     next: Option<Timestamp>,
 ) -> Result<(RunId, Unit)> {
     let name = spec.name().unwrap_or_default();
     let id = RunId(db.new_id()?);
     let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
-    if specs.len() > asked.jobs_max {
-        let (jobs, most, more) = (specs.len(), asked.jobs_max, limit_hint(limits::RUN_JOBS_MAX));
+    if specs.len() > requested.jobs_max {
+        let (jobs, most, more) = (specs.len(), requested.jobs_max, limit_hint(limits::RUN_JOBS_MAX));
         return Err(Error::refused(format!(
             "the run starts with {jobs} jobs, but at most {most} are allowed; {more}"
         )));
@@ -65,7 +65,7 @@ pub(crate) fn unit(
     // Scheduled, or a service at zero replicas: nothing runs yet.
     let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
     let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
-    let RunRequest { project, user, actor, .. } = asked;
+    let RunRequest { project, user, actor, .. } = requested;
     let row = NewRun {
         id,
         project_id: project,
@@ -74,20 +74,20 @@ pub(crate) fn unit(
         name: name.to_owned(),
         spec: spec.value.to_string(),
         service: spec
-            .service(asked.project_name, name, asked.published.as_ref())
+            .service(requested.project_name, name, requested.published.as_ref())
             .map(|service| service.to_string()),
-        gateway_id: asked.published.as_ref().map(|at| at.gateway),
+        gateway_id: requested.published.as_ref().map(|at| at.gateway),
         status,
         desired_replicas: replicas,
         priority: spec.priority(),
         next_triggered_at: next,
-        idempotency_key: asked.idempotency_key,
-        idempotency_hash: asked.idempotency_hash,
-        managed_job_id: asked.managed_job,
-        places: asked.places,
+        idempotency_key: requested.idempotency_key,
+        idempotency_hash: requested.idempotency_hash,
+        managed_job_id: requested.managed_job,
+        places: requested.places,
     };
     let because = |message: &str| EventCause { actor, reason: "submitted".into(), message: message.into() };
-    let told = |event: &Event, entity, id, name: &str| {
+    let reported = |event: &Event, entity, id, name: &str| {
         let by = match actor {
             Actor::User(user) => Some(user),
             Actor::Pipeline { .. } | Actor::Server => None,
@@ -99,8 +99,8 @@ pub(crate) fn unit(
     let mut created = Event::created::<run::RunLifecycle>(id.0, status, because("Run submitted"));
     // An epoch would be that of another row's lock; the locks of these rows have not been claimed yet.
     created.epoch = None;
-    let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
-    if let Some(at) = &asked.published {
+    let mut unit = Unit::new().and([runs::insert(row)]).and(reported(&created, Entity::Run, id.0, name)?);
+    if let Some(at) = &requested.published {
         unit = unit.and(gateways::claim_domain(&at.domain, id));
     }
     unit = unit.and(mark_uploads_used(project, spec));
@@ -108,8 +108,8 @@ pub(crate) fn unit(
         let mut created =
             Event::created::<job::JobLifecycle>(job.id.0, job::Status::Submitted, because("Job submitted"));
         created.epoch = None;
-        let told = told(&created, Entity::Job, job.id.0, &job.job_name)?;
-        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
+        let reported = reported(&created, Entity::Job, job.id.0, &job.job_name)?;
+        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(reported);
     }
     Ok((id, unit))
 }

@@ -18,7 +18,7 @@ use windlass_server::{
 };
 
 use super::{SshHost, Workload};
-use crate::{cloud, network::SharedWorld, rng::Rng, runs::ssh_key};
+use crate::{cloud, network::SharedSimState, rng::Rng, runs::ssh_key};
 
 const VOLUMES_MAX: usize = 5;
 
@@ -56,12 +56,12 @@ impl Workload {
     }
 
     /// Adds an SSH fleet: its hosts exist, but have no agents yet.
-    pub(super) async fn add_ssh_hosts(&self, db: &Db, world: &SharedWorld) -> Result<()> {
+    pub(super) async fn add_ssh_hosts(&self, db: &Db, state: &SharedSimState) -> Result<()> {
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
         let mut unit = Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec))]);
         for (num, host) in self.hosts.iter().enumerate() {
-            world.lock().add_host(host.id, cloud::GPUS);
+            state.lock().add_host(host.id, cloud::GPUS);
             unit = unit.and([instances::insert(self.host_row(num, host)?)]);
             let because = EventCause {
                 actor: Actor::User(self.user),

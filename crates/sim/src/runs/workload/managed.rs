@@ -29,7 +29,7 @@ pub(super) const MANAGED_JOBS_MAX: u64 = 5;
 impl Workload {
     /// Performs one user action on managed jobs, and returns the pipelines to wake.
     pub(super) async fn act_on_managed(&mut self, rng: &mut Rng, db: &Db) -> Result<&'static [&'static str]> {
-        let heard: &[&'static str] = match rng.between(1, 10) {
+        let received: &[&'static str] = match rng.between(1, 10) {
             _ if self.managed.is_empty() => {
                 self.launch(rng, db).await?;
                 &["managed_jobs"]
@@ -48,7 +48,7 @@ impl Workload {
             }
             _ => &[],
         };
-        Ok(heard)
+        Ok(received)
     }
 
     async fn launch(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
@@ -99,12 +99,12 @@ impl Workload {
 
     fn plan(&self, rng: &mut Rng) -> Result<ManagedJobPlan> {
         let text = self.file(rng);
-        let told = |problems: Vec<windlass_model::config::error::Diagnosis>| {
+        let reported = |problems: Vec<windlass_model::config::error::Diagnosis>| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow!("{}\n{text}", problems.join("; "))
         };
-        let parsed = skypilot::parse_task_file(&text, &CommandLineValues::default()).map_err(told)?;
-        Ok(parsed.into_launchable().map_err(told)?.plan)
+        let parsed = skypilot::parse_task_file(&text, &CommandLineValues::default()).map_err(reported)?;
+        Ok(parsed.into_launchable().map_err(reported)?.plan)
     }
 
     /// Generates a task file.

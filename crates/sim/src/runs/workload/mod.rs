@@ -20,7 +20,7 @@ use windlass_server::{
 
 use self::fleets::CloudFleet;
 use super::replica::Replica;
-use crate::{network::SharedWorld, rng::Rng};
+use crate::{network::SharedSimState, rng::Rng};
 
 const RUNS_MAX: usize = 14;
 const FLEETS_MAX: usize = 4;
@@ -83,7 +83,7 @@ impl Workload {
         self.fleets.iter().find(|one| one.id.0 == fleet).map(|one| one.max_ever)
     }
 
-    pub(super) async fn set_the_stage(&mut self, rng: &mut Rng, db: &Db, world: &SharedWorld) -> Result<()> {
+    pub(super) async fn set_up_env(&mut self, rng: &mut Rng, db: &Db, state: &SharedSimState) -> Result<()> {
         let unit = Unit::new().and([
             users::create(users::NewUser {
                 id: self.user,
@@ -98,7 +98,7 @@ impl Workload {
             backends::grant(db.new_id()?, self.project, "mock"),
         ]);
         db.write(unit).await?.done()?;
-        self.add_ssh_hosts(db, world).await?;
+        self.add_ssh_hosts(db, state).await?;
         for _ in 0..rng.between(1, 2) {
             self.create_fleet(rng, db).await?;
         }
@@ -110,7 +110,7 @@ impl Workload {
 
     /// Performs one user action: usually a new run, sometimes a stop, occasionally a change of resources.
     pub(super) async fn act(&mut self, rng: &mut Rng, db: &Db, replicas: &[Replica]) -> Result<()> {
-        let heard: &[&'static str] = match rng.between(1, 100) {
+        let received: &[&'static str] = match rng.between(1, 100) {
             // In seeds with managed jobs a third of the actions concern them.
             _ if self.managed_max > 0 && rng.chance(35) => self.act_on_managed(rng, db).await?,
             1..=10 => {
@@ -131,7 +131,7 @@ impl Workload {
         // The request reached one replica; only that one is woken.
         let at = rng.between(0, replicas.len() as u64 - 1) as usize;
         if rng.chance(70) {
-            for pipeline in heard {
+            for pipeline in received {
                 replicas[at].hint(pipeline);
             }
         }

@@ -47,8 +47,8 @@ fn kill(pid: &str) {
 fn cgroups_of(uuid: &str) -> Vec<String> {
     let mut find = Command::new("find");
     find.args(["/sys/fs/cgroup", "-maxdepth", "5", "-name"]).arg(format!("{uuid}.*"));
-    let said = find.output().unwrap();
-    String::from_utf8_lossy(&said.stdout).lines().map(str::to_owned).collect()
+    let message = find.output().unwrap();
+    String::from_utf8_lossy(&message.stdout).lines().map(str::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +63,7 @@ async fn a_killed_executor_leaves_no_processes_cgroups_or_secrets_behind() {
          (setsid sleep {mark} &) ; cat etc/key; sleep {mark}"
     );
     let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
-    let uuid = ground.ask(&["sh", "-c", &script], secret).await;
+    let uuid = ground.submit(&["sh", "-c", &script], secret).await;
     let sleepers = || processes_matching(&[b"sleep\0", mark.as_bytes()]);
     wait_until("its processes do not start", || sleepers().len() >= 7).await;
     let root = ground.dir.join("attempts").join(format!("{uuid}.1")).join("root");
@@ -141,7 +141,7 @@ async fn output_written_during_a_server_outage_is_delivered_completely() {
         show(&same),
         show(&written)
     );
-    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
+    let uuid = ground.submit(&["sh", "-c", &script], json!({})).await;
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
     gate.open(false);
     std::fs::write(&begin, "").unwrap();
@@ -162,15 +162,15 @@ async fn a_gpu_is_assigned_to_one_container_at_a_time() {
     ground.start_local_dispatcher_with(&token, "attempts", &["--gpus", "2"]);
     let gate = ground.dir.join("gate");
     let script = format!("echo $CUDA_VISIBLE_DEVICES; until [ -e {} ]; do sleep 0.05; done", gate.display());
-    let wants = |count: u64| json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20, "gpu": { "device_count": count } } });
+    let requirements = |count: u64| json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20, "gpu": { "device_count": count } } });
     let (one, two) = (
-        ground.ask(&["sh", "-c", &script], wants(1)).await,
-        ground.ask(&["sh", "-c", &script], wants(1)).await,
+        ground.submit(&["sh", "-c", &script], requirements(1)).await,
+        ground.submit(&["sh", "-c", &script], requirements(1)).await,
     );
     for uuid in [&one, &two] {
         ground.until(uuid, "it does not run", |record| record["state"] == "Running").await;
     }
-    let three = ground.ask(&["sh", "-c", &script], wants(3)).await;
+    let three = ground.submit(&["sh", "-c", &script], requirements(3)).await;
     let left = |record: &Value| {
         record["scheduling_status"].as_str().is_some_and(|why| why.contains("3 GPUs requested, 2 available"))
     };
@@ -208,7 +208,7 @@ async fn an_image_runs_in_docker_and_its_container_is_removed_with_its_executor(
     });
     let script =
         "cat /etc/key; echo \" $WORD\"; echo broken >&2; echo > /out/made; echo /bin/busybox*; exit 5";
-    let uuid = ground.ask(&["sh", "-c", script], more).await;
+    let uuid = ground.submit(&["sh", "-c", script], more).await;
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(5)), "{record}");
     assert_eq!(ground.output(&uuid, "stdout").await, b"c4nary a b\n/bin/busybox\n");
@@ -218,21 +218,24 @@ async fn an_image_runs_in_docker_and_its_container_is_removed_with_its_executor(
     // It has the privileges of the host's policy, and a separate network.
     let script = "cat /proc/self/status; /bin/busybox readlink /proc/self/ns/net; env";
     let more = json!({ "container_image": IMAGE, "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
-    let confined = ground.ask(&["sh", "-c", script], more.clone()).await;
+    let confined = ground.submit(&["sh", "-c", script], more.clone()).await;
     let record = ground.ended(&confined).await;
-    let said = String::from_utf8(ground.output(&confined, "stdout").await).unwrap();
-    assert_eq!(record["exit_code"], 0, "{record} {said}");
+    let message = String::from_utf8(ground.output(&confined, "stdout").await).unwrap();
+    assert_eq!(record["exit_code"], 0, "{record} {message}");
     let value = |name: &str| {
-        said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+        message.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
     };
-    assert_eq!(value("NoNewPrivs:"), "1", "{said}");
+    assert_eq!(value("NoNewPrivs:"), "1", "{message}");
     let bounding = u64::from_str_radix(&value("CapBnd:"), 16).unwrap();
     let (net_raw, sys_admin, chown) = (1 << 13, 1 << 21, 1);
-    assert_eq!((bounding & net_raw, bounding & sys_admin, bounding & chown), (0, 0, 1), "{said}");
+    assert_eq!((bounding & net_raw, bounding & sys_admin, bounding & chown), (0, 0, 1), "{message}");
     let own = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
-    assert!(said.contains("net:[") && !said.contains(&own), "it is on this machine's network: {said}");
+    assert!(
+        message.contains("net:[") && !message.contains(&own),
+        "it is on this machine's network: {message}"
+    );
     // The address leads to this machine, not to the container's loopback.
-    assert!(!value("ARVADOS_API_HOST=").starts_with("127."), "{said}");
+    assert!(!value("ARVADOS_API_HOST=").starts_with("127."), "{message}");
     // A policy that forbids the host network, and a dispatcher that requests it for all containers.
     let policy = ground.dir.join("policy.yml");
     std::fs::write(&policy, "host_network: false\n").unwrap();
@@ -241,7 +244,7 @@ async fn an_image_runs_in_docker_and_its_container_is_removed_with_its_executor(
     strict.env.push(("WINDLASS_AGENT_POLICY", policy.display().to_string()));
     let second = strict.token("token").await;
     strict.start_local_dispatcher_with(&second, "attempts", &["--network", "host"]);
-    let refused = strict.ask(&["true"], more).await;
+    let refused = strict.submit(&["true"], more).await;
     let record = strict.ended(&refused).await;
     assert_eq!(record["runtime_status"]["reason"], "refused", "{record}");
     let why = record["runtime_status"]["error"].as_str().unwrap_or_default();
@@ -249,11 +252,11 @@ async fn an_image_runs_in_docker_and_its_container_is_removed_with_its_executor(
     drop(strict);
 
     // The first process of the container starts, and reports the same as a shell.
-    let odd = ground.ask(&["no-such-program"], json!({ "container_image": IMAGE })).await;
+    let odd = ground.submit(&["no-such-program"], json!({ "container_image": IMAGE })).await;
     let record = ground.ended(&odd).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(127)), "{record}");
 
-    let held = ground.ask(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
+    let held = ground.submit(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
     ground.until(&held, "it does not run", |record| record["state"] == "Running").await;
     wait_until("it is not in the engine", || !engine_containers(&held).is_empty()).await;
     kill(&executor_pid(&ground, &held));

@@ -148,7 +148,7 @@ async fn runs_on_a_cluster_queue_run_and_end_like_other_runs() {
         first_submission(run)["status"] == "pulling"
             && first_submission(run)["status_message"]
                 .as_str()
-                .is_some_and(|said| said.contains("waits in the scheduler: "))
+                .is_some_and(|message| message.contains("waits in the scheduler: "))
     };
     let since = Instant::now();
     loop {

@@ -45,10 +45,11 @@ async fn local_containers_end_with_distinct_states_and_reasons() {
     ground.dispatch(&token, "attempts");
     let script = r"printf 'a\377\000b'; echo broken >&2; cat etc/key; exit 7";
     let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
-    let done = ground.ask(&["sh", "-c", script], secret).await;
-    let slow = ground.ask(&["sleep", "600"], json!({ "scheduling_parameters": { "max_run_time": 1 } })).await;
-    let absent = ground.ask(&["no-such-program"], json!({})).await;
-    let huge = ground.ask(&["true"], json!({ "runtime_constraints": { "vcpus": 4096, "ram": 1 } })).await;
+    let done = ground.submit(&["sh", "-c", script], secret).await;
+    let slow =
+        ground.submit(&["sleep", "600"], json!({ "scheduling_parameters": { "max_run_time": 1 } })).await;
+    let absent = ground.submit(&["no-such-program"], json!({})).await;
+    let huge = ground.submit(&["true"], json!({ "runtime_constraints": { "vcpus": 4096, "ram": 1 } })).await;
 
     let record = ground.ended(&done).await;
     assert_eq!(
@@ -58,7 +59,7 @@ async fn local_containers_end_with_distinct_states_and_reasons() {
     );
     assert_eq!(ground.output(&done, "stdout").await, b"a\xff\0bc4nary");
     assert_eq!(ground.output(&done, "stderr").await, b"broken\n");
-    assert_eq!(ground.said(&done).await, ["dispatched"]);
+    assert_eq!(ground.messages(&done).await, ["dispatched"]);
     let record = ground.ended(&slow).await;
     assert_eq!(
         (record["state"].as_str(), &record["runtime_status"]["reason"]),
@@ -78,7 +79,7 @@ async fn container_output_and_resource_usage_are_kept() {
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
     ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
-    let uuid = ground.ask(&["sh", "-c", "mkdir out/below; echo result > out/below/file"], json!({})).await;
+    let uuid = ground.submit(&["sh", "-c", "mkdir out/below; echo result > out/below/file"], json!({})).await;
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     let kept = PathBuf::from(record["output"].as_str().unwrap());
@@ -103,11 +104,15 @@ async fn arvados_python_client_works_inside_a_container_without_server_tls() {
     ground.dispatch(&token, "attempts");
     let script = script + "import arvados; print(arvados.api('v1').containers().current().execute()['uuid'])";
     let large = json!({ "runtime_constraints": { "vcpus": 1, "ram": 512 << 20, "API": true } });
-    let uuid = ground.ask(&["/usr/bin/python3", "-c", &script], large).await;
+    let uuid = ground.submit(&["/usr/bin/python3", "-c", &script], large).await;
     let record = ground.ended(&uuid).await;
-    let told = String::from_utf8_lossy(&ground.output(&uuid, "stderr").await).into_owned();
-    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record} {told}");
-    assert_eq!(ground.output(&uuid, "stdout").await, format!("{uuid}\n").into_bytes(), "{told}");
+    let reported = String::from_utf8_lossy(&ground.output(&uuid, "stderr").await).into_owned();
+    assert_eq!(
+        (&record["state"], &record["exit_code"]),
+        (&json!("Complete"), &json!(0)),
+        "{record} {reported}"
+    );
+    assert_eq!(ground.output(&uuid, "stdout").await, format!("{uuid}\n").into_bytes(), "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,9 +120,9 @@ async fn dispatchers_and_executors_trust_only_the_given_server_certificate() {
     let mut ground = QueueEnv::start("tls").await;
     let token = ground.token("token").await;
     let constraints = json!({ "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
-    let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], constraints).await;
-    let mut stranger = Command::new(binary_path("windlass").unwrap());
-    stranger.args([
+    let uuid = ground.submit(&["sh", "-c", "echo $ARVADOS_API_HOST"], constraints).await;
+    let mut other = Command::new(binary_path("windlass").unwrap());
+    other.args([
         "dispatch",
         "local",
         "--once",
@@ -125,11 +130,11 @@ async fn dispatchers_and_executors_trust_only_the_given_server_certificate() {
         &format!("https://{}", ground.https),
         "--token-file",
     ]);
-    stranger.arg(&token).arg("--dir").arg(ground.dir.join("none"));
-    stranger.arg("--agent").arg(binary_path("windlass-agent").unwrap());
-    let refused = tokio::task::spawn_blocking(move || stranger.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("TLS handshake with"), "{said}");
+    other.arg(&token).arg("--dir").arg(ground.dir.join("none"));
+    other.arg("--agent").arg(binary_path("windlass-agent").unwrap());
+    let refused = tokio::task::spawn_blocking(move || other.output()).await.unwrap().unwrap();
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("TLS handshake with"), "{message}");
 
     ground.encrypted = true;
     ground.dispatch(&token, "attempts");
@@ -149,8 +154,8 @@ async fn c4_running_containers_outlive_their_dispatcher_and_are_adopted_by_the_n
         starts.display(),
         go.display()
     );
-    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
-    let crashes = ground.ask(&["sleep", "600"], json!({})).await;
+    let uuid = ground.submit(&["sh", "-c", &script], json!({})).await;
+    let crashes = ground.submit(&["sleep", "600"], json!({})).await;
     for one in [&uuid, &crashes] {
         ground.until(one, "it does not run", |record| record["state"] == "Running").await;
     }
@@ -167,7 +172,7 @@ async fn c4_running_containers_outlive_their_dispatcher_and_are_adopted_by_the_n
         (Some("Cancelled"), &json!("crashed"))
     );
     let since = Instant::now();
-    while !ground.said(&crashes).await.contains(&"cleaned_up_crashed".to_owned()) {
+    while !ground.messages(&crashes).await.contains(&"cleaned_up_crashed".to_owned()) {
         assert!(since.elapsed() < TIMEOUT, "nobody says that it crashed");
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
@@ -190,13 +195,13 @@ async fn a_second_dispatcher_with_the_same_token_waits_until_the_first_ends() {
     let first = ground.start_local_dispatcher_with(&token, "first", &["--lease", "600"]);
     let go = ground.dir.join("go");
     let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
-    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
+    let uuid = ground.submit(&["sh", "-c", &script], json!({})).await;
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
     // It does not know the attempts of the first one, and would immediately consider them lost.
     ground.start_local_dispatcher_with(&token, "second", &["--lease", "600", "--lost-after", "0"]);
-    let told = format!("another dispatcher uses this token (process {first} on ");
+    let text = format!("another dispatcher uses this token (process {first} on ");
     let since = Instant::now();
-    while !ground.dispatcher_log().contains(&told) {
+    while !ground.dispatcher_log().contains(&text) {
         assert!(since.elapsed() < TIMEOUT, "{}", ground.dispatcher_log());
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
@@ -212,7 +217,7 @@ async fn a_second_dispatcher_with_the_same_token_waits_until_the_first_ends() {
             .next()
             .is_none_or(|rest| rest.trim_start().starts_with(['Z', 'X']) || rest.is_empty())
     });
-    let next = ground.ask(&["true"], json!({})).await;
+    let next = ground.submit(&["true"], json!({})).await;
     let record = ground.ended(&next).await;
     assert_eq!(record["state"], "Complete", "{record}");
     assert!(ground.dir.join("second").join(format!("{next}.1")).exists(), "the second one ran it");
@@ -223,7 +228,7 @@ async fn r13_priority_0_stops_and_cancels_a_running_container() {
     let mut ground = QueueEnv::start("stop").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
-    let uuid = ground.ask(&["sleep", "600"], json!({})).await;
+    let uuid = ground.submit(&["sleep", "600"], json!({})).await;
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
     let done = Command::new(binary_path("windlass").unwrap())
         .args(["container", "cancel", &uuid])
@@ -249,7 +254,10 @@ async fn two_dispatchers_on_one_queue_run_every_container_once() {
         let script = format!("echo {at} >> {}", ran.display());
         all.push(
             ground
-                .ask(&["sh", "-c", &script], json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20 } }))
+                .submit(
+                    &["sh", "-c", &script],
+                    json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20 } }),
+                )
                 .await,
         );
     }

@@ -13,8 +13,8 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
     let carol = ground.user("carol").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
-    let asked = ground.request_as(&carol, &["id"], json!({ "container_count_max": 3 })).await;
-    let record = ground.ended(&asked.container).await;
+    let requested = ground.request_as(&carol, &["id"], json!({ "container_count_max": 3 })).await;
+    let record = ground.ended(&requested.container).await;
     assert_eq!(
         (&record["state"], &record["runtime_status"]["reason"]),
         (&json!("Cancelled"), &json!("refused")),
@@ -22,16 +22,16 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
     );
     let why = record["runtime_status"]["error"].as_str().unwrap_or_default();
     assert!(why.contains("`container_image` `none`") && why.contains("`--allow-process`"), "{why}");
-    assert_eq!(ground.output(&asked.container, "stdout").await, b"", "it ran");
-    let request = carol.get(&format!("container_requests/{}", asked.request)).await.unwrap();
+    assert_eq!(ground.output(&requested.container, "stdout").await, b"", "it ran");
+    let request = carol.get(&format!("container_requests/{}", requested.request)).await.unwrap();
     assert_eq!((&request["state"], &request["container_count"]), (&json!("Final"), &json!(1)), "{request}");
 
     // Images are not silently ignored either.
     let mut command = Command::new(binary_path("windlass").unwrap());
     command.args(["dispatch", "local", "--runtime", "process", "--once", "--token-file"]).arg(&token);
     let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("--allow-process"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("--allow-process"), "{message}");
 }
 
 /// A script that tries to read each path and prints a word and the result.
@@ -83,33 +83,33 @@ async fn a_plain_process_runs_as_a_separate_user_and_cannot_read_data_of_others(
         ("outputs", &outputs.join("earlier")),
         ("data", &ground.dir.join("data")),
     ]);
-    let asked = ground.request_as(&carol, &["sh", "-c", &script], json!({})).await;
-    let record = ground.ended(&asked.container).await;
-    let said = String::from_utf8(ground.output(&asked.container, "stdout").await).unwrap();
-    let told = String::from_utf8(ground.output(&asked.container, "stderr").await).unwrap();
+    let requested = ground.request_as(&carol, &["sh", "-c", &script], json!({})).await;
+    let record = ground.ended(&requested.container).await;
+    let message = String::from_utf8(ground.output(&requested.container, "stdout").await).unwrap();
+    let reported = String::from_utf8(ground.output(&requested.container, "stderr").await).unwrap();
     assert_eq!(
         (&record["state"], &record["exit_code"]),
         (&json!("Complete"), &json!(0)),
-        "{record} {said} {told}"
+        "{record} {message} {reported}"
     );
     for word in ["token", "secret", "attempt", "log", "outputs", "data"] {
-        assert!(said.contains(&format!("{word}=no\n")), "{word}: {said}");
+        assert!(message.contains(&format!("{word}=no\n")), "{word}: {message}");
     }
     let field = |name: &str| {
-        said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+        message.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
     };
     let ids: Vec<String> =
         field("uid=").split(' ').map(|word| word.rsplit('=').next().unwrap().to_owned()).collect();
     let uid: u32 = ids[0].parse().unwrap();
-    assert!((1_900_100_000..=1_900_165_535).contains(&uid), "{said}");
-    assert!(ids.iter().all(|id| *id == uid.to_string()), "it has groups of others: {said}");
-    assert_eq!(field("NoNewPrivs:"), "1", "{said}");
+    assert!((1_900_100_000..=1_900_165_535).contains(&uid), "{message}");
+    assert!(ids.iter().all(|id| *id == uid.to_string()), "it has groups of others: {message}");
+    assert_eq!(field("NoNewPrivs:"), "1", "{message}");
     for set in ["CapBnd:", "CapPrm:"] {
-        assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), 0, "{said}");
+        assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), 0, "{message}");
     }
-    assert_eq!(field("env="), "0", "it reads environments of others: {said}");
-    assert_eq!(field("files="), "", "it lists what is around its own directory: {said}");
-    assert!(said.ends_with("mine\n"), "{said}");
+    assert_eq!(field("env="), "0", "it reads environments of others: {message}");
+    assert_eq!(field("files="), "", "it lists what is around its own directory: {message}");
+    assert!(message.ends_with("mine\n"), "{message}");
     // Its files belong only to the dispatcher afterwards.
     let kept = record["output"].as_str().unwrap();
     assert_eq!(std::fs::read_to_string(format!("{kept}/mine")).unwrap(), "mine\n");
@@ -117,10 +117,10 @@ async fn a_plain_process_runs_as_a_separate_user_and_cannot_read_data_of_others(
     assert_eq!(owner, 0);
 
     // A program that does not request the API has no token.
-    let bare = ground.ask(&["env"], json!({})).await;
+    let bare = ground.submit(&["env"], json!({})).await;
     ground.ended(&bare).await;
-    let said = String::from_utf8(ground.output(&bare, "stdout").await).unwrap();
-    assert!(!said.contains("ARVADOS_API_TOKEN") && !said.contains("v2/wlass"), "{said}");
+    let message = String::from_utf8(ground.output(&bare, "stdout").await).unwrap();
+    assert!(!message.contains("ARVADOS_API_TOKEN") && !message.contains("v2/wlass"), "{message}");
 
     std::fs::write(&go, "").unwrap();
     ground.ended(&bobs).await;
@@ -140,7 +140,7 @@ async fn a_symlinked_output_path_is_not_collected() {
     std::fs::write(prey.join("out/file"), "of somebody else").unwrap();
     let more = json!({ "output_path": "/a/out", "mounts": { "/a/out": { "kind": "tmp" } } });
     let script = format!("rm -rf a; ln -s {} a", prey.display());
-    let uuid = ground.ask(&["sh", "-c", &script], more).await;
+    let uuid = ground.submit(&["sh", "-c", &script], more).await;
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["output"]), (&json!("Complete"), &Value::Null), "{record}");
     let warning = record["runtime_status"]["warning"].as_str().unwrap_or_default();
@@ -158,6 +158,6 @@ async fn a_world_readable_token_file_is_refused() {
     command.arg("--token-file").arg(&token).arg("--dir").arg(ground.dir.join("attempts"));
     command.arg("--agent").arg(binary_path("windlass-agent").unwrap());
     let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("chmod 600"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("chmod 600"), "{message}");
 }

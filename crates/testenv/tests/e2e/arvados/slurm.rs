@@ -43,7 +43,7 @@ struct ContainerSpec<'a> {
 }
 
 struct SubmittedContainer {
-    asked: RequestedContainer,
+    requested: RequestedContainer,
     exit: i64,
 }
 
@@ -100,29 +100,29 @@ impl SlurmQueueEnv {
 
     /// Submits a container and returns its index in `all`. Its program records that number and its process ID when it
     /// starts.
-    async fn submit(&mut self, wants: ContainerSpec<'_>) -> usize {
+    async fn submit(&mut self, requirements: ContainerSpec<'_>) -> usize {
         let number = self.all.len();
         let starts = self.file("starts");
         // Limited, so that the remains of a failed test end by themselves.
-        let waits = wants.gate.map_or(String::new(), |gate| {
+        let waits = requirements.gate.map_or(String::new(), |gate| {
             let gate = self.file(gate);
             format!(
                 "n=0; until [ -e {} ] || [ $n -ge 1500 ]; do n=$((n+1)); sleep 0.2; done; ",
                 gate.display()
             )
         });
-        let script = format!("echo {number} $$ >> {}; {waits}exit {}", starts.display(), wants.exit);
-        let scheduling = match wants.place {
+        let script = format!("echo {number} $$ >> {}; {waits}exit {}", starts.display(), requirements.exit);
+        let scheduling = match requirements.place {
             NodeConstraint::Anywhere => json!({}),
             NodeConstraint::Partition(node) => json!({ "partitions": [format!("only-{node}")] }),
             NodeConstraint::Feature(node) => json!({ "features": [format!("on-{node}")] }),
         };
         let more = json!({
-            "priority": wants.priority, "scheduling_parameters": scheduling,
-            "runtime_constraints": { "vcpus": wants.cpus, "ram": wants.memory_mib << 20 },
+            "priority": requirements.priority, "scheduling_parameters": scheduling,
+            "runtime_constraints": { "vcpus": requirements.cpus, "ram": requirements.memory_mib << 20 },
         });
-        let asked = self.ground.request(&["sh", "-c", &script], more).await;
-        self.all.push(SubmittedContainer { asked, exit: wants.exit });
+        let requested = self.ground.request(&["sh", "-c", &script], more).await;
+        self.all.push(SubmittedContainer { requested, exit: requirements.exit });
         number
     }
 
@@ -130,7 +130,7 @@ impl SlurmQueueEnv {
     async fn submit_many(&mut self, count: u64) -> Vec<usize> {
         let mut crowd = Vec::new();
         for at in 0..count {
-            let wants = ContainerSpec {
+            let requirements = ContainerSpec {
                 priority: 1 + at * 13 % 900,
                 cpus: 1 + u32::try_from(at % 4).unwrap(),
                 memory_mib: 50 + at * 97 % 1500,
@@ -138,13 +138,13 @@ impl SlurmQueueEnv {
                 gate: None,
                 exit: i64::try_from(at % 5).unwrap(),
             };
-            crowd.push(self.submit(wants).await);
+            crowd.push(self.submit(requirements).await);
         }
         crowd
     }
 
     fn uuid(&self, number: usize) -> &str {
-        &self.all[number].asked.container
+        &self.all[number].requested.container
     }
 
     /// States of these containers.
@@ -270,9 +270,9 @@ async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_no
     let early = field.submit_many(100).await;
 
     // The dispatcher dies during the submission.
-    let everybody: Vec<usize> = (0..field.all.len()).collect();
-    let is_under_way = |seen: &[String]| seen.iter().filter(|state| *state != "Queued").count() >= 40;
-    field.wait_until("nothing is taken", &everybody, is_under_way).await;
+    let all: Vec<usize> = (0..field.all.len()).collect();
+    let is_in_progress = |seen: &[String]| seen.iter().filter(|state| *state != "Queued").count() >= 40;
+    field.wait_until("nothing is taken", &all, is_in_progress).await;
     field.replace_dispatcher();
     field.wait_until_all(&[&stay[..], &[first]].concat(), "Running").await;
     field.wait_until_all(&line, "Locked").await;
@@ -287,7 +287,7 @@ async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_no
     for (at, number) in line.iter().enumerate() {
         let priority = if unwanted.contains(number) { 0 } else { 105 + at as u64 * 11 % 30 * 20 };
         if priority == 0 || at % 3 == 0 {
-            field.ground.weigh(&field.all[*number].asked, priority).await;
+            field.ground.weigh(&field.all[*number].requested, priority).await;
             priorities.insert(*number, priority);
         }
     }
@@ -335,7 +335,7 @@ async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_no
 
     // Some running ones are cancelled, and the executor of another is killed.
     for number in &cancelled {
-        field.ground.weigh(&field.all[*number].asked, 0).await;
+        field.ground.weigh(&field.all[*number].requested, 0).await;
     }
     field.replace_dispatcher();
     field.wait_until_all(&cancelled, "Cancelled").await;
@@ -349,7 +349,7 @@ async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_no
     // The remaining ones end.
     field.open("end");
     for number in unwanted {
-        field.ground.delete_request(&field.all[number].asked).await;
+        field.ground.delete_request(&field.all[number].requested).await;
     }
     field.wait_until_all(&to_the_end, "Complete").await;
     field.wait_until_all(&unwanted, "Cancelled").await;
@@ -365,7 +365,7 @@ async fn two_hundred_containers_end_once_each_despite_dispatcher_executor_and_no
     assert_eq!(order, wanted, "the order does not follow the priorities: {priorities:?}");
     let records = field.ground.containers().await;
     for (number, member) in field.all.iter().enumerate() {
-        let record = &records[&member.asked.container];
+        let record = &records[&member.requested.container];
         let times = started.iter().filter(|(one, _)| *one == number).count();
         if record["state"] == "Complete" {
             assert_eq!((times, record["exit_code"].as_i64()), (1, Some(member.exit)), "{number}: {record}");
@@ -392,7 +392,7 @@ async fn wait_until_clean(field: &SlurmQueueEnv) {
     loop {
         let mut left: Vec<String> = Vec::new();
         for member in &field.all {
-            let uuid = member.asked.container.as_str();
+            let uuid = member.requested.container.as_str();
             left.extend(
                 processes_matching(&[b"\0exec\0", uuid.as_bytes()])
                     .iter()
@@ -419,7 +419,7 @@ fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) ->
         if !is_directory {
             continue;
         }
-        if field.all.iter().any(|member| name.contains(&member.asked.container)) {
+        if field.all.iter().any(|member| name.contains(&member.requested.container)) {
             found.push(entry.path().display().to_string());
         } else if depth > 1 && (name == "windlass" || name == "exec" || above.starts_with("/sys")) {
             found.extend(directories_named_after(&entry.path(), field, depth - 1));
@@ -431,12 +431,12 @@ fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) ->
 #[tokio::test]
 async fn a_job_end_hook_wakes_the_dispatcher() {
     let cluster = SlurmCluster::start(&[SIZE]);
-    let door = cluster.dir().join("door.sock");
-    let hook = WakeSocket::bind(&door).unwrap();
+    let socket = cluster.dir().join("door.sock");
+    let hook = WakeSocket::bind(&socket).unwrap();
     let windlass = binary_path("windlass").unwrap();
-    cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
-    let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
-    assert!(said.trim().parse::<u32>().is_ok(), "{said}");
+    cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), socket.display()));
+    let message = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
+    assert!(message.trim().parse::<u32>().is_ok(), "{message}");
     tokio::time::timeout(TIMEOUT, hook.next()).await.expect("nobody knocked");
 }
 
@@ -449,22 +449,22 @@ async fn slurm_wait_reasons_are_shown_and_slurm_variables_reach_the_program() {
     let go = ground.dir.join("go");
     let whole = json!({ "runtime_constraints": { "vcpus": 4, "ram": 64 << 20 } });
     let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
-    let first = ground.ask(&["sh", "-c", &script], whole.clone()).await;
+    let first = ground.submit(&["sh", "-c", &script], whole.clone()).await;
     ground.until(&first, "the first one runs", |record| record["state"] == "Running").await;
     let second =
-        ground.ask(&["sh", "-c", "echo $SLURM_JOB_ID:$SLURM_CPUS_PER_TASK:$SLURM_CONF"], whole).await;
-    let told = |record: &serde_json::Value| {
+        ground.submit(&["sh", "-c", "echo $SLURM_JOB_ID:$SLURM_CPUS_PER_TASK:$SLURM_CONF"], whole).await;
+    let reported = |record: &serde_json::Value| {
         record["runtime_status"]["activity"].as_str().is_some_and(|why| {
             why.starts_with("waits in the scheduler: ")
                 && (why.contains("Resources") || why.contains("Priority"))
         })
     };
-    ground.until(&second, "Slurm's reason is shown", told).await;
+    ground.until(&second, "Slurm's reason is shown", reported).await;
     std::fs::write(go, "").unwrap();
     assert_eq!(ground.ended(&second).await["state"], "Complete");
-    let said = String::from_utf8(ground.output(&second, "stdout").await).unwrap();
-    let parts: Vec<&str> = said.trim().split(':').collect();
-    assert!(parts[0].parse::<u32>().is_ok() && parts[1] == "4" && parts[2].is_empty(), "{said}");
+    let message = String::from_utf8(ground.output(&second, "stdout").await).unwrap();
+    let parts: Vec<&str> = message.trim().split(':').collect();
+    assert!(parts[0].parse::<u32>().is_ok() && parts[1] == "4" && parts[2].is_empty(), "{message}");
     ground.kill_dispatchers();
 }
 
@@ -475,16 +475,16 @@ async fn an_sbatch_error_is_shown_verbatim_and_not_retried_at_once() {
     let mut ground = QueueEnv::start("refused").await;
     let token = ground.token("token").await;
     ground.start_slurm_dispatcher(&token, &cluster.config(), &["--tag", TAG]);
-    let uuid = ground.ask(&["true"], json!({})).await;
-    let told = |record: &serde_json::Value| {
+    let uuid = ground.submit(&["true"], json!({})).await;
+    let reported = |record: &serde_json::Value| {
         let why = record["scheduling_status"].as_str().unwrap_or_default();
         why.starts_with("the scheduler refused it: ") && why.contains("artition")
     };
-    ground.until(&uuid, &format!("sbatch's words are shown ({closed})"), told).await;
-    let attempts = ground.until(&uuid, "they stay", told).await["attempt"].clone();
+    ground.until(&uuid, &format!("sbatch's words are shown ({closed})"), reported).await;
+    let attempts = ground.until(&uuid, "they stay", reported).await["attempt"].clone();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let record = ground.until(&uuid, "they stay", told).await;
+    let record = ground.until(&uuid, "they stay", reported).await;
     assert_eq!((&record["state"], &record["attempt"]), (&json!("Queued"), &attempts), "{record}");
-    assert_eq!(ground.said(&uuid).await, ["decided_not_to_run"], "it is told once");
+    assert_eq!(ground.messages(&uuid).await, ["decided_not_to_run"], "it is told once");
     ground.kill_dispatchers();
 }

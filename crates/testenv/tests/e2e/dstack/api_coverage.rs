@@ -88,15 +88,15 @@ fn differences(called: &BTreeSet<String>) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_validates_every_response_and_missing_operations_are_listed() {
-    let stage = TestEnv::new(HostMode::Processes).await;
-    let person = DstackUser::new(&stage);
+    let env = TestEnv::new(HostMode::Processes).await;
+    let person = DstackUser::new(&env);
     let mut walk = person.program("python");
     walk.arg(Path::new(HERE).join("walk.py")).args([person.url(), TOKEN]);
     let done = run_command(walk.arg(Path::new(HERE).join("openapi.json"))).ok();
     let report = done.json();
     let wrong: Vec<&str> =
         report["wrong"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
-    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), stage.server_log());
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), env.server_log());
     let both: BTreeSet<String> = own_operations().intersection(&dstack_operations()).cloned().collect();
     assert_eq!(strings(&report["walked"]), both, "these are walked, and these are there to be walked");
     let wrong = differences(&strings(&report["called"]));
@@ -114,13 +114,13 @@ fn paths_under(title: &str) -> Vec<String> {
 /// Every documented path is called on a server that has the service it names: a 404 is that of the path, not of its parameters.
 #[tokio::test]
 async fn documented_paths_respond_as_documented() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let mut chat = service_config("chat", free_port());
     chat["model"] = json!("tiny");
-    stage.apply(&chat).await;
-    let caller = ServiceCaller::new(stage.address());
+    env.apply(&chat).await;
+    let caller = ServiceCaller::new(env.address());
     let ready = "windlass_service_replicas{project=\"main\",run=\"chat\"} 1";
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, ready).await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, ready).await;
     let fill = |path: &str| {
         let names = [("{project_name}", "main"), ("{run_name}", "chat"), ("{path}", "a/b")];
         let others = [("{provider}", "github"), ("{backend_name}", "local")];
@@ -131,7 +131,7 @@ async fn documented_paths_respond_as_documented() {
     assert!(!missing.is_empty());
     for path in missing {
         for method in ["GET", "POST"] {
-            let got = caller.ask(method, &fill(&path), b"{}").unwrap();
+            let got = caller.request(method, &fill(&path), b"{}").unwrap();
             assert_eq!(got.status, 404, "{method} {path}: {}", got.body);
         }
     }

@@ -29,27 +29,27 @@ pub(crate) struct DstackUser {
     venv: PathBuf,
     url: String,
     /// Directory of the server, whose name differs each time.
-    stage: PathBuf,
+    env: PathBuf,
 }
 
 impl DstackUser {
     /// A user with the client and nothing else.
-    pub(crate) fn new(stage: &TestEnv) -> Self {
+    pub(crate) fn new(env: &TestEnv) -> Self {
         let venv = std::env::var_os(VARIABLE).map(PathBuf::from);
         let venv = venv.unwrap_or_else(|| {
             panic!("{VARIABLE} names no Python environment with dstack; `cargo xtask test` makes one")
         });
-        let home = stage.home().join("ann");
+        let home = env.home().join("ann");
         // The client checks for updates once a day: pretend that it has just done so.
-        let asked = home.join(".cache/.dstack/cli");
-        fs::create_dir_all(&asked).unwrap();
-        fs::write(asked.join("last_check"), "").unwrap();
-        Self { home, venv, url: stage.url(), stage: stage.home().to_owned() }
+        let path = home.join(".cache/.dstack/cli");
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("last_check"), "").unwrap();
+        Self { home, venv, url: env.url(), env: env.home().to_owned() }
     }
 
     /// A user whose client knows the server, with the file that `project add` writes.
-    pub(crate) fn with_project(stage: &TestEnv) -> Self {
-        let person = Self::new(stage);
+    pub(crate) fn with_project(env: &TestEnv) -> Self {
+        let person = Self::new(env);
         let known =
             format!("projects:\n- {{name: main, url: '{}', token: {TOKEN}, default: true}}\n", person.url);
         person.file(".dstack/config.yml", &known);
@@ -107,13 +107,13 @@ impl DstackUser {
 
     /// Repeats a read-only command until its output is as expected.
     pub(crate) fn until(&self, args: &[&str], wanted: impl Fn(&CommandOutput) -> bool) -> CommandOutput {
-        let asked = Instant::now();
+        let start = Instant::now();
         loop {
             let ran = self.run(args);
             if wanted(&ran) {
                 return ran;
             }
-            assert!(asked.elapsed() < TIMEOUT, "dstack {args:?}: {ran:#?}");
+            assert!(start.elapsed() < TIMEOUT, "dstack {args:?}: {ran:#?}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -142,7 +142,7 @@ impl SnapshotEnv for DstackUser {
     fn masks(&self) -> Vec<(String, &'static str)> {
         vec![
             (self.home.display().to_string(), "[HOME]"),
-            (self.stage.display().to_string(), "[DIR]"),
+            (self.env.display().to_string(), "[DIR]"),
             (TOKEN.to_owned(), "[TOKEN]"),
         ]
     }
@@ -157,60 +157,60 @@ impl SnapshotEnv for DstackUser {
 /// A running command, which ends on drop.
 pub(crate) struct RunningCommand {
     child: Child,
-    heard: [Option<JoinHandle<()>>; 2],
-    said: [Arc<Mutex<Vec<u8>>>; 2],
+    received: [Option<JoinHandle<()>>; 2],
+    message: [Arc<Mutex<Vec<u8>>>; 2],
 }
 
 impl RunningCommand {
     pub(crate) fn new(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let said: [Arc<Mutex<Vec<u8>>>; 2] = Default::default();
+        let message: [Arc<Mutex<Vec<u8>>>; 2] = Default::default();
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let (to_out, to_err) = (Arc::clone(&said[0]), Arc::clone(&said[1]));
-        let heard = [
+        let (to_out, to_err) = (Arc::clone(&message[0]), Arc::clone(&message[1]));
+        let received = [
             Some(std::thread::spawn(move || read_to_buffer(&mut out, &to_out))),
             Some(std::thread::spawn(move || read_to_buffer(&mut err, &to_err))),
         ];
-        Self { child, heard, said }
+        Self { child, received, message }
     }
 
     fn text(&self, stream: usize) -> String {
-        String::from_utf8_lossy(&self.said[stream].lock()).into_owned()
+        String::from_utf8_lossy(&self.message[stream].lock()).into_owned()
     }
 
     /// Waits until its output contains a text.
     pub(crate) fn says(&self, words: &str) {
-        let asked = Instant::now();
+        let start = Instant::now();
         loop {
             // Checked first: then the output before its end is complete.
-            let ended = self.heard.iter().flatten().all(JoinHandle::is_finished);
+            let ended = self.received.iter().flatten().all(JoinHandle::is_finished);
             let (out, err) = (self.text(0), self.text(1));
             if out.contains(words) {
                 return;
             }
-            assert!(!ended && asked.elapsed() < TIMEOUT, "it does not say {words:?}:\n{out}\n{err}");
+            assert!(!ended && start.elapsed() < TIMEOUT, "it does not say {words:?}:\n{out}\n{err}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Interrupts it as Ctrl-C does.
     pub(crate) fn interrupt(&self) {
-        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
-        assert!(told.success());
+        let status = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
     }
 
     /// Waits for its end.
     pub(crate) fn end(mut self) -> CommandOutput {
-        let asked = Instant::now();
+        let start = Instant::now();
         let code = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status.code();
             }
-            assert!(asked.elapsed() < TIMEOUT, "it does not end:\n{}\n{}", self.text(0), self.text(1));
+            assert!(start.elapsed() < TIMEOUT, "it does not end:\n{}\n{}", self.text(0), self.text(1));
             std::thread::sleep(Duration::from_millis(20));
         };
-        for heard in self.heard.iter_mut().filter_map(Option::take) {
-            heard.join().unwrap();
+        for received in self.received.iter_mut().filter_map(Option::take) {
+            received.join().unwrap();
         }
         CommandOutput { code, stdout: strip_tunnel_warnings(&self.text(0)), stderr: self.text(1) }
     }
@@ -219,13 +219,13 @@ impl RunningCommand {
 /// A job's SSH server ends with the job, and the client's tunnel with it. The client checks whether its tunnel still
 /// exists and then closes it; if the tunnel ended in between, the client reports and ignores the error. Whether that
 /// line occurs is random.
-fn strip_tunnel_warnings(said: &str) -> String {
+fn strip_tunnel_warnings(message: &str) -> String {
     let mut inside = false;
     let keep = |line: &&str| {
         inside = line.contains("Failed to close SSH tunnel") || inside && line.starts_with("          ");
         !inside
     };
-    said.split_inclusive('\n').filter(keep).collect()
+    message.split_inclusive('\n').filter(keep).collect()
 }
 
 impl Drop for RunningCommand {

@@ -28,16 +28,16 @@ fn describe(person: &DstackUser, lab: &Lab) {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_creates_uses_and_deletes_an_ssh_fleet() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    let person = DstackUser::with_project(&stage);
-    let mut story = CliSnapshot::new("dstack-fleet", &person);
+    let mut env = TestEnv::new(HostMode::None).await;
+    let person = DstackUser::with_project(&env);
+    let mut transcript = CliSnapshot::new("dstack-fleet", &person);
     for (host, mask) in lab.hosts().iter().zip(["[HOST 1]", "[HOST 2]"]) {
-        story.mask_patterns(&host.addr().to_string(), mask);
+        transcript.mask_patterns(&host.addr().to_string(), mask);
     }
     describe(&person, &lab);
-    story.run(&["apply", "-f", "lab.yml", "-y"]);
-    stage.wait_for_hosts("lab", 2).await;
-    story.run(&["fleet"]);
+    transcript.run(&["apply", "-f", "lab.yml", "-y"]);
+    env.wait_for_hosts("lab", 2).await;
+    transcript.run(&["fleet"]);
 
     let text = format!(
         "type: task\nname: away\nimage: none\ncommands:\n  - echo up\n  \
@@ -54,16 +54,16 @@ async fn dstack_creates_uses_and_deletes_an_ssh_fleet() {
     for host in lab.hosts() {
         host.run("touch /var/tmp/go").unwrap();
     }
-    story.add(&args, &going.end());
-    story.run(&["logs", "away"]);
+    transcript.add(&args, &going.end());
+    transcript.run(&["logs", "away"]);
 
-    story.run(&["fleet", "delete", "lab", "-y"]);
-    story.run(&["fleet"]);
-    stage.eventually("no agent is left", || {
+    transcript.run(&["fleet", "delete", "lab", "-y"]);
+    transcript.run(&["fleet"]);
+    env.eventually("no agent is left", || {
         let is_ours = |host: &windlass_testkit::lab::LabHost| {
             host.processes().unwrap().iter().any(|process| process.command.contains("windlass-agent"))
         };
         !lab.hosts().iter().any(is_ours)
     });
-    story.end();
+    transcript.end();
 }

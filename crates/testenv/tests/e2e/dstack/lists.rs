@@ -38,15 +38,15 @@ fn repository(person: &DstackUser) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_registers_its_project_and_repository() {
-    let stage = TestEnv::new(HostMode::None).await;
-    let person = DstackUser::new(&stage);
-    let mut story = CliSnapshot::new("dstack-project", &person);
-    story.run(&["--version"]);
-    story.run(&["ps"]);
+    let env = TestEnv::new(HostMode::None).await;
+    let person = DstackUser::new(&env);
+    let mut transcript = CliSnapshot::new("dstack-project", &person);
+    transcript.run(&["--version"]);
+    transcript.run(&["ps"]);
     let url = person.url().to_owned();
-    story.run(&["project", "add", "--name", "main", "--url", &url, "--token", "wrong", "-y"]);
-    story.run(&["project", "add", "--name", "main", "--url", &url, "--token", TOKEN, "-y"]);
-    story.run(&["project", "list", "-v"]);
+    transcript.run(&["project", "add", "--name", "main", "--url", &url, "--token", "wrong", "-y"]);
+    transcript.run(&["project", "add", "--name", "main", "--url", &url, "--token", TOKEN, "-y"]);
+    transcript.run(&["project", "list", "-v"]);
 
     repository(&person);
     let mut init = person.command(&["init", "-P", "work"]);
@@ -54,22 +54,22 @@ async fn dstack_registers_its_project_and_repository() {
     init.env("GIT_CONFIG_COUNT", "1");
     init.env("GIT_CONFIG_KEY_0", format!("url.{}.insteadOf", person.home().join("origin.git").display()));
     init.env("GIT_CONFIG_VALUE_0", "https://git.example.com/team/work.git");
-    story.add(&["init", "-P", "work"], &run_command(&mut init));
-    story.end();
+    transcript.add(&["init", "-P", "work"], &run_command(&mut init));
+    transcript.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_sets_reads_and_deletes_secrets() {
-    let stage = TestEnv::new(HostMode::None).await;
-    let person = DstackUser::with_project(&stage);
-    let mut story = CliSnapshot::new("dstack-secret", &person);
-    story.run(&["secret"]);
-    story.run(&["secret", "set", "token", "hunter2"]);
-    story.run(&["secret"]);
-    story.run(&["secret", "get", "token"]);
-    story.run(&["secret", "delete", "token", "-y"]);
-    story.run(&["secret", "get", "token"]);
-    story.end();
+    let env = TestEnv::new(HostMode::None).await;
+    let person = DstackUser::with_project(&env);
+    let mut transcript = CliSnapshot::new("dstack-secret", &person);
+    transcript.run(&["secret"]);
+    transcript.run(&["secret", "set", "token", "hunter2"]);
+    transcript.run(&["secret"]);
+    transcript.run(&["secret", "get", "token"]);
+    transcript.run(&["secret", "delete", "token", "-y"]);
+    transcript.run(&["secret", "get", "token"]);
+    transcript.end();
 }
 
 /// Waits until this machine is an instance.
@@ -79,27 +79,27 @@ fn wait_until_host_ready(person: &DstackUser) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_lists_runs_fleets_volumes_and_gateways() {
-    let stage = TestEnv::new(HostMode::Processes).await;
-    let person = DstackUser::with_project(&stage);
+    let env = TestEnv::new(HostMode::Processes).await;
+    let person = DstackUser::with_project(&env);
     wait_until_host_ready(&person);
-    let mut story = CliSnapshot::new("dstack-lists", &person);
-    story.run(&["ps"]);
-    story.run(&["fleet"]);
-    story.run(&["fleet", "get", "nowhere", "--json"]);
-    story.run(&["volume"]);
-    story.run(&["gateway"]);
-    story.run(&["export"]);
-    story.end();
+    let mut transcript = CliSnapshot::new("dstack-lists", &person);
+    transcript.run(&["ps"]);
+    transcript.run(&["fleet"]);
+    transcript.run(&["fleet", "get", "nowhere", "--json"]);
+    transcript.run(&["volume"]);
+    transcript.run(&["gateway"]);
+    transcript.run(&["export"]);
+    transcript.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_shows_offers_and_run_plans() {
-    let stage = TestEnv::new(HostMode::Processes).await;
-    let person = DstackUser::with_project(&stage);
+    let env = TestEnv::new(HostMode::Processes).await;
+    let person = DstackUser::with_project(&env);
     wait_until_host_ready(&person);
-    let mut story = CliSnapshot::new("dstack-plans", &person);
-    story.run(&["offer"]);
-    story.run(&["offer", "--gpu", "H100:8"]);
+    let mut transcript = CliSnapshot::new("dstack-plans", &person);
+    transcript.run(&["offer"]);
+    transcript.run(&["offer", "--gpu", "H100:8"]);
     let kinds = [
         ("task", "commands: [sleep 60]\nports: [8000]\nmax_duration: 2h\n"),
         ("dev-environment", "ide: vscode\ninactivity_duration: 1h\n"),
@@ -111,7 +111,7 @@ async fn dstack_shows_offers_and_run_plans() {
         let args = ["apply", "-f", &file];
         // The user answers the prompt with no.
         let done = person.run_with_input("n\n", &args);
-        story.add(&args, &done);
+        transcript.add(&args, &done);
     }
-    story.end();
+    transcript.end();
 }

@@ -53,7 +53,7 @@ print("absent:", client.runs.get("nothing"))
 print("all:", sorted((run.name, run.status.value) for run in client.runs.list(all=True)))
 "#;
 
-const SAID: &str = "\
+const MESSAGE: &str = "\
 offers: 1 create
 submitted: programmed
 attached: True [7007, 10999]
@@ -70,10 +70,10 @@ all: [('aborted', 'terminated'), ('programmed', 'done'), ('stopped', 'terminated
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_python_api_submits_attaches_reads_logs_and_stops() {
-    let stage = TestEnv::new(HostMode::Processes).await;
-    let person = DstackUser::with_project(&stage);
+    let env = TestEnv::new(HostMode::Processes).await;
+    let person = DstackUser::with_project(&env);
     person.until(&["fleet"], |ran| ran.stdout.contains(" busy"));
     person.file("program.py", SCRIPT);
     let done = run_command(person.program("python").arg("program.py"));
-    assert_eq!((done.stdout.as_str(), done.code), (SAID, Some(0)), "{}", done.stderr);
+    assert_eq!((done.stdout.as_str(), done.code), (MESSAGE, Some(0)), "{}", done.stderr);
 }

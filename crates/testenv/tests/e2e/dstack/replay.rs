@@ -237,9 +237,9 @@ impl DstackServer {
         let mut server = Self { child: command.spawn().unwrap(), address: format!("127.0.0.1:{port}") };
         let started = Instant::now();
         while TcpStream::connect(&server.address).await.is_err() {
-            let said = || std::fs::read_to_string(home.join("log")).unwrap_or_default();
-            assert_eq!(server.child.try_wait().unwrap(), None, "dstack's server ended early: {}", said());
-            assert!(started.elapsed() < READY_TIMEOUT, "dstack's server does not get ready: {}", said());
+            let message = || std::fs::read_to_string(home.join("log")).unwrap_or_default();
+            assert_eq!(server.child.try_wait().unwrap(), None, "dstack's server ended early: {}", message());
+            assert!(started.elapsed() < READY_TIMEOUT, "dstack's server does not get ready: {}", message());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         server

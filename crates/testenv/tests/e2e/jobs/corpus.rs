@@ -87,7 +87,7 @@ struct RunningEntry {
     drive: bool,
 }
 
-async fn launch_entry(stage: &mut TestEnv, entry: Value, short: &Path) -> RunningEntry {
+async fn launch_entry(env: &mut TestEnv, entry: Value, short: &Path) -> RunningEntry {
     let drive = entry["drive"].is_string();
     let mut envs = serde_json::Map::new();
     for name in json_words(&entry["env_required"]) {
@@ -97,7 +97,7 @@ async fn launch_entry(stage: &mut TestEnv, entry: Value, short: &Path) -> Runnin
         let path = std::env::var("PATH").unwrap();
         envs.insert("PATH".to_owned(), format!("{}:{path}", short.display()).into());
     }
-    let id = launch(stage, entry["text"].as_str().unwrap(), json!({"envs": envs})).await;
+    let id = launch(env, entry["text"].as_str().unwrap(), json!({"envs": envs})).await;
     RunningEntry { entry, id, drive }
 }
 
@@ -125,18 +125,18 @@ fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
 }
 
 /// Waits for all ends, and returns the unexpected ones.
-async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<String> {
+async fn wait_for_ends(env: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<String> {
     let (began, mut wrong) = (Instant::now(), Vec::new());
     while !open.is_empty() {
         let mut left = Vec::new();
         for mut one in open {
-            let seen = job(stage, one.id).await;
+            let seen = job(env, one.id).await;
             if seen["schedule_state"] == "DONE" {
                 wrong.extend(find_difference(&one.entry, &seen));
                 continue;
             }
             if one.drive && seen["status"] == "RUNNING" {
-                stage.project("jobs/cancel", &json!({"job_ids": [one.id]})).await;
+                env.project("jobs/cancel", &json!({"job_ids": [one.id]})).await;
                 one.drive = false;
             }
             left.push(one);
@@ -145,9 +145,9 @@ async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<
         if began.elapsed() > TIMEOUT {
             let mut left = String::new();
             for one in &open {
-                left += &format!("{}: {:#}\n", one.entry["file"], job(stage, one.id).await);
+                left += &format!("{}: {:#}\n", one.entry["file"], job(env, one.id).await);
             }
-            panic!("these do not end: {left}\n{}", stage.server_log());
+            panic!("these do not end: {left}\n{}", env.server_log());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -156,16 +156,16 @@ async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<
 
 #[tokio::test]
 async fn third_party_task_files_run_unchanged_and_end_as_expected() {
-    let (mut stage, _hosts) = with_hosts(8, 8).await;
+    let (mut env, _hosts) = with_hosts(8, 8).await;
     let (files, left_out): (Vec<Value>, Vec<Value>) =
         foreign_entries().into_iter().partition(|entry| !wants_machines(entry));
-    let short = short_sleep(stage.home());
+    let short = short_sleep(env.home());
     let mut open = Vec::new();
     for entry in files.into_iter().chain(own_entries()) {
-        open.push(launch_entry(&mut stage, entry, &short).await);
+        open.push(launch_entry(&mut env, entry, &short).await);
     }
     let count = open.len();
-    let wrong = wait_for_ends(&mut stage, open).await;
+    let wrong = wait_for_ends(&mut env, open).await;
     println!("{count} files ran, {} were left out, {} ended otherwise", left_out.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -206,13 +206,13 @@ async fn third_party_multi_node_task_files_run_on_as_many_hosts() {
     let files: Vec<Value> =
         foreign_entries().into_iter().filter(fits).chain(own_multi_node_entries()).collect();
     let hosts = files.iter().map(|entry| nodes_at_once(entry["text"].as_str().unwrap())).max().unwrap();
-    let (mut stage, _lab) = with_lab(hosts).await;
-    let short = short_sleep(stage.home());
+    let (mut env, _lab) = with_lab(hosts).await;
+    let short = short_sleep(env.home());
     let (count, mut wrong) = (files.len(), Vec::new());
     // One after the other, so that each finds all hosts free.
     for entry in files {
-        let one = launch_entry(&mut stage, entry, &short).await;
-        wrong.extend(wait_for_ends(&mut stage, vec![one]).await);
+        let one = launch_entry(&mut env, entry, &short).await;
+        wrong.extend(wait_for_ends(&mut env, vec![one]).await);
     }
     println!("{count} files ran on {hosts} hosts, {} ended otherwise", wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

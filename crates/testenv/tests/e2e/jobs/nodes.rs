@@ -11,12 +11,12 @@ use crate::test_env::{HostMode, TestEnv, host_of_job};
 /// A stage with a fleet of hosts with separate networks.
 pub(super) async fn with_lab(hosts: usize) -> (TestEnv, Lab) {
     let lab = Lab::start(hosts).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    stage.stop_server();
-    stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
-    stage.start().await;
-    stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
-    (stage, lab)
+    let mut env = TestEnv::new(HostMode::None).await;
+    env.stop_server();
+    env = env.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    env.start().await;
+    env.create_lab_fleet(&lab, lab.hosts(), 1).await;
+    (env, lab)
 }
 
 /// Lines of a file, over all hosts.
@@ -32,21 +32,20 @@ fn touch(lab: &Lab, path: &str) {
 /// One node is prepared immediately, the other after a file exists.
 #[tokio::test]
 async fn no_node_starts_before_the_setup_of_all_nodes_is_done() {
-    let (mut stage, lab) = with_lab(2).await;
+    let (mut env, lab) = with_lab(2).await;
     let text = "num_nodes: 2\nsetup: |\n  if [ $SKYPILOT_SETUP_NODE_RANK = 1 ]; then\n    \
                 until [ -e /home/may ]; do sleep 0.05; done\n  fi\n  echo $SKYPILOT_SETUP_NODE_RANK >> /home/prepared\n\
                 run: |\n  echo $SKYPILOT_NODE_RANK >> /home/begun\n";
-    let id = launch(&mut stage, text, json!({})).await;
-    stage.eventually("the first is prepared", || lines(&lab, "/home/prepared") == ["0"]);
+    let id = launch(&mut env, text, json!({})).await;
+    env.eventually("the first is prepared", || lines(&lab, "/home/prepared") == ["0"]);
     // The server reports that the node waits.
-    let seen =
-        wait_until(&mut stage, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
+    let seen = wait_until(&mut env, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
     let says = |run: &Value| run.to_string().contains("the other nodes to be prepared");
-    stage.eventually_run(&run, std::time::Duration::from_secs(60), says).await;
+    env.eventually_run(&run, std::time::Duration::from_secs(60), says).await;
     assert_eq!(lines(&lab, "/home/begun"), Vec::<String>::new());
     touch(&lab, "/home/may");
-    let seen = wait_until_done(&mut stage, id).await;
+    let seen = wait_until_done(&mut env, id).await;
     assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
     let mut begun = lines(&lab, "/home/begun");
     begun.sort();
@@ -55,22 +54,22 @@ async fn no_node_starts_before_the_setup_of_all_nodes_is_done() {
 
 #[tokio::test]
 async fn m6_all_nodes_restart_with_their_ranks_when_one_is_lost() {
-    let (mut stage, lab) = with_lab(3).await;
+    let (mut env, lab) = with_lab(3).await;
     let text = "name: gang\nnum_nodes: 2\nrun: |\n  \
                 echo \"$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $(echo \"$SKYPILOT_NODE_IPS\" | sort -u | wc -l) \
                 as $SKYPILOT_TASK_ID\" >> /home/lines\n  until [ -e /home/go ]; do sleep 0.05; done\n";
-    let id = launch(&mut stage, text, json!({})).await;
-    let first = runs(&mut stage, id).await;
-    stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
+    let id = launch(&mut env, text, json!({})).await;
+    let first = runs(&mut env, id).await;
+    env.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
     let placement = first["tasks"][0]["placement"].as_str().unwrap().to_owned();
     let number: usize = placement.rsplit('-').next().unwrap().parse().unwrap();
     lab.host(number + 1).power_off().unwrap();
-    let seen = wait_until(&mut stage, id, "it runs again", |job| {
+    let seen = wait_until(&mut env, id, "it runs again", |job| {
         job["recovery_count"] == 1 && job["status"] == "RUNNING"
     })
     .await;
     assert_eq!(seen["tasks"][0]["attempt"], 2, "{seen:#}");
-    stage.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
+    env.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
     let written = lines(&lab, "/home/lines");
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
     for line in &written {
@@ -82,30 +81,30 @@ async fn m6_all_nodes_restart_with_their_ranks_when_one_is_lost() {
         assert!(line.starts_with(&format!("{rank} of 2 at 2 as sky-managed-")), "{written:?}");
     }
     touch(&lab, "/home/go");
-    let seen = wait_until_done(&mut stage, id).await;
+    let seen = wait_until_done(&mut env, id).await;
     assert_eq!((&seen["status"], lines(&lab, "/home/lines").len()), (&json!("SUCCEEDED"), 4), "{seen:#}");
 }
 
 /// The remaining machine is reused, and only the lost one is replaced.
 #[tokio::test]
 async fn only_the_lost_node_of_two_is_replaced() {
-    let (mut stage, lab) = with_lab(3).await;
+    let (mut env, lab) = with_lab(3).await;
     let text = "num_nodes: 2\nrun: |\n  echo $SKYPILOT_NODE_RANK >> /home/lines\n  sleep 600\n";
-    let id = launch(&mut stage, text, json!({})).await;
-    let hosts = async |stage: &mut TestEnv, job: &Value| {
+    let id = launch(&mut env, text, json!({})).await;
+    let hosts = async |env: &mut TestEnv, job: &Value| {
         let runs = job["tasks"][0]["runs"].as_array().unwrap();
-        let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
+        let run = env.run(runs.last().unwrap().as_str().unwrap()).await;
         [host_of_job(&lab, &run, 0), host_of_job(&lab, &run, 1)]
     };
-    let first = runs(&mut stage, id).await;
-    stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
-    let [kept, lost] = hosts(&mut stage, &first).await;
+    let first = runs(&mut env, id).await;
+    env.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
+    let [kept, lost] = hosts(&mut env, &first).await;
     lab.host(lost).power_off().unwrap();
-    let again = wait_until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    let again = wait_until(&mut env, id, "it runs again", |job| job["recovery_count"] == 1).await;
     assert_eq!(again["tasks"][0]["attempt"], 2, "{again:#}");
-    let after = hosts(&mut stage, &again).await;
+    let after = hosts(&mut env, &again).await;
     assert!(after.contains(&kept) && !after.contains(&lost), "{kept} and {lost}, then {after:?}");
-    stage.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
-    stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
-    wait_until_done(&mut stage, id).await;
+    env.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
+    env.project("jobs/cancel", &json!({"job_ids": [id]})).await;
+    wait_until_done(&mut env, id).await;
 }

@@ -26,7 +26,7 @@ async fn wait_until(replicas: &Replicas, id: i64, what: &str, holds: impl Fn(&Va
         if holds(&seen) {
             return seen;
         }
-        assert!(began.elapsed() < TIMEOUT, "not so: {what}\n{seen:#}\n{}", replicas.said(1));
+        assert!(began.elapsed() < TIMEOUT, "not so: {what}\n{seen:#}\n{}", replicas.log_tail(1));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -57,12 +57,12 @@ async fn m4_another_postgres_replica_takes_over_jobs_and_starts_nothing_twice() 
     // No host responds from here on: later launches stay in progress.
     replicas.freeze_hosts().unwrap();
     let second = launch(&replicas, 0, &text(&starting)).await;
-    let on_its_way = |job: &Value| job["status"] == "STARTING" && job["tasks"][0]["attempt"] == 1;
-    let seen = wait_until(&replicas, second, "it starts", on_its_way).await;
+    let is_arriving = |job: &Value| job["status"] == "STARTING" && job["tasks"][0]["attempt"] == 1;
+    let seen = wait_until(&replicas, second, "it starts", is_arriving).await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
     // The number of an attempt is written before its run is created.
-    let asked = json!({"run_name": run});
-    while replicas.ask(1, "/api/project/main/runs/get", &asked).await.unwrap().status != 200 {
+    let request = json!({"run_name": run});
+    while replicas.request(1, "/api/project/main/runs/get", &request).await.unwrap().status != 200 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     replicas.reaches(1, &run, &["provisioning"]).await.unwrap();

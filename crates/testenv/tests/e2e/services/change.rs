@@ -29,13 +29,13 @@ fn status_message(run: &Value, job: usize) -> &str {
 
 #[tokio::test]
 async fn a_replica_gets_requests_only_while_probes_succeed_and_reports_why_not() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut ill = service_config("ill", port);
     ill["probes"] = probe_config();
     ill["env"]["SICK"] = json!("1");
-    stage.apply(&ill).await;
-    let run = stage
+    env.apply(&ill).await;
+    let run = env
         .eventually_run("ill", TIMEOUT, |run| {
             status_message(run, 0).contains("it answered 500 Internal Server Error")
         })
@@ -45,7 +45,7 @@ async fn a_replica_gets_requests_only_while_probes_succeed_and_reports_why_not()
         status_message(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 successes in a row"),
         "{run:#}"
     );
-    let caller = ServiceCaller::new(stage.address());
+    let caller = ServiceCaller::new(env.address());
     assert!(caller.get("/metrics").unwrap().body.contains(&replicas("ill", 0)));
 
     // It is made healthy from outside: the server sends it no requests. A pending request waits.
@@ -53,8 +53,8 @@ async fn a_replica_gets_requests_only_while_probes_succeed_and_reports_why_not()
     let itself = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/well").unwrap().status, 200);
     let got = read(waiting).unwrap();
-    assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
-    let run = stage.run("ill").await;
+    assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", env.server_log());
+    let run = env.run("ill").await;
     assert_eq!(status_message(&run, 0), "running", "{run:#}");
     assert!(
         run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2),
@@ -62,41 +62,41 @@ async fn a_replica_gets_requests_only_while_probes_succeed_and_reports_why_not()
     );
 
     assert_eq!(caller.get("/proxy/services/main/ill/sick").unwrap().status, 200);
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("ill", 0)).await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, &replicas("ill", 0)).await;
     assert_eq!(itself.get("/well").unwrap().status, 200);
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("ill", 1)).await;
-    let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
+    wait_for_answer(&mut env, &caller, "/metrics", 200, &replicas("ill", 1)).await;
+    let events = env.post("/api/events/list", &json!({"limit": 100})).await.to_string();
     assert!(events.contains("it no longer receives requests: probe GET /health"), "{events}");
 }
 
 #[tokio::test]
 async fn a_service_scales_from_zero_with_its_traffic_and_back_to_zero() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
     let mut elastic = service_config("elastic", 8000);
     elastic["replicas"] = json!("0..2");
     elastic["scaling"] =
         json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 1});
-    stage.apply(&elastic).await;
-    assert_eq!(stage.run("elastic").await["status"], "pending");
-    let caller = ServiceCaller::new(stage.address());
+    env.apply(&elastic).await;
+    assert_eq!(env.run("elastic").await["status"], "pending");
+    let caller = ServiceCaller::new(env.address());
     let path = "/proxy/services/main/elastic/";
     // A request without a token does not scale it up.
     assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
 
     let traffic = ConstantTraffic::start(&caller, path);
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
     let (answered, failed) = traffic.end();
-    assert!(answered > 15 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+    assert!(answered > 15 && failed.is_empty(), "{answered} {failed:#?}\n{}", env.server_log());
 
-    let run = stage.eventually_run("elastic", TIMEOUT, |run| run["status"] == "pending").await;
+    let run = env.eventually_run("elastic", TIMEOUT, |run| run["status"] == "pending").await;
     assert_eq!(run["termination_reason"], Value::Null, "{run:#}");
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
     // Its previous replicas may still be ending, and the hosts are full until then: the request waits for that.
-    assert_eq!(caller.get(path).unwrap().status, 200, "{}", stage.server_log());
-    let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
+    assert_eq!(caller.get(path).unwrap().status, 200, "{}", env.server_log());
+    let events = env.post("/api/events/list", &json!({"limit": 100})).await.to_string();
     for word in ["group 0: scaling from 0 to 1 replicas", "to 2 replicas: ", "to 0 replicas: 0.00"] {
         assert!(events.contains(word), "{word} is not in {events}");
     }
@@ -105,20 +105,20 @@ async fn a_service_scales_from_zero_with_its_traffic_and_back_to_zero() {
 #[tokio::test]
 async fn a_rolling_deployment_fails_no_request_and_a_bad_version_keeps_the_old_one() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
     let mut first = service_config("rolling", 8000);
     first["probes"] = probe_config();
-    stage.apply(&first).await;
-    let caller = ServiceCaller::new(stage.address());
+    env.apply(&first).await;
+    let caller = ServiceCaller::new(env.address());
     let path = "/proxy/services/main/rolling/";
-    wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
+    wait_for_answer(&mut env, &caller, path, 200, "version=1").await;
 
     let traffic = ConstantTraffic::start(&caller, path);
     let mut second = first.clone();
     second["env"]["VERSION"] = json!("2");
-    update_run(&mut stage, &second).await;
-    wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
+    update_run(&mut env, &second).await;
+    wait_for_answer(&mut env, &caller, path, 200, "version=2").await;
     let over = |run: &Value| {
         let alive = run["jobs"].as_array().unwrap().iter().filter(|job| {
             let last = job["job_submissions"].as_array().unwrap().last().unwrap().clone();
@@ -126,27 +126,27 @@ async fn a_rolling_deployment_fails_no_request_and_a_bad_version_keeps_the_old_o
         });
         alive.count() == 1
     };
-    stage.eventually_run("rolling", TIMEOUT, over).await;
+    env.eventually_run("rolling", TIMEOUT, over).await;
 
     // The third version never becomes healthy.
     let mut third = second.clone();
     third["env"]["VERSION"] = json!("3");
     third["env"]["SICK"] = json!("1");
-    update_run(&mut stage, &third).await;
+    update_run(&mut env, &third).await;
     let is_ill = |run: &Value| {
         let jobs = run["jobs"].as_array().unwrap().len();
         (0..jobs).any(|job| status_message(run, job).contains("it answered 500"))
     };
-    let run = stage.eventually_run("rolling", TIMEOUT, is_ill).await;
+    let run = env.eventually_run("rolling", TIMEOUT, is_ill).await;
     assert_eq!(run["status"], "running");
     for _ in 0..20 {
         assert!(caller.get(path).unwrap().body.contains("version=2"));
     }
     // Back to the version that still runs: none of its replicas is restarted.
     let before = caller.get(path).unwrap().body;
-    update_run(&mut stage, &second).await;
-    stage.eventually_run("rolling", TIMEOUT, over).await;
+    update_run(&mut env, &second).await;
+    env.eventually_run("rolling", TIMEOUT, over).await;
     assert_eq!(caller.get(path).unwrap().body, before);
     let (answered, failed) = traffic.end();
-    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", env.server_log());
 }

@@ -29,18 +29,18 @@ fn page(version: &str) -> Value {
 #[tokio::test]
 async fn a_docker_service_is_redeployed_on_one_port_without_a_failed_request() {
     image();
-    let mut stage = TestEnv::new(HostMode::Containers).await;
-    stage.apply(&page("1")).await;
-    let caller = ServiceCaller::new(stage.address());
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    env.apply(&page("1")).await;
+    let caller = ServiceCaller::new(env.address());
     let path = "/proxy/services/main/boxed/";
-    wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
+    wait_for_answer(&mut env, &caller, path, 200, "version=1").await;
     let is_complete = |run: &Value| run["deployment"]["state"] == "complete";
-    stage.eventually_run("boxed", TIMEOUT, is_complete).await;
+    env.eventually_run("boxed", TIMEOUT, is_complete).await;
 
     let traffic = ConstantTraffic::start(&caller, path);
-    update_run(&mut stage, &page("2")).await;
-    wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
-    let run = stage
+    update_run(&mut env, &page("2")).await;
+    wait_for_answer(&mut env, &caller, path, 200, "version=2").await;
+    let run = env
         .eventually_run("boxed", TIMEOUT, |run| {
             run["deployment"]["num"] == 1 && is_complete(run) && run["deployment"]["old"] == 0
         })
@@ -48,14 +48,14 @@ async fn a_docker_service_is_redeployed_on_one_port_without_a_failed_request() {
     assert_eq!(run["deployment"]["ready"], 1, "{run:#}");
     traffic.goes_on();
     let (answered, failed) = traffic.end();
-    let told = stage.post("/api/events/list", &json!({"limit": 100})).await;
-    let told: Vec<String> = told
+    let reported = env.post("/api/events/list", &json!({"limit": 100})).await;
+    let reported: Vec<String> = reported
         .as_array()
         .unwrap()
         .iter()
         .map(|event| format!("{} {} {}", event["recorded_at"], event["targets"][0]["name"], event["message"]))
         .collect();
-    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{told:#?}");
-    stage.stop("boxed", false).await;
-    stage.reaches("boxed", &["terminated"]).await;
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{reported:#?}");
+    env.stop("boxed", false).await;
+    env.reaches("boxed", &["terminated"]).await;
 }

@@ -30,13 +30,13 @@ fn statuses(address: &str, bytes: &str) -> Vec<u16> {
 
 #[tokio::test]
 async fn ambiguous_requests_reach_no_service_through_the_server() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let mut page = service_config("page", free_port());
     page["auth"] = json!(false);
     page["probes"] = probe_config();
-    stage.apply(&page).await;
-    let caller = ServiceCaller::new(stage.address()).with_token(None);
-    wait_for_answer(&mut stage, &caller, &format!("{BASE}/"), 200, "version=1").await;
+    env.apply(&page).await;
+    let caller = ServiceCaller::new(env.address()).with_token(None);
+    wait_for_answer(&mut env, &caller, &format!("{BASE}/"), 200, "version=1").await;
     let mut wrong = Vec::new();
     let mut passed = 0;
     for case in corpus() {
@@ -45,7 +45,7 @@ async fn ambiguous_requests_reach_no_service_through_the_server() {
         for path in ["/first", "/second", "/last", "/smuggled"] {
             bytes = bytes.replace(path, &format!("{BASE}{path}"));
         }
-        let got = statuses(stage.address(), &bytes);
+        let got = statuses(env.address(), &bytes);
         let seen = caller.get(&format!("{BASE}/seen")).unwrap().body;
         // Requests that the proxy refuses are refused here, and subsequent ones are ignored. Bodies are forwarded as
         // they arrive: the head of a request with an invalid one may arrive before it is refused.

@@ -29,22 +29,22 @@ use crate::{
 
 /// Waits until the gateway returns this response.
 fn wait_for_answer(node: &GatewayProcess, caller: &ServiceCaller, path: &str, status: u16, words: &str) {
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let got = caller.get(path);
         if got.as_ref().is_ok_and(|got| got.status == status && got.body.contains(words)) {
             return;
         }
-        assert!(asked.elapsed() < TIMEOUT, "{path} not {status} {words:?}: {got:?}\n{}", node.said());
+        assert!(start.elapsed() < TIMEOUT, "{path} not {status} {words:?}: {got:?}\n{}", node.log_tail());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Submits a configuration that is refused, and returns the reason.
-fn submit_refused(stage: &TestEnv, configuration: &Value) -> String {
+fn submit_refused(env: &TestEnv, configuration: &Value) -> String {
     let body = submission(configuration).to_string();
     let got =
-        ServiceCaller::new(stage.address()).ask("POST", "/api/project/main/runs/apply", body.as_bytes());
+        ServiceCaller::new(env.address()).request("POST", "/api/project/main/runs/apply", body.as_bytes());
     let got = got.unwrap();
     assert_eq!(got.status, 400, "{got:?}");
     got.body
@@ -52,18 +52,18 @@ fn submit_refused(stage: &TestEnv, configuration: &Value) -> String {
 
 #[tokio::test]
 async fn a_gateway_serves_by_domain_through_a_server_crash_and_its_own_replacement() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    let token = create_gateway(&mut stage, "entry", 1).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let token = create_gateway(&mut env, "entry", 1).await;
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
     // No gateway process is connected yet.
-    let said = submit_refused(&stage, &page);
-    assert!(said.contains("gateway_error") && said.contains("gateway `entry` is offline"), "{said}");
+    let message = submit_refused(&env, &page);
+    assert!(message.contains("gateway_error") && message.contains("gateway `entry` is offline"), "{message}");
 
-    let (port, url) = (free_port(), stage.url());
-    let mut first = GatewayProcess::start(&stage, &url, &token, "one", port);
-    wait_until_running(&mut stage, 1).await;
-    let run = stage.apply(&page).await;
+    let (port, url) = (free_port(), env.url());
+    let mut first = GatewayProcess::start(&env, &url, &token, "one", port);
+    wait_until_running(&mut env, 1).await;
+    let run = env.apply(&page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
     let caller = first.caller("page.services.test");
     wait_for_answer(&first, &caller, "/a?b=c", 200, " path=/a?b=c token=none");
@@ -73,66 +73,66 @@ async fn a_gateway_serves_by_domain_through_a_server_crash_and_its_own_replaceme
     assert_eq!(caller.with_host("other.services.test").get("/").unwrap().status, 404);
     let mut open = service_config("open", free_port());
     open["auth"] = json!(false);
-    stage.apply(&open).await;
+    env.apply(&open).await;
     let nobody = first.caller("open.services.test").with_token(None);
     wait_for_answer(&first, &nobody, "/", 200, "replica=");
 
     // The server dies. Accepted tokens stay accepted, others are rejected, and the open service needs none.
     let traffic = ConstantTraffic::start(&nobody, "/");
     assert_eq!(caller.get("/").unwrap().status, 200);
-    stage.kill();
-    assert_eq!(caller.get("/").unwrap().status, 200, "{}", first.said());
+    env.kill();
+    assert_eq!(caller.get("/").unwrap().status, 200, "{}", first.log_tail());
     let got = caller.with_token(Some("unknown")).get("/").unwrap();
     assert!(got.status == 503 && got.body.contains("cannot be checked"), "{got:?}");
 
     // Another process takes over without a server: it has the routes.
-    let mut second = GatewayProcess::start(&stage, &url, &token, "one", port);
+    let mut second = GatewayProcess::start(&env, &url, &token, "one", port);
     first.ends();
     traffic.goes_on();
     // A token is cached only by the process that checked it.
     assert_eq!(caller.get("/").unwrap().status, 503);
 
     // The server is back at another address. The process with that address receives the changes.
-    stage.start().await;
-    let third = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
+    env.start().await;
+    let third = GatewayProcess::start(&env, &env.url(), &token, "one", port);
     second.ends();
-    stage.stop("page", false).await;
+    env.stop("page", false).await;
     wait_for_answer(&third, &caller, "/", 404, "no service has this host name");
-    stage.reaches("page", &["terminated"]).await;
+    env.reaches("page", &["terminated"]).await;
     traffic.goes_on();
     let (_, failed) = traffic.end();
-    assert!(failed.is_empty(), "{failed:#?}\n{}", third.said());
+    assert!(failed.is_empty(), "{failed:#?}\n{}", third.log_tail());
 }
 
 #[tokio::test]
 async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    let token = create_gateway(&mut stage, "entry", 1).await;
-    let url = stage.url();
-    let node = GatewayProcess::start(&stage, &url, &token, "one", free_port());
-    wait_until_running(&mut stage, 1).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let token = create_gateway(&mut env, "entry", 1).await;
+    let url = env.url();
+    let node = GatewayProcess::start(&env, &url, &token, "one", free_port());
+    wait_until_running(&mut env, 1).await;
     let mut page = service_config("page", free_port());
     page["gateway"] = json!(false);
-    let run = stage.apply(&page).await;
+    let run = env.apply(&page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
-    stage.reaches("page", &["running"]).await;
-    let (near, far) = (ServiceCaller::new(stage.address()), node.caller("page.services.test"));
+    env.reaches("page", &["running"]).await;
+    let (near, far) = (ServiceCaller::new(env.address()), node.caller("page.services.test"));
     assert_eq!(far.get("/").unwrap().status, 404);
 
     page["gateway"] = json!("entry");
-    let run = update_run(&mut stage, &page).await;
+    let run = update_run(&mut env, &page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
     wait_for_answer(&node, &far, "/a", 200, " path=/a ");
     page["gateway"] = json!(false);
-    let run = update_run(&mut stage, &page).await;
+    let run = update_run(&mut env, &page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
     wait_for_answer(&node, &far, "/", 404, "no service has this host name");
     assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
     // The name becomes available again, and it was the same replica all the time.
     page["gateway"] = json!("entry");
-    update_run(&mut stage, &page).await;
+    update_run(&mut env, &page).await;
     wait_for_answer(&node, &far, "/", 200, "replica=");
-    let run = stage.run("page").await;
+    let run = env.run("page").await;
     assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
     assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
 }
@@ -140,34 +140,34 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
 #[tokio::test]
 async fn each_gateway_process_wakes_a_service_and_stopping_it_waits_for_requests() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let token = create_gateway(&mut stage, "entry", 2).await;
-    let url = stage.url();
-    let one = GatewayProcess::start(&stage, &url, &token, "one", free_port());
-    let two = GatewayProcess::start(&stage, &url, &token, "two", free_port());
-    wait_until_running(&mut stage, 2).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
+    let token = create_gateway(&mut env, "entry", 2).await;
+    let url = env.url();
+    let one = GatewayProcess::start(&env, &url, &token, "one", free_port());
+    let two = GatewayProcess::start(&env, &url, &token, "two", free_port());
+    wait_until_running(&mut env, 2).await;
     let mut sleepy = service_config("sleepy", 8000);
     sleepy["replicas"] = json!("0..1");
     sleepy["scaling"] = json!({"metric": "rps", "target": 10, "window": 30, "scale_down_delay": 300});
-    stage.apply(&sleepy).await;
+    env.apply(&sleepy).await;
     wait_for_answer(&one, &one.caller("sleepy.services.test"), "/", 200, "replica=");
     wait_for_answer(&two, &two.caller("sleepy.services.test"), "/", 200, "replica=");
 
     let nobody = two.caller("sleepy.services.test");
     let slow = nobody.send("GET", "/slow", "Connection: close\r\n", b"").unwrap();
     // The request has arrived when the replica reports it.
-    let asked = Instant::now();
+    let start = Instant::now();
     while !one.caller("sleepy.services.test").get("/waiting").unwrap().body.contains("slow=1") {
-        assert!(asked.elapsed() < TIMEOUT, "{}", two.said());
+        assert!(start.elapsed() < TIMEOUT, "{}", two.log_tail());
     }
-    stage.stop("sleepy", false).await;
+    env.stop("sleepy", false).await;
     wait_for_answer(&one, &one.caller("sleepy.services.test"), "/", 404, "");
     let itself = lab.host(1).run("busybox wget -qO- http://127.0.0.1:8000/open").unwrap();
     assert!(itself.status.success(), "{itself:?}");
     let got = read(slow).unwrap();
-    assert_eq!((got.status, got.body.as_str()), (200, "slow"), "{}", two.said());
-    stage.reaches("sleepy", &["terminated"]).await;
+    assert_eq!((got.status, got.body.as_str()), (200, "slow"), "{}", two.log_tail());
+    env.reaches("sleepy", &["terminated"]).await;
 }
 
 /// Sends a request over HTTPS, trusting only the certificate in this file.
@@ -182,21 +182,21 @@ fn get_https(port: u16, host: &str, trust: &Path, request: &str) -> String {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let asked = child.stdin.as_mut().unwrap().write_all(request.as_bytes());
+    let requested = child.stdin.as_mut().unwrap().write_all(request.as_bytes());
     // Its input stays open until the response is complete.
-    let mut said = String::new();
-    if asked.is_ok() {
-        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut message = String::new();
+    if requested.is_ok() {
+        child.stdout.take().unwrap().read_to_string(&mut message).unwrap();
     }
     let _ = child.kill();
     child.wait().unwrap();
-    said
+    message
 }
 
 #[tokio::test]
 async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_metrics() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    let (chain, key) = (stage.home().join("cert.pem"), stage.home().join("key.pem"));
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let (chain, key) = (env.home().join("cert.pem"), env.home().join("key.pem"));
     let made = Command::new("openssl")
         .args([
             "req",
@@ -217,20 +217,20 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
         .unwrap();
     assert!(made.status.success(), "{made:?}");
     let files = json!({"type": "files", "chain": chain, "key": key});
-    let token = create_gateway_with(&mut stage, "entry", 1, &files).await;
+    let token = create_gateway_with(&mut env, "entry", 1, &files).await;
     let (port, tls, metrics) = (free_port(), free_port(), free_port());
     let more =
         ["--tls-listen", &format!("127.0.0.1:{tls}"), "--metrics-listen", &format!("127.0.0.1:{metrics}")];
     let more = more.map(str::to_owned);
-    let node = GatewayProcess::start_with(&stage, &stage.url(), &token, "one", port, &more);
-    wait_until_running(&mut stage, 1).await;
-    let said = submit_refused(&stage, &service_config("gateway", free_port()));
-    assert!(said.contains("is the name of gateway `entry` itself"), "{said}");
+    let node = GatewayProcess::start_with(&env, &env.url(), &token, "one", port, &more);
+    wait_until_running(&mut env, 1).await;
+    let message = submit_refused(&env, &service_config("gateway", free_port()));
+    assert!(message.contains("is the name of gateway `entry` itself"), "{message}");
 
     let mut chat = service_config("chat", free_port());
     chat["model"] = json!("tiny");
     chat["probes"] = probe_config();
-    let run = stage.apply(&chat).await;
+    let run = env.apply(&chat).await;
     assert_eq!(run["service"]["url"], "https://chat.services.test/", "{run:#}");
     let models = "https://gateway.services.test/proxy/models/main";
     assert_eq!(run["service"]["model"]["base_url"], models, "{run:#}");
@@ -244,7 +244,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
             "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
         )
     };
-    let asked = Instant::now();
+    let start = Instant::now();
     for (host, path, words) in [
         ("chat.services.test", "/a?b=c", " path=/a?b=c token=none"),
         ("gateway.services.test", "/proxy/models/main/models", "\"id\":\"tiny\""),
@@ -254,7 +254,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
             if got.starts_with("HTTP/1.1 200") && got.contains(words) {
                 break;
             }
-            assert!(asked.elapsed() < TIMEOUT, "{host}: {got}\n{}", node.said());
+            assert!(start.elapsed() < TIMEOUT, "{host}: {got}\n{}", node.log_tail());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -286,60 +286,63 @@ async fn a_gateway_on_systemd_hosts_is_a_unit_and_is_restarted() {
     check_installed_gateway(&Lab::with_systemd(2).unwrap(), comes_back).await;
 }
 
-fn wait_until_answered(caller: &ServiceCaller, said: impl Fn() -> String) {
-    let asked = Instant::now();
+fn wait_until_answered(caller: &ServiceCaller, message: impl Fn() -> String) {
+    let start = Instant::now();
     while !caller.get("/").is_ok_and(|got| got.status == 200) {
-        assert!(asked.elapsed() < TIMEOUT, "{}", said());
+        assert!(start.elapsed() < TIMEOUT, "{}", message());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Installs a gateway on the first host for a service on the second, updates it, runs `also`, and uninstalls it.
 async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &ServiceCaller)) {
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
-    create_gateway(&mut stage, "entry", 1).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, lab, &lab.hosts()[1..], 1).await;
+    create_gateway(&mut env, "entry", 1).await;
     // The hosts reach this machine at a different address than the server listens on.
     let front =
-        fault_proxy::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
+        fault_proxy::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), env.address(), 1).await.unwrap();
     let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
     let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
     let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];
     let options: Vec<&str> = options.iter().flat_map(|option| ["--ssh-option", option]).collect();
-    let windlass = |stage: &TestEnv, words: &[&str]| {
-        let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
-        (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
+    let windlass = |env: &TestEnv, words: &[&str]| {
+        let message = env.windlass(Path::new("/"), &[words, options.as_slice()].concat());
+        (message.status.success(), String::from_utf8_lossy(&message.stderr).into_owned())
     };
-    let (is_done, said) = windlass(&stage, &["gateway", "install", "entry", &at]);
-    assert!(!is_done && said.contains("pass `--server URL` with an address that they can reach"), "{said}");
+    let (is_done, message) = windlass(&env, &["gateway", "install", "entry", &at]);
+    assert!(
+        !is_done && message.contains("pass `--server URL` with an address that they can reach"),
+        "{message}"
+    );
     let install = ["gateway", "install", "entry", &at, "--server", &url];
-    let (is_done, said) = windlass(&stage, &install);
-    assert!(is_done && said.contains("is ready; number of hosts: 1."), "{said}");
+    let (is_done, message) = windlass(&env, &install);
+    assert!(is_done && message.contains("is ready; number of hosts: 1."), "{message}");
 
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
-    stage.apply(&page).await;
+    env.apply(&page).await;
     let caller = ServiceCaller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
-    wait_until_answered(&caller, || stage.server_log());
+    wait_until_answered(&caller, || env.server_log());
     let serving = || {
         let all = edge.processes().unwrap();
         all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()
     };
     assert_eq!(serving(), 1);
     let traffic = ConstantTraffic::start(&caller, "/");
-    let (is_done, said) = windlass(&stage, &install);
-    assert!(is_done, "{said}");
+    let (is_done, message) = windlass(&env, &install);
+    assert!(is_done, "{message}");
     traffic.goes_on();
     let (answered, failed) = traffic.end();
     assert!(answered > 10 && failed.is_empty(), "{answered} {failed:#?}");
-    let asked = Instant::now();
+    let start = Instant::now();
     while serving() != 1 {
-        assert!(asked.elapsed() < TIMEOUT, "the old process does not end");
+        assert!(start.elapsed() < TIMEOUT, "the old process does not end");
         std::thread::sleep(Duration::from_millis(50));
     }
     also(edge, &caller);
-    let (is_done, said) = windlass(&stage, &["gateway", "uninstall", "entry", &at]);
-    assert!(is_done && said.contains("removed `entry`"), "{said}");
+    let (is_done, message) = windlass(&env, &["gateway", "uninstall", "entry", &at]);
+    assert!(is_done && message.contains("removed `entry`"), "{message}");
     assert_eq!(serving(), 0);
     assert!(!edge.path("/var/lib/windlass/gateway-entry").exists());
 }

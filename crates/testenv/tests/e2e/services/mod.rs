@@ -18,13 +18,13 @@ use crate::test_env::TestEnv;
 
 /// Waits until a service responds with this status and text.
 pub(crate) async fn wait_for_answer(
-    stage: &mut TestEnv,
+    env: &mut TestEnv,
     caller: &ServiceCaller,
     path: &str,
     status: u16,
     words: &str,
 ) -> HttpResponse {
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let got = caller.get(path);
         if let Ok(got) = &got
@@ -33,9 +33,9 @@ pub(crate) async fn wait_for_answer(
         {
             return got.clone();
         }
-        if asked.elapsed() > TIMEOUT {
-            let runs = stage.project("runs/list", &json!({})).await;
-            panic!("{path} does not answer {status} {words:?}: {got:?}\n{runs:#}\n{}", stage.server_log());
+        if start.elapsed() > TIMEOUT {
+            let runs = env.project("runs/list", &json!({})).await;
+            panic!("{path} does not answer {status} {words:?}: {got:?}\n{runs:#}\n{}", env.server_log());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -15,14 +15,13 @@ use crate::{
 
 #[tokio::test]
 async fn only_members_reach_a_service_through_the_server_and_it_streams_both_ways() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    stage.apply(&service_config("page", free_port())).await;
-    let caller = ServiceCaller::new(stage.address());
-    let got =
-        wait_for_answer(&mut stage, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    env.apply(&service_config("page", free_port())).await;
+    let caller = ServiceCaller::new(env.address());
+    let got = wait_for_answer(&mut env, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
     // The replica gets its own path, and does not receive the token.
     assert!(got.body.contains(" path=/a/b?c=d token=none\n"), "{}", got.body);
-    let run = stage.run("page").await;
+    let run = env.run("page").await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/");
 
     for (token, status) in [(None, 401), (Some("wrong"), 403)] {
@@ -43,7 +42,7 @@ async fn only_members_reach_a_service_through_the_server_and_it_streams_both_way
     assert_eq!(caller.get("/proxy/services/main/page").unwrap().status, 308);
 
     let body: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
-    let got = caller.ask("POST", "/proxy/services/main/page/sum", &body).unwrap();
+    let got = caller.request("POST", "/proxy/services/main/page/sum", &body).unwrap();
     let want: String = Sha256::digest(&body).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!((got.status, got.body), (200, want));
 
@@ -75,21 +74,21 @@ async fn only_members_reach_a_service_through_the_server_and_it_streams_both_way
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
-    let log = std::fs::read_to_string(stage.home().join("server.log")).unwrap();
+    let log = std::fs::read_to_string(env.home().join("server.log")).unwrap();
     assert!(log.contains("/proxy/services/main/page/a/b") && !log.contains("c=d"), "{log}");
 }
 
 #[tokio::test]
 async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_it() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut chat = service_config("chat", port);
     // Ready when it answers a chat request, which is the default probe of a model.
     chat["model"] = json!("tiny");
-    stage.apply(&chat).await;
-    let caller = ServiceCaller::new(stage.address());
+    env.apply(&chat).await;
+    let caller = ServiceCaller::new(env.address());
     wait_for_answer(
-        &mut stage,
+        &mut env,
         &caller,
         "/metrics",
         200,
@@ -100,8 +99,8 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
     let list: serde_json::Value = serde_json::from_str(&list.body).unwrap();
     assert_eq!((&list["data"][0]["id"], list["data"].as_array().unwrap().len()), (&json!("tiny"), 1));
     let path = "/proxy/models/main/chat/completions";
-    assert_eq!(caller.with_token(None).ask("POST", path, b"{}").unwrap().status, 401);
-    assert_eq!(caller.ask("POST", path, br#"{"model": "other"}"#).unwrap().status, 404);
+    assert_eq!(caller.with_token(None).request("POST", path, b"{}").unwrap().status, 401);
+    assert_eq!(caller.request("POST", path, br#"{"model": "other"}"#).unwrap().status, 404);
     let body = br#"{"model": "tiny", "stream": true, "messages": []}"#;
     let mut events = caller.send("POST", path, "Content-Type: application/json\r\n", body).unwrap();
     let seen = read_until(&mut events, "data: {}\n\n");
@@ -112,36 +111,36 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
 
 #[tokio::test]
 async fn a_restarted_or_killed_server_keeps_its_services_and_a_stop_drains_requests() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut open = service_config("open", port);
     open["auth"] = json!(false);
-    stage.apply(&open).await;
-    let nobody = ServiceCaller::new(stage.address()).with_token(None);
-    let first = wait_for_answer(&mut stage, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
+    env.apply(&open).await;
+    let nobody = ServiceCaller::new(env.address()).with_token(None);
+    let first = wait_for_answer(&mut env, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
     for is_killed in [false, true] {
         if is_killed {
-            stage.kill();
+            env.kill();
         } else {
-            stage.stop_server();
+            env.stop_server();
         }
-        stage.start().await;
+        env.start().await;
         // The first request reaches it.
         let got =
-            ServiceCaller::new(stage.address()).with_token(None).get("/proxy/services/main/open/").unwrap();
-        assert_eq!((got.status, &got.body), (200, &first.body), "{}", stage.server_log());
+            ServiceCaller::new(env.address()).with_token(None).get("/proxy/services/main/open/").unwrap();
+        assert_eq!((got.status, &got.body), (200, &first.body), "{}", env.server_log());
     }
 
-    let nobody = ServiceCaller::new(stage.address()).with_token(None);
+    let nobody = ServiceCaller::new(env.address()).with_token(None);
     let slow = nobody.send("GET", "/proxy/services/main/open/slow", "Connection: close\r\n", b"").unwrap();
     // The request has arrived when the server's metrics show it.
-    let (admin, patience) = (ServiceCaller::new(stage.address()), std::time::Instant::now());
+    let (admin, timeout) = (ServiceCaller::new(env.address()), std::time::Instant::now());
     let in_flight = "windlass_service_in_flight{project=\"main\",run=\"open\"} 1";
     while !admin.get("/metrics").unwrap().body.contains(in_flight) {
-        assert!(patience.elapsed() < super::TIMEOUT);
+        assert!(timeout.elapsed() < super::TIMEOUT);
     }
-    stage.stop("open", false).await;
-    let drains = stage.eventually_run("open", super::TIMEOUT, |run| {
+    env.stop("open", false).await;
+    let drains = env.eventually_run("open", super::TIMEOUT, |run| {
         let last = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap();
         last["status_message"] == "waiting for requests in flight"
     });
@@ -152,25 +151,25 @@ async fn a_restarted_or_killed_server_keeps_its_services_and_a_stop_drains_reque
     assert_eq!(itself.get("/open").unwrap().status, 200);
     let got = read(slow).unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "slow"));
-    stage.reaches("open", &["terminated"]).await;
+    env.reaches("open", &["terminated"]).await;
     assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 401);
 }
 
 #[tokio::test]
 async fn requests_reach_replicas_on_ssh_hosts_and_none_fails_when_one_is_killed() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = TestEnv::new(HostMode::None).await;
-    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
     let mut pair = service_config("pair", 8000);
     pair["replicas"] = json!(2);
     pair["retry"] = json!(true);
     pair["probes"] = probe_config();
-    stage.apply(&pair).await;
-    let caller = ServiceCaller::new(stage.address());
+    env.apply(&pair).await;
+    let caller = ServiceCaller::new(env.address());
     let path = "/proxy/services/main/pair/";
     let metrics = "windlass_service_replicas{project=\"main\",run=\"pair\"} 2";
-    wait_for_answer(&mut stage, &caller, path, 200, "replica=").await;
-    wait_for_answer(&mut stage, &caller, "/metrics", 200, metrics).await;
+    wait_for_answer(&mut env, &caller, path, 200, "replica=").await;
+    wait_for_answer(&mut env, &caller, "/metrics", 200, metrics).await;
     let mut replicas: Vec<String> = (0..4).map(|_| caller.get(path).unwrap().body).collect();
     replicas.sort_unstable();
     replicas.dedup();
@@ -183,18 +182,18 @@ async fn requests_reach_replicas_on_ssh_hosts_and_none_fails_when_one_is_killed(
         jobs.iter().map(|job| job["job_submissions"].as_array().unwrap().len()).sum::<usize>()
     };
     let mut count = 0;
-    let asked = std::time::Instant::now();
+    let start = std::time::Instant::now();
     loop {
-        let got = caller.get(path).unwrap_or_else(|error| panic!("{error}\n{}", stage.server_log()));
-        assert_eq!(got.status, 200, "{got:?}\n{}", stage.server_log());
+        let got = caller.get(path).unwrap_or_else(|error| panic!("{error}\n{}", env.server_log()));
+        assert_eq!(got.status, 200, "{got:?}\n{}", env.server_log());
         count += 1;
         // Until the retried replica receives requests again.
-        if count % 50 == 0 && submissions(&stage.run("pair").await) == 3 {
+        if count % 50 == 0 && submissions(&env.run("pair").await) == 3 {
             let ready = caller.get("/metrics").unwrap().body.contains(metrics);
             if ready {
                 break;
             }
         }
-        assert!(asked.elapsed() < super::TIMEOUT, "{:#}\n{}", stage.run("pair").await, stage.server_log());
+        assert!(start.elapsed() < super::TIMEOUT, "{:#}\n{}", env.run("pair").await, env.server_log());
     }
 }

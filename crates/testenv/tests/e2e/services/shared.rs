@@ -14,13 +14,13 @@ const PATH: &str = "/proxy/services/main/page/";
 /// Waits until one of the servers returns this status.
 async fn wait_for_answer(replicas: &Replicas, number: usize, status: u16) {
     let caller = ServiceCaller::new(replicas.server(number).unwrap().address());
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let got = caller.get(PATH);
         if got.as_ref().is_ok_and(|got| got.status == status) {
             return;
         }
-        assert!(asked.elapsed() < TIMEOUT, "server {number}: {got:?}\n{}", replicas.said(number));
+        assert!(start.elapsed() < TIMEOUT, "server {number}: {got:?}\n{}", replicas.log_tail(number));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -49,9 +49,9 @@ async fn every_postgres_replica_reaches_a_service_and_a_killed_one_does_not_bloc
 async fn wait_until_ready(replicas: &Replicas, count: usize) {
     let caller = ServiceCaller::new(replicas.server(0).unwrap().address());
     let line = format!("windlass_service_replicas{{project=\"main\",run=\"page\"}} {count}\n");
-    let asked = Instant::now();
+    let start = Instant::now();
     while !caller.get("/metrics").is_ok_and(|got| got.body.contains(&line)) {
-        assert!(asked.elapsed() < TIMEOUT, "not {count} replicas\n{}", replicas.said(0));
+        assert!(start.elapsed() < TIMEOUT, "not {count} replicas\n{}", replicas.log_tail(0));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -74,5 +74,5 @@ async fn a_service_of_a_postgres_server_scales_to_three_on_one_port_without_a_fa
     wait_until_ready(&replicas, 3).await;
     traffic.goes_on();
     let (answered, failed) = traffic.end();
-    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", replicas.said(0));
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", replicas.log_tail(0));
 }

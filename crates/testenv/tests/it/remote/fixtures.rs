@@ -24,7 +24,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const NO_WAIT: Backoff = Backoff { initial: Duration::ZERO, max: Duration::ZERO };
 
 pub(crate) fn remote(agent: &Path) -> RemoteBackend {
-    RemoteBackend::new(Arc::new(SshPool::new(NO_WAIT)), AgentBinaries::beside(agent))
+    RemoteBackend::new(Arc::new(SshPool::new(NO_WAIT)), AgentBinaries::next_to(agent))
 }
 
 pub(crate) fn random_uuid() -> uuid::Uuid {

@@ -67,15 +67,15 @@ async fn a_bare_host_becomes_an_instance_and_creating_it_again_changes_nothing()
     let env = String::from_utf8(env).unwrap();
     assert!(env.contains("HTTPS_PROXY=http://it's a proxy\0") && !env.contains("SSH_CONNECTION"), "{env}");
 
-    let look = || {
+    let check = || {
         let files = [AGENT, "/var/lib/windlass/start", "/var/lib/windlass/home/enrolment.json"];
         (files.map(|path| file_stamp(host, path)), pids(host, SHIM))
     };
-    let before = look();
+    let before = check();
     assert_eq!(before.1.len(), 1);
     assert_eq!(create_instance(&remote, &order).await, machine);
     assert_eq!(running(remote.find(&order, &machine).await.unwrap()), machine);
-    assert_eq!(look(), before);
+    assert_eq!(check(), before);
 }
 
 #[tokio::test]

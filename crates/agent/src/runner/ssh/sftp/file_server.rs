@@ -292,11 +292,11 @@ fn result_response(id: u32, result: Result<(), SftpError>) -> ResponseResult {
 
 fn status(id: u32, refusal: &SftpError) -> Vec<u8> {
     // Without the number that Rust appends to system errors: users read this.
-    let said = refusal.to_string();
-    let said = said.split(" (os error").next().unwrap_or_default();
+    let message = refusal.to_string();
+    let message = message.split(" (os error").next().unwrap_or_default();
     PacketWriter::new(kind::STATUS, id)
         .u32(refusal.error_response() as u32)
-        .string(said.as_bytes())
+        .string(message.as_bytes())
         .string(b"")
         .done()
 }

@@ -41,22 +41,24 @@ impl TaskLifecycle {
     pub(super) async fn watch(&self, prepared: &PreparedTask) -> (Event, TaskEnd) {
         let handle = self.task.state.lock().container.handle.clone();
         let Some(handle) = handle else { return (Event::Ended, task_end::for_vanished()) };
-        let mut ask = self.task.ask.subscribe();
+        let mut stop_request = self.task.stop_request.subscribe();
         let exit = tokio::select! {
             biased;
             exit = self.wait(prepared, &handle) => Some(exit),
-            _ = ask.wait_for(Option::is_some) => None,
+            _ = stop_request.wait_for(Option::is_some) => None,
         };
         let Some(exit) = exit else {
             self.pause(PauseAt::Terminating).await;
             let exit = self.stop(prepared, &handle).await;
             let code = exit.as_ref().and_then(|exit| exit.code);
             self.record_exited(code);
-            let Some(ask) = self.stop_request() else { return (Event::Stopped, task_end::for_vanished()) };
-            return (Event::Stopped, task_end::for_stop(&ask, exit.as_ref()));
+            let Some(stop_request) = self.stop_request() else {
+                return (Event::Stopped, task_end::for_vanished());
+            };
+            return (Event::Stopped, task_end::for_stop(&stop_request, exit.as_ref()));
         };
         let exit = match exit {
-            Ok(exit) => Ok(self.attribute_engine_stop(exit, &mut ask).await),
+            Ok(exit) => Ok(self.attribute_engine_stop(exit, &mut stop_request).await),
             Err(error) => Err(error),
         };
         // Its first process ended; nothing of it may run when its devices are allocated to the next task.
@@ -78,7 +80,7 @@ impl TaskLifecycle {
     async fn attribute_engine_stop(
         &self,
         mut exit: Exit,
-        ask: &mut watch::Receiver<Option<StopRequest>>,
+        stop_request: &mut watch::Receiver<Option<StopRequest>>,
     ) -> Exit {
         let dir = self.task.dir.clone();
         let left = tokio::task::spawn_blocking(move || task_files::read_exit_evidence(&dir))
@@ -87,7 +89,7 @@ impl TaskLifecycle {
         if task_end::is_external_kill(&exit, &left) {
             tokio::select! {
                 biased;
-                _ = ask.wait_for(Option::is_some) => {}
+                _ = stop_request.wait_for(Option::is_some) => {}
                 is_away = self.tasks.runtime.goes_away(&self.task.spec) => {
                     exit.lost = is_away.then_some(LossReason::EngineRestarted);
                 }
@@ -112,12 +114,15 @@ impl TaskLifecycle {
 
     /// Stops the container, with the grace period of the request. Repeats until it succeeds.
     async fn stop(&self, prepared: &PreparedTask, handle: &Handle) -> Option<Exit> {
-        let mut ask = self.task.ask.subscribe();
+        let mut stop_request = self.task.stop_request.subscribe();
         let wait = self.wait(prepared, handle);
         tokio::pin!(wait);
         let mut exit = None;
         for pause in retry_delays() {
-            let until = ask.borrow_and_update().as_ref().map_or_else(Instant::now, |ask| ask.until);
+            let until = stop_request
+                .borrow_and_update()
+                .as_ref()
+                .map_or_else(Instant::now, |stop_request| stop_request.until);
             let grace = match exit {
                 None => until.saturating_duration_since(Instant::now()),
                 Some(_) => Duration::ZERO,
@@ -133,7 +138,7 @@ impl TaskLifecycle {
                     continue;
                 }
                 // The grace period was shortened.
-                _ = ask.changed() => continue,
+                _ = stop_request.changed() => continue,
             }
             sleep(pause).await;
         }

@@ -70,7 +70,7 @@ pub(super) async fn accept_and_run(tasks: Arc<Tasks>, task: Arc<Task>) {
     match life.accept().await {
         Ok(()) => {
             life.task.acceptance.send_replace(Acceptance::Accepted);
-            life.tell();
+            life.notify();
             life.run(StartFrom::Resume).await;
         }
         Err(why) => {
@@ -94,7 +94,7 @@ pub(super) async fn resume(tasks: Arc<Tasks>, task: Arc<Task>, from: StartFrom) 
 pub(super) async fn finish_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: TaskEnd) {
     let life = TaskLifecycle { tasks, task };
     let end = match life.stop_request() {
-        Some(ask) => task_end::for_stop(&ask, None),
+        Some(stop_request) => task_end::for_stop(&stop_request, None),
         None => end,
     };
     if life.task.state.lock().container.started {
@@ -131,7 +131,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     {
         let mut table = tasks.table.lock();
         table.tasks.remove(&task.id);
-        table.graves.insert(task.id, epoch, clock::now_us());
+        table.tombstones.insert(task.id, epoch, clock::now_us());
     }
     task.state.lock().removal = Removal::Done;
     task.changes.send_modify(|count| *count += 1);
@@ -158,7 +158,7 @@ impl TaskLifecycle {
         written.await.map_err(|error| format!("cannot write the task's files: {error}"))?;
         let seq = self.append_record(JournalEvent::Submitted);
         self.task.state.lock().epoch_seq = seq;
-        self.tasks.journal.settle(seq).await.map_err(|error| format_chain(&error))
+        self.tasks.journal.flush(seq).await.map_err(|error| format_chain(&error))
     }
 
     async fn run(&self, from: StartFrom) {
@@ -171,8 +171,8 @@ impl TaskLifecycle {
                     self.remove_container().await;
                 }
                 match (cut, self.stop_request()) {
-                    (StartAbort::StopRequested, Some(ask)) => {
-                        (Event::Stopped, task_end::for_stop(&ask, None))
+                    (StartAbort::StopRequested, Some(stop_request)) => {
+                        (Event::Stopped, task_end::for_stop(&stop_request, None))
                     }
                     (StartAbort::StopRequested, None) => (Event::Stopped, task_end::for_vanished()),
                     (StartAbort::Failed(end), _) => (Event::Failed, end),
@@ -339,10 +339,10 @@ impl TaskLifecycle {
         let pull = self.retry_while_unavailable("pull the image", || {
             runtime.pull(prepared, auth.as_ref(), Arc::clone(&progress) as _)
         });
-        let mut ask = self.task.ask.subscribe();
+        let mut stop_request = self.task.stop_request.subscribe();
         tokio::select! {
             biased;
-            _ = ask.wait_for(Option::is_some) => Err(StartAbort::StopRequested),
+            _ = stop_request.wait_for(Option::is_some) => Err(StartAbort::StopRequested),
             pulled = timeout(Duration::from_secs(secs_max), pull) => {
                 pulled.unwrap_or_else(|_| Err(StartAbort::Failed(task_end::for_pull_timeout(secs_max))))
             }
@@ -451,8 +451,8 @@ impl TaskLifecycle {
                 }
                 Err(error) => return Err(StartAbort::Failed(task_end::for_create_error(&error))),
             }
-            let mut ask = self.task.ask.subscribe();
-            if timeout(wait, ask.wait_for(Option::is_some)).await.is_ok() {
+            let mut stop_request = self.task.stop_request.subscribe();
+            if timeout(wait, stop_request.wait_for(Option::is_some)).await.is_ok() {
                 return Err(StartAbort::StopRequested);
             }
         }
@@ -464,11 +464,11 @@ impl TaskLifecycle {
     }
 
     fn stop_request(&self) -> Option<StopRequest> {
-        self.task.ask.borrow().clone()
+        self.task.stop_request.borrow().clone()
     }
 
     fn check_stop_requested(&self) -> StartResult<()> {
-        if self.task.ask.borrow().is_some() { Err(StartAbort::StopRequested) } else { Ok(()) }
+        if self.task.stop_request.borrow().is_some() { Err(StartAbort::StopRequested) } else { Ok(()) }
     }
 
     fn append_record(&self, kind: JournalEvent) -> u64 {
@@ -479,7 +479,7 @@ impl TaskLifecycle {
     /// Waits until the journal is on disk, up to the number of attempts.
     async fn sync_journal(&self, seq: u64, tries: usize) {
         for wait in retry_delays().take(tries) {
-            match self.tasks.journal.settle(seq).await {
+            match self.tasks.journal.flush(seq).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(error = format_chain(&error), id = %self.task.id, "failed to write the journal")
@@ -495,7 +495,7 @@ impl TaskLifecycle {
         self.tasks.observer.changed(&self.task.info_for_state(state));
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.notify_changed(&self.task.state.lock());
     }
 
@@ -517,7 +517,7 @@ impl TaskLifecycle {
             return Ok(());
         }
         let task = Arc::clone(&self.task);
-        let done = self.tasks.lives.spawn_blocking(move || work(&task)).await;
+        let done = self.tasks.lifetimes.spawn_blocking(move || work(&task)).await;
         done.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
     }
 }

@@ -75,8 +75,8 @@ impl FakeHost {
 
     /// Ends the program by itself.
     pub(super) fn end(&self, id: SubmissionId, exit: Exit) {
-        let mut world = self.0.lock();
-        let container = world.containers.get_mut(&id).unwrap();
+        let mut state = self.0.lock();
+        let container = state.containers.get_mut(&id).unwrap();
         container.state = FoundState::Ended;
         container.exit.send_replace(Some(exit));
     }
@@ -86,16 +86,16 @@ impl FakeHost {
     }
 
     fn record_call(&self, call: &str, id: SubmissionId) -> Result<(), RuntimeError> {
-        let mut world = self.0.lock();
-        world.calls.push(format!("{call} {id}"));
-        match world.script.away {
+        let mut state = self.0.lock();
+        state.calls.push(format!("{call} {id}"));
+        match state.script.away {
             true => Err(RuntimeError::Away { what: call.to_owned(), source: "no response".into() }),
             false => Ok(()),
         }
     }
 
     pub(super) fn count(&self, call: &str) -> usize {
-        self.0.lock().calls.iter().filter(|said| said.starts_with(call)).count()
+        self.0.lock().calls.iter().filter(|message| message.starts_with(call)).count()
     }
 }
 
@@ -113,9 +113,9 @@ impl Runtime for FakeHost {
         async move {
             self.record_call("pull", task.dir.id)?;
             let script = {
-                let mut world = self.0.lock();
-                world.pulls.push(auth.map(|auth| auth.password.clone()));
-                world.script.clone()
+                let mut state = self.0.lock();
+                state.pulls.push(auth.map(|auth| auth.password.clone()));
+                state.script.clone()
             };
             progress(PullProgress { downloaded_bytes: 7, ..PullProgress::default() });
             if script.pull_hangs {
@@ -133,11 +133,11 @@ impl Runtime for FakeHost {
         async move {
             let id = task.dir.id;
             self.record_call("create", id)?;
-            let mut world = self.0.lock();
-            if world.script.create_fails {
+            let mut state = self.0.lock();
+            if state.script.create_fails {
                 return Err(RuntimeError::Refused { what: "create".to_owned(), why: "no".to_owned() });
             }
-            world.containers.entry(id).or_insert_with(|| FakeContainer {
+            state.containers.entry(id).or_insert_with(|| FakeContainer {
                 state: FoundState::Created,
                 exit: watch::Sender::new(None),
                 gpus: task.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
@@ -151,12 +151,12 @@ impl Runtime for FakeHost {
         async move {
             let id = task.dir.id;
             self.record_call("start", id)?;
-            let mut world = self.0.lock();
-            if world.script.start_fails {
+            let mut state = self.0.lock();
+            if state.script.start_fails {
                 return Err(RuntimeError::NoDisk { what: "start".to_owned() });
             }
-            let ends_at_once = world.script.ends_at_once;
-            let Some(container) = world.containers.get_mut(&id) else {
+            let ends_at_once = state.script.ends_at_once;
+            let Some(container) = state.containers.get_mut(&id) else {
                 return Err(RuntimeError::Refused { what: "start".to_owned(), why: "not there".to_owned() });
             };
             if container.state == FoundState::Created {
@@ -165,7 +165,7 @@ impl Runtime for FakeHost {
                     container.state = FoundState::Ended;
                     container.exit.send_replace(Some(exit(127)));
                 }
-                *world.starts.entry(id).or_default() += 1;
+                *state.starts.entry(id).or_default() += 1;
             }
             if ends_at_once {
                 return Err(RuntimeError::Refused { what: "start".to_owned(), why: "no port".to_owned() });
@@ -195,9 +195,9 @@ impl Runtime for FakeHost {
         async move {
             self.record_call("stop", task.id)?;
             let (polite, runs) = {
-                let world = self.0.lock();
-                let runs = world.containers.get(&task.id).is_some_and(|c| c.state == FoundState::Running);
-                (!world.script.ignores_term && !grace.is_zero(), runs)
+                let state = self.0.lock();
+                let runs = state.containers.get(&task.id).is_some_and(|c| c.state == FoundState::Running);
+                (!state.script.ignores_term && !grace.is_zero(), runs)
             };
             if !runs {
                 return Ok(());
@@ -223,8 +223,8 @@ impl Runtime for FakeHost {
     fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         async move {
             self.record_call("found", SubmissionId(uuid::Uuid::nil()))?;
-            let world = self.0.lock();
-            let found = world.containers.iter();
+            let state = self.0.lock();
+            let found = state.containers.iter();
             Ok(found.map(|(id, c)| FoundTask { task: *id, handle: handle(*id), state: c.state }).collect())
         }
         .boxed()
@@ -241,9 +241,9 @@ impl Host for FakeHost {
     }
 
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
-        let mut world = self.0.lock();
-        world.keys.insert(spec.id);
-        let failed = world.script.keys_fail.then(|| failed("add keys"));
+        let mut state = self.0.lock();
+        state.keys.insert(spec.id);
+        let failed = state.script.keys_fail.then(|| failed("add keys"));
         async move { failed.map_or(Ok(()), Err) }.boxed()
     }
 
@@ -253,26 +253,26 @@ impl Host for FakeHost {
     }
 
     fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, Vec<BindMount>> {
-        let mut world = self.0.lock();
-        world.mounts.insert(spec.id);
-        let failed = world.script.mounts_fail.then(|| failed("mount"));
+        let mut state = self.0.lock();
+        state.mounts.insert(spec.id);
+        let failed = state.script.mounts_fail.then(|| failed("mount"));
         async move { failed.map_or(Ok(Vec::new()), Err) }.boxed()
     }
 
     fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
-        let mut world = self.0.lock();
-        if world.script.unmount_fails_times > 0 {
-            world.script.unmount_fails_times -= 1;
+        let mut state = self.0.lock();
+        if state.script.unmount_fails_times > 0 {
+            state.script.unmount_fails_times -= 1;
             return async { Err(failed("unmount")) }.boxed();
         }
-        world.mounts.remove(&spec.id);
+        state.mounts.remove(&spec.id);
         async { Ok(()) }.boxed()
     }
 
     fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> HostDone<'a, ()> {
-        let mut world = self.0.lock();
-        world.keys.retain(|id| living.contains(id));
-        world.mounts.retain(|id| living.contains(id));
+        let mut state = self.0.lock();
+        state.keys.retain(|id| living.contains(id));
+        state.mounts.retain(|id| living.contains(id));
         async { Ok(()) }.boxed()
     }
 }

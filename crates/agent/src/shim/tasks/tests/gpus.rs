@@ -24,10 +24,10 @@ fn actions() -> impl Strategy<Value = Vec<ShimAction>> {
     prop::collection::vec(one, 1..30)
 }
 
-async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
+async fn run_actions(env: &mut TestHost, moves: &[ShimAction]) {
     let mut calls = tokio::task::JoinSet::new();
     for step in moves {
-        let tasks = Arc::clone(stage.tasks());
+        let tasks = Arc::clone(env.tasks());
         match *step {
             ShimAction::Submit(n, gpus) => {
                 let mut spec = spec(n);
@@ -43,7 +43,7 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
                 calls.spawn(async move { tasks.remove(id(n), Some(1)).await.is_ok() });
             }
             ShimAction::Exit(n) => {
-                let runs = stage
+                let runs = env
                     .fake
                     .0
                     .lock()
@@ -51,10 +51,10 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
                     .get(&id(n))
                     .is_some_and(|c| c.state == crate::shim::runtime::FoundState::Running);
                 if runs {
-                    stage.fake.end(id(n), exit(0));
+                    env.fake.end(id(n), exit(0));
                 }
             }
-            ShimAction::Kill => stage.restart().await,
+            ShimAction::Kill => env.restart().await,
         }
         // Let some of it happen before the next call.
         for _ in 0..20 {
@@ -64,11 +64,11 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
     // A kill interrupts calls; those that still wait return the present state.
     calls.abort_all();
     while calls.join_next().await.is_some() {}
-    stage.restart().await;
+    env.restart().await;
     for n in 1..8 {
-        if stage.tasks().info(id(n)).is_some() {
-            stage.tasks().terminate(id(n), terminate_request("x", 0), Some(1)).await.unwrap();
-            stage.wait_for_status(id(n), TaskStatus::Terminated).await;
+        if env.tasks().info(id(n)).is_some() {
+            env.tasks().terminate(id(n), terminate_request("x", 0), Some(1)).await.unwrap();
+            env.wait_for_status(id(n), TaskStatus::Terminated).await;
         }
     }
 }
@@ -80,9 +80,9 @@ proptest! {
     fn g1_a2_no_sequence_of_calls_and_kills_assigns_a_gpu_to_two_tasks(moves in actions()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut stage = TestHost::new("g1").await;
-            run_actions(&mut stage, &moves).await;
-            stage.check_empty();
+            let mut env = TestHost::new("g1").await;
+            run_actions(&mut env, &moves).await;
+            env.check_empty();
         });
     }
 }

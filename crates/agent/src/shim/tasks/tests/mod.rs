@@ -36,9 +36,9 @@ pub(super) struct TestHost {
 
 impl TestHost {
     async fn new(name: &str) -> Self {
-        let mut stage = Self::stopped(name);
-        stage.start().await;
-        stage
+        let mut env = Self::stopped(name);
+        env.start().await;
+        env
     }
 
     /// Creates a host without a running shim.
@@ -117,8 +117,8 @@ impl TestHost {
     #[track_caller]
     fn check(&self) {
         assert_eq!(invariants::violations(&self.records()), Vec::<String>::new());
-        let world = self.fake.0.lock();
-        assert!(world.starts.values().all(|count| *count == 1), "{:?}", world.starts);
+        let state = self.fake.0.lock();
+        assert!(state.starts.values().all(|count| *count == 1), "{:?}", state.starts);
     }
 
     /// Checks that no resource is held.
@@ -126,9 +126,9 @@ impl TestHost {
     fn check_empty(&self) {
         self.check();
         assert_eq!(self.tasks().free_gpu_count(), 4);
-        let world = self.fake.0.lock();
-        assert!(world.keys.is_empty(), "{:?}", world.keys);
-        assert!(world.mounts.is_empty(), "{:?}", world.mounts);
+        let state = self.fake.0.lock();
+        assert!(state.keys.is_empty(), "{:?}", state.keys);
+        assert!(state.mounts.is_empty(), "{:?}", state.mounts);
     }
 }
 

@@ -11,78 +11,78 @@ fn pause_points() -> impl Iterator<Item = (u128, PauseAt)> {
 #[tokio::test]
 async fn f14_a_task_continues_and_ends_after_the_shim_is_killed_in_any_state() {
     for (n, pause_at) in pause_points() {
-        let mut stage = TestHost::stopped("f14");
-        stage.settings.pause_at = Some(pause_at);
-        stage.start().await;
-        let id = stage.submit(n).await;
+        let mut env = TestHost::stopped("f14");
+        env.settings.pause_at = Some(pause_at);
+        env.start().await;
+        let id = env.submit(n).await;
         match pause_at {
             PauseAt::Status(status) => {
-                stage.wait_for_status(id, task::to_wire_status(status)).await;
-                stage.restart().await;
-                let info = stage.wait_for_status(id, TaskStatus::Running).await;
+                env.wait_for_status(id, task::to_wire_status(status)).await;
+                env.restart().await;
+                let info = env.wait_for_status(id, TaskStatus::Running).await;
                 assert_eq!(info.ports.unwrap()[0].host, 32768, "{pause_at:?}");
                 assert_eq!(info.gpus_ids, ["GPU-0"], "{pause_at:?}");
-                assert_eq!(stage.tasks().free_gpu_count(), 3, "{pause_at:?}");
-                stage.fake.end(id, exit(5));
+                assert_eq!(env.tasks().free_gpu_count(), 3, "{pause_at:?}");
+                env.fake.end(id, exit(5));
             }
             PauseAt::Terminating => {
-                stage.wait_for_status(id, TaskStatus::Running).await;
-                let asked = stage
+                env.wait_for_status(id, TaskStatus::Running).await;
+                let requested = env
                     .tasks()
                     .terminate(id, terminate_request("terminated_by_user", 0), Some(1))
                     .await
                     .unwrap();
-                assert_eq!(asked.status, TaskStatus::Running);
-                stage.restart().await;
+                assert_eq!(requested.status, TaskStatus::Running);
+                env.restart().await;
             }
         }
-        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+        let info = env.wait_for_status(id, TaskStatus::Terminated).await;
         let reason = match pause_at {
             PauseAt::Status(_) => ("container_exited_with_error", Some(5)),
             PauseAt::Terminating => ("terminated_by_user", Some(137)),
         };
         assert_eq!((info.termination_reason.as_str(), info.exit_status), reason, "{pause_at:?}");
-        stage.check_empty();
-        stage.tasks().remove(id, Some(1)).await.unwrap();
-        stage.restart().await;
-        assert!(stage.tasks().list().is_empty(), "{pause_at:?}");
+        env.check_empty();
+        env.tasks().remove(id, Some(1)).await.unwrap();
+        env.restart().await;
+        assert!(env.tasks().list().is_empty(), "{pause_at:?}");
     }
 }
 
 #[tokio::test]
 async fn f14_a_terminate_call_before_the_shim_is_killed_prevents_a_later_start() {
     for (n, pause_at) in pause_points().take(4) {
-        let mut stage = TestHost::stopped("f14-asked");
-        stage.settings.pause_at = Some(pause_at);
-        stage.start().await;
-        let id = stage.submit(n).await;
+        let mut env = TestHost::stopped("f14-asked");
+        env.settings.pause_at = Some(pause_at);
+        env.start().await;
+        let id = env.submit(n).await;
         let PauseAt::Status(status) = pause_at else { continue };
-        stage.wait_for_status(id, task::to_wire_status(status)).await;
+        env.wait_for_status(id, task::to_wire_status(status)).await;
         let info =
-            stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
+            env.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(1)).await.unwrap();
         assert_eq!(info.status, task::to_wire_status(status));
-        stage.restart().await;
-        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+        env.restart().await;
+        let info = env.wait_for_status(id, TaskStatus::Terminated).await;
         assert_eq!(info.termination_reason, "terminated_by_user");
-        assert!(stage.fake.0.lock().starts.is_empty(), "{pause_at:?}");
-        stage.check_empty();
+        assert!(env.fake.0.lock().starts.is_empty(), "{pause_at:?}");
+        env.check_empty();
     }
 }
 
 #[tokio::test]
 async fn f14_a_container_exit_while_the_shim_is_down_is_reported() {
-    let mut stage = TestHost::new("while-down").await;
-    let id = stage.submit(1).await;
-    stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.kill().await;
-    stage.fake.end(id, exit(9));
-    stage.start().await;
-    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+    let mut env = TestHost::new("while-down").await;
+    let id = env.submit(1).await;
+    env.wait_for_status(id, TaskStatus::Running).await;
+    env.kill().await;
+    env.fake.end(id, exit(9));
+    env.start().await;
+    let info = env.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(
         (info.termination_reason.as_str(), info.exit_status),
         ("container_exited_with_error", Some(9))
     );
-    stage.check_empty();
+    env.check_empty();
 }
 
 #[tokio::test]
@@ -90,42 +90,42 @@ async fn f15_a_task_lost_in_a_reboot_fails_with_detail_host_reboot_and_never_res
     for (boot, reason, detail) in
         [("boot-2", "instance_unreachable", Some("host_reboot")), ("boot-1", "executor_error", None)]
     {
-        let mut stage = TestHost::new("reboot").await;
-        let id = stage.submit(1).await;
-        stage.wait_for_status(id, TaskStatus::Running).await;
-        stage.kill().await;
-        stage.fake.remove_container(id);
-        stage.settings.boot = boot.to_owned();
-        stage.start().await;
-        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+        let mut env = TestHost::new("reboot").await;
+        let id = env.submit(1).await;
+        env.wait_for_status(id, TaskStatus::Running).await;
+        env.kill().await;
+        env.fake.remove_container(id);
+        env.settings.boot = boot.to_owned();
+        env.start().await;
+        let info = env.wait_for_status(id, TaskStatus::Terminated).await;
         assert_eq!((info.termination_reason.as_str(), info.detail.as_deref()), (reason, detail));
-        stage.check_empty();
+        env.check_empty();
     }
 }
 
 #[tokio::test]
 async fn f15_a_container_found_ended_after_a_reboot_is_reported_as_lost_to_the_reboot() {
-    let mut stage = TestHost::new("remembered").await;
-    let id = stage.submit(1).await;
-    stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.kill().await;
-    stage.fake.end(id, exit(255));
-    stage.settings.boot = "boot-2".to_owned();
-    stage.start().await;
-    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+    let mut env = TestHost::new("remembered").await;
+    let id = env.submit(1).await;
+    env.wait_for_status(id, TaskStatus::Running).await;
+    env.kill().await;
+    env.fake.end(id, exit(255));
+    env.settings.boot = "boot-2".to_owned();
+    env.start().await;
+    let info = env.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(info.detail.as_deref(), Some("host_reboot"));
-    stage.check_empty();
+    env.check_empty();
 }
 
 /// The decision to start was recorded, the start itself was not, and there is no container: it may have run.
 #[tokio::test]
 async fn r7_an_unconfirmed_container_start_is_not_repeated() {
-    let mut stage = TestHost::new("unseen").await;
-    let id = stage.submit(1).await;
-    stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.kill().await;
-    let path = stage.home.path().join("journal");
-    let records = stage.records();
+    let mut env = TestHost::new("unseen").await;
+    let id = env.submit(1).await;
+    env.wait_for_status(id, TaskStatus::Running).await;
+    env.kill().await;
+    let path = env.home.path().join("journal");
+    let records = env.records();
     let (journal, _) = Journal::open(&path).unwrap();
     let kept: Vec<_> = records
         .into_iter()
@@ -133,79 +133,79 @@ async fn r7_an_unconfirmed_container_start_is_not_repeated() {
         .collect();
     journal.compact(move |_| kept).await.unwrap();
     journal.close().await;
-    stage.fake.remove_container(id);
-    stage.start().await;
-    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
+    env.fake.remove_container(id);
+    env.start().await;
+    let info = env.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(info.termination_reason, "executor_error");
-    stage.check_empty();
+    env.check_empty();
 }
 
 #[tokio::test]
 async fn g2_after_a_restart_only_running_tasks_hold_gpus() {
-    let mut stage = TestHost::new("g2").await;
+    let mut env = TestHost::new("g2").await;
     for n in 1..=4 {
-        let id = stage.submit(n).await;
-        stage.wait_for_status(id, TaskStatus::Running).await;
+        let id = env.submit(n).await;
+        env.wait_for_status(id, TaskStatus::Running).await;
     }
-    stage.kill().await;
-    stage.fake.end(id(1), exit(0));
-    stage.fake.remove_container(id(2));
-    stage.start().await;
-    stage.wait_for_status(id(1), TaskStatus::Terminated).await;
-    stage.wait_for_status(id(2), TaskStatus::Terminated).await;
-    assert_eq!(stage.tasks().free_gpu_count(), 2);
+    env.kill().await;
+    env.fake.end(id(1), exit(0));
+    env.fake.remove_container(id(2));
+    env.start().await;
+    env.wait_for_status(id(1), TaskStatus::Terminated).await;
+    env.wait_for_status(id(2), TaskStatus::Terminated).await;
+    assert_eq!(env.tasks().free_gpu_count(), 2);
     for n in 3..=4 {
-        assert_eq!(stage.tasks().info(id(n)).unwrap().gpus_ids.len(), 1);
-        assert_eq!(stage.fake.0.lock().containers[&id(n)].gpus, stage.tasks().info(id(n)).unwrap().gpus_ids);
+        assert_eq!(env.tasks().info(id(n)).unwrap().gpus_ids.len(), 1);
+        assert_eq!(env.fake.0.lock().containers[&id(n)].gpus, env.tasks().info(id(n)).unwrap().gpus_ids);
     }
-    stage.check();
+    env.check();
 }
 
 #[tokio::test]
 async fn g6_resources_of_unknown_tasks_are_removed_at_startup() {
-    let mut stage = TestHost::new("strangers").await;
-    let known = stage.submit(1).await;
-    let stranger = stage.submit(2).await;
-    stage.wait_for_status(known, TaskStatus::Running).await;
-    stage.wait_for_status(stranger, TaskStatus::Running).await;
-    stage.kill().await;
+    let mut env = TestHost::new("strangers").await;
+    let known = env.submit(1).await;
+    let other = env.submit(2).await;
+    env.wait_for_status(known, TaskStatus::Running).await;
+    env.wait_for_status(other, TaskStatus::Running).await;
+    env.kill().await;
     // Its records and its files are lost; its container, keys and mounts are not.
-    let (journal, _) = Journal::open(&stage.home.path().join("journal")).unwrap();
+    let (journal, _) = Journal::open(&env.home.path().join("journal")).unwrap();
     journal
-        .compact(move |records| records.into_iter().filter(|r| r.submission != stranger).collect())
+        .compact(move |records| records.into_iter().filter(|r| r.submission != other).collect())
         .await
         .unwrap();
     journal.close().await;
-    std::fs::remove_dir_all(stage.home.path().join("tasks").join(stranger.to_string())).unwrap();
-    std::fs::create_dir(stage.home.path().join("tasks").join(id(3).to_string())).unwrap();
-    stage.start().await;
-    stage.wait_until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&stranger)).await;
-    stage.wait_for_status(known, TaskStatus::Running).await;
-    assert_eq!(stage.fake.0.lock().keys, [known].into());
-    assert_eq!(stage.fake.0.lock().mounts, [known].into());
-    assert_eq!(std::fs::read_dir(stage.home.path().join("tasks")).unwrap().count(), 1);
-    stage.check();
+    std::fs::remove_dir_all(env.home.path().join("tasks").join(other.to_string())).unwrap();
+    std::fs::create_dir(env.home.path().join("tasks").join(id(3).to_string())).unwrap();
+    env.start().await;
+    env.wait_until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&other)).await;
+    env.wait_for_status(known, TaskStatus::Running).await;
+    assert_eq!(env.fake.0.lock().keys, [known].into());
+    assert_eq!(env.fake.0.lock().mounts, [known].into());
+    assert_eq!(std::fs::read_dir(env.home.path().join("tasks")).unwrap().count(), 1);
+    env.check();
 }
 
 #[tokio::test]
 async fn g6_an_interrupted_removal_is_completed_after_a_restart() {
-    let mut stage = TestHost::new("burial").await;
-    let id = stage.submit(1).await;
-    stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.tasks().terminate(id, terminate_request("x", 0), Some(1)).await.unwrap();
-    stage.fake.script(|script| script.away = true);
-    assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::RemovalPending { .. })));
-    assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
-    stage.kill().await;
-    stage.fake.script(|script| script.away = false);
-    stage.start().await;
-    assert!(stage.tasks().list().is_empty());
-    stage.wait_until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
-    let dir = stage.home.path().join("tasks").join(id.to_string());
-    stage.wait_until("its files are gone", |_| !dir.exists()).await;
-    stage.tasks().remove(id, Some(1)).await.unwrap();
-    assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
-    stage.check_empty();
+    let mut env = TestHost::new("burial").await;
+    let id = env.submit(1).await;
+    env.wait_for_status(id, TaskStatus::Running).await;
+    env.tasks().terminate(id, terminate_request("x", 0), Some(1)).await.unwrap();
+    env.fake.script(|script| script.away = true);
+    assert!(matches!(env.tasks().remove(id, Some(1)).await, Err(TaskError::RemovalPending { .. })));
+    assert!(matches!(env.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
+    env.kill().await;
+    env.fake.script(|script| script.away = false);
+    env.start().await;
+    assert!(env.tasks().list().is_empty());
+    env.wait_until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
+    let dir = env.home.path().join("tasks").join(id.to_string());
+    env.wait_until("its files are gone", |_| !dir.exists()).await;
+    env.tasks().remove(id, Some(1)).await.unwrap();
+    assert!(matches!(env.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
+    env.check_empty();
 }
 
 #[test]
@@ -230,72 +230,72 @@ fn a_compacted_journal_keeps_live_tasks_and_recent_tombstones() {
 
 #[tokio::test]
 async fn f35_without_its_journal_the_shim_finds_running_tasks_and_starts_nothing() {
-    let mut stage = TestHost::stopped("no-journal");
-    stage.start().await;
-    let running = stage.submit(1).await;
-    stage.wait_for_status(running, TaskStatus::Running).await;
-    stage.kill().await;
-    stage.settings.pause_at = Some(PauseAt::Status(Status::Pulling));
-    stage.start().await;
-    let waiting = stage.submit(2).await;
-    stage.wait_for_status(waiting, TaskStatus::Pulling).await;
-    stage.kill().await;
-    std::fs::remove_file(stage.home.path().join("journal")).unwrap();
-    stage.settings.pause_at = None;
-    stage.start().await;
-    let info = stage.wait_for_status(waiting, TaskStatus::Terminated).await;
+    let mut env = TestHost::stopped("no-journal");
+    env.start().await;
+    let running = env.submit(1).await;
+    env.wait_for_status(running, TaskStatus::Running).await;
+    env.kill().await;
+    env.settings.pause_at = Some(PauseAt::Status(Status::Pulling));
+    env.start().await;
+    let waiting = env.submit(2).await;
+    env.wait_for_status(waiting, TaskStatus::Pulling).await;
+    env.kill().await;
+    std::fs::remove_file(env.home.path().join("journal")).unwrap();
+    env.settings.pause_at = None;
+    env.start().await;
+    let info = env.wait_for_status(waiting, TaskStatus::Terminated).await;
     assert!(info.termination_message.contains("journal was damaged"), "{info:?}");
-    let info = stage.wait_for_status(running, TaskStatus::Running).await;
+    let info = env.wait_for_status(running, TaskStatus::Running).await;
     assert_eq!(info.gpus_ids, ["GPU-0"]);
-    assert_eq!(stage.tasks().free_gpu_count(), 3, "what it holds is still its own");
-    stage.fake.end(running, exit(4));
-    assert_eq!(stage.wait_for_status(running, TaskStatus::Terminated).await.exit_status, Some(4));
-    stage.check_empty();
+    assert_eq!(env.tasks().free_gpu_count(), 3, "what it holds is still its own");
+    env.fake.end(running, exit(4));
+    assert_eq!(env.wait_for_status(running, TaskStatus::Terminated).await.exit_status, Some(4));
+    env.check_empty();
 }
 
 #[tokio::test]
 async fn f35_a_flipped_journal_byte_never_starts_a_task_twice_or_revives_a_removed_one() {
-    let mut stage = TestHost::new("flips").await;
-    let running = stage.submit(1).await;
-    stage.wait_for_status(running, TaskStatus::Running).await;
-    let ended = stage.submit(2).await;
-    stage.wait_for_status(ended, TaskStatus::Running).await;
-    stage.tasks().terminate(ended, terminate_request("x", 0), Some(1)).await.unwrap();
-    stage.tasks().remove(ended, Some(1)).await.unwrap();
-    stage.kill().await;
-    let good = std::fs::read(stage.home.path().join("journal")).unwrap();
+    let mut env = TestHost::new("flips").await;
+    let running = env.submit(1).await;
+    env.wait_for_status(running, TaskStatus::Running).await;
+    let ended = env.submit(2).await;
+    env.wait_for_status(ended, TaskStatus::Running).await;
+    env.tasks().terminate(ended, terminate_request("x", 0), Some(1)).await.unwrap();
+    env.tasks().remove(ended, Some(1)).await.unwrap();
+    env.kill().await;
+    let good = std::fs::read(env.home.path().join("journal")).unwrap();
     // `torture` covers every byte; here one byte of each range.
     for at in (0..good.len()).step_by(97) {
         let mut damaged = good.clone();
         damaged[at] ^= 0x55;
-        std::fs::write(stage.home.path().join("journal"), &damaged).unwrap();
-        stage.start().await;
-        stage.wait_for_status(running, TaskStatus::Running).await;
-        let tasks = Arc::clone(stage.tasks());
+        std::fs::write(env.home.path().join("journal"), &damaged).unwrap();
+        env.start().await;
+        env.wait_for_status(running, TaskStatus::Running).await;
+        let tasks = Arc::clone(env.tasks());
         let known =
             move |_: &FakeHost| tasks.info(running).unwrap().container_id == format!("container-{running}");
-        stage.wait_until("its container is found", known).await;
-        assert!(stage.tasks().submit(spec(2), Some(2)).await.is_err(), "byte {at}");
-        assert_eq!(stage.fake.0.lock().starts[&running], 1, "byte {at}");
-        stage.kill().await;
+        env.wait_until("its container is found", known).await;
+        assert!(env.tasks().submit(spec(2), Some(2)).await.is_err(), "byte {at}");
+        assert_eq!(env.fake.0.lock().starts[&running], 1, "byte {at}");
+        env.kill().await;
     }
 }
 
 #[tokio::test]
 async fn the_shim_waits_for_a_runtime_that_is_unreachable_at_startup() {
-    let mut stage = TestHost::new("away-first").await;
-    let id = stage.submit(1).await;
-    stage.wait_for_status(id, TaskStatus::Running).await;
-    stage.kill().await;
-    stage.fake.script(|script| script.away = true);
-    stage.start().await;
-    assert_eq!(stage.tasks().info(id).unwrap().status, TaskStatus::Running);
-    let asked =
-        stage.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(2)).await.unwrap();
-    assert_eq!(asked.status, TaskStatus::Running);
-    stage.fake.script(|script| script.away = false);
-    stage.wait_for_status(id, TaskStatus::Terminated).await;
-    stage.check_empty();
+    let mut env = TestHost::new("away-first").await;
+    let id = env.submit(1).await;
+    env.wait_for_status(id, TaskStatus::Running).await;
+    env.kill().await;
+    env.fake.script(|script| script.away = true);
+    env.start().await;
+    assert_eq!(env.tasks().info(id).unwrap().status, TaskStatus::Running);
+    let requested =
+        env.tasks().terminate(id, terminate_request("terminated_by_user", 0), Some(2)).await.unwrap();
+    assert_eq!(requested.status, TaskStatus::Running);
+    env.fake.script(|script| script.away = false);
+    env.wait_for_status(id, TaskStatus::Terminated).await;
+    env.check_empty();
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn g2_every_finding_has_its_recovery_action() {
         }
         RecoveryAction::Watch(found) => format!("watch({found:?})").to_lowercase(),
         RecoveryAction::Keep => "keep".to_owned(),
-        RecoveryAction::RemoveStray => "endagain".to_owned(),
+        RecoveryAction::RemoveOrphan => "endagain".to_owned(),
         RecoveryAction::Resume => "resume".to_owned(),
     };
     let rows = [
@@ -337,7 +337,7 @@ fn g2_every_finding_has_its_recovery_action() {
         ((Status::Terminated, true, true, None, false, true), "keep"),
     ];
     for ((status, starting, started, found, same_boot, doubtful), expected) in rows {
-        let said = lost(recovery_action(&state(status, starting, started), found, same_boot, doubtful));
-        assert_eq!(said, expected, "{status} {starting} {started} {found:?} {same_boot} {doubtful}");
+        let message = lost(recovery_action(&state(status, starting, started), found, same_boot, doubtful));
+        assert_eq!(message, expected, "{status} {starting} {started} {found:?} {same_boot} {doubtful}");
     }
 }

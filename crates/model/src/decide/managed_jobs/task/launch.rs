@@ -9,7 +9,7 @@ use crate::{
         slots::backoff,
     },
     managed_job::{
-        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         plan::RecoveryStrategy,
         record::{AttemptPhase, NodeLocation},
     },
@@ -27,8 +27,8 @@ const LOCATION_ATTEMPTS_MAX: u32 = 3;
 impl TaskPass<'_> {
     /// Acquires nodes for a task in STARTING or RECOVERING.
     pub(super) fn plan_launching(&mut self) {
-        let has_slot = self.record.schedule == Schedule::Launching;
-        match self.record.standing {
+        let has_slot = self.record.schedule == ScheduleState::Launching;
+        match self.record.phase {
             AttemptPhase::Resolved if has_slot => self.number_attempt(),
             AttemptPhase::Resolved => {
                 if let Some(at) = self.record.next_retry_at {
@@ -49,8 +49,8 @@ impl TaskPass<'_> {
         if !self.is_attempt_gone() {
             return self.stop_attempt(None);
         }
-        let withdrawn = self.record.standing == AttemptPhase::Withdrawn;
-        self.record.standing = AttemptPhase::Resolved;
+        let withdrawn = self.record.phase == AttemptPhase::Withdrawn;
+        self.record.phase = AttemptPhase::Resolved;
         if withdrawn {
             let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES_MESSAGE.to_owned());
             self.launch_refused(&why, false);
@@ -62,11 +62,11 @@ impl TaskPass<'_> {
     fn plan_launched(&mut self) {
         match &self.view.observation {
             AttemptObservation::Nothing => self.submit_run(),
-            AttemptObservation::Queued { since, said } => {
+            AttemptObservation::Queued { since, message: text } => {
                 if self.now.since(*since) >= QUEUE_TIMEOUT {
                     // Written first, stopped in the next pass: an end that we cause is never mistaken for another.
-                    self.record.standing = AttemptPhase::Withdrawn;
-                    let why = said.as_ref().map(|said| format!("{NO_NODES_MESSAGE}: {said}"));
+                    self.record.phase = AttemptPhase::Withdrawn;
+                    let why = text.as_ref().map(|text| format!("{NO_NODES_MESSAGE}: {text}"));
                     self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES_MESSAGE.to_owned()));
                     self.recheck_at(self.now);
                 } else {
@@ -128,7 +128,7 @@ impl TaskPass<'_> {
         }
         self.record.launch_tries = tries;
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
-        self.record.standing = AttemptPhase::Resolved;
+        self.record.phase = AttemptPhase::Resolved;
         self.number_attempt();
     }
 
@@ -157,7 +157,7 @@ impl TaskPass<'_> {
         self.record.candidate = self.next_candidate().unwrap_or_default();
         // The number is written before the run is submitted, so that the next pass knows which run to find and to stop.
         self.record.attempt += 1;
-        self.record.standing = AttemptPhase::Launched;
+        self.record.phase = AttemptPhase::Launched;
         self.record.market = market.or(self.requested_market());
         self.recheck_at(self.now);
     }
@@ -195,7 +195,7 @@ impl TaskPass<'_> {
 
     /// Handles a failed launch: the next candidate, another location, or a wait that releases the slot.
     fn launch_refused(&mut self, message: &str, broken: bool) {
-        self.record.standing = AttemptPhase::Resolved;
+        self.record.phase = AttemptPhase::Resolved;
         if !broken {
             self.mark_candidate_tried();
             if self.next_candidate().is_some() {
@@ -261,7 +261,7 @@ impl TaskPass<'_> {
         let is_last = !self.has_other_candidate();
         self.record.ruled_out.push(self.record.candidate);
         if is_last {
-            self.record.standing = AttemptPhase::Resolved;
+            self.record.phase = AttemptPhase::Resolved;
             return self.end(Event::PrechecksFailed, message);
         }
         self.launch_refused(message, false);
@@ -294,7 +294,7 @@ impl TaskPass<'_> {
     fn lift_location_constraints(&mut self) {
         self.record.sought = None;
         self.record.blocked.clear();
-        self.record.standing = AttemptPhase::Resolved;
+        self.record.phase = AttemptPhase::Resolved;
         self.number_attempt();
     }
 }

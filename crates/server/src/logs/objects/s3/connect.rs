@@ -14,7 +14,7 @@ use super::S3Location;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) type Sender = SendRequest<Full<Bytes>>;
+pub(super) type S3Sender = SendRequest<Full<Bytes>>;
 
 /// Endpoint of the store.
 pub(super) fn store_endpoint(place: &S3Location) -> io::Result<Endpoint> {
@@ -25,7 +25,7 @@ pub(super) fn store_endpoint(place: &S3Location) -> io::Result<Endpoint> {
     Ok(Endpoint::with_tls(&place.host, place.port, &trust))
 }
 
-pub(super) async fn connect(peer: &Endpoint) -> io::Result<Sender> {
+pub(super) async fn connect(peer: &Endpoint) -> io::Result<S3Sender> {
     let stream = peer.connect(CONNECT_TIMEOUT).await?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     // The caller that waits for a response receives the connection's errors.

@@ -17,7 +17,7 @@ use windlass_dial::Endpoint;
 
 pub use self::sign::S3Credentials;
 use self::{
-    connect::Sender,
+    connect::S3Sender,
     sign::{CanonicalRequest, authorization, canonical_query, percent_encode, sha256_hex},
 };
 use super::{Bucket, BucketFuture, HEADER_BYTES, OBJECT_BYTES_MAX, ObjectPage};
@@ -49,7 +49,7 @@ pub struct S3Bucket {
     place: S3Location,
     identity: S3Credentials,
     peer: Endpoint,
-    idle: Mutex<Vec<Sender>>,
+    idle: Mutex<Vec<S3Sender>>,
 }
 
 struct S3Call<'a> {
@@ -110,7 +110,7 @@ impl S3Bucket {
     }
 
     async fn send_once(&self, call: &S3Call<'_>) -> io::Result<(StatusCode, Bytes)> {
-        let kept = self.idle.lock().pop().filter(Sender::is_ready);
+        let kept = self.idle.lock().pop().filter(S3Sender::is_ready);
         let mut sender = match kept {
             Some(sender) => sender,
             None => connect::connect(&self.peer).await?,
@@ -144,14 +144,14 @@ impl S3Bucket {
             headers.push(("x-amz-security-token", session));
         }
         headers.extend(call.headers.iter().map(|(name, value)| (*name, value.as_str())));
-        let asked = CanonicalRequest {
+        let requested = CanonicalRequest {
             method: call.method,
             path: &path,
             query: &call.query,
             headers: &headers,
             body_hash: &body_hash,
         };
-        let signed = authorization(&self.identity, &self.place.region, &time, &asked);
+        let signed = authorization(&self.identity, &self.place.region, &time, &requested);
         let uri =
             if call.query.is_empty() { path } else { format!("{path}?{}", canonical_query(&call.query)) };
         let mut request = Request::builder().method(call.method).uri(uri).header("authorization", signed);
@@ -172,12 +172,12 @@ fn amz_date() -> String {
 /// Error for a rejected request, with the store's code and message.
 fn response_error(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
     let text = String::from_utf8_lossy(body);
-    let said =
+    let message =
         |tag| xml_elements(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
     io::Error::other(format!(
         "failed to {what}: the object store answered {status} {}: {}",
-        said("Code"),
-        said("Message")
+        message("Code"),
+        message("Message")
     ))
 }
 

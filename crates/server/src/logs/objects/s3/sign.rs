@@ -34,17 +34,18 @@ pub(super) fn authorization(
     identity: &S3Credentials,
     region: &str,
     time: &str,
-    asked: &CanonicalRequest<'_>,
+    requested: &CanonicalRequest<'_>,
 ) -> String {
-    let mut headers = asked.headers.to_vec();
+    let mut headers = requested.headers.to_vec();
     headers.sort_unstable();
     let names = headers.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(";");
-    let mut canonical = format!("{}\n{}\n{}\n", asked.method, asked.path, canonical_query(asked.query));
+    let mut canonical =
+        format!("{}\n{}\n{}\n", requested.method, requested.path, canonical_query(requested.query));
     for (name, value) in &headers {
         // Writing to a string cannot fail.
         let _ = writeln!(canonical, "{name}:{}", value.trim());
     }
-    let _ = write!(canonical, "\n{names}\n{}", asked.body_hash);
+    let _ = write!(canonical, "\n{names}\n{}", requested.body_hash);
     let day = time.get(..8).unwrap_or_default();
     let scope = format!("{day}/{region}/s3/aws4_request");
     let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", sha256_hex(canonical.as_bytes()));
@@ -116,9 +117,9 @@ mod tests {
         let mut headers = vec![HOST, ("x-amz-date", TIME), ("x-amz-content-sha256", &body_hash)];
         headers.extend(more);
         let query: Vec<_> = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        let asked =
+        let requested =
             CanonicalRequest { method, path, query: &query, headers: &headers, body_hash: &body_hash };
-        let text = authorization(&identity, "us-east-1", TIME, &asked);
+        let text = authorization(&identity, "us-east-1", TIME, &requested);
         text.split_once("Signature=").unwrap().1.to_owned()
     }
 

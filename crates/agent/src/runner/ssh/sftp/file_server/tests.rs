@@ -145,8 +145,11 @@ fn file_attributes_are_set_and_returned() {
     assert_eq!(status_of(&set), Status::Ok as u32);
     let (kind, body) = request_packet(&mut files, kind::STAT, |to| to.string(&name));
     assert_eq!(kind, kind::ATTRS);
-    let told = PacketReader(&body).attrs().unwrap();
-    assert_eq!((told.size, told.mode, told.times), (Some(4), Some(0o100_604), Some((1_000, 2_000))));
+    let reported = PacketReader(&body).attrs().unwrap();
+    assert_eq!(
+        (reported.size, reported.mode, reported.times),
+        (Some(4), Some(0o100_604), Some((1_000, 2_000)))
+    );
     let handle = handle_of(&open(&mut files, &name, 2));
     request_packet(&mut files, kind::FSETSTAT, |to| {
         to.string(&handle).attrs(&Attrs { size: Some(1), ..Attrs::default() })

@@ -1,4 +1,4 @@
-//! Runs on hollow hosts, which do everything but the work: measures only the control plane.
+//! Runs on simulated hosts, which do everything but the work: measures only the control plane.
 
 use std::{
     collections::BTreeMap,
@@ -17,8 +17,8 @@ use tokio::task::JoinSet;
 use super::{Binaries, has_active_run, measure_run, wait_for_hosts};
 use crate::results::BenchResults;
 use windlass_testenv::{
-    hollow_hosts::HollowHosts,
     server::{Client, Server, ServerOptions, submission},
+    simulated_hosts::SimulatedHosts,
 };
 
 const HOSTS: usize = 200;
@@ -48,11 +48,11 @@ pub(super) async fn run(
     };
     // The first start creates the database and its keys.
     drop(Server::start(&options).await?);
-    let _hosts = HollowHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
+    let _hosts = SimulatedHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
     let server = Server::start(&options).await?;
-    wait_for_hosts(&server, "hollow", HOSTS).await?;
+    wait_for_hosts(&server, "simulated", HOSTS).await?;
     let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
-    sheet.say(&format!("hollow hosts: {HOSTS}, {name}"))?;
+    sheet.say(&format!("simulated hosts: {HOSTS}, {name}"))?;
     sheet.about(key);
     measure_single_runs(&server, sheet).await?;
     measure_concurrent_runs(&server, sheet).await?;
@@ -61,7 +61,7 @@ pub(super) async fn run(
 
 fn empty_job(name: &str) -> Value {
     json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
-        "env": {"HOLLOW_RUN_MS": "0", "HOLLOW_LOG_LINES": "1"},
+        "env": {"SIMULATED_RUN_MS": "0", "SIMULATED_LOG_LINES": "1"},
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
@@ -71,7 +71,7 @@ async fn measure_single_runs(server: &Server, sheet: &mut BenchResults) -> Resul
     for time in 0..=REPEATS {
         let mut job = empty_job(&format!("alone-{time}"));
         // Long enough to be observed as running.
-        job["env"]["HOLLOW_RUN_MS"] = "30".into();
+        job["env"]["SIMULATED_RUN_MS"] = "30".into();
         let seen = measure_run(&mut client, &job).await?;
         let nothing = measure_run(&mut client, &empty_job(&format!("empty-{time}"))).await?;
         if time > 0 {
@@ -86,13 +86,13 @@ async fn measure_single_runs(server: &Server, sheet: &mut BenchResults) -> Resul
 }
 
 async fn measure_concurrent_runs(server: &Server, sheet: &mut BenchResults) -> Result<()> {
-    let mut lives = JoinSet::new();
+    let mut lifetimes = JoinSet::new();
     for n in 0..AT_ONCE {
         let mut client = server.client().await?;
-        lives.spawn(async move { measure_run(&mut client, &empty_job(&format!("together-{n}"))).await });
+        lifetimes.spawn(async move { measure_run(&mut client, &empty_job(&format!("together-{n}"))).await });
     }
     let mut ended = Vec::new();
-    while let Some(life) = lives.join_next().await {
+    while let Some(life) = lifetimes.join_next().await {
         ended.push(life??.ended);
     }
     sheet.times("done_together", &format!("the same, {AT_ONCE} concurrent"), &mut ended)

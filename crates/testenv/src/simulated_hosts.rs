@@ -1,4 +1,4 @@
-//! Hollow hosts: many in one process, inserted into a server's database as members of the fleet `hollow`.
+//! Simulated hosts: many in one process, inserted into a server's database as members of the fleet `simulated`.
 
 use std::{
     io::Write,
@@ -29,12 +29,12 @@ pub fn database_url(data: &Path, postgres: Option<&str>) -> String {
 }
 
 /// Many hosts in one process, already members of a fleet.
-pub struct HollowHosts {
+pub struct SimulatedHosts {
     child: Child,
     pub count: usize,
 }
 
-impl HollowHosts {
+impl SimulatedHosts {
     /// `data` is the directory of a stopped server that has created its database and keys.
     pub async fn start(
         agent: &Path,
@@ -51,7 +51,7 @@ impl HollowHosts {
         // Each host needs a socket and one or two connections: more files than the usual soft limit.
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -n \"$(ulimit -Hn)\" && exec \"$0\" \"$@\""]).arg(agent);
-        command.args(["shim", "--runtime", "hollow", "--hosts", &count.to_string(), "--home"]).arg(home);
+        command.args(["shim", "--runtime", "simulated", "--hosts", &count.to_string(), "--home"]).arg(home);
         command.arg("--policy").arg(home.join("policy.yml")).args(["--log", "error"]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start the hosts")?;
         Ok(Self { child, count })
@@ -62,7 +62,7 @@ impl HollowHosts {
     }
 }
 
-impl Drop for HollowHosts {
+impl Drop for SimulatedHosts {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -81,13 +81,13 @@ pub(crate) async fn insert_hosts(
     let rows = db.query("SELECT p.id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let project = ProjectId(rows.first().context("no project main")?.uuid(0)?);
     let fleet = FleetId(db.new_id()?);
-    let spec = json!({"configuration": {"type": "fleet", "name": "hollow", "placement": "any",
+    let spec = json!({"configuration": {"type": "fleet", "name": "simulated", "placement": "any",
         "ssh_config": {"hosts": []}}, "profile": {"name": "default"}});
     let mut unit = Unit::new().and([fleets::insert(fleets::NewFleet {
         id: fleet,
         project_id: project,
         user_id: None,
-        name: "hollow".into(),
+        name: "simulated".into(),
         spec: spec.to_string(),
         spec_sealed: None,
         status: fleet::Status::Active,
@@ -139,12 +139,12 @@ fn host_row(
     socket: &Path,
     blocks: i64,
 ) -> instances::NewInstance {
-    let kind = json!({"name": "hollow", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
+    let kind = json!({"name": "simulated", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
         "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}, "processes": {"mode": "own"}});
     let machine = windlass_backend::BackendInstance {
-        id: format!("hollow-{number}"),
+        id: format!("simulated-{number}"),
         reach: Some(windlass_backend::AgentEndpoint::Socket { path: PathBuf::from(socket) }),
-        hostname: Some(format!("hollow-{number}")),
+        hostname: Some(format!("simulated-{number}")),
         internal_ip: None,
         has: None,
         agent_version: None,
@@ -154,11 +154,11 @@ fn host_row(
         id,
         project_id: project,
         fleet_id: Some(fleet),
-        name: format!("hollow-{number}"),
+        name: format!("simulated-{number}"),
         instance_num: i64::try_from(number).unwrap_or_default(),
         backend: Some("remote".into()),
         region: Some("remote".into()),
-        hostname: Some(format!("hollow-{number}")),
+        hostname: Some(format!("simulated-{number}")),
         price: Some(0.0),
         spot: false,
         instance_type: Some(kind.to_string()),
