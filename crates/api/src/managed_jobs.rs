@@ -193,6 +193,9 @@ pub struct ManagedJob {
     /// Seconds during which its tasks ran.
     pub job_duration: i64,
     pub recovery_count: u32,
+    /// Cost of its attempts so far, in dollars. Only when a single job is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
     pub tasks: Vec<Task>,
 }
 
@@ -244,4 +247,26 @@ pub struct Task {
     pub attempt: u32,
     /// Names of the runs of its attempts, the oldest first. Their logs are those of the task.
     pub runs: Vec<String>,
+    /// Cost of its attempts so far, in dollars. Only when a single job is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+    /// Progress towards its deadline, if it has one and got its first launch slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<DeadlineReport>,
+}
+
+/// A task with a deadline: on time or not, and its use of spot and on-demand nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DeadlineReport {
+    #[schemars(with = "crate::document::DateTime")]
+    pub due_at: Timestamp,
+    /// Whether it ended, or still can end, before that time.
+    pub on_time: bool,
+    /// Seconds left at its end, or now; negative after the deadline.
+    pub spare: i64,
+    /// Seconds in which it ran on spot nodes, times the number of nodes.
+    pub spot_node_seconds: i64,
+    pub on_demand_node_seconds: i64,
+    /// Number of times that it got nodes.
+    pub changeovers: u32,
 }

@@ -46,6 +46,9 @@ pub struct Project {
     /// Backends of the server that fleets of the project may use, by the backends' own names.
     #[serde(default)]
     pub granted_backends: Vec<String>,
+    /// Image of runs that name none, on instances that run only containers. Unset: the setting of the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_image: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -137,7 +140,7 @@ pub struct MemberRightsRequest {
     pub can_manage_ssh_fleets: bool,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct UpdateRequest {
     #[serde(default)]
     pub is_public: Option<bool>,
@@ -145,4 +148,10 @@ pub struct UpdateRequest {
     pub templates_repo: Option<String>,
     #[serde(default)]
     pub reset_templates_repo: bool,
+    /// Image of runs that name none; unset leaves it unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_image: Option<String>,
+    /// Removes the default image of the project; that of the server applies again.
+    #[serde(default)]
+    pub reset_default_image: bool,
 }

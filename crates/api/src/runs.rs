@@ -253,6 +253,31 @@ pub enum ApplyAction {
     Update,
 }
 
+/// Description of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ImageReport {
+    pub name: String,
+    /// Reason why the registry was not asked or did not answer. The instance checks such an image when it pulls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_checked: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Platforms that it has a build for, such as `linux/amd64`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_dir: Option<String>,
+    /// Variables, as `NAME=VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub environment: Vec<String>,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RunPlan {
     pub project_name: String,
@@ -261,6 +286,9 @@ pub struct RunPlan {
     #[serde(default)]
     pub effective_run_spec: Option<Document>,
     pub job_plans: Vec<JobPlan>,
+    /// Images of the jobs, as their registries describe them. Empty if the server does not look them up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageReport>,
     #[serde(default)]
     pub current_resource: Option<Run>,
     pub action: ApplyAction,

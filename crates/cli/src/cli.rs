@@ -147,6 +147,8 @@ pub(crate) enum Format {
     Json,
     /// One JSON document per line
     Jsonl,
+    /// One YAML document
+    Yaml,
     /// Names only, one per line
     Name,
 }

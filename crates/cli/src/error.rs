@@ -104,6 +104,9 @@ impl CliError {
                     .why(format_lookup_error(&error.why))
                     .hint("check the spelling of the address, and that this machine can resolve names")
             }
+            CallError::Dial(error @ DialError::NotAllowed { .. }) => {
+                Self::from_error(&format!("cannot reach the server at {url}"), error).code(ErrorCode::Unreachable)
+            }
             CallError::Dial(DialError::Tls { source, .. }) if is_plaintext_reply(&source.to_string()) => {
                 Self::new(format!("cannot reach the server at {url}"))
                     .code(ErrorCode::Untrusted)

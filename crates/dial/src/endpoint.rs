@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{LookupError, TlsRoots, lookup};
+use crate::{AddressError, AllowedAddresses, LookupError, TlsRoots, lookup};
 
 /// Bidirectional byte stream.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -28,6 +28,9 @@ pub type Stream = Box<dyn Io>;
 pub enum DialError {
     #[error(transparent)]
     Lookup(#[from] LookupError),
+    /// The name has addresses, but this machine does not dial any of them.
+    #[error("the address of {name} is not allowed")]
+    NotAllowed { name: String },
     #[error("failed to connect to {name}")]
     Connect {
         name: String,
@@ -48,6 +51,7 @@ impl From<DialError> for io::Error {
     fn from(error: DialError) -> Self {
         match &error {
             DialError::Lookup(_) => Self::new(io::ErrorKind::NotFound, error.to_string()),
+            DialError::NotAllowed { .. } => Self::new(io::ErrorKind::PermissionDenied, error.to_string()),
             DialError::Connect { source, .. } | DialError::Tls { source, .. } => {
                 Self::new(source.kind(), format!("{error}: {source}"))
             }
@@ -91,6 +95,7 @@ pub struct Endpoint {
     host: String,
     port: u16,
     tls: Option<TlsConnector>,
+    allowed: AllowedAddresses,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -101,11 +106,18 @@ impl std::fmt::Debug for Endpoint {
 
 impl Endpoint {
     pub fn plain(host: &str, port: u16) -> Self {
-        Self { host: strip_brackets(host).to_owned(), port, tls: None }
+        Self { host: strip_brackets(host).to_owned(), port, tls: None, allowed: AllowedAddresses::Any }
     }
 
     pub fn with_tls(host: &str, port: u16, trust: &TlsRoots) -> Self {
-        Self { host: strip_brackets(host).to_owned(), port, tls: Some(trust.connector()) }
+        let (host, tls) = (strip_brackets(host).to_owned(), Some(trust.connector()));
+        Self { host, port, tls, allowed: AllowedAddresses::Any }
+    }
+
+    /// Restricts the addresses that are dialled, for a host that a user named.
+    #[must_use]
+    pub fn with_allowed(self, allowed: AllowedAddresses) -> Self {
+        Self { allowed, ..self }
     }
 
     /// Returns `HOST:PORT`.
@@ -118,7 +130,11 @@ impl Endpoint {
     }
 
     pub async fn connect(&self, limit: Duration) -> Result<Stream, DialError> {
-        let stream = connect(&self.host, self.port, limit).await?;
+        let found = self.allowed.lookup(&self.host).await.map_err(|error| match error {
+            AddressError::Lookup(error) => DialError::Lookup(error),
+            AddressError::NotAllowed { name } => DialError::NotAllowed { name },
+        })?;
+        let stream = connect_first(&self.host, &found, self.port, limit).await?;
         let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
         let failed = |source| DialError::Tls { name: self.name(), source };
         let name =
@@ -152,6 +168,16 @@ mod tests {
         drop(listener);
         let refused = connect("localhost", port, LIMIT).await.unwrap_err();
         assert_eq!(refused.to_string(), format!("failed to connect to localhost:{port}"));
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_with_restricted_addresses_does_not_dial_this_machine() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::plain("localhost", listener.local_addr().unwrap().port());
+        let restricted = endpoint.clone().with_allowed(AllowedAddresses::External { but: vec![] });
+        let refused = restricted.connect(LIMIT).await.err().unwrap();
+        assert_eq!(refused.to_string(), "the address of localhost is not allowed");
+        assert!(endpoint.connect(LIMIT).await.is_ok());
     }
 
     #[test]

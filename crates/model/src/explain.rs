@@ -87,6 +87,12 @@ pub enum Shortfall {
         image: String,
         why: String,
     },
+    /// The job names an image that has no build for the CPUs of the host.
+    ImageArch {
+        image: String,
+        built_for: CpuArch,
+        has: CpuArch,
+    },
     /// The job is a plain process, and the host only allows containers.
     NoProcesses,
     /// The job names no image, the host only allows containers, and no default image is set.
@@ -184,6 +190,7 @@ impl Shortfall {
             | Self::Volume { .. }
             | Self::NotNamed
             | Self::NoContainers { .. }
+            | Self::ImageArch { .. }
             | Self::NoProcesses
             | Self::NoDefaultImage
             | Self::ProcessesRefused
@@ -217,6 +224,7 @@ impl Shortfall {
             | Self::NotListed { .. }
             | Self::Spot { .. }
             | Self::NoContainers { .. }
+            | Self::ImageArch { .. }
             | Self::NoProcesses
             | Self::NoDefaultImage
             | Self::ProcessesRefused
@@ -269,6 +277,7 @@ impl Shortfall {
             Self::NotNamed => "not_named",
             Self::NoContainers { .. } => "no_containers",
             Self::EngineUnavailable { .. } => "engine_away",
+            Self::ImageArch { .. } => "image_arch",
             Self::NoProcesses => "no_processes",
             Self::NoDefaultImage => "no_default_image",
             Self::ProcessesRefused => "processes_refused",
@@ -334,10 +343,15 @@ impl Shortfall {
             Self::NoContainers { .. } => {
                 "install Docker or Podman on it, or set `image: none` to run as a plain process".into()
             }
+            Self::ImageArch { built_for, has, .. } => format!(
+                "use an image for {} CPUs, or an instance with {} CPUs",
+                format_arch(*has),
+                format_arch(*built_for)
+            ),
             Self::EngineUnavailable { .. } => "restart the container engine on it".into(),
             Self::NoProcesses => "set `image` to a container image".into(),
             Self::NoDefaultImage => {
-                "set `image`, or a default image (`windlass server --default-image`)".into()
+                "set `image`, or a default image (`windlass project update --default-image`, `windlass server --default-image`)".into()
             }
             Self::ProcessesRefused => "set `image` to a container image, or use another fleet".into(),
             Self::ProcessesUnknown => "wait until the server has updated the agent there".into(),
@@ -497,6 +511,12 @@ impl Display for Shortfall {
             Self::EngineUnavailable { image, why } => {
                 write!(f, "needs image {image}, but the container engine there is not available: {why}")
             }
+            Self::ImageArch { image, built_for, has } => write!(
+                f,
+                "needs {} CPUs for image {image}, has {}",
+                format_arch(*built_for),
+                format_arch(*has)
+            ),
             Self::NoProcesses => f.write_str("has `image: none`, but only containers run there"),
             Self::NoDefaultImage => f.write_str("has no image, but only containers run there"),
             Self::ProcessesRefused => {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
-use windlass_dial::{TlsRoots, TlsRootsError};
+use windlass_dial::{AllowedAddresses, TlsRoots, TlsRootsError};
 
 use crate::{
     Image, ImageConfig, ImageName, Layer, Platform, Version,
@@ -52,7 +52,7 @@ pub enum RegistryError {
     NotFound { name: ImageName },
     #[error("the registry {} denies access to the image {name} {} a user name and password", name.registry(), if *with_password { "with" } else { "without" })]
     Denied { name: ImageName, with_password: bool },
-    #[error("image {} has no build for {}, only for {}", .0.name, .0.wanted, list(&.0.has))]
+    #[error("image {} has no build for {}, only for {}", .0.name, list(&.0.wanted), list(&.0.has))]
     NoPlatform(Box<MissingPlatform>),
     #[error("the registry {registry} answered with status {status}{}{message}", if message.is_empty() { "" } else { ": " })]
     Refused { registry: String, status: u16, message: String },
@@ -60,17 +60,17 @@ pub enum RegistryError {
     Invalid { name: ImageName, problem: String },
 }
 
-/// Image without a build for the requested platform.
+/// Image without a build for any of the requested platforms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingPlatform {
     pub name: ImageName,
-    pub wanted: Platform,
+    pub wanted: Vec<Platform>,
     pub has: Vec<Platform>,
 }
 
 impl RegistryError {
-    fn no_platform(name: &ImageName, wanted: &Platform, has: Vec<Platform>) -> Self {
-        Self::NoPlatform(Box::new(MissingPlatform { name: name.clone(), wanted: wanted.clone(), has }))
+    fn no_platform(name: &ImageName, wanted: &[Platform], has: Vec<Platform>) -> Self {
+        Self::NoPlatform(Box::new(MissingPlatform { name: name.clone(), wanted: wanted.to_vec(), has }))
     }
 
     /// Returns whether retrying later cannot change the result.
@@ -101,8 +101,11 @@ impl std::fmt::Debug for Credentials {
 
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Registries contacted without TLS, in addition to loopback addresses.
+    /// Registries contacted without TLS, at any address.
     pub plain_http: Vec<String>,
+    /// Addresses that other registries, and the hosts to which they refer, may have. Registries at loopback addresses
+    /// are contacted without TLS only if every address is allowed.
+    pub allowed_addresses: AllowedAddresses,
     /// Mirror hosts by registry. They are tried first, without credentials.
     pub mirrors: HashMap<String, Vec<String>>,
 }
@@ -120,6 +123,8 @@ struct TokenKey {
     host: String,
     repository: String,
     username: Option<String>,
+    /// A token is valid for callers who know the password that obtained it, and for no others.
+    password_hash: Option<String>,
 }
 
 impl std::fmt::Debug for Client {
@@ -147,9 +152,19 @@ impl Client {
         platform: &Platform,
         credentials: Option<&Credentials>,
     ) -> Result<Image, RegistryError> {
+        self.describe_image(name, std::slice::from_ref(platform), credentials).await
+    }
+
+    /// Resolves a name for the first of the platforms that it has a build for.
+    pub async fn describe_image(
+        &self,
+        name: &ImageName,
+        platforms: &[Platform],
+        credentials: Option<&Credentials>,
+    ) -> Result<Image, RegistryError> {
         let mut last_error = None;
         for call in self.requests_for(name, credentials) {
-            match self.resolve_image_from(&call, platform).await {
+            match self.resolve_image_from(&call, platforms).await {
                 Ok(image) => return Ok(image),
                 // The registry itself comes last, so its error is the one reported.
                 Err(error) => last_error = Some(error),
@@ -204,7 +219,7 @@ impl Client {
     async fn resolve_image_from(
         &self,
         call: &ImageRequest<'_>,
-        wanted: &Platform,
+        wanted: &[Platform],
     ) -> Result<Image, RegistryError> {
         let name = call.name;
         let invalid = |problem: String| RegistryError::Invalid { name: name.clone(), problem };
@@ -217,7 +232,8 @@ impl Client {
         let mut platforms = Vec::new();
         if document.is_index(&kind) {
             platforms = document.platforms().map(|(platform, _)| platform.clone()).collect();
-            let chosen = document.platforms().find(|(platform, _)| wanted.can_run(platform));
+            let build_for = |one: &Platform| document.platforms().find(|(platform, _)| one.can_run(platform));
+            let chosen = wanted.iter().find_map(build_for);
             let Some((_, chosen)) = chosen else {
                 return Err(RegistryError::no_platform(name, wanted, platforms));
             };
@@ -236,7 +252,8 @@ impl Client {
         }
         if platforms.is_empty() {
             platforms.extend(config.platform.clone());
-            if let Some(only) = platforms.first().filter(|only| !wanted.can_run(only)) {
+            let has_none = |only: &&Platform| !wanted.iter().any(|one| one.can_run(only));
+            if let Some(only) = platforms.first().filter(has_none) {
                 return Err(RegistryError::no_platform(name, wanted, vec![only.clone()]));
             }
         }
@@ -295,10 +312,18 @@ impl Client {
     }
 
     fn url(&self, call: &ImageRequest<'_>, path: &str) -> Url {
-        let is_plain =
-            is_loopback(call.host) || self.settings.plain_http.iter().any(|host| host == call.host);
+        let is_plain = self.may_be_plain(call.host);
         let path = format!("/v2/{}/{path}", call.name.repository());
         Url { tls: !is_plain, authority: call.host.to_owned(), path }
+    }
+
+    fn may_be_plain(&self, authority: &str) -> bool {
+        let any = matches!(self.settings.allowed_addresses, AllowedAddresses::Any);
+        self.is_listed_plain(authority) || (any && is_loopback(authority))
+    }
+
+    fn is_listed_plain(&self, authority: &str) -> bool {
+        self.settings.plain_http.iter().any(|host| host == authority)
     }
 
     /// Sends a request until it succeeds: authenticates when challenged, and retries transient failures.
@@ -366,7 +391,11 @@ impl Client {
         let mut url = url.clone();
         let mut headers = headers.to_vec();
         for _ in 0..=REDIRECTS_MAX {
-            let response = get(&url, &headers, || self.tls_roots()).await?;
+            let allowed = match self.is_listed_plain(&url.authority) {
+                true => AllowedAddresses::Any,
+                false => self.settings.allowed_addresses.clone(),
+            };
+            let response = get(&url, &headers, allowed, || self.tls_roots()).await?;
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| response.status().is_redirection()) else {
                 return Ok(response);
@@ -418,8 +447,7 @@ impl Client {
             address += &format!("&service={}", percent_encode(service));
         }
         let url = Url::parse(&address).map_err(|error| call.unreachable_error(error))?;
-        let may_be_plain = is_loopback(&url.authority) || self.settings.plain_http.contains(&url.authority);
-        if !url.tls && !may_be_plain {
+        if !url.tls && !self.may_be_plain(&url.authority) {
             return Err(call.unreachable_error(FetchError::InsecureRedirect { host: url.authority }));
         }
         let headers: Vec<_> = basic.map(|value| (header::AUTHORIZATION, value)).into_iter().collect();
@@ -462,6 +490,7 @@ impl ImageRequest<'_> {
             host: self.host.to_owned(),
             repository: self.name.repository().to_owned(),
             username: self.credentials.map(|credentials| credentials.username.clone()),
+            password_hash: self.credentials.map(|credentials| sha256(credentials.password.as_bytes())),
         }
     }
 

@@ -11,7 +11,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
-use windlass_dial::{DialError, Endpoint, TlsRoots, TlsRootsError};
+use windlass_dial::{AllowedAddresses, DialError, Endpoint, TlsRoots, TlsRootsError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the response head.
@@ -103,12 +103,14 @@ pub(crate) fn is_loopback(authority: &str) -> bool {
 pub(crate) async fn get(
     url: &Url,
     headers: &[(header::HeaderName, String)],
+    allowed: AllowedAddresses,
     trust: impl FnOnce() -> Result<TlsRoots, TlsRootsError>,
 ) -> Result<Response<Incoming>, FetchError> {
     let host = || url.authority.clone();
     let wrong = || FetchError::InvalidUrl { url: format!("{}{}", url.authority, url.path) };
     let (name, port) = url.host_and_port().ok_or_else(wrong)?;
     let peer = if url.tls { Endpoint::with_tls(name, port, &trust()?) } else { Endpoint::plain(name, port) };
+    let peer = peer.with_allowed(allowed);
     let mut request = Request::get(&url.path).header(header::HOST, &url.authority);
     request = request.header(header::USER_AGENT, concat!("windlass/", env!("CARGO_PKG_VERSION")));
     for (name, value) in headers {

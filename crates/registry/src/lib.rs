@@ -10,5 +10,6 @@ mod image;
 mod name;
 
 pub use client::{Client, Credentials, LayerDownload, MissingPlatform, RegistryError, Settings};
+pub use http::FetchError;
 pub use image::{Image, ImageConfig, Layer, Platform};
 pub use name::{ImageName, NameError, Version};

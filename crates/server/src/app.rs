@@ -19,6 +19,7 @@ use crate::{
     db::Db,
     encryption::Keyring,
     error::Error,
+    image_lookup::ImageLookup,
     logs::{mask::MaskCache, notifying_store::NotifyingLogStore, readers::LogReaders},
     metrics::Metrics,
     offer_cache::OfferCache,
@@ -55,6 +56,7 @@ struct Inner {
     /// Set once, to end responses that would otherwise not end.
     closing: watch::Sender<bool>,
     market: OfferCache,
+    images: ImageLookup,
     finished_runs: RenderedRunCache<wire::Run>,
     /// Services that are reached through this server.
     routes: Arc<Routes>,
@@ -89,6 +91,7 @@ impl App {
         Ok(Self(Arc::new(Inner {
             db,
             paces: RateLimiter::new(settings.paces),
+            images: ImageLookup::new(settings.image_lookup, settings.insecure_registries.clone()),
             settings,
             keys,
             masks,
@@ -216,6 +219,11 @@ impl App {
     /// Offers of the backends.
     pub fn market(&self) -> &OfferCache {
         &self.0.market
+    }
+
+    /// Images as their registries describe them.
+    pub(crate) fn images(&self) -> &ImageLookup {
+        &self.0.images
     }
 
     /// Services that are reached through this server.

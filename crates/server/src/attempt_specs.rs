@@ -98,7 +98,9 @@ impl AttemptSpecBuilder<'_> {
             "profile": { "name": "default" },
             "file_archives": self.files.of(task),
         });
-        Ok(ResolvedRunSpec::read(&Document::new(&spec)?, self.ssh_key, self.images)?)
+        let mut spec = ResolvedRunSpec::read(&Document::new(&spec)?, self.ssh_key, self.images)?;
+        spec.set_image_architectures(&self.plan.image_architectures)?;
+        Ok(spec)
     }
 }
 

@@ -27,7 +27,10 @@ use windlass_api::{
     projects::ProjectRole,
     users::TokenScope,
 };
-use windlass_model::id::{GatewayId, UserId};
+use windlass_model::{
+    config::job_spec_builder::DefaultImages,
+    id::{GatewayId, UserId},
+};
 
 use crate::{
     app::App,
@@ -162,6 +165,11 @@ impl ProjectScope {
             "user" => Some(ProjectRole::User),
             _ => None,
         }
+    }
+
+    /// Images of runs that name none.
+    pub fn default_images(&self, app: &App) -> DefaultImages {
+        app.settings().images.with_project(self.project.default_image.as_deref())
     }
 
     /// Role as the operation table defines it.

@@ -38,9 +38,11 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
-                     queue_token_life, allow_host_networks";
+                     queue_token_life, allow_host_networks, image_lookup, insecure_registries";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
+/// Default time limit for the lookup of an image.
+const IMAGE_LOOKUP: Duration = Duration::from_secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Default that the clients of Arvados expect.
 const QUEUE_TOKEN_TTL: Span = Span::days(14);
@@ -65,6 +67,12 @@ pub enum SettingsError {
     LockTimeout { text: String },
     #[error("`--tls-cert` and `--tls-key` must be set together, and require `--tls-port`")]
     Tls,
+    #[error("invalid `--image-lookup` value `{text}`: expected a duration from `1s` to `1m`, or `off`")]
+    ImageLookup { text: String },
+    #[error(
+        "invalid `--insecure-registries` value `{text}`: expected hosts with ports, such as `10.0.0.5:5000`"
+    )]
+    InsecureRegistries { text: String },
     #[error(transparent)]
     HostNetworks(#[from] NetworkError),
     #[error(transparent)]
@@ -133,6 +141,10 @@ pub struct SettingsSource {
     pub queue_token_life: Option<String>,
     /// Networks in which SSH hosts are allowed although they are the server's own.
     pub allow_host_networks: Option<String>,
+    /// Time limit for the lookup of an image at its registry: `5s`, or `off`.
+    pub image_lookup: Option<String>,
+    /// Registries that are contacted without TLS, and at any address.
+    pub insecure_registries: Option<String>,
     pub limits: limits::LimitSettings,
 }
 
@@ -215,6 +227,8 @@ impl SettingsSource {
                 }
                 "queue_token_life" => given.queue_token_life = Some(word.text),
                 "allow_host_networks" => given.allow_host_networks = Some(word.text),
+                "image_lookup" => given.image_lookup = Some(word.text),
+                "insecure_registries" => given.insecure_registries = Some(word.text),
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
@@ -268,6 +282,8 @@ impl SettingsSource {
             queue_for_everyone: self.queue_for_everyone.or(other.queue_for_everyone),
             queue_token_life: self.queue_token_life.or(other.queue_token_life),
             allow_host_networks: self.allow_host_networks.or(other.allow_host_networks),
+            image_lookup: self.image_lookup.or(other.image_lookup),
+            insecure_registries: self.insecure_registries.or(other.insecure_registries),
             limits: self.limits.or(other.limits),
         }
     }
@@ -320,6 +336,10 @@ pub struct Settings {
     pub queue_token_life: Option<Span>,
     /// Addresses that SSH hosts may have.
     pub allowed_hosts: AllowedAddresses,
+    /// Time limit for the lookup of an image at its registry; `None`: no lookups.
+    pub image_lookup: Option<Duration>,
+    /// Registries that are contacted without TLS, and at any address.
+    pub insecure_registries: Vec<String>,
     /// Limits that users can reach, and retention times.
     pub limits: Limits,
     pub paces: RateLimits,
@@ -411,7 +431,11 @@ impl Settings {
         };
         let but = given.allow_host_networks.iter().flat_map(|list| list.split(',')).map(str::trim);
         let but = but.filter(|text| !text.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
+        let image_lookup = parse_image_lookup(given.image_lookup.as_deref())?;
+        let insecure_registries = parse_registries(given.insecure_registries.as_deref().unwrap_or_default())?;
         Ok(Self {
+            image_lookup,
+            insecure_registries,
             allowed_hosts: AllowedAddresses::External { but },
             job_limits: JobLimits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
@@ -440,6 +464,7 @@ impl Settings {
                 base: given.default_image,
                 nvcc: given.nvcc_image,
                 docker: given.docker_image,
+                ..DefaultImages::default()
             },
             pipelines: true,
             queue_for_everyone: given.queue_for_everyone.unwrap_or(false),
@@ -482,6 +507,31 @@ fn parse_lost_after(text: &str) -> Option<Span> {
 /// Parses for example `15s`. Without a delay a run that fails at once would be retried in a busy loop.
 fn parse_retry_delay(text: &str) -> Option<Span> {
     parse_duration(text).ok().filter(|secs| (1..=3600).contains(secs)).map(Span::secs)
+}
+
+/// Parses for example `5s`. A user waits for the lookup.
+fn parse_image_lookup(text: Option<&str>) -> Result<Option<Duration>, SettingsError> {
+    match text {
+        None => Ok(Some(IMAGE_LOOKUP)),
+        Some("off") => Ok(None),
+        Some(text) => {
+            let secs = parse_duration(text).ok().filter(|secs| (1..=60).contains(secs));
+            let secs = secs.and_then(|secs| u64::try_from(secs).ok());
+            let wrong = || SettingsError::ImageLookup { text: text.to_owned() };
+            Ok(Some(Duration::from_secs(secs.ok_or_else(wrong)?)))
+        }
+    }
+}
+
+/// Parses `HOST:PORT,…`, as image names spell registries.
+fn parse_registries(list: &str) -> Result<Vec<String>, SettingsError> {
+    let all: Vec<String> =
+        list.split(',').map(|one| one.trim().to_owned()).filter(|one| !one.is_empty()).collect();
+    let is_wrong = |one: &&String| one.contains(|letter: char| letter == '/' || letter.is_whitespace());
+    match all.iter().find(is_wrong) {
+        Some(text) => Err(SettingsError::InsecureRegistries { text: text.clone() }),
+        None => Ok(all),
+    }
 }
 
 /// Parses for example `10s`. At most the default: after a jump of the database's clock, locks are distrusted for as
@@ -564,6 +614,27 @@ mod tests {
         std::fs::write(dir.path().join("config.yml"), "local_processes: own\n").unwrap();
         let given = SettingsSource { data_dir: Some(dir.path().to_owned()), ..SettingsSource::default() };
         assert_eq!(Settings::new(given, None).unwrap().local_processes, ProcessMode::Own);
+    }
+
+    #[test]
+    fn image_lookups_have_a_time_limit_and_list_insecure_registries() {
+        let read = |lookup: Option<&str>, insecure: &str| {
+            let given = SettingsSource {
+                image_lookup: lookup.map(str::to_owned),
+                insecure_registries: Some(insecure.to_owned()),
+                ..SettingsSource::default()
+            };
+            let settings = Settings::new(given, Some(Path::new("/h")));
+            settings.map(|settings| (settings.image_lookup, settings.insecure_registries))
+        };
+        assert_eq!(read(None, "").unwrap(), (Some(Duration::from_secs(5)), vec![]));
+        let two = vec!["10.0.0.5:5000".to_owned(), "localhost:1".to_owned()];
+        assert_eq!(read(Some("off"), "10.0.0.5:5000, localhost:1").unwrap(), (None, two));
+        for (lookup, insecure, quoted) in
+            [("0s", "", "`0s`"), ("2m", "", "`2m`"), ("off", "http://x", "`http://x`")]
+        {
+            assert!(read(Some(lookup), insecure).unwrap_err().to_string().contains(quoted));
+        }
     }
 
     #[test]

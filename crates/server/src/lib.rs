@@ -13,6 +13,7 @@ pub mod error;
 pub mod events;
 pub mod http;
 mod http_listener;
+mod image_lookup;
 mod instance_documents;
 mod inventory;
 pub mod job_metrics;

@@ -155,6 +155,7 @@ fn limits(config: &Config) -> InstanceNeeds {
         volumes: Vec::new(),
         instances: None,
         image: None,
+        image_architectures: Vec::new(),
         needs_whole_instance: false,
         avoid_locations: Vec::new(),
         avoid_instances: Vec::new(),

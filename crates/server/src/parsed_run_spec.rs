@@ -99,6 +99,8 @@ impl ParsedRunSpec {
             working_dir: text("working_dir"),
             file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
             images: serde_json::from_value(spec["default_images"].clone()).unwrap_or_default(),
+            image_architectures: serde_json::from_value(spec["image_architectures"].clone())
+                .unwrap_or_default(),
         };
         Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
     }
@@ -266,6 +268,7 @@ impl ParsedRunSpec {
             avoid_instances: Vec::new(),
             needs_whole_instance: requested.multinode == Some(true),
             image: ImageChoice::from_spec(spec),
+            image_architectures: spec.image_architectures.clone(),
         }
     }
 
@@ -297,7 +300,6 @@ impl ParsedRunSpec {
             configuration: &self.configuration,
             profile: Some(&self.properties),
             inherited: &self.inherited,
-            image: None,
             server_url: None,
         }
     }

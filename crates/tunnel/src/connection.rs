@@ -187,6 +187,7 @@ async fn connect(target: &SshDestination, allowed: &AllowedAddresses) -> Result<
     let connected = connect_first(&target.host, &found, target.port, CONNECT_TIMEOUT).await;
     connected.map_err(|error| match error {
         DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), message: error.why },
+        DialError::NotAllowed { .. } => TunnelError::NotAllowed { host: target.name() },
         DialError::Connect { source, .. } | DialError::Tls { source, .. } => failed(source),
     })
 }

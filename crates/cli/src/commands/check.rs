@@ -143,6 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             checked.iter().for_each(|(file, checked)| print_result(file, checked))
         }
         Format::Json => output::print_json_array(&documents())?,
+        Format::Yaml => output::print_yaml_stream(&documents())?,
         Format::Jsonl => output::print_jsonl(&documents())?,
         // Names of invalid files, for `xargs`.
         Format::Name => checked

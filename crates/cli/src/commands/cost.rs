@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with_context(&args.at, async |cx| {
         let listing = cx.call::<ListCosts>(&request).await?;
         match args.output.format {
-            Format::Json => output::print_one(Format::Json, &listing, "", |_| {})?,
+            Format::Json | Format::Yaml => output::print_one(args.output.format, &listing, "", |_| {})?,
             Format::Jsonl => output::print_jsonl(&listing.items)?,
             Format::Name => {
                 listing.items.iter().for_each(|item| output::print_data(&output::printable(&item.name)))

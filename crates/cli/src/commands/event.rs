@@ -269,6 +269,7 @@ fn print_events(events: &[Event], format: Format) -> Result<(), CliError> {
     let style = Style::stdout();
     match format {
         Format::Json | Format::Jsonl => output::print_jsonl(events)?,
+        Format::Yaml => output::print_yaml_stream(events)?,
         Format::Name => events.iter().for_each(|event| output::print_data(&event.id.to_string())),
         Format::Table | Format::Wide => events.iter().for_each(|event| {
             let line = format!("{:<10}  {:<28}  {}", actor_name(event), format_targets(event), event.message);

@@ -64,6 +64,7 @@ Data is written to standard output, messages to standard error. `-o` selects the
   wide    the same with all columns
   json    one document: {\"version\": 1, \"project\": …, \"runs\": […]}, or the resource itself with a version
   jsonl   one document per line
+  yaml    the document of `json` as YAML
   name    names only, one per line, for `xargs`
 
 `version` increases when a field is removed or changes its meaning. New fields may be added at any time.

@@ -124,7 +124,7 @@ async fn show_offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Ex
     let job: &JobPlan = plan.job_plans.first().ok_or_else(none)?;
     let why = job.why.as_ref().and_then(|why| why.value().ok());
     match args.output.format {
-        Format::Json => {
+        Format::Json | Format::Yaml => {
             let spec = job.job_spec.value().unwrap_or_default();
             let answer = OfferDocument {
                 project: &plan.project_name,
@@ -134,7 +134,7 @@ async fn show_offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Ex
                 total_offers: job.total_offers,
                 why,
             };
-            output::print_one(Format::Json, &answer, "", |_| {})?;
+            output::print_one(args.output.format, &answer, "", |_| {})?;
         }
         Format::Jsonl => output::print_jsonl(&job.offers)?,
         Format::Name => {

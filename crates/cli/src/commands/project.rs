@@ -4,11 +4,11 @@ use windlass_api::{
     backends::GrantRequest,
     operations::{
         AddMembers, CreateProject, DeleteProjects, GrantBackend, ListProjects, ReadProject, RemoveMembers,
-        RevokeBackend, SetMemberRights, SetMembers,
+        RevokeBackend, SetMemberRights, SetMembers, UpdateProject,
     },
     projects::{
         CreateRequest, DeleteRequest, ListRequest, Member, MemberRightsRequest, MemberSetting,
-        MembersRequest, Project, ProjectList, ProjectRole, RemoveMembersRequest,
+        MembersRequest, Project, ProjectList, ProjectRole, RemoveMembersRequest, UpdateRequest,
     },
     server::EmptyRequest,
 };
@@ -36,6 +36,7 @@ Examples:
   windlass project members lab                        list its members
   windlass project members lab --set ada=manager --remove bob
   windlass project members lab --allow-ssh-fleets ada   for global admins only
+  windlass project update lab --default-image debian:12   for runs that specify no image
   windlass project grant-backend lab local            for global admins only: allow the server's machine
   windlass project delete -y lab";
 
@@ -99,6 +100,24 @@ pub(crate) enum Action {
         /// Stop letting this member manage SSH fleets; may be repeated
         #[arg(long, value_name = "USER")]
         deny_ssh_fleets: Vec<String>,
+    },
+    /// Change the settings of a project
+    #[command(
+        after_help = "Examples:\n  windlass project update lab --default-image debian:12\n  windlass project update lab --no-default-image --public false"
+    )]
+    Update {
+        /// Name of the project; defaults to the current project
+        #[arg(value_name = "PROJECT")]
+        name: Option<String>,
+        /// Image of runs that specify none, on instances that run only containers
+        #[arg(long, value_name = "IMAGE")]
+        default_image: Option<String>,
+        /// Use the default image of the server again
+        #[arg(long, conflicts_with = "default_image")]
+        no_default_image: bool,
+        /// Let all users of the server see and join the project
+        #[arg(long, value_name = "BOOL")]
+        public: Option<bool>,
     },
     /// Let a project use a backend of the server
     #[command(after_help = "Examples:\n  windlass project grant-backend lab local")]
@@ -174,6 +193,19 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let file = login::set_default_project(&Home::find()?, name)?;
             let message = format!("Your default project is now `{name}` (written to {}).", file.display());
             output::print_one(format, &project, name, |_| output::print_message(&message))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Update { name, default_image, no_default_image, public }) => {
+            let name = name.as_deref().unwrap_or(&cx.project);
+            let request = UpdateRequest {
+                is_public: *public,
+                default_image: default_image.clone(),
+                reset_default_image: *no_default_image,
+                ..UpdateRequest::default()
+            };
+            let project = cx.in_project(name).call::<UpdateProject>(&request).await?;
+            let said = format!("Updated project `{name}`.");
+            output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {
@@ -289,6 +321,9 @@ fn facts(project: &Project) -> DetailView {
         .map(|member| format!("{} ({})", member.user.username, parse_role(member.project_role)))
         .collect();
     facts.add("Members", members.join("\n"));
+    if let Some(image) = &project.default_image {
+        facts.add("Default image", image);
+    }
     facts.add("Backends", project.granted_backends.join(", "));
     facts.add("Created", project.created_at.map(|time| time.to_string()).unwrap_or_default());
     facts.add("Id", project.project_id.to_string());

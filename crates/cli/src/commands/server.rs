@@ -165,6 +165,18 @@ pub(crate) struct Args {
     /// Networks in which SSH hosts are allowed although they are loopback, link-local or similar: `127.0.0.0/8`
     #[arg(long, env = "WINDLASS_SERVER_ALLOW_HOST_NETWORKS", global = true, value_name = "CIDR,…")]
     pub(crate) allow_host_networks: Option<String>,
+    /// Maximum time to query a registry for an image before a run is placed: `5s` by default, or `off`
+    #[arg(
+        long,
+        env = "WINDLASS_SERVER_IMAGE_LOOKUP",
+        global = true,
+        value_name = "TIME",
+        hide_env_values = true
+    )]
+    pub(crate) image_lookup: Option<String>,
+    /// Registries that the server queries without TLS, and although they may be on this machine: `10.0.0.5:5000`
+    #[arg(long, env = "WINDLASS_SERVER_INSECURE_REGISTRIES", global = true, value_name = "HOST:PORT,…")]
+    pub(crate) insecure_registries: Option<String>,
     /// Log level
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -436,6 +448,8 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         queue_for_everyone: args.queue_for_everyone.then_some(true),
         queue_token_life: args.queue_token_life,
         allow_host_networks: args.allow_host_networks,
+        image_lookup: args.image_lookup,
+        insecure_registries: args.insecure_registries,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

@@ -134,8 +134,9 @@ fn print_run(run: &Run, plan: Option<&RunPlan>, server: &str) {
     {
         output::print_data(&format!("  reason: {}", output::printable(&reason)));
     }
-    if let Some(reason) = &run.reason {
-        output::print_data(&format!("  why:  {}", follow::indent_lines(&output::printable(reason))));
+    let noted = if needs_no_capacity(run) { Vec::new() } else { shortfalls(run) };
+    if let Some(reason) = run.reason.as_ref().and_then(|reason| without_refusal(reason, noted.first())) {
+        output::print_data(&format!("  why:  {}", follow::indent_lines(&output::printable(&reason))));
     }
     if let Some(next) = deployment_status::next_start(run, format::now()) {
         output::print_data(&format!("  next start: {next}"));
@@ -151,11 +152,11 @@ fn print_run(run: &Run, plan: Option<&RunPlan>, server: &str) {
     for line in deployment_status::format_scaling(run) {
         output::print_data(&output::printable(&format!("  scaling: {line}")));
     }
-    for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
+    let reasons = follow::reasons(run).into_iter().filter(|_| run.reason.is_none());
+    for why in reasons.filter_map(|why| without_refusal(&why, noted.first())) {
         output::print_data(&format!("  why:  {}", follow::indent_lines(&output::printable(&why))));
     }
     print_jobs(run);
-    let noted = if needs_no_capacity(run) { Vec::new() } else { shortfalls(run) };
     for job in &noted {
         let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "does not fit" };
         print_refusals(heading, job);
@@ -236,6 +237,24 @@ pub(super) fn format_fixes(why: &Value) -> Vec<String> {
     refusals.iter().filter_map(cure).take(FIXES_MAX).collect()
 }
 
+/// Removes the nearest miss from a reason, because the list below begins with it. `None` if nothing remains.
+pub(super) fn without_refusal(reason: &str, why: Option<&Value>) -> Option<String> {
+    let lines = why.map(|why| apply::format_refusals(why, 1)).unwrap_or_default();
+    let nearest = lines.first().and_then(|line| Some((line, reason.find(line.as_str())?)));
+    let Some((line, at)) = nearest else { return Some(reason.to_owned()) };
+    let before = reason[..at].trim_end().trim_end_matches(':');
+    let rest = &reason[at + line.len()..];
+    // The number of other places follows, as the scheduler counts them.
+    let counted = rest.strip_prefix("; and ").and_then(|rest| {
+        let end = ["place does not fit", "places do not fit"];
+        end.iter().find_map(|end| Some(&rest[rest.find(end)? + end.len()..]))
+    });
+    let rest = counted.unwrap_or(rest);
+    let kept = format!("{before}{rest}");
+    let kept = kept.trim_start_matches("; ");
+    (!kept.is_empty()).then(|| kept.to_owned())
+}
+
 pub(super) fn print_refusals(heading: &str, why: &Value) {
     let lines = apply::format_refusals(why, usize::MAX);
     if lines.is_empty() {
@@ -243,4 +262,34 @@ pub(super) fn print_refusals(heading: &str, why: &Value) {
     }
     output::print_data(&output::printable(&format!("  {heading}:")));
     lines.iter().for_each(|line| output::print_data(&output::printable(&format!("    {line}"))));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::without_refusal;
+
+    #[test]
+    fn a_reason_is_printed_without_the_refusal_that_the_list_shows() {
+        let short = json!([{ "message": "needs 8 CPUs, has 2", "cure": "lower cpu to 2" }]);
+        let why = json!({ "refusals": [{ "place": "local-0", "count": 1, "shortfalls": short }] });
+        let cases = [
+            ("local-0: needs 8 CPUs, has 2 (lower cpu to 2)", None),
+            ("local-0: needs 8 CPUs, has 2 (lower cpu to 2); and 3 other places do not fit", None),
+            (
+                "no instance for it yet: local-0: needs 8 CPUs, has 2 (lower cpu to 2); and 1 other place does not fit",
+                Some("no instance for it yet"),
+            ),
+            (
+                "attempt 2 failed: job 0 ended: local-0: needs 8 CPUs, has 2 (lower cpu to 2); attempt 3 begins at 10:00",
+                Some("attempt 2 failed: job 0 ended; attempt 3 begins at 10:00"),
+            ),
+            ("waiting for its turn", Some("waiting for its turn")),
+        ];
+        for (reason, kept) in cases {
+            assert_eq!(without_refusal(reason, Some(&why)).as_deref(), kept, "{reason}");
+            assert_eq!(without_refusal(reason, None).as_deref(), Some(reason));
+        }
+    }
 }

@@ -1,11 +1,11 @@
-//! Output of resources in the five formats that all commands share.
+//! Output of resources in the six formats that all commands share.
 //!
 //! Every JSON document contains the version of its format; `docs/json.md` describes the formats.
 
 use serde::Serialize;
 use serde_json::Map;
 
-use super::{print_data, print_message, table::Table, watch};
+use super::{print_data, print_message, table::Table, watch, yaml};
 use crate::{cli::Format, error::CliError, exit::Exit};
 
 /// Increases when a field of any document is removed or changes its meaning. New fields do not increase it.
@@ -32,7 +32,8 @@ impl<T: Serialize> ListView<'_, T> {
         table: impl FnOnce(bool) -> Table,
     ) -> Result<(), CliError> {
         match format {
-            Format::Json => self.document(rows)?,
+            Format::Json => print_json(&self.document(rows)?)?,
+            Format::Yaml => print_yaml(&self.document(rows)?)?,
             Format::Jsonl => print_jsonl(rows)?,
             Format::Name => rows.iter().for_each(|row| print_data(&super::printable(&(self.name)(row)))),
             Format::Table | Format::Wide if rows.is_empty() => print_message(self.none),
@@ -58,13 +59,13 @@ impl<T: Serialize> ListView<'_, T> {
         Ok(Exit::Done)
     }
 
-    fn document(&self, rows: &[T]) -> Result<(), CliError> {
+    fn document(&self, rows: &[T]) -> Result<Map<String, serde_json::Value>, CliError> {
         let mut document = Map::new();
         document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
         let rows = serde_json::to_value(rows)
             .map_err(|error| CliError::from_error("failed to write JSON", &error))?;
         document.insert(self.kind.to_owned(), rows);
-        print_json(&document)
+        Ok(document)
     }
 }
 
@@ -77,6 +78,7 @@ pub(crate) fn print_one<T: Serialize>(
 ) -> Result<(), CliError> {
     match format {
         Format::Json => print_json(thing)?,
+        Format::Yaml => print_yaml(thing)?,
         Format::Jsonl => print_jsonl(std::slice::from_ref(thing))?,
         Format::Name => print_data(&super::printable(name)),
         Format::Table | Format::Wide => show(format == Format::Wide),
@@ -96,6 +98,27 @@ struct VersionedDocument<'a, T> {
 fn print_json<T: Serialize>(value: &T) -> Result<(), CliError> {
     print_data(&to_json_text(value, |value| serde_json::to_string_pretty(value))?);
     Ok(())
+}
+
+/// Prints a YAML document.
+fn print_yaml<T: Serialize>(value: &T) -> Result<(), CliError> {
+    print_data(&yaml_text(&VersionedDocument { version: FORMAT_VERSION, value })?);
+    Ok(())
+}
+
+/// Prints YAML documents one after the other.
+pub(crate) fn print_yaml_stream<T: Serialize>(values: &[T]) -> Result<(), CliError> {
+    for value in values {
+        print_data("---");
+        print_yaml(value)?;
+    }
+    Ok(())
+}
+
+fn yaml_text<T: Serialize>(value: &T) -> Result<String, CliError> {
+    let value =
+        serde_json::to_value(value).map_err(|error| CliError::from_error("failed to write YAML", &error))?;
+    Ok(yaml::to_yaml(&value))
 }
 
 /// Prints one document per line.

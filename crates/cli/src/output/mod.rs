@@ -11,11 +11,12 @@ pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod terminal_filter;
 pub(crate) mod watch;
+mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 
 pub(crate) use self::{
-    list::{ListView, print_json_array, print_jsonl, print_one},
+    list::{ListView, print_json_array, print_jsonl, print_one, print_yaml_stream},
     prompt::{can_prompt, confirm, confirm_delete, delete, prompt_secret},
     terminal_filter::printable,
 };

@@ -16,7 +16,7 @@ pub(crate) async fn watch_table(
     let wide = match format {
         Format::Table => false,
         Format::Wide => true,
-        Format::Json | Format::Jsonl | Format::Name => {
+        Format::Json | Format::Jsonl | Format::Yaml | Format::Name => {
             return Err(
                 CliError::usage("`-w` requires the output format `table` or `wide`").hint("omit `-o`")
             );

@@ -11,10 +11,38 @@ use super::{
     run::RegistryAuth,
     traffic::{Method, ProbeHeader, ProbeKind},
 };
-use crate::resources::ResourcesSpec;
+use crate::resources::{CpuArch, ResourcesSpec};
 
 /// Default directory of the repository.
 pub const REPO_DIR: &str = "/workflow";
+
+/// Setting that names the default image of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DefaultImageSource {
+    /// `default_image` of the configuration or of its profile.
+    Run,
+    Project,
+    #[default]
+    Server,
+}
+
+impl DefaultImageSource {
+    pub const fn is_server(&self) -> bool {
+        matches!(self, Self::Server)
+    }
+}
+
+/// Prints `the project`.
+impl std::fmt::Display for DefaultImageSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Run => "the configuration or its profile",
+            Self::Project => "the project",
+            Self::Server => "the server",
+        })
+    }
+}
 
 /// Complete specification of one job of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,9 +72,15 @@ pub struct JobSpec {
     pub home_dir: Option<String>,
     /// Empty if the run names none, `none` for a plain process.
     pub image_name: String,
+    /// Architectures of the image; empty if they are unknown or do not restrict the choice of an instance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub image_architectures: Vec<CpuArch>,
     /// Image for instances that allow no plain processes, if the run names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_image: Option<String>,
+    /// Whose setting the default image is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_image_from: Option<DefaultImageSource>,
     /// Version of Python to prepare.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub python: Option<String>,

@@ -8,7 +8,9 @@ use super::{
     Configuration,
     dev_environment::DevEnvironment,
     interpolate::{self, DollarEscape, Reference, Substitution},
-    job_spec::{AppSpec, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec},
+    job_spec::{
+        AppSpec, DefaultImageSource, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec,
+    },
     mounts::{Mount, VolumeMount},
     name::UnixUser,
     ports::{self, PortMapping},
@@ -21,7 +23,7 @@ use super::{
     traffic::{Method, Model, Probe, ProbeHeader, ProbeKind, Replicas, Text},
 };
 use crate::{
-    plan::execution_mode::{OFFERS_ONLY_IMAGE, PLAIN_PROCESS_IMAGE},
+    plan::execution_mode::PLAIN_PROCESS_IMAGE,
     resources::{CpuArch, GpuVendor, ResourcesSpec},
 };
 
@@ -63,15 +65,22 @@ pub struct DefaultImages {
     /// Image with Docker inside, for `docker: true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker: Option<String>,
+    /// Whose setting `base` is.
+    #[serde(default, skip_serializing_if = "DefaultImageSource::is_server")]
+    pub base_from: DefaultImageSource,
 }
 
-/// Image metadata from the registry.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ImageMetadata {
-    pub user: Option<String>,
-    pub entrypoint: Vec<String>,
-    pub cmd: Vec<String>,
-    pub architectures: Vec<CpuArch>,
+impl DefaultImages {
+    /// Returns these settings of the server with the image of a project, if it has one.
+    #[must_use]
+    pub fn with_project(&self, image: Option<&str>) -> Self {
+        match image {
+            None => self.clone(),
+            Some(image) => {
+                Self { base: Some(image.to_owned()), base_from: DefaultImageSource::Project, ..self.clone() }
+            }
+        }
+    }
 }
 
 /// Parts of a run specification that jobs inherit in addition to the configuration.
@@ -83,6 +92,8 @@ pub struct InheritedSpec {
     pub working_dir: Option<String>,
     pub file_archives: Vec<FileArchive>,
     pub images: DefaultImages,
+    /// Architectures of the images that have no build for all of them, as their registries report.
+    pub image_architectures: BTreeMap<String, Vec<CpuArch>>,
 }
 
 /// All inputs of the derivation.
@@ -93,25 +104,8 @@ pub struct JobSpecInputs<'a> {
     /// Profile of the run; properties set in the configuration take precedence.
     pub profile: Option<&'a ProfileProperties>,
     pub inherited: &'a InheritedSpec,
-    /// Image metadata, if `needs_image_metadata` requires it.
-    pub image: Option<&'a ImageMetadata>,
     /// URL of the server for a job with `dstack: true`.
     pub server_url: Option<&'a str>,
-}
-
-/// Returns whether image metadata must be fetched from the registry before jobs can be derived.
-pub fn needs_image_metadata(configuration: &Configuration) -> bool {
-    let Some(run) = configuration.run() else { return false };
-    let Some(image) = &run.image else { return false };
-    let commands = match configuration {
-        Configuration::Task(task) => !task.commands.is_empty() || task.groups.is_some(),
-        Configuration::Service(service) => !service.commands.is_empty() || service.groups.is_some(),
-        Configuration::DevEnvironment(_) => true,
-        Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => return false,
-    };
-    let runs = commands || run.entrypoint.is_some();
-    ![OFFERS_ONLY_IMAGE, PLAIN_PROCESS_IMAGE].contains(&image.as_str())
-        && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
 }
 
 /// Returns the initial jobs of a run: the minimum number of replicas of every group.
@@ -359,11 +353,16 @@ fn job_spec(
     let JobPosition { replica_num, job_num, jobs_per_replica, replica_group, node_group } = position;
     let repo = run.repos.first().map(|repo| &repo.0);
     let (node_group_index, node_group_name, node_group_job_index) = node_group;
-    let metadata = inputs.image.filter(|_| part.image.is_some());
-    let resources = effective_resources(part, metadata);
+    let resources = effective_resources(part);
     let image_name = image_name(&inputs.inherited.images, part)?;
-    let default_image = profile.default_image.clone().or_else(|| inputs.inherited.images.base.clone());
+    let image_architectures = inputs.inherited.image_architectures.get(&image_name).cloned();
+    let images = &inputs.inherited.images;
+    let default_image = profile.default_image.clone().or_else(|| images.base.clone());
     let default_image = default_image.filter(|_| image_name.is_empty());
+    let default_image_from = match profile.default_image {
+        Some(_) => DefaultImageSource::Run,
+        None => images.base_from,
+    };
     Ok(JobSpec {
         replica_num,
         job_num,
@@ -374,11 +373,13 @@ fn job_spec(
         node_group_name,
         node_group_job_index,
         app_specs: app_specs(part.ports),
-        user: user(run, metadata),
-        commands: argv(run, part, metadata)?,
+        user: run.user.as_ref().and_then(|user| UnixUser::parse(&user.0).ok()),
+        commands: argv(run, part)?,
         env: environment(inputs, run)?,
         home_dir: None,
         image_name,
+        image_architectures: image_architectures.unwrap_or_default(),
+        default_image_from: default_image.as_ref().map(|_| default_image_from),
         default_image,
         python: part.python.map(str::to_owned),
         privileged: part.privileged || (part.docker && part.image.is_none()),
@@ -448,11 +449,6 @@ fn app_specs(ports: &[PortMapping]) -> Vec<AppSpec> {
     open.enumerate().map(app).collect()
 }
 
-fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
-    let text = run.user.as_ref().map(|user| user.0.as_str()).or_else(|| metadata?.user.as_deref())?;
-    UnixUser::parse(text).ok()
-}
-
 /// Returns the image of a job; empty if the run names none.
 fn image_name(images: &DefaultImages, part: &JobVariant<'_>) -> Result<String, Error> {
     let set =
@@ -465,9 +461,9 @@ fn image_name(images: &DefaultImages, part: &JobVariant<'_>) -> Result<String, E
     }
 }
 
-/// Returns the command line of the container: entry point and arguments, or a shell with the commands, or the image's
-/// command.
-fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> Result<Vec<String>, Error> {
+/// Returns the command line of the container: entry point and arguments, or a shell with the commands; empty for the
+/// command of the image.
+fn argv(run: &Run, part: &JobVariant<'_>) -> Result<Vec<String>, Error> {
     let argv: Vec<String> = if let Some(entrypoint) = &run.entrypoint {
         let words = shell::split(entrypoint)
             .map_err(|reason| Error::Entrypoint { entrypoint: entrypoint.clone(), reason })?;
@@ -479,10 +475,9 @@ fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> R
         let commands: Vec<String> = start.into_iter().chain(part.commands.iter().cloned()).collect();
         vec![shell, "-i".to_owned(), "-c".to_owned(), shell::join(&commands)]
     } else {
-        let known = metadata.map(|image| image.entrypoint.iter().chain(&image.cmd).cloned().collect());
-        known.unwrap_or_default()
+        // The agent runs the command of the image.
+        Vec::new()
     };
-    // The image may have a command, which the agent knows once it has pulled the image.
     if argv.is_empty() && part.image.is_none_or(|image| image == PLAIN_PROCESS_IMAGE) {
         return Err(Error::NothingToRun);
     }
@@ -586,14 +581,11 @@ fn chat_probe(model: &Model) -> ProbeSpec {
     }
 }
 
-/// Returns the resources completed with what the image and the GPU names imply.
-fn effective_resources(part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> ResourcesSpec {
+/// Returns the resources completed with what the GPU names imply.
+fn effective_resources(part: &JobVariant<'_>) -> ResourcesSpec {
     let mut resources = part.resources.clone();
     if let Some(gpu) = &mut resources.gpu {
         gpu.vendor = gpu.vendor.or_else(|| infer_vendor(gpu.name.as_deref()));
-    }
-    if let Some([only]) = metadata.map(|image| image.architectures.as_slice()) {
-        resources.cpu.arch = resources.cpu.arch.or(Some(*only));
     }
     resources
 }

@@ -12,6 +12,7 @@ use crate::{
         self,
         mounts::{FileMapping, Mount},
     },
+    resources::CpuArch,
     state_machine::words,
 };
 
@@ -32,6 +33,9 @@ pub struct ManagedJobPlan {
     pub shape: Shape,
     pub priority: i32,
     pub tasks: Vec<TaskPlan>,
+    /// Architectures of the images that have no build for all of them, as their registries reported at the launch.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub image_architectures: BTreeMap<String, Vec<CpuArch>>,
 }
 
 /// Relation between the tasks of a job.

@@ -191,6 +191,8 @@ pub struct InstanceNeeds {
     pub needs_whole_instance: bool,
     /// Image or plain process that it runs in.
     pub image: Option<ImageChoice>,
+    /// Architectures of that image; empty: any.
+    pub image_architectures: Vec<CpuArch>,
 }
 
 impl InstanceNeeds {
@@ -356,6 +358,14 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
         && let Err(shortfall) = image.resolve_on(offer.host.runtimes.as_ref())
     {
         short.add(|| shortfall);
+    }
+    // An agent that has not reported its architecture rejects an image that it cannot run.
+    if let (Some(ImageChoice::Image(image)), [first, ..]) =
+        (&needs.image, needs.image_architectures.as_slice())
+        && let Some(has) = offer.host.arch
+        && !needs.image_architectures.contains(&has)
+    {
+        short.add(|| Shortfall::ImageArch { image: image.clone(), built_for: *first, has });
     }
     for volume in &needs.volumes {
         if !volume.iter().any(|location| location.admits(offer)) {

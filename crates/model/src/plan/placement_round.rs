@@ -327,6 +327,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         avoid_instances,
         needs_whole_instance: _,
         image,
+        image_architectures,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -342,6 +343,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *avoid == right.avoid_locations
         && *avoid_instances == right.avoid_instances
         && *image == right.image
+        && *image_architectures == right.image_architectures
 }
 
 fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {

@@ -54,25 +54,10 @@ pub(super) const DEADLINE_KEYS: [&str; 3] = ["within", "work", "changeover"];
 /// Fields of a managed job that are allowed in a task of `windlass apply`.
 const MANAGED_JOB_KEYS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
 
-/// Fields of task files that no configuration of `windlass apply` has.
-const TASK_FILE_KEYS: [&str; 16] = [
-    "run",
-    "setup",
-    "num_nodes",
-    "envs",
-    "secrets",
-    "workdir",
-    "file_mounts",
-    "service",
-    "pool",
-    "event_callback",
-    "config",
-    "experimental",
-    "inputs",
-    "outputs",
-    "api_server_access",
-    "execution",
-];
+/// Those of the fields of a task file that configurations of `windlass apply` have as well.
+const SHARED_KEYS: [&str; 6] = ["name", "resources", "depends_on", "deadline", "max_duration", "volumes"];
+/// Field of the header of a task file.
+const HEADER_KEY: &str = "execution";
 
 /// Maximum number of nodes of one task.
 const NODES_MAX: i64 = 10_000;
@@ -104,7 +89,8 @@ pub(super) fn is_task(node: &Node) -> bool {
         return scalar(kind).is_some_and(|word| word.text == "task")
             && keys.any(|key| MANAGED_JOB_KEYS.contains(&key));
     }
-    keys.clone().any(|key| TASK_FILE_KEYS.contains(&key)) || keys.all(|key| KEYS.contains(&key))
+    let is_of_task_files = |key: &str| KEYS.contains(&key) && !SHARED_KEYS.contains(&key);
+    keys.clone().any(|key| key == HEADER_KEY || is_of_task_files(key)) || keys.all(|key| KEYS.contains(&key))
 }
 
 pub(super) fn decode(

@@ -233,7 +233,8 @@ fn decode_documents(
         secrets.push(document.secrets);
         plan.push(document.task);
     }
-    Some((kind, ManagedJobPlan { name, shape, priority, tasks: plan }, secrets))
+    let image_architectures = BTreeMap::new();
+    Some((kind, ManagedJobPlan { name, shape, priority, tasks: plan, image_architectures }, secrets))
 }
 
 fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {

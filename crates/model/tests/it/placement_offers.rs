@@ -6,6 +6,7 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks::{Blocks, UnevenBlocks, host_share, smallest_fitting, split_count},
+        execution_mode::ImageChoice,
         offers::{
             Gpu, HostSpec, InstanceFilter, InstanceNeeds, Location, Offer, granted_gpus, host_shortfalls,
             is_instance_selected, shortfalls, smallest_fit,
@@ -152,6 +153,27 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
     check(|needs, _| needs.volumes = vec![vec![at("there", None), at("here", None)]], "");
     let volumes = vec![vec![at("here", Some("here-a"))], vec![at("here", Some("here-b"))]];
     check(move |needs, _| needs.volumes = volumes, "its volumes are in ssh here here-b");
+}
+
+#[test]
+fn an_image_for_other_cpus_fits_no_host_of_a_known_architecture() {
+    let needs = |wish: &mut InstanceNeeds, built_for: &[CpuArch]| {
+        wish.image = Some(ImageChoice::Image("app:1".into()));
+        wish.image_architectures = built_for.to_vec();
+    };
+    check(|wish, _| needs(wish, &[]), "");
+    check(|wish, _| needs(wish, &[CpuArch::X86]), "");
+    check(|wish, _| needs(wish, &[CpuArch::Arm]), "needs arm CPUs for image app:1, has x86");
+    check(
+        |wish, has| {
+            needs(wish, &[CpuArch::Arm]);
+            has.host.arch = None;
+        },
+        "",
+    );
+    let short = Shortfall::ImageArch { image: "app:1".into(), built_for: CpuArch::Arm, has: CpuArch::X86 };
+    assert_eq!(short.cure(), "use an image for x86 CPUs, or an instance with arm CPUs");
+    assert!(short.is_permanent() && !short.is_temporary());
 }
 
 #[test]

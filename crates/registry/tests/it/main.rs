@@ -5,6 +5,7 @@
 mod test_registry;
 
 use test_registry::{Registry, digest};
+use windlass_dial::AllowedAddresses;
 use windlass_registry::{Client, Credentials, Image, ImageName, Platform, RegistryError, Settings};
 
 const AMD64: &str = "amd64";
@@ -87,9 +88,41 @@ async fn a_registry_token_is_fetched_when_required_and_cached() {
     assert_eq!(registry.issued_scopes(), ["repository:team/app:pull"]);
     let refused =
         client.resolve_image(&name, &Platform::linux(AMD64), Some(&demo_credentials("wrong"))).await;
-    // The cached token belongs to the user, whatever password is passed now: a new client has none.
-    assert!(refused.is_ok());
-    assert!(resolve_for(&registry, "team/app:1", AMD64, Some(&demo_credentials("wrong"))).await.is_err());
+    // The cached token is not used for callers who do not know the password.
+    assert!(matches!(refused, Err(RegistryError::Denied { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn restricted_addresses_are_contacted_only_if_their_registry_is_listed() {
+    let registry = Registry::start().await;
+    registry.push("app", "1", AMD64, b"layer");
+    let name: ImageName = registry.name("app:1").parse().unwrap();
+    let allowed_addresses = AllowedAddresses::External { but: vec![] };
+    let client = |plain_http: Vec<String>| {
+        Client::new(Settings {
+            plain_http,
+            allowed_addresses: allowed_addresses.clone(),
+            ..Settings::default()
+        })
+    };
+    let platform = Platform::linux(AMD64);
+    let refused = client(vec![]).resolve_image(&name, &platform, None).await.unwrap_err();
+    assert!(!refused.is_final() && matches!(refused, RegistryError::Unreachable { .. }), "{refused}");
+    let listed = client(vec![name.registry().to_owned()]);
+    assert!(listed.resolve_image(&name, &platform, None).await.is_ok());
+}
+
+#[tokio::test]
+async fn an_image_is_described_for_the_first_platform_that_it_has() {
+    let registry = Registry::start().await;
+    let arm = registry.push("app", "arm", "arm64", b"for arm");
+    let name: ImageName = registry.name("app:arm").parse().unwrap();
+    let wanted = [Platform::linux(AMD64), Platform::linux("arm64")];
+    let found = Client::default().describe_image(&name, &wanted, None).await.unwrap();
+    assert_eq!((found.digest, found.platforms), (arm, vec![Platform::linux("arm64")]));
+    let wanted = [Platform::linux(AMD64), Platform::linux("riscv64")];
+    let missing = Client::default().describe_image(&name, &wanted, None).await.unwrap_err().to_string();
+    assert!(missing.contains("no build for linux/amd64, linux/riscv64, only for linux/arm64"), "{missing}");
 }
 
 #[tokio::test]

@@ -161,7 +161,11 @@ async fn projects_list_their_members(db: &Db) {
         };
         assert_eq!(projects::list(db, &requested).await.unwrap().1, 1, "{seen:?}");
     }
-    write(db, Unit::new().and([projects::update(project, true, Some("https://example.org/t"))])).await;
+    write(
+        db,
+        Unit::new().and([projects::update(project, true, Some("https://example.org/t"), Some("base:1"))]),
+    )
+    .await;
     assert!(projects::find(db, "main", user).await.unwrap().unwrap().0.is_public);
     assert_eq!(projects::owned_count(db, user).await.unwrap(), 1);
     write(db, Unit::new().and([projects::remove_members(project, &[user])])).await;

@@ -40,6 +40,7 @@ impl ServerFixture {
             database_url: self.database.as_ref().map(TestDb::url),
             admin_token: Some(ADMIN_TOKEN.into()),
             no_local: Some(true),
+            image_lookup: Some("off".into()),
             ..SettingsSource::default()
         }
     }

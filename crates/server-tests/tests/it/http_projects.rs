@@ -6,6 +6,7 @@ use windlass_server::config::SettingsSource;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
+    a_project_has_a_default_image_which_precedes_that_of_the_server
     a_project_uses_only_backends_that_it_was_granted
     ssh_fleets_require_a_permission_that_only_admins_grant
     a_project_belongs_to_its_creator_and_names_are_unique
@@ -212,6 +213,36 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
         let message = server.refused(ADMIN_TOKEN, "/api/backends/grant", grant, "error").await;
         assert!(message.contains(word), "{message}");
     }
+    server.stop().await;
+}
+
+async fn a_project_has_a_default_image_which_precedes_that_of_the_server(ground: &ServerFixture) {
+    let given = SettingsSource { default_image: Some("server:1".into()), ..ground.given() };
+    let server = TestServer::start_with(given).await;
+    let plan = async |more: Value| {
+        let mut configuration = json!({ "type": "task", "commands": ["true"] });
+        configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let body = json!({ "run_spec": { "configuration": configuration } });
+        let plan = server.admin("/api/project/main/runs/get_plan", body).await;
+        let job = &plan["job_plans"][0]["job_spec"];
+        (job["default_image"].clone(), job["default_image_from"].clone())
+    };
+    assert_eq!(plan(json!({})).await, (json!("server:1"), json!("server")));
+    let update = "/api/projects/main/update";
+    let project = server.admin(update, json!({ "default_image": "project:1" })).await;
+    assert_eq!(project["default_image"], "project:1");
+    assert_eq!(plan(json!({})).await, (json!("project:1"), json!("project")));
+    assert_eq!(plan(json!({ "default_image": "run:1" })).await, (json!("run:1"), json!("run")));
+    assert_eq!(plan(json!({ "image": "own:1" })).await, (Value::Null, Value::Null));
+    // Another change of the project leaves it.
+    server.admin(update, json!({ "is_public": true })).await;
+    assert_eq!(plan(json!({})).await.0, "project:1");
+    for wrong in ["", "none", "UPPER", "http://x"] {
+        let body = json!({ "default_image": wrong }).to_string();
+        assert_eq!(server.post(ADMIN_TOKEN, update, &body).await.0, 422, "{wrong}");
+    }
+    server.admin(update, json!({ "reset_default_image": true })).await;
+    assert_eq!(plan(json!({})).await, (json!("server:1"), json!("server")));
     server.stop().await;
 }
 

@@ -398,6 +398,10 @@ async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
         (&json!("remote"), &json!("idle"), &json!(0.0))
     );
     assert_eq!(offer["instance"], kind(26));
+    let reversed =
+        json!({ "run_spec": task_spec(json!("train-1")), "max_offers": 1, "reverse_offers": true });
+    let reversed = server.admin("/api/project/main/runs/get_plan", reversed).await;
+    assert_eq!(reversed["job_plans"][0]["offers"][0]["availability"], "busy", "{reversed}");
     let gpus =
         server.admin("/api/project/main/gpus/list", json!({ "run_spec": task_spec(Value::Null) })).await;
     assert_eq!(

@@ -1,8 +1,10 @@
 //! Costs of instances, from the tables `jobs` and `instances`: price times the time within a period.
 
+use std::collections::HashMap;
+
 use uuid::Uuid;
 use windlass_model::{
-    id::ProjectId,
+    id::{ManagedJobId, ProjectId},
     time::{Span, Timestamp},
 };
 
@@ -48,6 +50,13 @@ fn jobs() -> String {
     format!("({} UNION ALL {}) t", those("j.finished AND j.finished_at > $2"), those("NOT j.finished"))
 }
 
+/// Microseconds times dollars per hour, for each run of a managed job.
+const OF_JOB: &str = "SELECT r.name, CAST(coalesce(sum(1.0 \
+    * ((CASE WHEN coalesce(j.finished_at, $2) < $2 THEN coalesce(j.finished_at, $2) ELSE $2 END) - j.provisioned_at) \
+    * j.blocks / coalesce(nullif(i.total_blocks, 0), 1) * coalesce(i.price, 0.0)), 0) AS DOUBLE PRECISION) \
+    FROM runs r JOIN jobs j ON j.run_id = r.id JOIN instances i ON i.id = j.instance_id \
+    WHERE r.managed_job_id = $1 AND j.provisioned_at < $2 GROUP BY r.name";
+const MICROS_PER_HOUR: f64 = 3.6e9;
 const INSTANCES: &str = "(SELECT i.fleet_id, \
     1.0 * ((CASE WHEN coalesce(i.finished_at, $3) < $3 THEN coalesce(i.finished_at, $3) ELSE $3 END) \
     - (CASE WHEN i.started_at > $2 THEN i.started_at ELSE $2 END)) AS time, coalesce(i.price, 0.0) AS price \
@@ -66,6 +75,16 @@ statements! {
                 GROUP BY f.id, f.name {ORDER}";
     TOTAL_OF_JOBS = "SELECT {SUMS} FROM {}", jobs();
     TOTAL_OF_INSTANCES = "SELECT {SUMS} FROM {INSTANCES}";
+}
+
+/// Cost in dollars of each run of a managed job until now, by the name of the run.
+pub async fn by_run_of_job(
+    db: &Db,
+    job: ManagedJobId,
+    now: Timestamp,
+) -> Result<HashMap<String, f64>, DbError> {
+    let rows = db.query(OF_JOB, params![job, now]).await?;
+    rows.iter().map(|row| Ok((row.text(0)?, row.real(1)? / MICROS_PER_HOUR))).collect()
 }
 
 /// Grouping of costs.

@@ -49,6 +49,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     20 "0020_rights.sql";
     21 "0021_tokens.sql";
     22 "0022_upload_sizes.sql";
+    23 "0023_default_images.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::params;
 
-const COLUMNS: &str = "p.id, p.name, p.is_public, p.templates_repo, p.created_at, p.owner_id";
+const COLUMNS: &str =
+    "p.id, p.name, p.is_public, p.templates_repo, p.created_at, p.owner_id, p.default_image";
 
 #[derive(Clone, Debug)]
 pub struct Project {
@@ -24,6 +25,8 @@ pub struct Project {
     pub templates_repo: Option<String>,
     pub created_at: Timestamp,
     pub owner: UserId,
+    /// Image of runs that name none; `None`: the setting of the server.
+    pub default_image: Option<String>,
 }
 
 impl Project {
@@ -35,6 +38,7 @@ impl Project {
             templates_repo: row.opt_text(3)?,
             created_at: Timestamp(row.int(4)?),
             owner: row.id(5)?,
+            default_image: row.opt_text(6)?,
         })
     }
 }
@@ -66,9 +70,9 @@ pub async fn find(
          WHERE p.name = $1 AND NOT p.deleted"
     );
     let Some(row) = db.query_opt(sql, params![name, user]).await? else { return Ok(None) };
-    let membership = match row.opt_text(6)? {
+    let membership = match row.opt_text(7)? {
         Some(role) => {
-            Some(Membership { role, can_manage_ssh_fleets: row.bool(7)?, can_manage_secrets: row.bool(8)? })
+            Some(Membership { role, can_manage_ssh_fleets: row.bool(8)?, can_manage_secrets: row.bool(9)? })
         }
         None => None,
     };
@@ -251,10 +255,15 @@ pub fn remove_members(project: ProjectId, users: &[UserId]) -> Change {
     )
 }
 
-pub fn update(id: ProjectId, is_public: bool, templates_repo: Option<&str>) -> Change {
+pub fn update(
+    id: ProjectId,
+    is_public: bool,
+    templates_repo: Option<&str>,
+    default_image: Option<&str>,
+) -> Change {
     exec(
-        "UPDATE projects SET is_public = $2, templates_repo = $3 WHERE id = $1",
-        params![id, is_public, templates_repo],
+        "UPDATE projects SET is_public = $2, templates_repo = $3, default_image = $4 WHERE id = $1",
+        params![id, is_public, templates_repo, default_image],
     )
 }
 

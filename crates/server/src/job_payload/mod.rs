@@ -46,6 +46,8 @@ use crate::{
     services,
 };
 
+pub(crate) use self::task_spec::registry_credentials;
+
 /// Reason why there are no orders.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {

@@ -44,15 +44,13 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
     let part = host_share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
     let several = spec.jobs_per_replica > 1;
-    let auth = |part: fn(&RegistryAuth) -> &String| {
-        spec.registry_auth.as_ref().map(|auth| with_variables(part(auth), spec)).unwrap_or_default()
-    };
+    let (registry_username, registry_password) = registry_credentials(spec);
     let host_keys = host_keys(inputs);
     TaskSpec {
         id: job.id,
         name: job.job_name.clone(),
-        registry_username: auth(|auth| &auth.username),
-        registry_password: auth(|auth| &auth.password),
+        registry_username,
+        registry_password,
         image_name: image_name(spec, inputs.runs_in),
         // The runner switches to the user of the job; before that it performs the steps that need root.
         container_user: "root".to_owned(),
@@ -101,6 +99,14 @@ fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
         )
         | None => ProcessIsolation::Confined,
     }
+}
+
+/// User name and password for the registry of a job, with its variables; empty if it has none.
+pub(crate) fn registry_credentials(spec: &JobSpec) -> (String, String) {
+    let part = |part: fn(&RegistryAuth) -> &String| {
+        spec.registry_auth.as_ref().map(|auth| with_variables(part(auth), spec)).unwrap_or_default()
+    };
+    (part(|auth| &auth.username), part(|auth| &auth.password))
 }
 
 /// Substitutes variables that no client has filled in.

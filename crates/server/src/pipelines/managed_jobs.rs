@@ -118,7 +118,7 @@ impl Pipeline for ManagedJobsPipeline {
         let project = loaded.job.project_id;
         let site =
             attempt_specs::allowed_infra(&self.context.db, &self.context.backends, project, &plan).await?;
-        let images = self.context.images.clone();
+        let images = self.context.images.with_project(loaded.project_image.as_deref());
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 

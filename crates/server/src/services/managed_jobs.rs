@@ -6,11 +6,13 @@
 mod new_jobs;
 mod render;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-use windlass_api::{managed_jobs as wire, operations::CancelManagedJobs, projects::ProjectRole};
+use windlass_api::{
+    managed_jobs as wire, operations::CancelManagedJobs, projects::ProjectRole, runs::ImageReport,
+};
 use windlass_model::{
     event::Entity,
     id::ManagedJobId,
@@ -18,6 +20,7 @@ use windlass_model::{
         Status,
         plan::{COPIES_MAX, Candidate, ManagedJobPlan, PRIORITY, TaskBody, WORKDIR, Workdir},
     },
+    resources::CpuArch,
     skypilot::{
         self, CommandLineValues, Infra, JobIdentity, LaunchableJob, SecretValue, ServerContext, TaskSecrets,
     },
@@ -25,7 +28,10 @@ use windlass_model::{
 };
 
 pub use self::new_jobs::NewJobs;
-use super::{names, runs::problems_error};
+use super::{
+    names,
+    runs::{check_images, problems_error},
+};
 use crate::{
     app::App,
     attempt_specs::{self, Attempt, AttemptSpecBuilder, AttemptSpecError, FileArchive, TaskArchives},
@@ -84,7 +90,9 @@ async fn prepare_launch(
         return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
     }
     let files = task_archives(app, scope, &plan, requested.files).await?;
-    check(app, scope, &plan, &files, site).await?;
+    let images = check(app, scope, &plan, &files, site).await?;
+    plan.image_architectures = images.architectures;
+    warnings.extend(images.warnings);
     Ok(LaunchPlan { plan, name, copies, files, secrets, warnings })
 }
 
@@ -280,6 +288,16 @@ async fn task_archives(
     Ok(files)
 }
 
+/// Maximum number of tasks whose images are looked up: a user waits for the answer.
+const LOOKED_UP_TASKS_MAX: usize = 32;
+
+/// What registries report about the images of a job.
+#[derive(Default)]
+struct ImageFindings {
+    architectures: BTreeMap<String, Vec<CpuArch>>,
+    warnings: BTreeSet<String>,
+}
+
 /// Rejects what can never become a run, with the same messages as `windlass apply`.
 async fn check(
     app: &App,
@@ -287,7 +305,8 @@ async fn check(
     plan: &ManagedJobPlan,
     files: &TaskArchives,
     site: ServerContext,
-) -> Result<()> {
+) -> Result<ImageFindings> {
+    let mut images = ImageFindings::default();
     let user = &scope.caller.user;
     let identity = JobIdentity {
         job_id: "0".to_owned(),
@@ -304,12 +323,12 @@ async fn check(
         priority: i64::from(plan.priority),
         ssh_key: user.ssh_public_key.as_deref(),
         site,
-        images: &app.settings().images,
+        images: &scope.default_images(app),
     };
     for (task, of) in (0..).zip(&plan.tasks) {
         for candidate in (0..).take(of.candidates.len().max(1)) {
             let attempt = Attempt { task, number: 1, candidate, market: None };
-            let spec = builder.spec(&attempt).map_err(|error| match error {
+            let mut spec = builder.spec(&attempt).map_err(|error| match error {
                 AttemptSpecError::Run(error) => error,
                 AttemptSpecError::Task(_) | AttemptSpecError::Document(_) => {
                     Error::refused(error.to_string())
@@ -317,10 +336,19 @@ async fn check(
             })?;
             if candidate == 0 {
                 spec.check_references(app, scope).await?;
+                if usize::try_from(task).is_ok_and(|task: usize| task < LOOKED_UP_TASKS_MAX) {
+                    let reports = check_images(app, scope, &mut spec).await?;
+                    images.architectures.append(&mut spec.image_architectures());
+                    let told = |report: &ImageReport| {
+                        let reason = report.not_checked.as_ref()?;
+                        Some(format!("image {} was not checked: {reason}", report.name))
+                    };
+                    images.warnings.extend(reports.iter().filter_map(told));
+                }
             }
         }
     }
-    Ok(())
+    Ok(images)
 }
 
 pub async fn list(

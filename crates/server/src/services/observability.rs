@@ -188,9 +188,13 @@ pub async fn list_gpus(
     requested: &gpus::ListRequest,
 ) -> Result<gpus::GpuList> {
     let by = offers::GpuGrouping::read(requested.group_by.as_deref().unwrap_or_default())?;
-    let spec = ResolvedRunSpec::read(&requested.run_spec, None, &app.settings().images)?;
+    let spec = ResolvedRunSpec::read(&requested.run_spec, None, &scope.default_images(app))?;
     let supply = offers::load_supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();
-    Ok(gpus::GpuList { gpus: offers::by_gpu(&found, by), cpus: None })
+    let mut gpus = offers::by_gpu(&found, by);
+    if requested.reverse {
+        gpus.reverse();
+    }
+    Ok(gpus::GpuList { gpus, cpus: None })
 }

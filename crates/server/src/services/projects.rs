@@ -6,7 +6,9 @@ use windlass_api::projects::{self as wire, ProjectRole};
 use windlass_model::{
     event::Entity,
     id::{ProjectId, UserId},
+    plan::execution_mode::PLAIN_PROCESS_IMAGE,
 };
+use windlass_registry::ImageName;
 
 use super::{grants, names, project_keys, users};
 use crate::{
@@ -88,6 +90,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
                 is_public: project.is_public,
                 templates_repo: project.templates_repo,
                 granted_backends: granted.remove(&project.id).unwrap_or_default(),
+                default_image: project.default_image,
                 project_name: project.name,
             })
         })
@@ -233,6 +236,17 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     }
 }
 
+/// Rejects a default image that no registry can have.
+fn check_default_image(image: String) -> Result<String> {
+    match image.parse::<ImageName>() {
+        Ok(_) if image == PLAIN_PROCESS_IMAGE => {
+            Err(Error::field("default_image", "must name an image; reset it to have none"))
+        }
+        Ok(_) => Ok(image),
+        Err(error) => Err(Error::field("default_image", error.to_string())),
+    }
+}
+
 pub async fn update(
     app: &App,
     scope: &ProjectScope,
@@ -244,7 +258,16 @@ pub async fn update(
         (false, None) => scope.project.templates_repo.clone(),
     };
     let is_public = requested.is_public.unwrap_or(scope.project.is_public);
-    let change = projects::update(scope.project.id, is_public, templates.as_deref());
+    let default_image = match (requested.reset_default_image, requested.default_image) {
+        (true, Some(_)) => {
+            return Err(Error::field("default_image", "cannot be set and reset at the same time"));
+        }
+        (true, None) => None,
+        (false, Some(image)) => Some(check_default_image(image)?),
+        (false, None) => scope.project.default_image.clone(),
+    };
+    let change =
+        projects::update(scope.project.id, is_public, templates.as_deref(), default_image.as_deref());
     write(app, scope, vec![change], "updated", "Project updated".into()).await
 }
 

@@ -1,5 +1,7 @@
 //! This machine, with jobs as containers.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 pub(crate) use crate::test_env::IMAGE;
@@ -63,6 +65,22 @@ async fn a_docker_image_defines_the_default_command_user_and_directory() {
     assert_eq!(run["status"], "done", "{run:#}");
     let log = env.log(&run).await;
     assert!(log.contains("uid=1234 gid=5678") && log.contains("in /bin"), "{log}");
+}
+
+#[tokio::test]
+async fn a_docker_dev_environment_ends_as_soon_as_it_is_stopped() {
+    image();
+    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let dev = json!({"type": "dev-environment", "name": "desk", "image": IMAGE, "ide": "vscode"});
+    stage.apply(&dev).await;
+    stage.says("desk", "The dev environment is ready.").await;
+    let asked = Instant::now();
+    stage.stop("desk", false).await;
+    let run = stage.reaches("desk", &["terminated"]).await;
+    // Its shell would be killed after the default grace period of five minutes.
+    assert!(asked.elapsed() < Duration::from_secs(25), "{:?} {run:#}", asked.elapsed());
+    let submission = newest_submission(&run);
+    assert!(!submission["termination_reason_message"].to_string().contains("killed"), "{submission:#}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -53,6 +53,23 @@ struct RegistryState {
     /// Number of responses that are being sent.
     open: AtomicUsize,
     manifests_requested: AtomicUsize,
+    /// True to accept requests and not answer them.
+    is_silent: AtomicBool,
+}
+
+/// Content of an image besides its layer.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageOptions<'a> {
+    pub architecture: &'a str,
+    /// Field `config` of the configuration, as JSON.
+    pub config: &'a str,
+}
+
+impl Default for ImageOptions<'_> {
+    fn default() -> Self {
+        let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+        Self { architecture, config: r#"{"Cmd": ["/bin/true"]}"# }
+    }
 }
 
 #[derive(Clone)]
@@ -71,6 +88,7 @@ impl Registry {
             password: Mutex::default(),
             open: AtomicUsize::new(0),
             manifests_requested: AtomicUsize::new(0),
+            is_silent: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -96,13 +114,34 @@ impl Registry {
         self.shared.manifests_requested.load(Ordering::SeqCst)
     }
 
+    /// Accepts requests from now on, and does not answer them; or answers again.
+    pub fn set_silent(&self, is_silent: bool) {
+        self.shared.is_silent.store(is_silent, Ordering::SeqCst);
+    }
+
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Adds an image with one layer, and returns its name by tag and by digest.
     pub fn put(&self, repository: &str, tag: &str, layer: Vec<u8>) -> (String, String) {
+        self.put_with(repository, tag, layer, ImageOptions::default())
+    }
+
+    pub fn put_with(
+        &self,
+        repository: &str,
+        tag: &str,
+        layer: Vec<u8>,
+        options: ImageOptions<'_>,
+    ) -> (String, String) {
         let diff = digest(&layer);
+        let content: serde_json::Value = serde_json::from_str(options.config).unwrap();
         let config = serde_json::json!({
-            "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+            "architecture": options.architecture,
             "os": "linux",
-            "config": {"Cmd": ["/bin/true"]},
+            "config": content,
             "rootfs": {"type": "layers", "diff_ids": [diff]},
             "history": [{"created": "2026-01-01T00:00:00Z", "created_by": "a test"}],
         });
@@ -146,6 +185,9 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Request) -> Response {
+    if shared.is_silent.load(Ordering::SeqCst) {
+        std::future::pending::<()>().await;
+    }
     if !is_authorized(&shared, request.headers()) {
         let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")];
         return (StatusCode::UNAUTHORIZED, challenge, error_body("UNAUTHORIZED", "authentication required"))

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use windlass_api::{
     offers::Offer,
-    runs::{JobPlan, RunPlan},
+    runs::{ImageReport, JobPlan, RunPlan},
 };
+use windlass_model::config::job_spec::DefaultImageSource;
 
 use crate::output::{
     self, format,
@@ -37,8 +38,12 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     if !places.is_empty() {
         lines.push(("Runs in", places.into_iter().collect::<Vec<_>>().join(", or ")));
     }
+    for (number, image) in plan.images.iter().enumerate() {
+        lines.push((if number == 0 { "Image" } else { "" }, format_image(image)));
+    }
     if let Some(first) = plan.job_plans.first() {
         let job = first.job_spec.value().unwrap_or_default();
+        lines.extend(format_default_image(&job).map(|text| ("Default image", text)));
         let requirements = &job["requirements"];
         if let Some(price) = requirements["max_price"].as_f64() {
             lines.push(("Max price", format!("{} per hour", format::price(price))));
@@ -75,6 +80,26 @@ pub(crate) fn print_plan(plan: &RunPlan) {
             output::print_message("");
         }
     }
+}
+
+/// `team/app:1 for linux/amd64, runs as app`, or the reason why it was not checked.
+fn format_image(image: &ImageReport) -> String {
+    if let Some(reason) = &image.not_checked {
+        return format!("{} was not checked: {reason}", image.name);
+    }
+    let platforms = match image.platforms.as_slice() {
+        [] => String::new(),
+        known => format!(" for {}", known.join(", ")),
+    };
+    let user = image.user.as_ref().map(|user| format!(", runs as {user}")).unwrap_or_default();
+    format!("{}{platforms}{user}", image.name)
+}
+
+/// `debian:12, set by the project`: image on instances that run only containers, if the run names none.
+fn format_default_image(job: &Value) -> Option<String> {
+    let image = job["default_image"].as_str()?;
+    let source: Option<DefaultImageSource> = serde_json::from_value(job["default_image_from"].clone()).ok();
+    Some(format!("{image}, set by {}", source.unwrap_or_default()))
 }
 
 /// Returns one job for each set of requirements: nodes with equal requirements get the same offers.

@@ -33,6 +33,8 @@ const ENTRY_POINTS: [&str; 7] =
 /// Python versions of the default images.
 const PYTHON_VERSIONS: [&str; 5] = ["3.9", "3.10", "3.11", "3.12", "3.13"];
 const DEFAULT_PYTHON: &str = "3.12";
+/// Image with `conda`, for directories that list their libraries in `environment.yml`.
+const CONDA_IMAGE: &str = "condaforge/miniforge3";
 const NAME_MIN: usize = 2;
 const NAME_MAX: usize = 41;
 
@@ -132,7 +134,7 @@ fn resource_name(folder: &str) -> String {
 }
 
 fn guess_python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
-    let lists = ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml"];
+    let lists = ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml", "environment.yaml"];
     let list = lists.into_iter().find(|file| folder.has(file));
     let start = ENTRY_POINTS.into_iter().find(|file| folder.has(file)).map(str::to_owned);
     let start = start.or_else(|| {
@@ -143,18 +145,21 @@ fn guess_python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     if list.is_none() && start.is_none() && notebook.is_none() {
         return false;
     }
-    guess.place = format!("python: \"{}\"", python_version(folder));
+    let conda = list.filter(|file| file.starts_with("environment."));
+    guess.place = match conda {
+        Some(_) => format!("image: {CONDA_IMAGE}"),
+        None => format!("python: \"{}\"", python_version(folder)),
+    };
     guess.found.push(format!("Python ({})", list.or(start.as_deref()).unwrap_or("notebooks")));
     let uv = folder.has("uv.lock");
-    guess.setup.extend(
-        match list {
-            _ if uv => Some("uv sync"),
-            Some("requirements.txt") => Some("pip install -r requirements.txt"),
-            Some("pyproject.toml" | "setup.py") => Some("pip install ."),
-            _ => None,
-        }
-        .map(str::to_owned),
-    );
+    guess.setup.extend(match list {
+        _ if uv => Some("uv sync".to_owned()),
+        Some("requirements.txt") => Some("pip install -r requirements.txt".to_owned()),
+        Some("pyproject.toml" | "setup.py") => Some("pip install .".to_owned()),
+        // The environment `base` needs no `conda init` and no activation: its programs are first in `PATH`.
+        Some(file) => Some(format!("conda env update --name base --file {file}")),
+        None => None,
+    });
     let listed: String = lists.iter().map(|file| folder.text(file)).collect::<Vec<_>>().join("\n");
     if let Some(library) = GPU_LIBRARIES.into_iter().find(|library| lists_library(&listed, library)) {
         guess.gpu = true;
@@ -343,6 +348,21 @@ mod tests {
             &[("pyproject.toml", "requires-python = \">=3.11\""), ("uv.lock", ""), ("main.py", "")],
             "task",
             &["python: \"3.11\"", "uv sync", "uv run python main.py"],
+        );
+        let conda = ("environment.yml", "name: lab\ndependencies:\n  - python=3.11\n  - pytorch::torch\n");
+        check(
+            &[conda, ("train.py", "")],
+            "task",
+            &[
+                "image: condaforge/miniforge3",
+                "conda env update --name base --file environment.yml",
+                "gpu: 1",
+            ],
+        );
+        check(
+            &[("environment.yaml", ""), ("look.ipynb", "")],
+            "dev-environment",
+            &["init:\n  - conda env update"],
         );
         check(&[("job.py", "")], "task", &["python job.py", "python: \"3.12\""]);
         check(&[("package.json", "{}"), ("yarn.lock", "")], "task", &["image: node:22", "yarn start"]);

@@ -28,8 +28,14 @@ const SCHEMA_FILE: &str = ".windlass/schema.json";
 const FILES_MAX: usize = 2000;
 const DEPTH_MAX: usize = 2;
 const TEXT_BYTES_MAX: u64 = 256 << 10;
-const READ_FILES: [&str; 5] =
-    ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml", ".python-version"];
+const READ_FILES: [&str; 6] = [
+    "requirements.txt",
+    "pyproject.toml",
+    "setup.py",
+    "environment.yml",
+    "environment.yaml",
+    ".python-version",
+];
 
 const EXAMPLES: &str = "\
 Examples:

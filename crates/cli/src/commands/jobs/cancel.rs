@@ -102,7 +102,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         many => output::print_message(&format!("{} are being cancelled.", format::count(many.len(), "job"))),
     }
     match format {
-        Format::Json | Format::Jsonl => output::print_one(format, &done, "", |_| ())?,
+        Format::Json | Format::Jsonl | Format::Yaml => output::print_one(format, &done, "", |_| ())?,
         Format::Name => numbers.iter().for_each(|number| output::print_data(number)),
         Format::Table | Format::Wide => {}
     }

@@ -141,7 +141,7 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
 
 fn print_launched(all: &LaunchResponse, format: Format) -> Result<(), CliError> {
     match format {
-        Format::Json | Format::Jsonl => output::print_one(format, all, "", |_| ())?,
+        Format::Json | Format::Jsonl | Format::Yaml => output::print_one(format, all, "", |_| ())?,
         Format::Name => all.jobs.iter().for_each(|job| output::print_data(&job.job_id.to_string())),
         Format::Table | Format::Wide => match all.jobs.as_slice() {
             [one] => output::print_message(&output::printable(&format!(

@@ -1,15 +1,15 @@
 //! `windlass why JOB`: why a managed job is waiting, failed or ended.
 
 use windlass_api::{
-    managed_jobs::{ListRequest, ManagedJob, ReadRequest, Task},
+    managed_jobs::{DeadlineReport, ListRequest, ManagedJob, ReadRequest, Task},
     operations::{ListManagedJobs, ReadManagedJob},
 };
-use windlass_model::time::Timestamp;
+use windlass_model::time::{Span, Timestamp};
 
 use super::is_final;
 use crate::{
     cli::Format,
-    commands::why::{format_fixes, print_refusals},
+    commands::why::{format_fixes, print_refusals, without_refusal},
     context::Context,
     error::CliError,
     exit::Exit,
@@ -71,7 +71,8 @@ fn print_job(job: &ManagedJob) {
 }
 
 fn print_task(task: &Task, indent: &str, now: Timestamp) {
-    if let Some(reason) = &task.reason {
+    let why = task.why.as_ref().and_then(|why| why.value().ok());
+    if let Some(reason) = task.reason.as_ref().and_then(|reason| without_refusal(reason, why.as_ref())) {
         print_line(&format!("{indent}why:  {reason}"));
     }
     if task.attempt > 0 {
@@ -88,10 +89,16 @@ fn print_task(task: &Task, indent: &str, now: Timestamp) {
             format::span(next.since(now))
         ));
     }
+    if let Some(cost) = task.cost.filter(|cost| *cost > 0.0) {
+        print_line(&format!("{indent}cost so far: {}", format::price(cost)));
+    }
+    if let Some(deadline) = &task.deadline {
+        print_line(&format!("{indent}deadline: {}", format_deadline(deadline)));
+    }
     if let Some(place) = &task.placement {
         print_line(&format!("{indent}placement: {place}"));
     }
-    let Some(why) = task.why.as_ref().and_then(|why| why.value().ok()) else { return };
+    let Some(why) = why else { return };
     print_line(&format!("{indent}requires: {}", task.resources));
     print_refusals("does not fit", &why);
     let cures = format_fixes(&why);
@@ -99,6 +106,22 @@ fn print_task(task: &Task, indent: &str, now: Timestamp) {
         print_line("  to make it fit:");
         cures.iter().for_each(|cure| print_line(&format!("    {cure}")));
     }
+}
+
+/// `2026-11-18T10:00:00Z, 2 h left; 3 h on spot nodes, 1 h on demand, 2 changeovers`.
+fn format_deadline(report: &DeadlineReport) -> String {
+    let left = format::span(Span::secs(report.spare.abs()));
+    let state = match report.on_time {
+        true => format!("{left} left"),
+        false => format!("missed by {left}"),
+    };
+    format!(
+        "{}, {state}; {} on spot nodes, {} on demand, {}",
+        format::timestamp(report.due_at),
+        format::span(Span::secs(report.spot_node_seconds)),
+        format::span(Span::secs(report.on_demand_node_seconds)),
+        format::count(usize::try_from(report.changeovers).unwrap_or(usize::MAX), "changeover"),
+    )
 }
 
 fn print_line(text: &str) {

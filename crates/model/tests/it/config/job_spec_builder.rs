@@ -5,29 +5,24 @@ use windlass_model::config::{
     Configuration,
     effective::effective_run_spec,
     job_spec::JobSpec,
-    job_spec_builder::{self, DefaultImages, Error, ImageMetadata, InheritedSpec, JobSpecInputs},
+    job_spec_builder::{self, DefaultImages, Error, InheritedSpec, JobSpecInputs},
     references,
 };
 use windlass_model::resources::{CpuArch, GpuVendor};
 
 use super::{accept, trimmed};
 
-fn try_specs(text: &str, image: Option<&ImageMetadata>) -> Result<Vec<JobSpec>, Error> {
+fn try_specs(text: &str) -> Result<Vec<JobSpec>, Error> {
     let configuration = accept(text);
-    job_spec_builder::job_specs(&inputs(&configuration, image, &inherited()))
+    job_spec_builder::job_specs(&inputs(&configuration, &inherited()))
 }
 
-fn inputs<'a>(
-    configuration: &'a Configuration,
-    image: Option<&'a ImageMetadata>,
-    inherited: &'a InheritedSpec,
-) -> JobSpecInputs<'a> {
+fn inputs<'a>(configuration: &'a Configuration, inherited: &'a InheritedSpec) -> JobSpecInputs<'a> {
     JobSpecInputs {
         run_name: "train-1",
         configuration,
         profile: None,
         inherited,
-        image,
         server_url: Some("http://s"),
     }
 }
@@ -39,7 +34,7 @@ fn inherited() -> InheritedSpec {
 
 #[track_caller]
 fn specs(text: &str) -> Vec<JobSpec> {
-    try_specs(text, None).unwrap()
+    try_specs(text).unwrap()
 }
 
 #[test]
@@ -112,34 +107,25 @@ fn commands_are_joined_and_run_by_the_configured_shell_or_entrypoint() {
         ["run", "a b", "c", "d e"]
     );
     assert_eq!(specs("type: task\nimage: i")[0].commands, [""; 0], "the image may have a command");
-    assert_eq!(try_specs("type: task\nimage: none", None).unwrap_err(), Error::NothingToRun);
-    let open = try_specs("type: task\nimage: i\nentrypoint: \"run 'a\"", None).unwrap_err();
+    assert_eq!(try_specs("type: task\nimage: none").unwrap_err(), Error::NothingToRun);
+    let open = try_specs("type: task\nimage: i\nentrypoint: \"run 'a\"").unwrap_err();
     assert!(matches!(open, Error::Entrypoint { .. }));
     assert_eq!(specs("type: task\nimage: scratch")[0].commands, [""; 0]);
 }
 
 #[test]
-fn image_metadata_fills_in_what_the_configuration_omits() {
-    let image = ImageMetadata {
-        user: Some("1000:1000".to_owned()),
-        entrypoint: vec!["/entry".to_owned()],
-        cmd: vec!["serve".to_owned()],
-        architectures: vec![CpuArch::Arm],
-    };
-    let text = "type: task\nimage: i";
-    assert!(job_spec_builder::needs_image_metadata(&accept(text)));
-    let job = try_specs(text, Some(&image)).unwrap().remove(0);
-    assert_eq!(job.commands, ["/entry", "serve"]);
-    assert_eq!(job.user.unwrap().uid, Some(1000));
-    assert_eq!(job.requirements.resources.cpu.arch, Some(CpuArch::Arm));
-    let both = ImageMetadata { architectures: vec![CpuArch::X86, CpuArch::Arm], ..image };
-    let job = try_specs("type: task\nimage: i\ncommands: [x]", Some(&both)).unwrap().remove(0);
+fn architectures_of_an_image_apply_to_the_jobs_that_run_in_it() {
+    let mut inherited = inherited();
+    inherited.image_architectures.insert("i".to_owned(), vec![CpuArch::Arm]);
+    let jobs = |text: &str| job_spec_builder::job_specs(&inputs(&accept(text), &inherited)).unwrap();
+    let job = jobs("type: task\nimage: i").remove(0);
+    assert_eq!((job.image_architectures, job.commands), (vec![CpuArch::Arm], vec![]));
+    // A request for an architecture is the user's alone.
     assert_eq!(job.requirements.resources.cpu.arch, None);
-    assert!(!job_spec_builder::needs_image_metadata(&accept(
-        "type: task\nimage: i\nuser: u\ncommands: [x]\nresources: {cpu: x86}"
-    )));
-    assert!(!job_spec_builder::needs_image_metadata(&accept("type: task\ncommands: [x]")));
-    assert!(!job_spec_builder::needs_image_metadata(&accept("type: task\nimage: scratch")));
+    let groups = "type: service\nport: 80\nimage: i\n\
+                  groups: [{replicas: 1, commands: [x]}, {replicas: 1, image: other, commands: [x]}]";
+    let built_for: Vec<usize> = jobs(groups).iter().map(|job| job.image_architectures.len()).collect();
+    assert_eq!(built_for, [1, 0]);
 }
 
 #[test]
@@ -152,7 +138,7 @@ fn image_docker_and_nvcc_fields_select_the_image() {
     assert_eq!((in_words.image_name.as_str(), in_words.python.as_deref()), ("none", Some("3.12")));
     let docker = job("type: task\ndocker: true\ncommands: [x]");
     assert!(docker.privileged && docker.image_name == "dind:1");
-    let nvcc = try_specs("type: task\nnvcc: true\ncommands: [x]", None).unwrap_err();
+    let nvcc = try_specs("type: task\nnvcc: true\ncommands: [x]").unwrap_err();
     assert_eq!(nvcc, Error::NoImageFor { field: "nvcc", setting: "nvcc-image" });
 }
 
@@ -162,12 +148,15 @@ fn default_image_comes_from_the_profile_or_else_from_the_server() {
     let inherited = InheritedSpec { images, ..InheritedSpec::default() };
     let default_image = |text: &str| {
         let configuration = accept(text);
-        job_spec_builder::job_specs(&inputs(&configuration, None, &inherited))
-            .unwrap()
-            .remove(0)
-            .default_image
+        job_spec_builder::job_specs(&inputs(&configuration, &inherited)).unwrap().remove(0).default_image
     };
     assert_eq!(default_image("type: task\ncommands: [x]").as_deref(), Some("server:1"));
+    let of_project = inherited.images.with_project(Some("project:1"));
+    assert_eq!(
+        (of_project.base.as_deref(), of_project.docker),
+        (Some("project:1"), inherited.images.docker.clone())
+    );
+    assert_eq!(inherited.images.with_project(None), inherited.images);
     let profile = "type: task\ndefault_image: profile:1\ncommands: [x]";
     assert_eq!(default_image(profile).as_deref(), Some("profile:1"));
     assert_eq!(default_image("type: task\nimage: i\ncommands: [x]"), None);
@@ -200,7 +189,7 @@ fn a_service_starts_with_its_minimum_number_of_replicas() {
     assert_eq!(jobs[0].probes[0].url, "/v1/chat/completions");
     let idle = accept(&text.replace("2..4", "0..4"));
     let inherited = InheritedSpec::default();
-    let inputs = inputs(&idle, None, &inherited);
+    let inputs = inputs(&idle, &inherited);
     assert!(job_spec_builder::job_specs(&inputs).unwrap().is_empty());
     assert_eq!(job_spec_builder::plan_specs(&inputs).unwrap().len(), 1);
     assert_eq!(job_spec_builder::replica_specs(&inputs, 0, 7).unwrap()[0].job_name, "train-1-0-7");
@@ -245,12 +234,12 @@ fn probe_and_retry_defaults_are_filled_in() {
 
 #[test]
 fn a_variable_without_a_value_stops_the_run() {
-    let error = try_specs("type: task\ncommands: [x]\nenv: [TOKEN]", None).unwrap_err();
+    let error = try_specs("type: task\ncommands: [x]\nenv: [TOKEN]").unwrap_err();
     assert_eq!(error, Error::UnresolvedVariable { name: "TOKEN".to_owned() });
     let mut configuration = accept("type: task\ncommands: [x]\nenv: [TOKEN, A=1]\ndstack: true");
     configuration.run_mut().unwrap().env.resolve(|name| (name == "TOKEN").then(|| "t".to_owned()));
     let inherited = InheritedSpec::default();
-    let job = job_spec_builder::job_specs(&inputs(&configuration, None, &inherited)).unwrap().remove(0);
+    let job = job_spec_builder::job_specs(&inputs(&configuration, &inherited)).unwrap().remove(0);
     assert_eq!(
         serde_json::to_value(&job.env).unwrap(),
         json!({"A": "1", "DSTACK_SERVER_URL": "http://s", "TOKEN": "t"})
@@ -269,7 +258,7 @@ fn a_dev_environment_keeps_running_after_its_init_commands() {
 
 #[test]
 fn a_fleet_has_no_jobs() {
-    assert_eq!(try_specs("type: fleet\nnodes: 1", None).unwrap_err(), Error::NotARun { kind: "fleet" });
+    assert_eq!(try_specs("type: fleet\nnodes: 1").unwrap_err(), Error::NotARun { kind: "fleet" });
 }
 
 #[test]

@@ -119,7 +119,6 @@ fn job_specs_can_be_built_from_a_task_run() {
         configuration: &spec.configuration,
         profile: None,
         inherited: &InheritedSpec::default(),
-        image: None,
         server_url: None,
     };
     let jobs = job_spec_builder::job_specs(&inputs).unwrap();

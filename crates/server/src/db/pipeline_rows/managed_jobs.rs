@@ -25,7 +25,7 @@ use crate::{
 };
 
 statements! {
-    LOAD = "SELECT {}, u.name, u.ssh_public_key, p.name FROM managed_jobs m JOIN users u ON u.id = m.user_id \
+    LOAD = "SELECT {}, u.name, u.ssh_public_key, p.name, p.default_image FROM managed_jobs m JOIN users u ON u.id = m.user_id \
             JOIN projects p ON p.id = m.project_id JOIN managed_job_tasks t ON t.job_id = m.id \
             WHERE m.id = $1 AND m.lock_token = $2 ORDER BY t.task", managed_jobs::columns();
     /// Including deleted runs: the end of a hidden attempt still counts.
@@ -74,19 +74,22 @@ pub struct ManagedJobInputs {
     pub user: String,
     pub ssh_key: Option<String>,
     pub project: String,
+    pub project_image: Option<String>,
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<ManagedJobInputs>, DbError> {
     let rows = db.query(LOAD.as_str(), params![lease.id, lease.token]).await?;
     let at = managed_jobs::WIDTH;
-    let mut found =
-        managed_jobs::group_rows(rows, |row| Ok((row.text(at)?, row.opt_text(at + 1)?, row.text(at + 2)?)))?;
-    let loaded = found.pop().map(|(job, tasks, (user, ssh_key, project))| ManagedJobInputs {
+    let mut found = managed_jobs::group_rows(rows, |row| {
+        Ok((row.text(at)?, row.opt_text(at + 1)?, row.text(at + 2)?, row.opt_text(at + 3)?))
+    })?;
+    let loaded = found.pop().map(|(job, tasks, (user, ssh_key, project, project_image))| ManagedJobInputs {
         job,
         tasks,
         user,
         ssh_key,
         project,
+        project_image,
     });
     Ok(loaded)
 }

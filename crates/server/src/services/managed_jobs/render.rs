@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use windlass_api::{Document, managed_jobs as wire};
 use windlass_model::{
+    deadline_policy::{NodeTime, deadline_report},
     decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     id::ManagedJobId,
     managed_job::{
@@ -13,12 +14,13 @@ use windlass_model::{
         record::{TaskRecord, job_totals},
     },
     run,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use crate::{
     app::App,
     db::{
+        costs,
         managed_jobs::{self as rows, AttemptState, JobWithTasks},
         pipeline_rows::managed_jobs as passes,
     },
@@ -70,10 +72,12 @@ impl StoredJob {
 struct JobContext {
     slots: Option<(SlotLimits, SlotUsage)>,
     attempts: HashMap<String, Vec<AttemptState>>,
+    /// Cost of the runs of a job, if a single one is read.
+    costs: Option<HashMap<String, f64>>,
 }
 
 impl JobContext {
-    async fn of(app: &App, jobs: &[StoredJob], detailed: bool) -> Result<Self> {
+    async fn of(app: &App, jobs: &[StoredJob], detailed: bool, now: Timestamp) -> Result<Self> {
         let mut context = Self::default();
         if jobs.iter().any(StoredJob::waits_for_slot) {
             context.slots = Some((app.settings().job_limits, passes::slots_in_use(app.db()).await?));
@@ -89,6 +93,9 @@ impl JobContext {
         }
         for state in rows::attempt_states(app.db(), &ids, &names).await? {
             context.attempts.entry(state.run_name.clone()).or_default().push(state);
+        }
+        if let (true, [only]) = (detailed, jobs) {
+            context.costs = Some(costs::by_run_of_job(app.db(), only.named.job.id, now).await?);
         }
         Ok(context)
     }
@@ -128,7 +135,7 @@ pub(super) async fn jobs(
 ) -> Result<Vec<wire::ManagedJob>> {
     let now = app.db().now().await?;
     let jobs = named.into_iter().map(StoredJob::of).collect::<Result<Vec<_>>>()?;
-    let context = JobContext::of(app, &jobs, detailed).await?;
+    let context = JobContext::of(app, &jobs, detailed, now).await?;
     jobs.into_iter().map(|stored| job(stored, &context, now)).collect()
 }
 
@@ -162,6 +169,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         total_duration: total,
         job_duration: sums.job_duration.as_secs(),
         recovery_count: sums.recovery_count,
+        cost: context.costs.as_ref().map(|costs| costs.values().sum()),
         tasks,
     })
 }
@@ -202,7 +210,11 @@ fn task(
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let newest = stored.run_name(number, record.attempt);
     let why = context.shortfalls(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+    let runs: Vec<String> = (1..=record.attempt).map(|attempt| stored.run_name(number, attempt)).collect();
+    let cost = context.costs.as_ref().map(|costs| runs.iter().filter_map(|run| costs.get(run)).sum());
     Ok(wire::Task {
+        cost,
+        deadline: of.and_then(|task| deadline(task, record, now)),
         task_id: number,
         name: stored.plan.task_name(number),
         resources: of.map(resources).unwrap_or_default(),
@@ -217,13 +229,34 @@ fn task(
         end_at: record.end_at,
         last_recovered_at: record.last_recovered_at,
         next_retry_at: record.next_retry_at,
-        total_duration: record.total_duration(now).map(windlass_model::time::Span::as_secs),
+        total_duration: record.total_duration(now).map(Span::as_secs),
         job_duration: record.job_duration(now).as_secs(),
         recovery_count: record.recovery_count,
         restarts_on_errors: record.restarts_on_errors,
         placement: record.placement.as_ref().map(|placement| placement.place.clone()),
         attempt: record.attempt,
-        runs: (1..=record.attempt).map(|attempt| stored.run_name(number, attempt)).collect(),
+        runs,
+    })
+}
+
+/// Report of a task with a deadline that got its first launch slot; until now, if it has not ended.
+fn deadline(task: &plan::TaskPlan, record: &TaskRecord, now: Timestamp) -> Option<wire::DeadlineReport> {
+    let (terms, began) = (task.deadline?, record.submitted_at?);
+    let mut stretches = record.stretches.clone();
+    let running_since = record.last_recovered_at.filter(|_| record.status == Status::Running);
+    let current = running_since.zip(record.market);
+    stretches.extend(current.map(|(from, market)| NodeTime { market, from, to: now }));
+    let ended = record.end_at.unwrap_or(now);
+    let report = deadline_report(terms, began, ended, task.nodes, &stretches);
+    #[expect(clippy::cast_possible_truncation, reason = "seconds of a task")]
+    let seconds = |number: f64| number as i64;
+    Some(wire::DeadlineReport {
+        due_at: began + Span::secs(terms.within),
+        on_time: report.on_time,
+        spare: seconds(report.spare),
+        spot_node_seconds: seconds(report.spot_node_seconds),
+        on_demand_node_seconds: seconds(report.on_demand_node_seconds),
+        changeovers: report.changeovers,
     })
 }
 

@@ -11,7 +11,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{ResolvedRunSpec, submit, to_wire_one};
+use super::{ResolvedRunSpec, check_images, submit, to_wire_one};
 use crate::{
     app::App,
     auth::ProjectScope,
@@ -54,12 +54,13 @@ async fn try_apply(
     hash: &str,
 ) -> Result<wire::Run> {
     let ssh_key = scope.caller.user.ssh_public_key.as_deref();
-    let mut spec = ResolvedRunSpec::read(&requested.plan.run_spec, ssh_key, &app.settings().images)?;
+    let mut spec = ResolvedRunSpec::read(&requested.plan.run_spec, ssh_key, &scope.default_images(app))?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         names::check_resource("run_name", name)?;
     }
     spec.check_references(app, scope).await?;
+    check_images(app, scope, &mut spec).await?;
     let current = match spec.name() {
         Some(name) => runs::find_by_name(app.db(), scope.project.id, name).await?,
         None => None,

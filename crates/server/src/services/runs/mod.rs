@@ -5,6 +5,7 @@
 
 mod apply;
 mod connect;
+mod images;
 mod plan;
 mod render;
 mod rendered_cache;
@@ -29,6 +30,7 @@ pub use self::{
     plan::plan,
 };
 pub(crate) use self::{
+    images::check_images,
     rendered_cache::RenderedRunCache,
     spec::{ResolvedRunSpec, check_supported, problems_error},
 };

@@ -3,7 +3,7 @@
 use windlass_api::{Document, runs as wire};
 use windlass_model::plan::diff;
 
-use super::{ResolvedRunSpec, to_wire_one};
+use super::{ResolvedRunSpec, check_images, to_wire_one};
 use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::offers};
 
 /// Default and maximum number of offers in one response.
@@ -12,13 +12,18 @@ const OFFERS_MAX: usize = 1000;
 
 pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
-    let mut spec =
-        ResolvedRunSpec::read(&requested.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
+    let mut spec = ResolvedRunSpec::read(
+        &requested.run_spec,
+        user.ssh_public_key.as_deref(),
+        &scope.default_images(app),
+    )?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         crate::services::names::check_resource("run_name", name)?;
     }
     spec.check_references(app, scope).await?;
+    let images =
+        if requested.for_offers_only { Vec::new() } else { check_images(app, scope, &mut spec).await? };
     let found = match spec.name() {
         Some(name) if !requested.for_offers_only => {
             runs::find_by_name(app.db(), scope.project.id, name).await?
@@ -53,6 +58,9 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
             let misfits = (!misfits.refusals.is_empty()).then(|| Document::new(&misfits)).transpose()?;
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
+            if requested.reverse_offers {
+                offers.reverse();
+            }
             offers.truncate(shown_max);
             Ok(wire::JobPlan {
                 job_spec: Document::new(job)?,
@@ -71,6 +79,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
         run_spec: without_password(requested.run_spec, &spec)?,
         effective_run_spec: Some(Document::new(&spec.value)?),
         job_plans,
+        images,
         current_resource: current,
         action,
     })

@@ -1,6 +1,6 @@
 //! A run spec that a client sent, parsed and completed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use windlass_api::{Document, error::ApiErrorCode};
@@ -15,6 +15,7 @@ use windlass_model::{
         unsupported::{self, SupportReview},
     },
     id::{ProjectId, UserId},
+    resources::CpuArch,
 };
 
 use crate::{
@@ -32,6 +33,8 @@ const UNNAMED_JOB: &str = "dry-run";
 const ARCHIVES_MAX: usize = 100;
 /// Field of a run specification with the server's default images.
 const DEFAULT_IMAGES: &str = "default_images";
+/// Field of a run specification with the architectures of its images that have only one.
+const IMAGE_ARCHITECTURES: &str = "image_architectures";
 
 /// A run spec with the server's defaults, and its parsed form.
 #[derive(Debug)]
@@ -58,6 +61,7 @@ impl ResolvedRunSpec {
             spec.insert("run_name".into(), json!(configuration.name()));
         }
         spec.remove(DEFAULT_IMAGES);
+        spec.remove(IMAGE_ARCHITECTURES);
         if *images != DefaultImages::default() {
             spec.insert(DEFAULT_IMAGES.into(), json!(images));
         }
@@ -75,6 +79,21 @@ impl ResolvedRunSpec {
             self.shape = ParsedRunSpec::read(&name, &self.value).map_err(spec_error)?;
         }
         Ok(())
+    }
+
+    /// Stores the architectures of images, which restrict the choice of instances.
+    pub(crate) fn set_image_architectures(&mut self, known: &BTreeMap<String, Vec<CpuArch>>) -> Result<()> {
+        if known.is_empty() {
+            return Ok(());
+        }
+        self.value[IMAGE_ARCHITECTURES] = json!(known);
+        let name = self.name().unwrap_or(UNNAMED_JOB).to_owned();
+        self.shape = ParsedRunSpec::read(&name, &self.value).map_err(spec_error)?;
+        Ok(())
+    }
+
+    pub(crate) fn image_architectures(&self) -> BTreeMap<String, Vec<CpuArch>> {
+        serde_json::from_value(self.value[IMAGE_ARCHITECTURES].clone()).unwrap_or_default()
     }
 
     pub(crate) fn name(&self) -> Option<&str> {

@@ -1,0 +1,256 @@
+//! Lookup of images at their registries, before a run is placed.
+//!
+//! An answer is cached for some minutes, by image and credentials. A registry that cannot be reached is not asked again
+//! for a while, so that its absence costs one request some seconds, and not every one. The number of lookups at a time
+//! is limited, and each has a time limit that includes the wait for its turn.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use windlass_dial::{AllowedAddresses, DialError};
+use windlass_model::{error_chain::format_chain, resources::CpuArch};
+use windlass_registry::{
+    Client, Credentials, FetchError, Image, ImageName, Platform, RegistryError, Settings as ClientSettings,
+};
+
+/// Lifetime of the description of an image.
+const FOUND_TTL: Duration = Duration::from_secs(5 * 60);
+/// Lifetime of a refusal: a user who pushes the image or corrects the password should not wait.
+const REFUSED_TTL: Duration = Duration::from_secs(10);
+/// Time for which a registry that did not answer is not asked again.
+const AWAY_TTL: Duration = Duration::from_secs(30);
+/// Maximum number of cached answers; beyond it the cache is emptied.
+const CACHED_MAX: usize = 4_096;
+/// Maximum number of lookups at a time.
+const LOOKUPS_MAX: usize = 16;
+
+/// Advice for images that were built or loaded on an instance.
+const ONLY_ON_INSTANCES: &str =
+    "for images that exist only on instances, the server needs the setting `image_lookup: off`";
+
+/// What the registry says about an image.
+#[derive(Clone, Debug)]
+pub(crate) enum ImageAnswer {
+    Found(Arc<ImageFacts>),
+    /// No instance could pull the image.
+    Refused {
+        reason: String,
+    },
+    /// The registry was not asked or did not answer. Instances may still have the image, or reach the registry.
+    NotChecked {
+        reason: String,
+    },
+}
+
+/// Description of an image.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ImageFacts {
+    pub(crate) digest: String,
+    pub(crate) platforms: Vec<String>,
+    /// Architectures that instances may have; empty if they do not restrict the choice.
+    pub(crate) architectures: Vec<CpuArch>,
+    pub(crate) entrypoint: Vec<String>,
+    pub(crate) command: Vec<String>,
+    pub(crate) user: String,
+    pub(crate) working_dir: String,
+    pub(crate) environment: Vec<String>,
+}
+
+impl From<Image> for ImageFacts {
+    fn from(image: Image) -> Self {
+        let architecture = |platform: &Platform| match platform.architecture.as_str() {
+            "amd64" => Some(CpuArch::X86),
+            "arm64" => Some(CpuArch::Arm),
+            _ => None,
+        };
+        let mut architectures: Vec<CpuArch> = image.platforms.iter().filter_map(architecture).collect();
+        architectures.sort_unstable();
+        architectures.dedup();
+        if architectures.len() > 1 {
+            architectures.clear();
+        }
+        Self {
+            digest: image.digest,
+            platforms: image.platforms.iter().map(ToString::to_string).collect(),
+            architectures,
+            entrypoint: image.config.entrypoint,
+            command: image.config.command,
+            user: image.config.user,
+            working_dir: image.config.working_dir,
+            environment: image.config.environment,
+        }
+    }
+}
+
+/// Client of registries with its cache.
+pub(crate) struct ImageLookup {
+    client: Client,
+    /// Time limit of one lookup; `None` disables lookups.
+    limit: Option<Duration>,
+    permits: Semaphore,
+    answers: Mutex<HashMap<CacheKey, (ImageAnswer, Instant)>>,
+    /// Registries that did not answer, with the reason.
+    away: Mutex<HashMap<String, (String, Instant)>>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct CacheKey {
+    name: ImageName,
+    /// User name and a hash of the password.
+    credentials: Option<(String, [u8; 32])>,
+}
+
+impl ImageLookup {
+    pub(crate) fn new(limit: Option<Duration>, insecure_registries: Vec<String>) -> Self {
+        let settings = ClientSettings {
+            plain_http: insecure_registries,
+            allowed_addresses: AllowedAddresses::External { but: Vec::new() },
+            ..ClientSettings::default()
+        };
+        Self {
+            client: Client::new(settings),
+            limit,
+            permits: Semaphore::new(LOOKUPS_MAX),
+            answers: Mutex::default(),
+            away: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// Asks the registry of the image, or returns a recent answer. `None` if lookups are disabled.
+    pub(crate) async fn look_up(
+        &self,
+        image: &str,
+        credentials: Option<&Credentials>,
+    ) -> Option<ImageAnswer> {
+        let limit = self.limit?;
+        let name: ImageName = match image.parse() {
+            Ok(name) => name,
+            Err(error) => {
+                let error: windlass_registry::NameError = error;
+                return Some(ImageAnswer::Refused { reason: error.to_string() });
+            }
+        };
+        if let Some(known) = self.recent(&name, credentials) {
+            return Some(known);
+        }
+        let answer = match timeout(limit, self.ask(&name, credentials)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let reason = format!("{} did not answer within {} s", name.registry(), limit.as_secs());
+                self.mark_away(&name, &reason);
+                ImageAnswer::NotChecked { reason }
+            }
+        };
+        self.keep(name, credentials, &answer);
+        Some(answer)
+    }
+
+    async fn ask(&self, name: &ImageName, credentials: Option<&Credentials>) -> ImageAnswer {
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await.ok();
+        let platforms = ["amd64", "arm64"].map(Platform::linux);
+        match self.client.describe_image(name, &platforms, credentials).await {
+            Ok(image) => ImageAnswer::Found(Arc::new(image.into())),
+            Err(error) => {
+                let answer = answer_for(&error);
+                if let (RegistryError::Unreachable { .. } | RegistryError::Refused { .. }, Some(reason)) =
+                    (&error, answer.reason())
+                {
+                    self.mark_away(name, reason);
+                }
+                answer
+            }
+        }
+    }
+
+    fn recent(&self, name: &ImageName, credentials: Option<&Credentials>) -> Option<ImageAnswer> {
+        let now = Instant::now();
+        let key = CacheKey::new(name.clone(), credentials);
+        if let Some((answer, until)) = self.answers.lock().get(&key)
+            && *until > now
+        {
+            return Some(answer.clone());
+        }
+        let away = self.away.lock();
+        let (reason, until) = away.get(name.registry())?;
+        (*until > now).then(|| ImageAnswer::NotChecked { reason: reason.clone() })
+    }
+
+    fn mark_away(&self, name: &ImageName, reason: &str) {
+        let mut away = self.away.lock();
+        if away.len() >= CACHED_MAX {
+            away.clear();
+        }
+        away.insert(name.registry().to_owned(), (reason.to_owned(), Instant::now() + AWAY_TTL));
+    }
+
+    fn keep(&self, name: ImageName, credentials: Option<&Credentials>, answer: &ImageAnswer) {
+        let ttl = match answer {
+            ImageAnswer::Found(_) => FOUND_TTL,
+            ImageAnswer::Refused { .. } => REFUSED_TTL,
+            ImageAnswer::NotChecked { .. } => return,
+        };
+        let mut answers = self.answers.lock();
+        if answers.len() >= CACHED_MAX {
+            answers.clear();
+        }
+        let key = CacheKey::new(name, credentials);
+        answers.insert(key, (answer.clone(), Instant::now() + ttl));
+    }
+}
+
+impl CacheKey {
+    fn new(name: ImageName, credentials: Option<&Credentials>) -> Self {
+        use sha2::Digest as _;
+        let credentials = credentials
+            .map(|known| (known.username.clone(), sha2::Sha256::digest(known.password.as_bytes()).into()));
+        Self { name, credentials }
+    }
+}
+
+impl ImageAnswer {
+    fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Found(_) => None,
+            Self::Refused { reason } | Self::NotChecked { reason } => Some(reason),
+        }
+    }
+}
+
+fn answer_for(error: &RegistryError) -> ImageAnswer {
+    match error {
+        RegistryError::NoPlatform(_) => ImageAnswer::Refused { reason: error.to_string() },
+        RegistryError::NotFound { .. } => {
+            ImageAnswer::Refused { reason: format!("{error}; hint: check its name; {ONLY_ON_INSTANCES}") }
+        }
+        RegistryError::Denied { with_password, .. } => {
+            let hint = match with_password {
+                true => "check the name of the image and `registry_auth`",
+                false => "check the name of the image, or set `registry_auth`",
+            };
+            ImageAnswer::Refused { reason: format!("{error}; hint: {hint}; {ONLY_ON_INSTANCES}") }
+        }
+        RegistryError::Unreachable {
+            registry,
+            source: FetchError::Connect(DialError::NotAllowed { .. }),
+        } => {
+            let reason = format!(
+                "the server does not contact {registry}, whose address is its own or a reserved one; \
+                 `--insecure-registries` can allow it"
+            );
+            ImageAnswer::NotChecked { reason }
+        }
+        // A document that this client cannot read may be valid for the engine of an instance.
+        RegistryError::Unreachable { .. } | RegistryError::Refused { .. } | RegistryError::Invalid { .. } => {
+            ImageAnswer::NotChecked { reason: format_chain(error) }
+        }
+    }
+}
