@@ -28,9 +28,11 @@ const CACHED_MAX: usize = 4_096;
 /// Maximum number of lookups at a time.
 const LOOKUPS_MAX: usize = 16;
 
-/// Advice for images that were built or loaded on an instance.
+/// Advice for images that were built or loaded on an instance, but have the name of a registry.
 const ONLY_ON_INSTANCES: &str =
     "for images that exist only on instances, the server needs the setting `image_lookup: off`";
+/// Registry of names without a host. Images that were built on an instance usually have such a name.
+const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// What the registry says about an image.
 #[derive(Clone, Debug)]
@@ -125,11 +127,7 @@ impl ImageLookup {
     }
 
     /// Asks the registry of the image, or returns a recent answer. `None` if lookups are disabled.
-    pub(crate) async fn look_up(
-        &self,
-        image: &str,
-        credentials: Option<&Credentials>,
-    ) -> Option<ImageAnswer> {
+    pub(crate) async fn find(&self, image: &str, credentials: Option<&Credentials>) -> Option<ImageAnswer> {
         let limit = self.limit?;
         let name: ImageName = match image.parse() {
             Ok(name) => name,
@@ -141,7 +139,7 @@ impl ImageLookup {
         if let Some(known) = self.recent(&name, credentials) {
             return Some(known);
         }
-        let answer = match timeout(limit, self.ask(&name, credentials)).await {
+        let answer = match timeout(limit, self.request(&name, credentials)).await {
             Ok(answer) => answer,
             Err(_) => {
                 let reason = format!("{} did not answer within {} s", name.registry(), limit.as_secs());
@@ -153,14 +151,14 @@ impl ImageLookup {
         Some(answer)
     }
 
-    async fn ask(&self, name: &ImageName, credentials: Option<&Credentials>) -> ImageAnswer {
+    async fn request(&self, name: &ImageName, credentials: Option<&Credentials>) -> ImageAnswer {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await.ok();
         let platforms = ["amd64", "arm64"].map(Platform::linux);
         match self.client.describe_image(name, &platforms, credentials).await {
             Ok(image) => ImageAnswer::Found(Arc::new(image.into())),
             Err(error) => {
-                let answer = answer_for(&error);
+                let answer = answer_for(&error, name);
                 if let (RegistryError::Unreachable { .. } | RegistryError::Refused { .. }, Some(reason)) =
                     (&error, answer.reason())
                 {
@@ -225,9 +223,15 @@ impl ImageAnswer {
     }
 }
 
-fn answer_for(error: &RegistryError) -> ImageAnswer {
+fn answer_for(error: &RegistryError, name: &ImageName) -> ImageAnswer {
     match error {
         RegistryError::NoPlatform(_) => ImageAnswer::Refused { reason: error.to_string() },
+        RegistryError::NotFound { .. } | RegistryError::Denied { with_password: false, .. }
+            if name.registry() == DEFAULT_REGISTRY =>
+        {
+            let reason = format!("{error}; only an instance that already has the image can run it");
+            ImageAnswer::NotChecked { reason }
+        }
         RegistryError::NotFound { .. } => {
             ImageAnswer::Refused { reason: format!("{error}; hint: check its name; {ONLY_ON_INSTANCES}") }
         }
@@ -252,5 +256,23 @@ fn answer_for(error: &RegistryError) -> ImageAnswer {
         RegistryError::Unreachable { .. } | RegistryError::Refused { .. } | RegistryError::Invalid { .. } => {
             ImageAnswer::NotChecked { reason: format_chain(error) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_docker_hub_lacks_may_be_on_an_instance_and_others_are_refused() {
+        let answer = |image: &str, with_password: bool| {
+            let name: ImageName = image.parse().unwrap();
+            let missing = answer_for(&RegistryError::NotFound { name: name.clone() }, &name);
+            let denied = answer_for(&RegistryError::Denied { name: name.clone(), with_password }, &name);
+            [missing, denied].map(|answer| matches!(answer, ImageAnswer::Refused { .. }))
+        };
+        assert_eq!(answer("myapp:dev", false), [false, false]);
+        assert_eq!(answer("myapp:dev", true), [false, true], "wrong credentials are an error");
+        assert_eq!(answer("ghcr.io/team/app", false), [true, true]);
     }
 }

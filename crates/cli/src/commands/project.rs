@@ -204,8 +204,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
                 ..UpdateRequest::default()
             };
             let project = cx.in_project(name).call::<UpdateProject>(&request).await?;
-            let said = format!("Updated project `{name}`.");
-            output::print_one(format, &project, name, |_| output::print_message(&said))?;
+            let text = format!("Updated project `{name}`.");
+            output::print_one(format, &project, name, |_| output::print_message(&text))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {

@@ -157,16 +157,19 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
 
 #[test]
 fn an_image_for_other_cpus_fits_no_host_of_a_known_architecture() {
-    let needs = |wish: &mut InstanceNeeds, built_for: &[CpuArch]| {
-        wish.image = Some(ImageChoice::Image("app:1".into()));
-        wish.image_architectures = built_for.to_vec();
+    let needs = |instance_needs: &mut InstanceNeeds, built_for: &[CpuArch]| {
+        instance_needs.image = Some(ImageChoice::Image("app:1".into()));
+        instance_needs.image_architectures = built_for.to_vec();
     };
-    check(|wish, _| needs(wish, &[]), "");
-    check(|wish, _| needs(wish, &[CpuArch::X86]), "");
-    check(|wish, _| needs(wish, &[CpuArch::Arm]), "needs arm CPUs for image app:1, has x86");
+    check(|instance_needs, _| needs(instance_needs, &[]), "");
+    check(|instance_needs, _| needs(instance_needs, &[CpuArch::X86]), "");
     check(
-        |wish, has| {
-            needs(wish, &[CpuArch::Arm]);
+        |instance_needs, _| needs(instance_needs, &[CpuArch::Arm]),
+        "needs arm CPUs for image app:1, has x86",
+    );
+    check(
+        |instance_needs, has| {
+            needs(instance_needs, &[CpuArch::Arm]);
             has.host.arch = None;
         },
         "",

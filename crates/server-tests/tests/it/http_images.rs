@@ -52,10 +52,10 @@ async fn a_plan_describes_the_image_and_asks_the_registry_once() {
     assert_eq!((&report["user"], &report["working_dir"]), (&json!("app"), &json!("/srv")));
     assert_eq!((&report["environment"], &report["not_checked"]), (&json!(["A=1"]), &Value::Null));
     assert!(report["platforms"][0].as_str().unwrap().starts_with("linux/"), "{report}");
-    let asked = registry.manifests_requested();
+    let requested = registry.manifests_requested();
     server.admin(PLAN, spec(&image, json!({}))).await;
     server.admin(APPLY, apply(&spec(&image, json!({})))).await;
-    assert_eq!(registry.manifests_requested(), asked, "the answer is cached");
+    assert_eq!(registry.manifests_requested(), requested, "the answer is cached");
     // A request for offers runs nothing.
     let mut offers = spec(&registry.name("team/missing:1"), json!({}));
     offers["for_offers_only"] = json!(true);
@@ -69,12 +69,12 @@ async fn a_missing_image_is_refused_in_the_plan_and_by_apply_and_launch() {
     let missing = registry.name("team/app:2");
     let server = start(&ground, &registry, "5s").await;
     for (path, body) in [(PLAN, spec(&missing, json!({}))), (APPLY, apply(&spec(&missing, json!({}))))] {
-        let said = server.refused(ADMIN_TOKEN, path, body, "error").await;
-        assert!(said.contains("team/app:2 does not exist in the registry 127.0.0.1:"), "{said}");
+        let message = server.refused(ADMIN_TOKEN, path, body, "error").await;
+        assert!(message.contains("team/app:2 does not exist in the registry 127.0.0.1:"), "{message}");
     }
     let text = format!("resources:\n  image_id: docker:{missing}\nrun: echo hi\n");
-    let said = server.refused(ADMIN_TOKEN, LAUNCH, json!({ "text": text }), "error").await;
-    assert!(said.contains("does not exist"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, LAUNCH, json!({ "text": text }), "error").await;
+    assert!(message.contains("does not exist"), "{message}");
     assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]), "nothing was submitted");
     server.stop().await;
 }
@@ -85,16 +85,16 @@ async fn a_private_image_needs_the_right_password_written_sealed_or_as_a_secret(
     let (image, _) = registry.put("team/app", "1", b"layer".to_vec());
     registry.set_password("ada", "right");
     let server = start(&ground, &registry, "5s").await;
-    let said = server.refused(ADMIN_TOKEN, PLAN, spec(&image, json!({})), "error").await;
+    let message = server.refused(ADMIN_TOKEN, PLAN, spec(&image, json!({})), "error").await;
     assert!(
-        said.contains("without a user name and password") && said.contains("set `registry_auth`"),
-        "{said}"
+        message.contains("without a user name and password") && message.contains("set `registry_auth`"),
+        "{message}"
     );
     let with = |password: &str| {
         spec(&image, json!({ "registry_auth": { "username": "ada", "password": password } }))
     };
-    let said = server.refused(ADMIN_TOKEN, PLAN, with("wrong"), "error").await;
-    assert!(said.contains("with a user name and password") && !said.contains("wrong"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, PLAN, with("wrong"), "error").await;
+    assert!(message.contains("with a user name and password") && !message.contains("wrong"), "{message}");
     let plan = server.admin(PLAN, with("right")).await;
     assert!(plan["images"][0]["digest"].is_string(), "{plan}");
     // What the plan returns has the password sealed, and can be applied.
@@ -106,8 +106,8 @@ async fn a_private_image_needs_the_right_password_written_sealed_or_as_a_secret(
     let plan = server.admin(PLAN, with("${{ secrets.hub }}")).await;
     assert!(plan["images"][0]["digest"].is_string(), "{plan}");
     // Another user's answer is not reused without the password.
-    let said = server.refused(ADMIN_TOKEN, PLAN, with("wrong"), "error").await;
-    assert!(said.contains("denies access"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, PLAN, with("wrong"), "error").await;
+    assert!(message.contains("denies access"), "{message}");
     server.stop().await;
 }
 
@@ -117,8 +117,11 @@ async fn a_run_without_commands_needs_an_image_that_has_some() {
     let options = ImageOptions { config: "{}", ..ImageOptions::default() };
     let (image, _) = registry.put_with("team/bare", "1", b"layer".to_vec(), options);
     let server = start(&ground, &registry, "5s").await;
-    let said = server.refused(ADMIN_TOKEN, PLAN, spec(&image, json!({ "commands": [] })), "error").await;
-    assert!(said.contains("nothing to run: image") && said.contains("neither an entry point"), "{said}");
+    let message = server.refused(ADMIN_TOKEN, PLAN, spec(&image, json!({ "commands": [] })), "error").await;
+    assert!(
+        message.contains("nothing to run: image") && message.contains("neither an entry point"),
+        "{message}"
+    );
     server.admin(PLAN, spec(&image, json!({}))).await;
     server.admin(PLAN, spec(&image, json!({ "commands": [], "entrypoint": "/bin/true" }))).await;
     server.stop().await;
@@ -137,8 +140,8 @@ async fn an_image_for_other_cpus_does_not_fit_this_machine() {
     let plan = server.admin(PLAN, spec(&image, json!({}))).await;
     let job = &plan["job_plans"][0];
     assert_eq!(job["job_spec"]["image_architectures"], json!([theirs]), "{job:#}");
-    let told = format!("needs {theirs} CPUs for image {image}, has {ours}");
-    assert!(job["misfits"].to_string().contains(&told), "{job:#}");
+    let text = format!("needs {theirs} CPUs for image {image}, has {ours}");
+    assert!(job["misfits"].to_string().contains(&text), "{job:#}");
     // The stored run keeps it, so that later replicas and attempts are placed by it too.
     let run = server.admin(APPLY, apply(&spec(&image, json!({})))).await;
     assert_eq!(run["run_spec"]["image_architectures"], json!({ (image.as_str()): [theirs] }), "{run:#}");

@@ -339,11 +339,11 @@ async fn check(
                 if usize::try_from(task).is_ok_and(|task: usize| task < LOOKED_UP_TASKS_MAX) {
                     let reports = check_images(app, scope, &mut spec).await?;
                     images.architectures.append(&mut spec.image_architectures());
-                    let told = |report: &ImageReport| {
+                    let reported = |report: &ImageReport| {
                         let reason = report.not_checked.as_ref()?;
                         Some(format!("image {} was not checked: {reason}", report.name))
                     };
-                    images.warnings.extend(reports.iter().filter_map(told));
+                    images.warnings.extend(reports.iter().filter_map(reported));
                 }
             }
         }

@@ -70,15 +70,15 @@ async fn a_docker_image_defines_the_default_command_user_and_directory() {
 #[tokio::test]
 async fn a_docker_dev_environment_ends_as_soon_as_it_is_stopped() {
     image();
-    let mut stage = TestEnv::new(HostMode::Containers).await;
+    let mut env = TestEnv::new(HostMode::Containers).await;
     let dev = json!({"type": "dev-environment", "name": "desk", "image": IMAGE, "ide": "vscode"});
-    stage.apply(&dev).await;
-    stage.says("desk", "The dev environment is ready.").await;
-    let asked = Instant::now();
-    stage.stop("desk", false).await;
-    let run = stage.reaches("desk", &["terminated"]).await;
+    env.apply(&dev).await;
+    env.says("desk", "The dev environment is ready.").await;
+    let start = Instant::now();
+    env.stop("desk", false).await;
+    let run = env.reaches("desk", &["terminated"]).await;
     // Its shell would be killed after the default grace period of five minutes.
-    assert!(asked.elapsed() < Duration::from_secs(25), "{:?} {run:#}", asked.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?} {run:#}", start.elapsed());
     let submission = newest_submission(&run);
     assert!(!submission["termination_reason_message"].to_string().contains("killed"), "{submission:#}");
 }

@@ -243,51 +243,51 @@ async fn m2_cancel_ends_running_jobs_and_jobs_that_were_never_launched() {
 
 #[tokio::test]
 async fn a_graceful_cancel_waits_for_the_job_up_to_its_timeout() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
-    let saved = stage.home().join("saved");
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let saved = env.home().join("saved");
     let saves = format!(
         "name: saves\nrun: |\n  trap 'sleep 2; echo yes > {}; exit 0' TERM\n  echo up\n  \
          while :; do sleep 0.1; done\n",
         saved.display()
     );
-    let id = launch(&mut stage, &saves, json!({})).await;
-    runs(&mut stage, id).await;
-    let cancel = |stage: &TestEnv, id: i64, timeout: &str| {
+    let id = launch(&mut env, &saves, json!({})).await;
+    runs(&mut env, id).await;
+    let cancel = |env: &TestEnv, id: i64, timeout: &str| {
         let args = ["jobs", "cancel", "-y", "--graceful", "--graceful-timeout", timeout, &id.to_string()];
-        let done = stage.windlass(stage.home(), &args);
+        let done = env.windlass(env.home(), &args);
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     };
-    cancel(&stage, id, "120");
-    assert_eq!(wait_until_done(&mut stage, id).await["status"], "CANCELLED");
+    cancel(&env, id, "120");
+    assert_eq!(wait_until_done(&mut env, id).await["status"], "CANCELLED");
     assert_eq!(std::fs::read_to_string(&saved).unwrap_or_default(), "yes\n", "it had time to save");
     // A job that does not end by itself is killed when the time is over, not after the default of an hour.
     let deaf = "name: deaf\nrun: |\n  trap '' TERM\n  echo up\n  while :; do sleep 0.1; done\n";
-    let id = launch(&mut stage, deaf, json!({})).await;
-    runs(&mut stage, id).await;
-    cancel(&stage, id, "1");
-    assert_eq!(wait_until_done(&mut stage, id).await["status"], "CANCELLED");
+    let id = launch(&mut env, deaf, json!({})).await;
+    runs(&mut env, id).await;
+    cancel(&env, id, "1");
+    assert_eq!(wait_until_done(&mut env, id).await["status"], "CANCELLED");
 }
 
 #[tokio::test]
 async fn a_task_with_a_deadline_reports_its_progress_and_cost() {
-    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut env = TestEnv::new(HostMode::Processes).await;
     let text = "name: urgent\ndeadline: {within: 1h, work: 10m}\nrun: echo done\n";
-    let id = launch(&mut stage, text, json!({})).await;
-    let seen = wait_until_done(&mut stage, id).await;
+    let id = launch(&mut env, text, json!({})).await;
+    let seen = wait_until_done(&mut env, id).await;
     assert_eq!((&seen["status"], &seen["cost"]), (&json!("SUCCEEDED"), &json!(0.0)), "{seen:#}");
     let task = &seen["tasks"][0];
     let report = &task["deadline"];
     assert_eq!((&report["on_time"], &report["changeovers"]), (&json!(true), &json!(1)), "{task:#}");
     assert!(report["spare"].as_i64().is_some_and(|left| (3000..=3600).contains(&left)), "{task:#}");
     assert!(report["due_at"].is_string() && task["cost"].is_number(), "{task:#}");
-    let why = stage.windlass(stage.home(), &["why", &id.to_string()]);
+    let why = env.windlass(env.home(), &["why", &id.to_string()]);
     let why = String::from_utf8_lossy(&why.stdout).into_owned();
     assert!(
         why.contains("  deadline: ") && why.contains(" left; ") && why.contains(", 1 changeover"),
         "{why}"
     );
     // Lists do not sum up costs.
-    let listed = stage.project("jobs/list", &json!({})).await;
+    let listed = env.project("jobs/list", &json!({})).await;
     assert_eq!(listed[0]["cost"], Value::Null, "{listed:#}");
 }
 

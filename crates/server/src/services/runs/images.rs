@@ -48,7 +48,7 @@ pub(crate) async fn check_images(
         let report = match open_credentials(app, scope, job).await? {
             CredentialState::Unknown { reason } => not_checked(name, reason),
             CredentialState::Known(credentials) => {
-                match app.images().look_up(name, credentials.as_ref()).await {
+                match app.images().find(name, credentials.as_ref()).await {
                     None => continue,
                     Some(ImageAnswer::Refused { reason }) => return Err(Error::refused(reason)),
                     Some(ImageAnswer::NotChecked { reason }) => not_checked(name, reason),
