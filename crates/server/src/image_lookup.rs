@@ -34,7 +34,7 @@ const ONLY_ON_INSTANCES: &str =
 /// Registry of names without a host. Images that were built on an instance usually have such a name.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// What the registry says about an image.
+/// Answer of a registry about an image.
 #[derive(Clone, Debug)]
 pub(crate) enum ImageAnswer {
     Found(Arc<ImageFacts>),

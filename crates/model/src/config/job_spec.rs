@@ -78,7 +78,7 @@ pub struct JobSpec {
     /// Image for instances that allow no plain processes, if the run names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_image: Option<String>,
-    /// Whose setting the default image is.
+    /// Origin of the default image: the setting that applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_image_from: Option<DefaultImageSource>,
     /// Version of Python to prepare.

@@ -65,7 +65,7 @@ pub struct DefaultImages {
     /// Image with Docker inside, for `docker: true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker: Option<String>,
-    /// Whose setting `base` is.
+    /// Origin of `base`: the setting that applies.
     #[serde(default, skip_serializing_if = "DefaultImageSource::is_server")]
     pub base_from: DefaultImageSource,
 }

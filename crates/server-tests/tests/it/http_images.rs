@@ -37,7 +37,7 @@ fn apply(plan: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plan_describes_the_image_and_asks_the_registry_once() {
+async fn a_plan_describes_the_image_and_contacts_the_registry_once() {
     let (ground, registry) = (ServerFixture::sqlite(), Registry::start().await);
     let content =
         r#"{"Entrypoint": ["/serve"], "Cmd": ["now"], "User": "app", "Env": ["A=1"], "WorkingDir": "/srv"}"#;

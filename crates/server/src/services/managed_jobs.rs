@@ -291,7 +291,7 @@ async fn task_archives(
 /// Maximum number of tasks whose images are looked up: a user waits for the answer.
 const LOOKED_UP_TASKS_MAX: usize = 32;
 
-/// What registries report about the images of a job.
+/// Reports of registries about the images of a job.
 #[derive(Default)]
 struct ImageFindings {
     architectures: BTreeMap<String, Vec<CpuArch>>,
