@@ -32,7 +32,7 @@ fn managed_job_commands_print_clear_results_and_errors() {
     for name in ["1", "good"] {
         let why = env.windlass(&["why", name]).ok().stdout;
         assert!(why.starts_with("good: managed job 1, FAILED_PRECHECKS, DONE (launched "), "{why}");
-        assert!(why.contains("\n  why:  no fleet can run it: "), "{why}");
+        assert!(why.contains("\n  why:  no fleet can run it\n"), "{why}");
         assert!(why.contains("\n  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
     }
     let why = env.windlass(&["why", "1", "-o", "json"]).ok().json();

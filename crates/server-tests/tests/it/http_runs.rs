@@ -398,10 +398,20 @@ async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
         (&json!("remote"), &json!("idle"), &json!(0.0))
     );
     assert_eq!(offer["instance"], kind(26));
-    let reversed =
-        json!({ "run_spec": task_spec(json!("train-1")), "max_offers": 1, "reverse_offers": true });
-    let reversed = server.admin("/api/project/main/runs/get_plan", reversed).await;
-    assert_eq!(reversed["job_plans"][0]["offers"][0]["availability"], "busy", "{reversed}");
+    let other = windlass_server::db::Unit::new().exec(
+        "UPDATE instances SET instance_type = $1 WHERE instance_num = 0",
+        params![kind(28).to_string()],
+    );
+    server.app.db().write(other).await.unwrap().done().unwrap();
+    let offers = async |reverse: bool| {
+        let request = json!({ "run_spec": task_spec(json!("train-1")), "reverse_offers": reverse });
+        let plan = server.admin("/api/project/main/runs/get_plan", request).await;
+        plan["job_plans"][0]["offers"].as_array().unwrap().clone()
+    };
+    let (mut forward, reversed) = (offers(false).await, offers(true).await);
+    assert_ne!(forward, reversed);
+    forward.reverse();
+    assert_eq!(forward, reversed);
     let gpus =
         server.admin("/api/project/main/gpus/list", json!({ "run_spec": task_spec(Value::Null) })).await;
     assert_eq!(

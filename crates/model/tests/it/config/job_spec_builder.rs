@@ -122,8 +122,8 @@ fn architectures_of_an_image_apply_to_the_jobs_that_run_in_it() {
     assert_eq!((job.image_architectures, job.commands), (vec![CpuArch::Arm], vec![]));
     // A request for an architecture is the user's alone.
     assert_eq!(job.requirements.resources.cpu.arch, None);
-    let groups = "type: service\nport: 80\nimage: i\n\
-                  groups: [{replicas: 1, commands: [x]}, {replicas: 1, image: other, commands: [x]}]";
+    let groups = "type: service\nport: 80\n\
+                  groups: [{replicas: 1, image: i, commands: [x]}, {replicas: 1, image: other, commands: [x]}]";
     let built_for: Vec<usize> = jobs(groups).iter().map(|job| job.image_architectures.len()).collect();
     assert_eq!(built_for, [1, 0]);
 }
