@@ -20,7 +20,6 @@ const BENCHMARKS: &[&str] = &[
     "cli",
     "agent",
     "runs",
-    "cost",
     "isolation",
     "dispatch",
     "load",

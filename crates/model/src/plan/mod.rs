@@ -9,4 +9,3 @@ pub mod offers;
 pub mod place;
 mod placement_round;
 mod rejections;
-pub mod wait_class;

@@ -64,4 +64,3 @@ mod scripted_hosts;
 mod sshd;
 mod stream_rights;
 mod volumes;
-mod waiting_jobs;

@@ -178,8 +178,7 @@ pub async fn prometheus(app: &App) -> String {
         tracing::warn!(%error, "failed to read job metrics");
         String::new()
     });
-    let database = app.db().counts().prometheus();
-    app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes()) + &database))
+    app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes())))
 }
 
 /// Offers of the first job, by GPU.

@@ -27,7 +27,6 @@ use self::{
     writer::PostgresWriter,
 };
 use super::{
-    counters::Counters,
     error::DbError,
     migrate::{self, Dialect},
     unit::{Unit, WriteOutcome},
@@ -64,9 +63,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) async fn open(url: &str, counters: Arc<Counters>) -> Result<Self, DbError> {
-        let mut target = configure(url)?;
-        target.counters = counters;
+    pub(super) async fn open(url: &str) -> Result<Self, DbError> {
+        let target = configure(url)?;
         let leases = SharedSession::new(target.clone());
         migrate(&leases).await.map_err(|error| target.explain(error))?;
         let catalog = Arc::new(catalog(&leases).await?);

@@ -6,10 +6,7 @@ mod lock;
 mod readers;
 mod writer;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
 
@@ -20,7 +17,6 @@ pub(super) use lock::FileLock;
 use self::{readers::Readers, writer::SqliteWriter};
 use super::{
     clock::Clock,
-    counters::Counters,
     error::DbError,
     ids::Ids,
     migrate,
@@ -38,7 +34,7 @@ pub(super) struct SqliteFile {
 }
 
 impl SqliteFile {
-    pub(super) fn open(path: &Path, ids: Ids, counters: Arc<Counters>) -> Result<Self, DbError> {
+    pub(super) fn open(path: &Path, ids: Ids) -> Result<Self, DbError> {
         let lock = FileLock::take(path)?;
         let clock = Clock::wall();
         let mut conn = Conn::writer(path, clock.clone(), ids.clone())?;
@@ -50,8 +46,8 @@ impl SqliteFile {
             clock.resume_from(last.int(0)?);
         }
         conn.learn_indexes()?;
-        let readers = Readers::start(path, &clock, &ids, &counters)?;
-        Ok(Self { writer: SqliteWriter::start(conn, lock, counters)?, readers, clock })
+        let readers = Readers::start(path, &clock, &ids)?;
+        Ok(Self { writer: SqliteWriter::start(conn, lock)?, readers, clock })
     }
 
     /// Current time, as a statement would return it; the server is the database here.
