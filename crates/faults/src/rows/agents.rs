@@ -236,6 +236,7 @@ async fn escaped_process(trial: &mut Trial) {
     eventually("it ran away", || !pids_matching(host, "away-4713").is_empty());
     // An unrelated process on the same machine with a similar command line.
     host.run("setsid sleep 4713000 < /dev/null > /dev/null 2>&1 &").unwrap();
+    eventually("the other process runs", || pids_matching(host, "sleep 4713000").len() == 1);
     let bystander = pids_matching(host, "sleep 4713000");
     assert_eq!(bystander.len(), 1);
     trial.pause(0, 500).await;
