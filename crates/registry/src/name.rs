@@ -49,9 +49,14 @@ impl ImageName {
         &self.registry
     }
 
+    /// Returns whether this is the registry of names without a host.
+    pub fn is_on_docker_hub(&self) -> bool {
+        self.registry == DOCKER_HUB
+    }
+
     /// Host and port of the registry API.
     pub fn api_host(&self) -> &str {
-        if self.registry == DOCKER_HUB { DOCKER_HUB_HOST } else { &self.registry }
+        if self.is_on_docker_hub() { DOCKER_HUB_HOST } else { &self.registry }
     }
 
     pub fn repository(&self) -> &str {

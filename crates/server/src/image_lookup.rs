@@ -31,8 +31,6 @@ const LOOKUPS_MAX: usize = 16;
 /// Advice for images that were built or loaded on an instance, but have the name of a registry.
 const ONLY_ON_INSTANCES: &str =
     "for images that exist only on instances, the server needs the setting `image_lookup: off`";
-/// Registry of names without a host. Images that were built on an instance usually have such a name.
-const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// Answer of a registry about an image.
 #[derive(Clone, Debug)]
@@ -227,8 +225,9 @@ fn answer_for(error: &RegistryError, name: &ImageName) -> ImageAnswer {
     match error {
         RegistryError::NoPlatform(_) => ImageAnswer::Refused { reason: error.to_string() },
         RegistryError::NotFound { .. } | RegistryError::Denied { with_password: false, .. }
-            if name.registry() == DEFAULT_REGISTRY =>
+            if name.is_on_docker_hub() =>
         {
+            // Images that were built on an instance usually have a name without a host.
             let reason = format!("{error}; only an instance that already has the image can run it");
             ImageAnswer::NotChecked { reason }
         }
