@@ -51,6 +51,7 @@ impl Db {
                 Store::Postgres(pool) => pool.watch().is_close_poll_due(queue.pipeline),
                 Store::File(_) | Store::Inline(_) => false,
             };
+            self.counters.count_poll();
             let text = if closely { &texts.inspect_closely } else { &texts.poll };
             let poll = self.query(text.as_str(), params![queue.pipeline]).await?;
             let mut poll = QueuePoll::read(&poll)?;
@@ -110,6 +111,7 @@ impl LeaseStore for Db {
         }
         let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
         let mut leases = read_claim(&answers, requested_at).map_err(failed)?;
+        self.counters.count_claim(leases.len());
         if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
             // The clock jumped after the poll: the next poll corrects it, and decisions in the meantime use the
             // corrected time.

@@ -25,7 +25,7 @@ use windlass_model::{
 use crate::{
     agents::AgentApi,
     app::App,
-    db::{Db, WriteOutcome},
+    db::{Db, WriteOutcome, pipeline_rows::wait_classes},
     encryption::Keyring,
     job_metrics::sampler,
     logs::{notifying_store::NotifyingLogStore, retention as log_retention},
@@ -116,6 +116,7 @@ pub fn start(
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
+    hints.spawn(wake_headless_classes(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&context.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
@@ -167,6 +168,24 @@ async fn mark_all_hosts_due(db: Db, hints: Hints) {
     match crate::db::agents::mark_hosts_due(&db).await {
         Ok(()) => hints.hint(INSTANCES_PIPELINE),
         Err(error) => tracing::debug!(%error, "failed to mark all hosts as due"),
+    }
+}
+
+/// Interval of the search for waiting jobs that nothing would wake.
+const HEADLESS_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Wakes classes of waiting jobs in which all are parked: a safety net, at the start and at intervals.
+async fn wake_headless_classes(db: Db, hints: Hints) {
+    loop {
+        match wait_classes::wake_headless(&db).await {
+            Ok(true) => {
+                tracing::warn!("woke waiting jobs that no other job would have woken");
+                hints.hint(jobs_submitted::QUEUE.pipeline);
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "failed to search for parked jobs"),
+        }
+        tokio::time::sleep(HEADLESS_INTERVAL).await;
     }
 }
 

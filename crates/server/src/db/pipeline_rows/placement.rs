@@ -15,7 +15,7 @@ use windlass_model::{
 use super::{event_rows, guarded_update};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, WriteOutcome, backends,
+        Change, Db, DbError, Unit, Val, Values, WriteOutcome, backends,
         fleets::Fleet,
         instances::{self, Instance, NewInstance},
         jobs::Job,
@@ -157,11 +157,13 @@ pub struct TargetFleet {
 }
 
 /// Assigns all nodes of a replica, or none: each row under its own lease, each instance only if it has free blocks,
-/// each new one only if the fleet's limit permits it.
+/// each new one only if the fleet's limit permits it. `wakes` wake the jobs that waited behind the replica; their results
+/// are the rows of the outcome.
 pub async fn place_replica(
     db: &Db,
     into: &TargetFleet,
     seated: Vec<NodeAssignment<'_>>,
+    wakes: Vec<Change>,
 ) -> Result<WriteOutcome, DbError> {
     let Some(first) = seated.first() else { return Ok(WriteOutcome::Stale { at: None }) };
     let (run, fleet) = (first.job.run_id, into.fleet);
@@ -200,7 +202,7 @@ pub async fn place_replica(
     } else {
         unit.and([crate::db::runs::mark_due_soon(run)])
     };
-    db.write(unit.and(reported_last)).await
+    db.write(unit.and(wakes).and(reported_last)).await
 }
 
 /// Interval at which a job checks the instance that is created for it; the instance's pipeline makes the job due when
@@ -217,7 +219,12 @@ impl SeatTarget<'_> {
 }
 
 fn columns(fleet: FleetId, seat: &SeatTarget<'_>) -> Values {
-    let mut set: Values = vec![("fleet_id", fleet.into()), ("shortfalls", Val::Null)];
+    let mut set: Values = vec![
+        ("fleet_id", fleet.into()),
+        ("shortfalls", Val::Null),
+        ("wait_class", Val::Null),
+        ("parked", false.into()),
+    ];
     match seat {
         SeatTarget::There { seat, .. } => {
             set.extend([

@@ -27,6 +27,7 @@ use self::{
     writer::PostgresWriter,
 };
 use super::{
+    counters::Counters,
     error::DbError,
     migrate::{self, Dialect},
     unit::{Unit, WriteOutcome},
@@ -63,8 +64,9 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) async fn open(url: &str) -> Result<Self, DbError> {
-        let target = configure(url)?;
+    pub(super) async fn open(url: &str, counters: Arc<Counters>) -> Result<Self, DbError> {
+        let mut target = configure(url)?;
+        target.counters = counters;
         let leases = SharedSession::new(target.clone());
         migrate(&leases).await.map_err(|error| target.explain(error))?;
         let catalog = Arc::new(catalog(&leases).await?);
