@@ -33,6 +33,7 @@ pub mod instances;
 pub mod invariant_queries;
 pub mod job_metrics;
 pub mod jobs;
+mod lease_sql;
 mod leases;
 pub mod managed_jobs;
 mod migrate;
@@ -294,18 +295,18 @@ impl Db {
         }
     }
 
-    /// Notifies the other replicas that this pipeline has work. There are none on SQLite.
-    pub async fn notify(&self, pipeline: &str) -> Result<(), DbError> {
+    /// Notifies the other replicas that these pipelines have work. There are none on SQLite.
+    pub async fn notify(&self, pipelines: &[&str]) -> Result<(), DbError> {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => Ok(()),
             Store::Postgres(pool) => {
                 self.counters.count_notification();
-                pool.notify(pipeline).await
+                pool.notify(pipelines).await
             }
         }
     }
 
-    /// Subscribes to `notify`, from here and other replicas; yields [`Db::EVERYTHING`] after a time without a
+    /// Subscribes to `notify` of the other replicas; yields [`Db::EVERYTHING`] after a time without a
     /// connection. Never yields anything on SQLite.
     pub fn listen(&self) -> tokio::sync::broadcast::Receiver<String> {
         match &*self.store {

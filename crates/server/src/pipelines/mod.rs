@@ -128,7 +128,7 @@ impl RunningPipelines {
     pub async fn stop(self) {
         self.engine.stop(STOP_GRACE).await;
         // The task that sends hints to the other replicas ends here, so this wakes them for the released rows.
-        if let Err(error) = self.db.notify(Db::EVERYTHING).await {
+        if let Err(error) = self.db.notify(&[Db::EVERYTHING]).await {
             tracing::debug!(%error, "failed to send a hint to the other replicas");
         }
     }
@@ -203,15 +203,19 @@ async fn receive_hints(db: Db, hints: Hints) {
     }
 }
 
-/// Sends local hints to the other replicas. A lost hint only delays them.
+/// Minimum time between two messages to the other replicas. This server processes its own changes at once; the others
+/// are woken in case it cannot.
+const HINT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(25);
+
+/// Sends local hints to the other replicas, all that arrived meanwhile in one message. A lost hint only delays them.
 async fn send_hints(db: Db, hints: Hints) {
     let mut outgoing = hints.outgoing();
     loop {
-        for pipeline in outgoing.next().await {
-            if let Err(error) = db.notify(pipeline).await {
-                tracing::debug!(%error, pipeline, "failed to send a hint to the other replicas");
-            }
+        let pipelines = outgoing.next().await;
+        if let Err(error) = db.notify(&pipelines).await {
+            tracing::debug!(%error, ?pipelines, "failed to send hints to the other replicas");
         }
+        tokio::time::sleep(HINT_INTERVAL).await;
     }
 }
 
