@@ -11,6 +11,7 @@
 //! Why not  create instances here? A backend may take minutes, and the queue would wait with it. A row is
 //!          added with the offers to try; `instances` tries them, and the job reads the result.
 
+mod free_rounds;
 mod placeholders;
 mod wait_classes;
 
@@ -32,6 +33,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
+pub(super) use self::free_rounds::RecentWaits;
 use self::wait_classes::QueuedReplica;
 use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
@@ -57,6 +59,7 @@ use crate::{
 pub(super) struct JobsSubmittedPipeline {
     pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
+    pub(super) recent_waits: RecentWaits,
 }
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
@@ -171,14 +174,19 @@ impl JobsSubmittedPipeline {
         if queue.is_empty() {
             return Ok(());
         }
-        let stock = placement::load_inventory(&self.context.db, first.project).await?;
         let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
+        if let Some(placed) = self.place_on_free(first.project, &mut queue, allowed, now).await? {
+            outcomes.extend(placed);
+            return Ok(());
+        }
+        let stock = placement::load_inventory(&self.context.db, first.project).await?;
         let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
         queue.iter_mut().for_each(|one| one.select_fleets(&stock.fleets));
         let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
         let mut placements = place_replicas(&views, &inventory, now);
         let counts = self.wake_counts(&queue, &inventory, now, &mut placements).await?;
-        let site = PlacementContext { stock: &stock, inventory: &inventory, now };
+        self.record_waits(&queue, &placements);
+        let site = PlacementContext { stock: &stock, inventory: &inventory, now, scope: RoundScope::Whole };
         outcomes.extend(self.write_all(&queue, &placements, counts, &site).await?);
         Ok(())
     }
@@ -294,7 +302,12 @@ impl JobsSubmittedPipeline {
                 Plan::Wait { why, message, due, .. } => {
                     let due = if plans.len() > 1 { next_whole_second(*due) } else { *due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
-                    outcomes.push((job.id.0, self.wait_in(lease, job, class, why, message, due).await?));
+                    let reason = match site.scope {
+                        RoundScope::Whole => (Some(why), Some(message.clone())),
+                        // It is not known completely, and the stored one is not old.
+                        RoundScope::Free => (job.shortfalls.clone(), job.status_message.clone()),
+                    };
+                    outcomes.push((job.id.0, self.wait_in(lease, job, class, reason, due).await?));
                 }
                 Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Recheck { due } => {
                     let due = (*due).max(site.now + Span::secs(1));
@@ -316,13 +329,11 @@ impl JobsSubmittedPipeline {
         lease: &Lease,
         job: &Job,
         class: Option<&str>,
-        why: String,
-        message: &str,
+        (why, message): (Option<String>, Option<String>),
         due: Timestamp,
     ) -> Result<ApplyOutcome, PassError> {
         let is_stored = job.wait_class.as_deref() == class && !job.parked;
-        let is_known =
-            job.shortfalls.as_ref() == Some(&why) && job.status_message.as_deref() == Some(message);
+        let is_known = job.shortfalls == why && job.status_message == message;
         // In a long queue most jobs have no new message: they are released together, in one statement.
         if is_stored && is_known {
             let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
@@ -380,7 +391,7 @@ impl JobsSubmittedPipeline {
     fn wake(&self, job: &Job, count: Option<i64>) -> Option<Change> {
         let class = job.wait_class.as_deref()?;
         Some(match count {
-            Some(count) => class_rows::wake_next(&self.context.db, class, count),
+            Some(count) => class_rows::wake_next(&self.context.db, class, count, job),
             None => class_rows::wake_if_headless(&self.context.db, class),
         })
     }
@@ -484,6 +495,14 @@ struct PlacementContext<'a> {
     stock: &'a placement::ProjectInventory,
     inventory: &'a Inventory,
     now: Timestamp,
+    scope: RoundScope,
+}
+
+/// Instances that a round considers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RoundScope {
+    Whole,
+    Free,
 }
 
 impl PlacementContext<'_> {

@@ -70,6 +70,7 @@ pub fn register_all(context: &PipelineContext, into: &mut impl PipelineRegistry)
     into.add_batch(jobs_submitted::JobsSubmittedPipeline {
         context: context.clone(),
         market: market.clone(),
+        recent_waits: jobs_submitted::RecentWaits::default(),
     });
     into.add(jobs_running::JobsRunningPipeline(context.clone()));
     into.add(jobs_terminating::JobsTerminatingPipeline(context.clone()));

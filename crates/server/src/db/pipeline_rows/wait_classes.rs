@@ -87,21 +87,23 @@ static PARK: LazyLock<DialectSql> = LazyLock::new(|| {
     DialectSql { sqlite: text("", ""), postgres: text(" FOR SHARE", " ORDER BY j.id FOR NO KEY UPDATE") }
 });
 
-fn wake_sql(condition: &str) -> DialectSql {
+fn wake_sql(condition: &str, set: &str) -> DialectSql {
     let text = |skip: &str| {
         format!(
             "WITH next AS MATERIALIZED (SELECT j.id FROM jobs j WHERE j.wait_class = $1 AND j.parked = TRUE{condition} \
              ORDER BY j.submitted_at, j.run_id, j.replica_num LIMIT $2{skip}) \
-             UPDATE jobs SET parked = FALSE, due_at = NULL WHERE id IN (SELECT id FROM next) RETURNING id"
+             UPDATE jobs SET parked = FALSE, due_at = NULL{set} WHERE id IN (SELECT id FROM next) RETURNING id"
         )
     };
     // A locked job is being processed, so waiting for it could become a deadlock; the one after it does as well.
     DialectSql { sqlite: text(""), postgres: text(" FOR NO KEY UPDATE SKIP LOCKED") }
 }
 
-static WAKE: LazyLock<DialectSql> = LazyLock::new(|| wake_sql(""));
+/// With the reason of the job that leaves, which holds until they are evaluated themselves.
+static WAKE: LazyLock<DialectSql> =
+    LazyLock::new(|| wake_sql("", ", status_message = CAST($3 AS TEXT), shortfalls = CAST($4 AS TEXT)"));
 static WAKE_IF_HEADLESS: LazyLock<DialectSql> = LazyLock::new(|| {
-    wake_sql(" AND NOT EXISTS (SELECT 1 FROM jobs h WHERE h.wait_class = $1 AND h.parked = FALSE)")
+    wake_sql(" AND NOT EXISTS (SELECT 1 FROM jobs h WHERE h.wait_class = $1 AND h.parked = FALSE)", "")
 });
 
 /// Time after which a parked job is evaluated even if nothing woke it.
@@ -199,10 +201,13 @@ pub async fn park(
     Ok(Parked { ids, woke: rows.any(|woken| !woken.is_empty()) })
 }
 
-/// Wakes the next parked jobs of a class; returns their ids.
-pub fn wake_next(db: &Db, class: &str, count: i64) -> Change {
+/// Wakes the parked jobs after `leaving`, which was evaluated for its class; returns their ids.
+pub fn wake_next(db: &Db, class: &str, count: i64, leaving: &Job) -> Change {
     let count = if is_planted(Bug::FollowerNotWoken) { 0 } else { count };
-    Change::Query { sql: WAKE.of(db).to_owned().into(), params: params![class, count] }
+    // A reason that names an image names that of the leaving job.
+    let reason = leaving.shortfalls.as_deref().filter(|text| !text.contains("\"image\""));
+    let message = reason.and(leaving.status_message.as_deref());
+    Change::Query { sql: WAKE.of(db).to_owned().into(), params: params![class, count, message, reason] }
 }
 
 /// Wakes the next parked job of a class if no other member is evaluated; returns its id.

@@ -80,7 +80,7 @@ impl<'a> QueuedReplica<'a> {
     }
 
     /// Its first node; replicas of a class have no other.
-    fn job(&self) -> &Job {
+    pub(super) fn job(&self) -> &Job {
         &self.replica.nodes[0]
     }
 
