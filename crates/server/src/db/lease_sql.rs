@@ -103,11 +103,11 @@ fn due_rows_sql(dialect: Dialect, queue: &Queue, state: &str) -> String {
     )
 }
 
-/// Claims the rows that a query selects.
-fn take_sql(table: &str, selected: &str) -> String {
+/// Claims the rows of a relation.
+fn take_sql(table: &str, from: &str) -> String {
     format!(
         "UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
-         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us()) WHERE id IN ({selected}) \
+         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us()) WHERE id IN (SELECT id FROM {from}) \
          RETURNING {CLAIM_COLUMNS}"
     )
 }
@@ -118,9 +118,9 @@ const UNLOCKED: &str = "lock_token IS NULL AND NOT finished";
 fn claim_free_sql(dialect: Dialect, queue: &Queue) -> String {
     let free = due_rows_sql(dialect, queue, UNLOCKED);
     match dialect {
-        Dialect::Sqlite => take_sql(queue.table, &format!("SELECT id FROM ({free})")),
+        Dialect::Sqlite => take_sql(queue.table, &format!("({free})")),
         Dialect::Postgres => {
-            format!("WITH free AS MATERIALIZED ({free}) {}", take_sql(queue.table, "SELECT id FROM free"))
+            format!("WITH free AS MATERIALIZED ({free}) {}", take_sql(queue.table, "free"))
         }
     }
 }
@@ -142,14 +142,14 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
         "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
          c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
          ORDER BY late, last_processed_at, id LIMIT $1) {}",
-        take_sql(queue.table, "SELECT id FROM c")
+        take_sql(queue.table, "c")
     )
 }
 
 /// Claims unlocked rows, and returns the columns of a poll with each, or alone if there are none.
 fn poll_and_claim_sql(dialect: Dialect, queue: &Queue) -> String {
     let free = due_rows_sql(dialect, queue, UNLOCKED);
-    let take = take_sql(queue.table, "SELECT id FROM free");
+    let take = take_sql(queue.table, "free");
     let poll = poll_columns(dialect, queue, PollScope::WithClaim, "$3");
     format!(
         "WITH free AS MATERIALIZED ({free}), taken AS ({take}) \
