@@ -107,7 +107,8 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     if matches!(entry.body, Body::Json | Body::File) {
         refusals.extend(["408", "409", "413"]);
     }
-    if entry.access != Access::Open {
+    // A login is open to all callers and rejects some.
+    if entry.access != Access::Open || entry.id == "open_session" {
         refusals.extend(["401", "403", "429"]);
     }
     if entry.access.in_project() {

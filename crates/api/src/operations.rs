@@ -5,7 +5,8 @@
 
 use crate::{
     auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, managed_jobs,
-    metrics, operation::operations, projects, repos, runs, secrets, server, templates, users, volumes,
+    metrics, operation::operations, overview, projects, repos, rows, runs, secrets, server, session,
+    templates, users, volumes,
 };
 
 operations! {
@@ -22,6 +23,19 @@ operations! {
     ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::EmptyRequest) -> Vec<auth::Provider>;
     /// Returns the next redirect of a browser login.
     ReadNextRedirect = "read_next_redirect": Post Json "/api/auth/get_next_redirect" Open (auth::NextRedirectRequest) -> auth::NextRedirect;
+
+    /// Opens a session for a browser with a token or a single-use code, and sets its cookie.
+    OpenSession = "open_session": Post Json "/api/session/open" Open (session::OpenRequest) -> session::Session;
+    /// Returns the session of the caller.
+    ReadSession = "read_session": Post Json "/api/session/get" Token (server::EmptyRequest) -> session::Session;
+    /// Ends the session of the caller and removes its cookie.
+    CloseSession = "close_session": Post Json "/api/session/close" Token (server::EmptyRequest) -> ();
+    /// Lists the open sessions of the caller, most recently used first.
+    ListSessions = "list_sessions": Post Json "/api/session/list" Token (server::EmptyRequest) -> session::SessionList;
+    /// Ends sessions of the caller.
+    RevokeSessions = "revoke_sessions": Post Json "/api/session/revoke" Token (session::RevokeRequest) -> ();
+    /// Creates a single-use code with which a browser opens a session. Requires a token, not a session.
+    CreateLoginCode = "create_login_code": Post Json "/api/session/code" Token (server::EmptyRequest) -> session::LoginCode;
 
     /// Lists the users that the caller may see: all users for a global admin, otherwise the caller only.
     ListUsers = "list_users": Post Json "/api/users/list" Token (users::ListRequest) -> users::UserList;
@@ -109,6 +123,19 @@ operations! {
     ReadArchive = "read_archive": Post Json "/api/files/get_archive_by_hash" Token (files::HashRequest) -> files::Archive;
     /// Stores an archive; the file name is its SHA-256.
     UploadArchive = "upload_archive": Post File "/api/files/upload_archive" Token (server::EmptyRequest) -> files::Archive;
+
+    /// Lists rows of runs that the caller may see, with counts by status.
+    ListRunRows = "list_run_rows": Post Json "/api/runs/rows" Token (rows::RowsRequest) -> rows::Rows<rows::RunRow>;
+    /// Lists rows of managed jobs that the caller may see, one for each task, with counts by status.
+    ListManagedJobRows = "list_managed_job_rows": Post Json "/api/jobs/rows" Token (rows::RowsRequest) -> rows::Rows<rows::ManagedJobRow>;
+    /// Lists rows of instances that the caller may see, with counts by status.
+    ListInstanceRows = "list_instance_rows": Post Json "/api/instances/rows" Token (rows::RowsRequest) -> rows::Rows<rows::InstanceRow>;
+    /// Lists rows of queued containers that the caller may see, with counts by state.
+    ListContainerRows = "list_container_rows": Post Json "/api/containers/rows" Token (rows::RowsRequest) -> rows::Rows<rows::ContainerRow>;
+    /// Returns counts, capacity, costs and problems of everything that the caller may see.
+    ReadSummary = "read_summary": Post Json "/api/summary" Token (overview::SummaryRequest) -> overview::Summary;
+    /// Searches names and ids of everything that the caller may see.
+    SearchNames = "search_names": Post Json "/api/search" Token (overview::SearchRequest) -> overview::SearchResult;
 
     /// Lists the runs of the caller's projects, newest first.
     ListRuns = "list_runs": Post Json "/api/runs/list" Token (runs::ListRequest) -> Vec<runs::Run>;

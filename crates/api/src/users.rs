@@ -200,11 +200,20 @@ impl TokenScope {
     }
 }
 
-/// Operations that change nothing and return no secret. A new operation is in neither list until it is added
+/// Operations that change nothing but the caller's session and return no secret. A new operation is in neither list until it is added
 /// explicitly.
-const READ_OPERATIONS: [&str; 37] = [
+const READ_OPERATIONS: [&str; 46] = [
     "read_metrics",
     "list_pipelines",
+    "read_session",
+    "close_session",
+    "list_sessions",
+    "list_run_rows",
+    "list_managed_job_rows",
+    "list_instance_rows",
+    "list_container_rows",
+    "read_summary",
+    "search_names",
     "list_users",
     "read_my_user",
     "list_public_keys",

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::commands::{
     apply, attach, check, completion, container, contexts, cost, delete, dev, dispatch, doctor, event,
     explain, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer, project, ps, run,
-    secret, server, show, ssh, stop, top, user, volume, why,
+    secret, server, show, ssh, stop, top, ui, user, volume, why,
 };
 
 const AFTER_HELP: &str = "\
@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Why(why::Args),
     /// Watch runs, instances, the queue and events, and act on them
     Top(top::Args),
+    /// Open the web UI in a browser
+    Ui(ui::Args),
     /// Show the CPU, memory and GPU usage of a run's jobs
     Metrics(metrics::Args),
     /// List offers that match your requirements, and why others do not

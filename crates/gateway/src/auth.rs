@@ -16,8 +16,8 @@ use hyper::{
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
 
-/// Prefix of windlass's cookies. They are never passed to a service and never accepted from one.
-pub const COOKIE_PREFIX: &str = "__Host-windlass-";
+/// Prefixes of windlass's cookies. They are never passed to a service and never accepted from one.
+pub const COOKIE_PREFIXES: [&str; 2] = ["__Host-windlass-", "windlass-insecure-"];
 /// Cookie of a browser session.
 pub const SESSION_COOKIE: &str = "__Host-windlass-session";
 /// Header with which a replica learns the identity of the caller.
@@ -172,6 +172,13 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
     fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
         self.inner.wait_until_revoked(token, project)
     }
+}
+
+/// Returns whether a cookie, or the value of `Set-Cookie`, is one of windlass.
+pub(crate) fn is_our_cookie(cookie: &[u8]) -> bool {
+    COOKIE_PREFIXES.iter().any(|prefix| {
+        cookie.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+    })
 }
 
 /// Returns the token of a request, and whether it is in `Authorization`.

@@ -214,7 +214,7 @@ fn write_cookies(buffer: &mut BytesMut, headers: &HeaderMap) {
     let start = buffer.len();
     for value in headers.get_all(header::COOKIE) {
         for cookie in value.as_bytes().split(|b| *b == b';').map(<[u8]>::trim_ascii) {
-            if cookie.is_empty() || cookie.starts_with(auth::COOKIE_PREFIX.as_bytes()) {
+            if cookie.is_empty() || auth::is_our_cookie(cookie) {
                 continue;
             }
             buffer.put_slice(if buffer.len() == start { b"cookie: " } else { b"; " });
@@ -307,11 +307,7 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
 
 /// Removes cookies with the prefix of windlass: a service must not set session cookies.
 fn drop_our_cookies(headers: &mut HeaderMap) {
-    let ours = |value: &HeaderValue| {
-        let name = value.as_bytes().trim_ascii_start();
-        name.get(..auth::COOKIE_PREFIX.len())
-            .is_some_and(|start| start.eq_ignore_ascii_case(auth::COOKIE_PREFIX.as_bytes()))
-    };
+    let ours = |value: &HeaderValue| auth::is_our_cookie(value.as_bytes().trim_ascii_start());
     if !headers.get_all(header::SET_COOKIE).iter().any(ours) {
         return;
     }

@@ -36,7 +36,8 @@ mod write_timeout;
 
 pub use access::{AccessLog, AccessRecord, TracingAccessLog};
 pub use auth::{
-    COOKIE_PREFIX, CachingGatekeeper, Gatekeeper, IDENTITY_HEADER, SESSION_COOKIE, TokenCacheConfig, Verdict,
+    COOKIE_PREFIXES, CachingGatekeeper, Gatekeeper, IDENTITY_HEADER, SESSION_COOKIE, TokenCacheConfig,
+    Verdict,
 };
 pub use body::RequestBody;
 pub use connect::{Connector, DirectConnector, Io, Stream};

@@ -37,6 +37,7 @@ use crate::{
     db::{
         DbError, gateways,
         projects::{self, Membership, Project},
+        sessions::{self, Session},
         tokens,
         users::User,
     },
@@ -51,6 +52,8 @@ const SERVER_TOKEN_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of entries of each kind. When full, all are dropped: they live for a second anyway.
 const ENTRIES_MAX: usize = 10_000;
 const PREFIX: &str = "wl_";
+/// Prefix of the cookies of sessions.
+const SESSION_PREFIX: &str = "wls_";
 /// The prefix, and 256 bits in base64.
 const GENERATED_TOKEN_LEN: usize = 46;
 /// Length of the part of a token that lists show.
@@ -64,6 +67,13 @@ impl Token {
         let mut bits = [0_u8; 32];
         getrandom::fill(&mut bits)?;
         Ok(Self(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
+    }
+
+    /// Generates the cookie of a session.
+    pub fn draw_session() -> Result<Self, getrandom::Error> {
+        let mut bits = [0_u8; 32];
+        getrandom::fill(&mut bits)?;
+        Ok(Self(format!("{SESSION_PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
     }
 
     /// A token that the operator chose.
@@ -99,13 +109,39 @@ impl std::fmt::Debug for Token {
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub user: Arc<User>,
-    /// Presented token, so that its owner can be shown it again.
+    /// Presented token or cookie of a session.
     pub token: Arc<Token>,
+    pub credential: Credential,
     /// Operations that the token permits.
     pub scope: TokenScope,
 }
 
+/// Kind of credential that a caller presented.
+#[derive(Clone, Debug)]
+pub enum Credential {
+    /// A token, with its id.
+    Token(Uuid),
+    /// The cookie of a browser.
+    Session(Session),
+}
+
 impl Caller {
+    /// Presented token, so that its owner can be shown it again. The cookie of a session is never shown.
+    pub fn shown_token(&self) -> Option<&Token> {
+        match self.credential {
+            Credential::Token(_) => Some(&self.token),
+            Credential::Session(_) => None,
+        }
+    }
+
+    /// Session of the caller, if it is a browser.
+    pub fn session(&self) -> Option<&Session> {
+        match &self.credential {
+            Credential::Token(_) => None,
+            Credential::Session(session) => Some(session),
+        }
+    }
+
     /// Checks that the presented token permits an operation, regardless of the user.
     pub fn require_operation(&self, operation: &str) -> Result<()> {
         if self.scope.allows(operation) { Ok(()) } else { Err(out_of_scope()) }
@@ -134,7 +170,7 @@ fn out_of_scope() -> Error {
 }
 
 /// Parses the scope column. An unknown value permits no operation of the API.
-fn parse_scope(word: &str) -> TokenScope {
+pub(crate) fn parse_scope(word: &str) -> TokenScope {
     if word == tokens::FULL_SCOPE {
         return TokenScope::All;
     }
@@ -219,7 +255,9 @@ impl ProjectScope {
 /// Parses `Bearer TOKEN` and finds its user.
 pub async fn authenticate(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let denied = Error::Denied { msg: "Invalid token".into() };
-    let Some(text) = authorization.and_then(bearer) else { return Err(denied) };
+    let Some(text) = authorization.and_then(bearer).filter(|text| !is_session_cookie(text)) else {
+        return Err(denied);
+    };
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
@@ -237,12 +275,50 @@ pub async fn authenticate(app: &App, authorization: Option<&str>) -> Result<Call
         cache.used.lock().insert(valid.id);
     }
     let scope = parse_scope(&valid.scope);
-    let caller = Caller { user: Arc::new(valid.user), token: Arc::new(token), scope };
+    let credential = Credential::Token(valid.id);
+    let caller = Caller { user: Arc::new(valid.user), token: Arc::new(token), credential, scope };
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(CACHE_TTL, |left| left.min(CACHE_TTL));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
     unauthenticated_connections::mark_authenticated();
     Ok(caller)
+}
+
+/// Finds the user of a session by its cookie. `address` is recorded as that of its last request.
+pub async fn authenticate_session(app: &App, cookie: &str, address: Option<IpAddr>) -> Result<Caller> {
+    if !app.settings().web_ui || !is_session_cookie(cookie) {
+        return Err(Error::Unauthenticated);
+    }
+    let cache = app.access();
+    let key: [u8; 32] = Sha256::digest(cookie.as_bytes()).into();
+    if let Some(caller) = cache.tokens.get(&key) {
+        unauthenticated_connections::mark_authenticated();
+        return Ok(caller);
+    }
+    let generation = cache.generation();
+    let token = Token::chosen(cookie);
+    let hash = token.hash();
+    let valid = sessions::find(app.db(), &hash).await?.ok_or(Error::Unauthenticated)?;
+    if !bool::from(valid.hash.as_bytes().ct_eq(hash.as_bytes())) {
+        return Err(Error::Unauthenticated);
+    }
+    if let Some(address) = address.filter(|_| !valid.seen_lately) {
+        cache.seen_sessions.lock().insert(valid.session.id, address);
+    }
+    let caller = Caller {
+        user: Arc::new(valid.user),
+        token: Arc::new(token),
+        credential: Credential::Session(valid.session),
+        scope: parse_scope(&valid.scope),
+    };
+    cache.tokens.put(key, caller.clone(), CACHE_TTL, || cache.generation() == generation);
+    unauthenticated_connections::mark_authenticated();
+    Ok(caller)
+}
+
+/// Returns whether a text can be the cookie of a session. A bearer token is never accepted as one, and vice versa.
+pub fn is_session_cookie(text: &str) -> bool {
+    text.starts_with(SESSION_PREFIX)
 }
 
 /// Parses `Bearer TOKEN` and finds the gateway whose processes present it.
@@ -325,6 +401,8 @@ pub struct AccessCache {
     ours: TtlCache<[u8; 32], bool>,
     /// Tokens whose use is not yet recorded.
     used: Mutex<HashSet<Uuid>>,
+    /// Sessions whose use is not yet recorded, with the addresses of the requests.
+    seen_sessions: Mutex<HashMap<Uuid, IpAddr>>,
     /// Incremented with every change of users, tokens and members. A result read before a change is not cached after
     /// it.
     generation: AtomicU64,
@@ -346,7 +424,15 @@ impl AccessCache {
     /// Records which tokens were used, all at once. Called now and then, and at the end.
     pub async fn write_uses(&self, app: &App) -> Result<(), DbError> {
         let used: Vec<Uuid> = self.used.lock().drain().collect();
-        if used.is_empty() { Ok(()) } else { tokens::mark_used(app.db(), &used).await }
+        if !used.is_empty() {
+            tokens::mark_used(app.db(), &used).await?;
+        }
+        let seen: Vec<_> = self.seen_sessions.lock().drain().collect();
+        if !seen.is_empty() {
+            let seen = seen.into_iter().map(|(id, address)| (id, address.to_string())).collect();
+            sessions::mark_seen(app.db(), seen).await?;
+        }
+        Ok(())
     }
 }
 

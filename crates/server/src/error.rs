@@ -26,6 +26,9 @@ pub enum Error {
     /// No token at all: 401.
     #[error("Not authenticated")]
     Unauthenticated,
+    /// A token or code with which no session can be opened: 401.
+    #[error("{msg}")]
+    LoginRefused { msg: Cow<'static, str> },
     /// No valid token, or not the required role: 403.
     #[error("{msg}")]
     Denied { msg: Cow<'static, str> },

@@ -3,23 +3,22 @@
 //! A handler is registered for an operation of the table and cannot be reached without it: the access level is checked
 //! here, before the body is read, and the kind of registration must match the level or the server does not compile.
 
-use std::{future::Future, net::IpAddr, time::Duration};
+use std::{future::Future, net::IpAddr};
 
 use axum::{
     Router,
-    body::{Body, Bytes},
-    extract::{FromRequest, Multipart, Query, RawPathParams, Request, State},
+    body::Body,
+    extract::{RawPathParams, Request, State},
     http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::Response,
     routing::{MethodFilter, on},
 };
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::{Serialize, de::DeserializeOwned};
-use tokio::time::{Instant, timeout};
+use serde::Serialize;
+use tokio::time::Instant;
 use windlass_api::{
     Access, Body as Kind, Method, Operation, RenderedJson,
-    error::{BadRequest, ErrorBody as Detail, ErrorDetail, ValidationError},
+    error::{BadRequest, ErrorBody as Detail, ErrorDetail},
 };
 use windlass_model::{error_chain::format_chain, id::GatewayId};
 
@@ -29,19 +28,18 @@ use crate::{
     auth::{self, Caller, ProjectScope},
     db::DbError,
     error::{Error, Result},
-    limits,
-    services::{SseStream, Upload},
+    services::{SseStream, Upload, sessions::Browser},
     stream_rights::{RightsBasis, StreamRights},
 };
 
+pub(crate) mod credentials;
 mod depth;
+mod incoming;
 mod port_stream;
 mod sse;
 
-/// Time within which a client must have sent its file.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
-/// Bytes that a multipart frame may add to the file in it.
-const FRAME_BYTES_MAX: usize = 64 * 1024;
+pub(crate) use self::incoming::{collect, has_nul};
+use self::{credentials::Credentials, incoming::IncomingRequest};
 
 /// Seconds after which a failed request may succeed: by then a restarted database is up again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
@@ -61,6 +59,9 @@ pub trait ResponseFor<T>: Serialize {}
 
 impl<T: Serialize> ResponseFor<T> for T {}
 impl<T> ResponseFor<Vec<T>> for Vec<RenderedJson<T>> {}
+
+/// Additional headers of a response.
+pub(crate) type ResponseHeaders = Vec<(HeaderName, String)>;
 
 /// Handlers by operation.
 #[derive(Default)]
@@ -105,10 +106,51 @@ impl ApiRoutes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
                 caller.must(O::ACCESS)?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, caller, request).await
+            }
+        })
+    }
+
+    /// As `open`, for a browser. The handler also returns headers of the response.
+    #[must_use]
+    pub(crate) fn open_browser<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Browser, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<(O::Response, ResponseHeaders)>> + Send,
+    {
+        const { assert!(matches!(O::ACCESS, Access::Open)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let browser = arrived.browser();
+                let request = arrived.read::<O>(&app).await?;
+                let (answer, headers) = handler(app, browser, request).await?;
+                Ok(with_headers(success::<O, _>(&answer), headers))
+            }
+        })
+    }
+
+    /// As `token`, for a browser. The handler also returns headers of the response.
+    #[must_use]
+    pub(crate) fn token_browser<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Caller, Browser, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<(O::Response, ResponseHeaders)>> + Send,
+    {
+        const { assert!(matches!(O::ACCESS, Access::Token)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let browser = arrived.browser();
+                let caller = authenticate::<O>(&app, &arrived).await?;
+                let request = arrived.read::<O>(&app).await?;
+                let (answer, headers) = handler(app, caller, browser, request).await?;
+                Ok(with_headers(success::<O, _>(&answer), headers))
             }
         })
     }
@@ -126,7 +168,7 @@ impl ApiRoutes {
             let handler = handler.clone();
             async move {
                 let key = arrived.idempotency_key()?;
-                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
                 let mut scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
                 scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
@@ -168,7 +210,7 @@ impl ApiRoutes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
                 caller.must(O::ACCESS)?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, caller, request, upload).await
@@ -188,7 +230,7 @@ impl ApiRoutes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
                 let scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, scope, request, upload).await
@@ -209,9 +251,9 @@ impl ApiRoutes {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let authorization = arrived.authorization().map(str::to_owned);
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
-                let caller = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
                 let within = resolve_scope::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
@@ -219,8 +261,8 @@ impl ApiRoutes {
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
                 let allowed = move || {
-                    let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
-                    async move { reauthorize::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
+                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
+                    async move { reauthorize::<O>(&app, &credentials, &path).await.map(drop) }
                 };
                 Ok(sse::respond(app, beats, place, rights, allowed))
             }
@@ -242,9 +284,9 @@ impl ApiRoutes {
         self.mount_raw::<O, _, _>(move |app, mut arrived| {
             let (handler, check) = (handler.clone(), check.clone());
             async move {
-                let authorization = arrived.authorization().map(str::to_owned);
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
                 let path = arrived.path.clone();
-                let asker = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let asker = authenticate::<O>(&app, &arrived).await?;
                 let within = resolve_scope::<O>(&app, asker, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let caller = port_stream::require_upgrade(&mut arrived.request)?;
@@ -253,10 +295,10 @@ impl ApiRoutes {
                 let port = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
                 let allowed = move || {
-                    let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
+                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
                     let (check, request) = (check.clone(), request.clone());
                     async move {
-                        let scope = reauthorize::<O>(&app, authorization.as_deref(), &path).await?;
+                        let scope = reauthorize::<O>(&app, &credentials, &path).await?;
                         check(app, scope, request).await
                     }
                 };
@@ -320,9 +362,12 @@ impl ApiRoutes {
     }
 
     pub fn into_router(self, app: App) -> Router {
-        self.router
-            .merge(crate::routes::arvados::router())
-            .fallback(|| async { error_body(StatusCode::NOT_FOUND, "Not Found") })
+        let mut router = self.router.merge(crate::routes::arvados::router());
+        if app.settings().web_ui {
+            router = router.merge(crate::web_ui::router());
+        }
+        router
+            .fallback(|| async { not_found() })
             .method_not_allowed_fallback(|| async {
                 error_body(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
             })
@@ -344,16 +389,22 @@ async fn reject_multiple_hosts(request: Request, next: Next) -> Response {
 /// Authenticates the caller and applies its rate limit. Guessable tokens are not even looked up for an address with too
 /// many failures; a generated token cannot be guessed, so its owner is admitted regardless of other attempts from that
 /// address.
-async fn authenticate<O: Operation>(
-    app: &App,
-    peer: Option<IpAddr>,
-    authorization: Option<&str>,
-) -> Result<Caller> {
-    let caller =
-        throttle_failed_auth(app, peer, authorization, auth::authenticate(app, authorization)).await?;
-    caller.require_operation(O::ID)?;
-    app.paces().operation(O::ID, caller.user.id.0)?;
-    Ok(caller)
+fn authenticate<'a, O: Operation>(
+    app: &'a App,
+    arrived: &IncomingRequest,
+) -> impl Future<Output = Result<Caller>> + Send + use<'a, O> {
+    let (credentials, peer) = (Credentials::of::<O>(app, arrived), arrived.peer());
+    async move {
+        let credentials = credentials?;
+        let lookup = credentials.authenticate(app);
+        let caller = match credentials.header() {
+            Some(token) => throttle_failed_auth(app, peer, Some(token), lookup).await?,
+            None => lookup.await?,
+        };
+        caller.require_operation(O::ID)?;
+        app.paces().operation(O::ID, caller.user.id.0)?;
+        Ok(caller)
+    }
 }
 
 /// Finds the owner of a token, unless its address has too many failures.
@@ -391,10 +442,10 @@ fn rights_basis(scope: &ProjectScope) -> RightsBasis {
 /// Checks that an admitted caller still has the rights.
 async fn reauthorize<O: Operation>(
     app: &App,
-    authorization: Option<&str>,
+    credentials: &Credentials,
     path: &[String],
 ) -> Result<ProjectScope> {
-    let caller = auth::authenticate(app, authorization).await?;
+    let caller = credentials.authenticate(app).await?;
     resolve_scope::<O>(app, caller, path).await
 }
 
@@ -406,172 +457,6 @@ async fn resolve_scope<O: Operation>(app: &App, caller: Caller, path: &[String])
     let scope = auth::project_scope(app, caller, project, rest.to_vec()).await?;
     scope.must(O::ACCESS)?;
     Ok(scope)
-}
-
-/// A request whose caller is not known yet.
-struct IncomingRequest {
-    request: Request,
-    /// Values of the path's parameters, in order.
-    path: Vec<String>,
-}
-
-impl IncomingRequest {
-    /// Address of the other end of the connection, which may be a proxy's.
-    fn peer(&self) -> Option<IpAddr> {
-        self.request.extensions().get::<Peer>().map(|peer| peer.0)
-    }
-
-    fn authorization(&self) -> Option<&str> {
-        self.request.headers().get(header::AUTHORIZATION)?.to_str().ok()
-    }
-
-    /// Idempotency key: 1 to 200 printable characters.
-    fn idempotency_key(&self) -> Result<Option<String>> {
-        let Some(key) = self.request.headers().get("idempotency-key") else { return Ok(None) };
-        let key = key.to_str().ok().filter(|key| (1..=200).contains(&key.len()));
-        key.map(|key| Some(key.to_owned())).ok_or_else(|| {
-            Error::refused("invalid `Idempotency-Key` header: expected 1 to 200 printable characters")
-        })
-    }
-
-    fn last_event_id(&self) -> Result<Option<u64>> {
-        let Some(id) = self.request.headers().get("last-event-id") else { return Ok(None) };
-        let id = id.to_str().ok().and_then(|id| id.parse().ok());
-        id.map(Some).ok_or_else(|| Error::refused("invalid `Last-Event-ID` header: expected a number"))
-    }
-
-    async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {
-        match O::BODY {
-            Kind::Json => {
-                let limit = app.settings().limits.request_bytes;
-                let body = collect(self.request.into_body(), limit, app.settings().body_timeout).await?;
-                decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
-            }
-            Kind::Query | Kind::Text | Kind::File | Kind::Events | Kind::Stream => query(&self.request),
-        }
-    }
-
-    async fn read_file<O: Operation>(self, app: &App) -> Result<(O::Request, Upload)> {
-        let parsed = query(&self.request)?;
-        let limit = app.settings().limits.upload_bytes;
-        let (parts, body) = self.request.into_parts();
-        let body = Body::new(Limited::new(body, limit.saturating_add(FRAME_BYTES_MAX)));
-        let reading = read_upload(Request::from_parts(parts, body), limit);
-        let upload = timeout(UPLOAD_TIMEOUT, reading).await.map_err(|_| Error::Slow)??;
-        Ok((parsed, upload))
-    }
-}
-
-pub(crate) async fn collect(body: Body, limit: usize, within: Duration) -> Result<Bytes> {
-    let reading = Limited::new(body, limit).collect();
-    match timeout(within, reading).await {
-        Err(_) => Err(Error::Slow),
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Error::TooLarge { limit, name: limits::REQUEST_MAX })
-        }
-        Ok(Err(_)) => Err(invalid_body("the request body is incomplete")),
-    }
-}
-
-async fn read_upload(request: Request, limit: usize) -> Result<Upload> {
-    let unreadable = |_| invalid_body("expected multipart/form-data with a part `file`");
-    let mut parts = Multipart::from_request(request, &())
-        .await
-        .map_err(|_| invalid_body("expected multipart/form-data with a part `file`"))?;
-    while let Some(mut part) = parts.next_field().await.map_err(unreadable)? {
-        if part.name() != Some("file") {
-            continue;
-        }
-        let name = part.file_name().unwrap_or_default().to_owned();
-        let mut content = Vec::new();
-        while let Some(chunk) = part.chunk().await.map_err(|error| too_large_or_broken(&error, limit))? {
-            if content.len() + chunk.len() > limit {
-                return Err(Error::TooLarge { limit, name: limits::UPLOAD_MAX });
-            }
-            content.extend_from_slice(&chunk);
-        }
-        return Ok(Upload { name, content });
-    }
-    Err(Error::Invalid(vec![violation(&["body", "file"], "field required".into(), "missing")]))
-}
-
-fn too_large_or_broken(error: &axum::extract::multipart::MultipartError, limit: usize) -> Error {
-    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        Error::TooLarge { limit, name: limits::UPLOAD_MAX }
-    } else {
-        invalid_body("the uploaded file is incomplete")
-    }
-}
-
-fn invalid_body(msg: &str) -> Error {
-    Error::Invalid(vec![violation(&["body"], msg.to_owned(), "value_error")])
-}
-
-fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
-    if request.uri().query().is_some_and(|query| query.contains("%00")) {
-        return Err(Error::Invalid(vec![violation(&["query"], NUL.into(), "value_error")]));
-    }
-    Query::try_from_uri(request.uri())
-        .map(|Query(parsed)| parsed)
-        .map_err(|error| Error::Invalid(vec![violation(&["query"], error.body_text(), "value_error")]))
-}
-
-/// No stored or queried text contains NUL, and Postgres rejects it.
-const NUL: &str = "text must not contain NUL";
-
-/// Returns whether a JSON text contains the escape for NUL: after an odd number of backslashes.
-pub(crate) fn has_nul(body: &[u8]) -> bool {
-    body.windows(6).enumerate().any(|(at, window)| {
-        window == br"\u0000" && body[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
-    })
-}
-
-/// Decodes a body. Unknown fields are ignored, so that newer clients work.
-fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    if has_nul(body) {
-        return Err(invalid_body(NUL));
-    }
-    if depth::is_too_deep(body) {
-        return Err(invalid_body(depth::TOO_DEEP));
-    }
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let mut loc = vec!["body".to_owned()];
-        loc.extend(error.path().iter().filter_map(segment_name));
-        let msg = error.inner().to_string();
-        // The missing field is part of the location, as in every other violation.
-        if let Some(rest) = msg.strip_prefix("missing field `")
-            && let Some((field, _)) = rest.split_once('`')
-        {
-            loc.push(field.to_owned());
-            return ValidationError { loc, msg: "field required".into(), r#type: "missing".into() };
-        }
-        let kind = if error.inner().is_data() { "value_error" } else { "json_invalid" };
-        ValidationError { loc, msg, r#type: kind.into() }
-    });
-    let ended = reader.end();
-    match (parsed, ended) {
-        (Ok(parsed), Ok(())) => Ok(parsed),
-        (Ok(_), Err(error)) => {
-            Err(Error::Invalid(vec![violation(&["body"], error.to_string(), "json_invalid")]))
-        }
-        (Err(violation), _) => Err(Error::Invalid(vec![violation])),
-    }
-}
-
-fn segment_name(segment: &serde_path_to_error::Segment) -> Option<String> {
-    use serde_path_to_error::Segment;
-    match segment {
-        Segment::Seq { index } => Some(index.to_string()),
-        Segment::Map { key } => Some(key.clone()),
-        Segment::Enum { variant } => Some(variant.clone()),
-        Segment::Unknown => None,
-    }
-}
-
-fn violation(loc: &[&str], msg: String, kind: &str) -> ValidationError {
-    ValidationError { loc: loc.iter().map(|part| (*part).to_owned()).collect(), msg, r#type: kind.to_owned() }
 }
 
 /// Client's id of the request, if it is safe to repeat, else a generated id.
@@ -594,6 +479,15 @@ fn success<O: Operation, A: ResponseFor<O::Response>>(answer: &A) -> Response {
     json(StatusCode::OK, answer)
 }
 
+fn with_headers(mut response: Response, headers: ResponseHeaders) -> Response {
+    for (name, value) in headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}
+
 fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => with_body(status, "application/json", body.into()),
@@ -613,6 +507,10 @@ fn with_body(status: StatusCode, kind: &'static str, body: Body) -> Response {
 
 fn error_body(status: StatusCode, msg: &str) -> Response {
     json(status, &Detail { detail: ErrorDetail { code: None, msg: msg.to_owned() } })
+}
+
+pub(crate) fn not_found() -> Response {
+    error_body(StatusCode::NOT_FOUND, "Not Found")
 }
 
 fn database_error(cause: &DbError) -> (StatusCode, &'static str) {
@@ -647,7 +545,9 @@ fn error_response(error: &Error, id: &str) -> Response {
         Error::Invalid(violations) => {
             json(StatusCode::UNPROCESSABLE_ENTITY, &Detail { detail: violations.clone() })
         }
-        Error::Unauthenticated => error_body(StatusCode::UNAUTHORIZED, &error.to_string()),
+        Error::Unauthenticated | Error::LoginRefused { .. } => {
+            error_body(StatusCode::UNAUTHORIZED, &error.to_string())
+        }
         Error::Denied { msg } => error_body(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => error_body(StatusCode::NOT_FOUND, msg),
         Error::Busy { msg } => retry_later(StatusCode::SERVICE_UNAVAILABLE, msg),
@@ -672,18 +572,5 @@ fn error_response(error: &Error, id: &str) -> Response {
         | Error::KeyPair(_)
         | Error::NodeKey(_)
         | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::has_nul;
-
-    #[test]
-    fn escaped_nul_is_detected_without_false_positives() {
-        assert!(has_nul(br#"{"a":"\u0000"}"#));
-        assert!(has_nul(br#"{"a":"x\\\u0000"}"#));
-        assert!(!has_nul(br#"{"a":"\\u0000"}"#), "a backslash and five letters");
-        assert!(!has_nul(br#"{"a":"u0000"}"#));
     }
 }

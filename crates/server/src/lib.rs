@@ -41,6 +41,7 @@ pub mod ssh_keys;
 mod stream_rights;
 pub mod tls;
 mod unauthenticated_connections;
+mod web_ui;
 
 use std::{
     future::Future,
@@ -117,6 +118,8 @@ pub struct Server {
     address: SocketAddr,
     /// Listener of the second port, which accepts only TLS.
     encrypted: Option<(TcpListener, TlsAcceptor)>,
+    /// Listener of the port that serves only services.
+    services: Option<TcpListener>,
     first_token: Option<Token>,
 }
 
@@ -159,7 +162,14 @@ impl Server {
             }
             None => None,
         };
-        Ok(Self { app: app.clone(), machines, listener, address, encrypted, first_token })
+        let services = match app.settings().services_address {
+            Some(address) => {
+                let failed = |source| StartError::Listen { address, source };
+                Some(TcpListener::bind(address).await.map_err(failed)?)
+            }
+            None => None,
+        };
+        Ok(Self { app: app.clone(), machines, listener, address, encrypted, services, first_token })
     }
 
     pub fn app(&self) -> &App {
@@ -176,6 +186,11 @@ impl Server {
         self.encrypted.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
+    /// Address that serves only services.
+    pub fn services_address(&self) -> Option<SocketAddr> {
+        self.services.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
     /// The admin's token, if this start created it. It is shown once.
     pub fn first_token(&self) -> Option<&Token> {
         self.first_token.as_ref()
@@ -183,31 +198,40 @@ impl Server {
 
     /// Serves requests until `stop` completes, then finishes the requests in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, machines, listener, address, encrypted, .. } = self;
+        let Self { app, machines, listener, address, encrypted, services, .. } = self;
         let uses = tokio::spawn(record_token_uses(app.clone()));
         let machines = Arc::new(machines);
         let waking = Arc::clone(&machines);
         let waking = tokio::spawn(async move { waking.wake().await });
         let pipelines = start_pipelines(&app, &machines);
         let front = proxy::ServiceProxy::start(&app).await;
-        let router = routes::all_routes().into_router(app.clone()).merge(front.router());
+        let router = routes::all_routes().into_router(app.clone()).merge(front.router(&app));
         let stop = stop.shared();
         let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
         let kind = http_listener::ListenerKind::Plain(Arc::new(fallback));
         let connections = http_listener::ConnectionLimits::new(app.settings().connections_max);
         let plain =
             http_listener::serve(&app, connections.clone(), listener, kind, router.clone(), stop.clone());
+        let certificate = encrypted.as_ref().map(|(_, acceptor)| acceptor.clone());
         let second = async {
             if let Some((listener, acceptor)) = encrypted {
                 // Browsers ignore HSTS on a connection whose certificate they do not trust.
                 let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
                 let kind = http_listener::ListenerKind::Tls { acceptor, is_strict };
-                http_listener::serve(&app, connections, listener, kind, router, stop).await?;
+                http_listener::serve(&app, connections.clone(), listener, kind, router, stop.clone()).await?;
             }
             Ok(())
         };
-        match tokio::try_join!(plain, second) {
-            Ok(((), ())) => {}
+        let third = async {
+            if let Some(listener) = services {
+                let kind = services_listener(&app, &listener, certificate);
+                let router = front.services_router();
+                http_listener::serve(&app, connections.clone(), listener, kind, router, stop.clone()).await?;
+            }
+            Ok(())
+        };
+        match tokio::try_join!(plain, second, third) {
+            Ok(((), (), ())) => {}
             Err(never) => match never {},
         }
         front.stop().await;
@@ -222,6 +246,23 @@ impl Server {
             tracing::warn!(%error, "failed to record the last use of tokens");
         }
         app.db().close().await;
+    }
+}
+
+/// Protocols of the port of services: TLS only if there is a configured certificate, as on the TLS port.
+fn services_listener(
+    app: &App,
+    listener: &TcpListener,
+    certificate: Option<TlsAcceptor>,
+) -> http_listener::ListenerKind {
+    let is_configured = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
+    match certificate.filter(|_| is_configured) {
+        Some(acceptor) => http_listener::ListenerKind::Tls { acceptor, is_strict: true },
+        None => {
+            let address = listener.local_addr().unwrap_or(app.settings().address);
+            let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
+            http_listener::ListenerKind::Plain(Arc::new(fallback))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{
     app::App,
-    db::{Db, DbError, retention as rows},
+    db::{Db, DbError, retention as rows, sessions},
     limits::RetentionPeriods,
     logs::{LogStore as _, notifying_store::NotifyingLogStore},
 };
@@ -59,6 +59,7 @@ pub async fn run_round(
     keep: RetentionPeriods,
 ) -> Result<DeletedCounts, DbError> {
     let mut deleted = DeletedCounts::default();
+    sessions::delete_ended(db).await?;
     if let Some(keep) = keep.events {
         for _ in 0..BATCHES_MAX {
             let some = rows::delete_events(db, keep, EVENTS_MAX).await?;

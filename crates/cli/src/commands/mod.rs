@@ -33,6 +33,7 @@ pub(crate) mod show;
 pub(crate) mod ssh;
 pub(crate) mod stop;
 pub(crate) mod top;
+pub(crate) mod ui;
 pub(crate) mod user;
 pub(crate) mod volume;
 pub(crate) mod why;
@@ -62,6 +63,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Delete(args) => delete::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Ui(args) => ui::run(&args),
         Command::Metrics(args) => metrics::run(&args),
         Command::Offer(args) => offer::run(&args),
         Command::Fleet(args) => fleet::run(&args),

@@ -177,6 +177,16 @@ pub(crate) struct Args {
     /// Registries that the server queries without TLS, and although they may be on this machine: `10.0.0.5:5000`
     #[arg(long, env = "WINDLASS_SERVER_INSECURE_REGISTRIES", global = true, value_name = "HOST:PORT,…")]
     pub(crate) insecure_registries: Option<String>,
+    /// Do not serve the web UI
+    #[arg(long, env = "WINDLASS_SERVER_NO_UI", global = true)]
+    pub(crate) no_ui: bool,
+    /// Port that serves only services, as a separate origin for browsers; pages of services on the main port are
+    /// sandboxed
+    #[arg(long, env = "WINDLASS_SERVER_SERVICES_PORT", global = true, value_name = "PORT")]
+    pub(crate) services_port: Option<u16>,
+    /// Let browsers on other machines log in without TLS, although others could read their tokens
+    #[arg(long, env = "WINDLASS_SERVER_INSECURE_WEB_LOGIN", global = true)]
+    pub(crate) insecure_web_login: bool,
     /// Log level
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -450,6 +460,9 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         allow_host_networks: args.allow_host_networks,
         image_lookup: args.image_lookup,
         insecure_registries: args.insecure_registries,
+        no_ui: args.no_ui.then_some(true),
+        services_port: args.services_port,
+        insecure_web_login: args.insecure_web_login.then_some(true),
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

@@ -27,6 +27,7 @@ mod snapshot;
 mod terminal;
 mod top;
 mod tree;
+mod ui;
 
 use std::{
     path::{Path, PathBuf},

@@ -82,6 +82,8 @@ pub(crate) struct TestServer {
     pub(crate) authority: String,
     /// Address of the TLS port, if there is one.
     pub(crate) encrypted: Option<SocketAddr>,
+    /// Address that serves only services, if there is one.
+    pub(crate) services: Option<SocketAddr>,
     pub(crate) first_token: Option<String>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -100,12 +102,12 @@ impl TestServer {
         let (stop, stopped) = oneshot::channel();
         let app = server.app().clone();
         let authority = server.address().to_string();
-        let encrypted = server.tls_address();
+        let (encrypted, services) = (server.tls_address(), server.services_address());
         let first_token = server.first_token().map(|token| token.text().to_owned());
         let task = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        Self { app, authority, encrypted, first_token, stop, task }
+        Self { app, authority, encrypted, services, first_token, stop, task }
     }
 
     pub(crate) async fn stop(self) {

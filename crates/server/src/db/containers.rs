@@ -23,6 +23,8 @@ pub struct Versioned<T> {
 statements! {
     CONTAINERS = "SELECT c.id, c.revision, c.doc FROM containers c \
                   WHERE c.uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    NEWEST = "SELECT c.doc FROM containers c ORDER BY c.created_at DESC, c.uuid DESC LIMIT $1";
+    NEWEST_OF = "SELECT c.doc FROM containers c WHERE c.owner_uuid = $2 ORDER BY c.created_at DESC LIMIT $1";
     REQUESTS = "SELECT r.id, r.revision, r.doc FROM container_requests r \
                 WHERE r.uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     REQUESTS_OF = "SELECT r.id, r.revision, r.doc FROM container_requests r \
@@ -77,6 +79,15 @@ async fn query_versioned<T: serde::de::DeserializeOwned>(
 
 pub async fn containers(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Container>>, DbError> {
     query_versioned(db, CONTAINERS.as_str(), params![Val::list(uuids)]).await
+}
+
+/// Containers, newest first; of one owner if it is named.
+pub async fn list_newest(db: &Db, owner: Option<&str>, limit: i64) -> Result<Vec<Container>, DbError> {
+    let rows = match owner {
+        None => db.query(NEWEST.as_str(), params![limit]).await?,
+        Some(owner) => db.query(NEWEST_OF.as_str(), params![limit, owner]).await?,
+    };
+    rows.iter().map(|row| row.json(0)).collect()
 }
 
 pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<ContainerRequest>>, DbError> {

@@ -9,7 +9,7 @@ use windlass_model::{
 };
 
 use super::{
-    Db, DbError, Row,
+    Db, DbError, Row, Val,
     record::{record, statements},
 };
 use crate::params;
@@ -73,6 +73,12 @@ statements! {
                GROUP BY u.id, u.name {ORDER}", jobs();
     BY_FLEET = "SELECT f.id, f.name, NULL, {SUMS} FROM {INSTANCES} JOIN fleets f ON f.id = t.fleet_id \
                 GROUP BY f.id, f.name {ORDER}";
+    OF_JOBS = "SELECT r.managed_job_id, r.name, CAST(coalesce(sum(1.0 \
+               * (coalesce(j.finished_at, now_us()) - j.provisioned_at) * j.blocks \
+               / coalesce(nullif(i.total_blocks, 0), 1) * coalesce(i.price, 0.0)), 0) AS DOUBLE PRECISION) \
+               FROM runs r JOIN jobs j ON j.run_id = r.id JOIN instances i ON i.id = j.instance_id \
+               WHERE r.managed_job_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+               AND j.provisioned_at IS NOT NULL GROUP BY r.managed_job_id, r.name";
     TOTAL_OF_JOBS = "SELECT {SUMS} FROM {}", jobs();
     TOTAL_OF_INSTANCES = "SELECT {SUMS} FROM {INSTANCES}";
 }
@@ -85,6 +91,15 @@ pub async fn by_run_of_job(
 ) -> Result<HashMap<String, f64>, DbError> {
     let rows = db.query(OF_JOB, params![job, now]).await?;
     rows.iter().map(|row| Ok((row.text(0)?, row.real(1)? / MICROS_PER_HOUR))).collect()
+}
+
+/// Cost in dollars of each run of these managed jobs until now, by job and name of the run.
+pub async fn by_run_of_jobs(
+    db: &Db,
+    jobs: &[ManagedJobId],
+) -> Result<HashMap<(ManagedJobId, String), f64>, DbError> {
+    let rows = db.query(OF_JOBS.as_str(), params![Val::list(jobs)]).await?;
+    rows.iter().map(|row| Ok(((row.id(0)?, row.text(1)?), row.real(2)? / MICROS_PER_HOUR))).collect()
 }
 
 /// Grouping of costs.

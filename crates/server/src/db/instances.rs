@@ -1,7 +1,7 @@
 //! Table `instances`.
 
 use windlass_model::{
-    id::{FleetId, InstanceId, ProjectId, SubmissionId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     instance::Status,
     time::Timestamp,
 };
@@ -109,9 +109,33 @@ statements! {
     /// Hides ended instances when each host of the fleet is tried again.
     HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
+    PLACED_JOBS = "SELECT j.instance_id, r.name, p.name, r.id, j.job_name, j.blocks FROM jobs j \
+                   JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = r.project_id WHERE j.instance_id IN \
+                   (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
     /// Name of the job that a busy instance shows.
     JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
                  (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
+}
+
+record! {
+    /// A job on an instance, with the names of its run and project.
+    pub struct PlacedJob {
+        pub instance_id: InstanceId,
+        pub run_name: String,
+        pub project_name: String,
+        pub run_id: RunId,
+        pub job_name: String,
+        pub blocks: i64,
+    }
+}
+
+/// Unfinished jobs on these instances.
+pub async fn list_jobs(db: &Db, instances: &[InstanceId]) -> Result<Vec<PlacedJob>, DbError> {
+    db.query(PLACED_JOBS.as_str(), vec![Val::list(instances)])
+        .await?
+        .into_iter()
+        .map(PlacedJob::read)
+        .collect()
 }
 
 /// Two live instances of one number in a fleet are a conflict on `instances_num_key`.

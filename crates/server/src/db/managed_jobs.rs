@@ -246,6 +246,8 @@ pub async fn secrets(db: &Db, id: ManagedJobId) -> Result<Option<(String, Vec<u8
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub project: Option<ProjectId>,
+    /// Only jobs of these projects.
+    pub projects: Option<Vec<ProjectId>>,
     pub user: Option<UserId>,
     pub name: Option<String>,
     pub statuses: Vec<Status>,
@@ -262,6 +264,9 @@ impl Query {
         let mut filter = Filter::new();
         if let Some(project) = self.project {
             filter.is("m.project_id = ?", project);
+        }
+        if let Some(projects) = &self.projects {
+            filter.and_in("m.project_id", projects);
         }
         if let Some(user) = self.user {
             filter.is("m.user_id = ?", user);

@@ -37,6 +37,7 @@ mod lease_sql;
 mod leases;
 pub mod managed_jobs;
 mod migrate;
+pub mod overview;
 pub mod pipeline_rows;
 mod postgres;
 pub mod projects;
@@ -46,9 +47,11 @@ mod record;
 pub mod registry_passwords;
 pub mod repos;
 pub mod retention;
+pub mod run_rows;
 pub mod runs;
 pub mod secrets;
 pub mod service_replicas;
+pub mod sessions;
 mod sqlite;
 pub mod tokens;
 pub mod unit;
@@ -359,13 +362,16 @@ pub fn statements() -> Vec<&'static str> {
         job_metrics::statements(),
         jobs::statements(),
         managed_jobs::statements(),
+        overview::statements(),
         pipeline_rows::statements(),
         service_replicas::statements(),
         queue_tokens::statements(),
         repos::statements(),
         retention::statements(),
+        run_rows::statements(),
         runs::statements(),
         secrets::statements(),
+        sessions::statements(),
         volumes::statements(),
     ]
     .concat()

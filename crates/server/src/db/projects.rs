@@ -139,6 +139,23 @@ pub async fn list(db: &Db, requested: &ProjectQuery<'_>) -> Result<(Vec<Project>
     Ok((projects, count.map_or(Ok(0), |row| row.int(0))?))
 }
 
+/// Projects that a user may see, with the user's role in each: all of them for a global admin, who is an admin
+/// everywhere.
+pub async fn visible(
+    db: &Db,
+    user: UserId,
+    admin: bool,
+) -> Result<Vec<(ProjectId, String, String)>, DbError> {
+    let sql = if admin {
+        "SELECT p.id, p.name, 'admin' FROM projects p WHERE NOT p.deleted AND $1 <> '' ORDER BY p.name"
+    } else {
+        "SELECT p.id, p.name, m.role FROM members m JOIN projects p ON p.id = m.project_id
+         WHERE m.user_id = $1 AND NOT p.deleted ORDER BY p.name"
+    };
+    let rows = db.query(sql, params![user]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?, row.text(2)?))).collect()
+}
+
 /// Members of several projects, in the order of each project.
 pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbError> {
     let sql = format!(

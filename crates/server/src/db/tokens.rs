@@ -5,6 +5,7 @@ use windlass_model::{id::UserId, time::Timestamp};
 
 use super::{
     Change, Db, DbError, Expect, Unit, Val,
+    sessions::IS_VALID,
     users::{COLUMNS, User, WIDTH, exec},
 };
 use crate::params;
@@ -24,14 +25,23 @@ pub struct ValidToken {
 
 /// Finds the token with this hash if it is valid and its user active.
 pub async fn find(db: &Db, hash: &str) -> Result<Option<ValidToken>, DbError> {
+    find_where(db, "t.hash", hash.into()).await
+}
+
+/// Finds the token with this id if it is valid and its user active.
+pub async fn find_by_id(db: &Db, id: Uuid) -> Result<Option<ValidToken>, DbError> {
+    find_where(db, "t.id", id.into()).await
+}
+
+async fn find_where(db: &Db, column: &str, value: Val) -> Result<Option<ValidToken>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS}, t.id, t.hash, t.last_used_at IS NOT NULL AND t.last_used_at > now_us() - 60000000,
                 t.expires_at - now_us(), t.scope
          FROM tokens t JOIN users u ON u.id = t.user_id
-         WHERE t.hash = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted
+         WHERE {column} = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted
            AND (t.expires_at IS NULL OR t.expires_at > now_us())"
     );
-    let Some(row) = db.query_opt(sql, params![hash]).await? else { return Ok(None) };
+    let Some(row) = db.query_opt(sql, vec![value]).await? else { return Ok(None) };
     Ok(Some(ValidToken {
         user: User::read(&row, 0)?,
         id: row.uuid(WIDTH)?,
@@ -57,7 +67,7 @@ pub async fn is_known(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
 pub struct AccessState {
     /// `token`, `queue`, `project` or `member`.
     pub kind: String,
-    /// Hash of the token, name of the queue token, or name of the project.
+    /// Hash of the token or session, name of the queue token, or name of the project.
     pub key: String,
     pub user: String,
     pub state: String,
@@ -71,10 +81,15 @@ pub async fn access_states(
     projects: &[String],
     users: &[UserId],
 ) -> Result<Vec<AccessState>, DbError> {
-    let sql = "SELECT 'token', t.hash, u.id, u.global_role || ' ' || t.scope \
+    let sql = format!(
+        "SELECT 'token', t.hash, u.id, u.global_role || ' ' || t.scope \
                FROM tokens t JOIN users u ON u.id = t.user_id \
                WHERE t.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND t.revoked_at IS NULL \
                  AND u.active AND NOT u.deleted AND (t.expires_at IS NULL OR t.expires_at > now_us()) \
+               UNION ALL \
+               SELECT 'token', s.hash, u.id, u.global_role || ' ' || t.scope \
+               FROM sessions s JOIN tokens t ON t.id = s.token_id JOIN users u ON u.id = s.user_id \
+               WHERE s.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND {IS_VALID} \
                UNION ALL \
                SELECT 'queue', q.uuid, u.id, u.global_role FROM queue_tokens q JOIN users u ON u.id = q.user_id \
                WHERE q.uuid IN (SELECT value FROM json_each(CAST($2 AS TEXT))) AND q.revoked_at IS NULL \
@@ -85,7 +100,8 @@ pub async fn access_states(
                UNION ALL \
                SELECT 'member', p.name, m.user_id, m.role FROM projects p JOIN members m ON m.project_id = p.id \
                WHERE p.name IN (SELECT value FROM json_each(CAST($3 AS TEXT))) AND NOT p.deleted \
-                 AND m.user_id IN (SELECT value FROM json_each(CAST($4 AS TEXT)))";
+                 AND m.user_id IN (SELECT value FROM json_each(CAST($4 AS TEXT)))"
+    );
     let params = params![Val::list(hashes), Val::list(queue_tokens), Val::list(projects), Val::list(users)];
     let rows = db.query(sql, params).await?;
     rows.iter()

@@ -77,6 +77,12 @@ pub fn create(new: NewUser<'_>) -> Change {
     }
 }
 
+/// Ids and names of all users, including deleted ones.
+pub async fn names(db: &Db) -> Result<Vec<(UserId, String)>, DbError> {
+    let rows = db.query("SELECT u.id, u.name FROM users u", params![]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
 pub async fn by_name(db: &Db, name: &str) -> Result<Option<User>, DbError> {
     let sql = format!("SELECT {COLUMNS} FROM users u WHERE u.name = $1 AND NOT u.deleted");
     db.query_opt(sql, params![name]).await?.map(|row| User::read(&row, 0)).transpose()

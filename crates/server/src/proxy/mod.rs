@@ -22,6 +22,8 @@ use axum::{
     Router,
     body::Body,
     extract::{Request, State},
+    http::{HeaderMap, HeaderValue, header},
+    middleware::{self, Next},
     response::Response,
     routing::any,
 };
@@ -32,8 +34,8 @@ use tokio::{
 };
 use windlass_api::Access;
 use windlass_gateway::{
-    ClientConnection, Connector, Gatekeeper, Proxy, ProxyLimits, RequestBody, Stream, TracingAccessLog,
-    Verdict, models, route::ReplicaTarget,
+    ClientConnection, Connector, Gatekeeper, Proxy, ProxyLimits, RequestBody, SESSION_COOKIE, Stream,
+    TracingAccessLog, Verdict, models, route::ReplicaTarget,
 };
 
 pub use windlass_gateway::metrics::render as metrics;
@@ -52,6 +54,8 @@ use crate::{
 /// Path prefixes of services and models.
 const SERVICES: &str = "/proxy/services";
 const MODELS: &str = "/proxy/models";
+/// Gives pages an opaque origin: without cookies and storage, and without access to the API.
+const SANDBOX: &str = "sandbox allow-scripts allow-forms allow-popups allow-downloads allow-modals";
 /// Hint that the routes may have changed.
 pub(crate) const ROUTES_HINT: &str = "routes";
 /// A stream through SSH takes longer to open than a socket.
@@ -86,7 +90,23 @@ impl ServiceProxy {
         Self { proxy: Arc::new(proxy), keeper, _tasks: tasks }
     }
 
-    pub(crate) fn router(&self) -> Router {
+    /// Routes on the ports of the API. Pages of services have an opaque origin there if the server has a web UI, whose
+    /// origin they would share otherwise.
+    pub(crate) fn router(&self, app: &App) -> Router {
+        if app.settings().web_ui {
+            self.routes().layer(middleware::from_fn(from_web_ui)).layer(middleware::map_response(sandbox))
+        } else {
+            self.services_router()
+        }
+    }
+
+    /// Routes on a port that serves nothing else. Pages there share an origin with other services, so no cookie of
+    /// windlass is accepted.
+    pub(crate) fn services_router(&self) -> Router {
+        self.routes().layer(middleware::from_fn(without_session))
+    }
+
+    fn routes(&self) -> Router {
         Router::new()
             .route("/proxy/services/{*rest}", any(handle_service))
             .route("/proxy/models/{*rest}", any(handle_model))
@@ -96,6 +116,43 @@ impl ServiceProxy {
     /// Unregisters the proxy, so that ending replicas need not wait for it.
     pub(crate) async fn stop(self) {
         self.keeper.end().await;
+    }
+}
+
+/// Adds a policy; those of the service apply as well.
+async fn sandbox(mut response: Response) -> Response {
+    response.headers_mut().append(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(SANDBOX));
+    response
+}
+
+/// Accepts the cookie of a session if a link of the web UI or the user caused the request.
+async fn from_web_ui(mut request: Request, next: Next) -> Response {
+    let site = request.headers().get("sec-fetch-site");
+    if !site.is_some_and(|site| site == "same-origin" || site == "none") {
+        remove_session_cookie(request.headers_mut());
+    }
+    next.run(request).await
+}
+
+async fn without_session(mut request: Request, next: Next) -> Response {
+    remove_session_cookie(request.headers_mut());
+    next.run(request).await
+}
+
+fn remove_session_cookie(headers: &mut HeaderMap) {
+    let is_session = |cookie: &str| cookie.trim_start().starts_with(SESSION_COOKIE);
+    let lines = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let cookies: Vec<&str> = lines.flat_map(|line| line.split(';')).collect();
+    if !cookies.iter().any(|cookie| is_session(cookie)) {
+        return;
+    }
+    let kept: Vec<&str> = cookies.into_iter().filter(|cookie| !is_session(cookie)).collect();
+    let kept = HeaderValue::from_str(&kept.join(";"));
+    headers.remove(header::COOKIE);
+    if let Ok(kept) = kept
+        && !kept.is_empty()
+    {
+        headers.insert(header::COOKIE, kept);
     }
 }
 
@@ -195,15 +252,15 @@ impl Gatekeeper for TokenGatekeeper {
     }
 
     fn wait_until_revoked(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
-        let (app, authorization, project) = (self.0.clone(), format!("Bearer {token}"), project.to_owned());
-        Box::pin(async move { lost(&app, &authorization, &project).await })
+        let (app, token, project) = (self.0.clone(), token.to_owned(), project.to_owned());
+        Box::pin(async move { lost(&app, &token, &project).await })
     }
 }
 
 /// Completes when a token no longer grants access to a project.
-async fn lost(app: &App, authorization: &str, project: &str) {
+async fn lost(app: &App, token: &str, project: &str) {
     let rights = loop {
-        match auth::authenticate(app, Some(authorization)).await {
+        match authenticate(app, token, None).await {
             Ok(caller) => {
                 let ground = RightsBasis {
                     user: caller.user.id,
@@ -220,7 +277,7 @@ async fn lost(app: &App, authorization: &str, project: &str) {
     };
     loop {
         rights.changed().await;
-        match check_access(app, authorization, project).await {
+        match check_access(app, token, project).await {
             Ok(()) => {}
             Err(Error::Db(_)) => rights.again(),
             Err(_) => return,
@@ -228,8 +285,16 @@ async fn lost(app: &App, authorization: &str, project: &str) {
     }
 }
 
-async fn check_access(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
-    let caller = auth::authenticate(app, Some(authorization)).await?;
+/// Finds the user of a token, or of the cookie of a session.
+async fn authenticate(app: &App, token: &str, peer: Option<IpAddr>) -> Result<auth::Caller, Error> {
+    if auth::is_session_cookie(token) {
+        return auth::authenticate_session(app, token, peer).await;
+    }
+    auth::authenticate(app, Some(&format!("Bearer {token}"))).await
+}
+
+async fn check_access(app: &App, token: &str, project: &str) -> Result<(), Error> {
+    let caller = authenticate(app, token, None).await?;
     auth::project_scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
 }
 
@@ -241,7 +306,7 @@ impl TokenGatekeeper {
         if !auth::is_unguessable(app, Some(&authorization)) {
             app.paces().check_login(peer)?;
         }
-        let caller = auth::authenticate(app, Some(&authorization)).await;
+        let caller = authenticate(app, token, Some(peer)).await;
         if let Err(Error::Denied { .. }) = &caller {
             app.paces().tried(peer)?;
         }

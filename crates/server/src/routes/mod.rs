@@ -8,11 +8,13 @@ mod gateways;
 mod instances;
 mod managed_jobs;
 mod observability;
+mod overview;
 mod projects;
 mod repos;
 mod runs;
 mod secrets;
 mod server;
+mod sessions;
 mod users;
 mod volumes;
 
@@ -32,9 +34,11 @@ pub fn all_routes() -> ApiRoutes {
         runs::mount,
         secrets::mount,
         server::mount,
+        sessions::mount,
         users::mount,
         volumes::mount,
         observability::mount,
+        overview::mount,
     ]
     .into_iter()
     .fold(ApiRoutes::new(), |routes, mount| mount(routes))

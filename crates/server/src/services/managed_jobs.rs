@@ -15,7 +15,7 @@ use windlass_api::{
 };
 use windlass_model::{
     event::Entity,
-    id::ManagedJobId,
+    id::{ManagedJobId, ProjectId},
     managed_job::{
         Status,
         plan::{COPIES_MAX, Candidate, ManagedJobPlan, PRIORITY, TaskBody, WORKDIR, Workdir},
@@ -366,6 +366,7 @@ pub async fn list(
     });
     let query = Query {
         project: Some(scope.project.id),
+        projects: None,
         user: (!requested.all_users && requested.job_ids.is_none()).then_some(scope.caller.user.id),
         name: requested.name,
         statuses: statuses.collect::<Result<_>>()?,
@@ -376,6 +377,19 @@ pub async fn list(
         limit,
     };
     render::jobs(app, rows::list(app.db(), &query).await?, false).await
+}
+
+/// Jobs in the projects, newest first, with their stored tasks.
+pub(crate) async fn list_in_projects(
+    app: &App,
+    projects: Option<Vec<ProjectId>>,
+    numbers: Option<Vec<i64>>,
+    limit: i64,
+) -> Result<Vec<(wire::ManagedJob, Vec<rows::Task>)>> {
+    let query = Query { projects, numbers, limit, ..Query::default() };
+    let found = rows::list(app.db(), &query).await?;
+    let tasks: Vec<Vec<rows::Task>> = found.iter().map(|job| job.tasks.clone()).collect();
+    Ok(render::jobs(app, found, false).await?.into_iter().zip(tasks).collect())
 }
 
 pub async fn read_one(app: &App, scope: &ProjectScope, number: i64) -> Result<wire::ManagedJob> {

@@ -13,13 +13,16 @@ pub mod managed_jobs;
 pub mod names;
 pub mod observability;
 pub(crate) mod offers;
+pub(crate) mod overview;
 pub mod project_keys;
 pub mod projects;
 pub mod queue;
 pub mod repos;
+pub(crate) mod rows;
 pub mod runs;
 pub mod secrets;
 pub(crate) mod service_domains;
+pub(crate) mod sessions;
 pub mod users;
 pub mod volumes;
 

@@ -110,7 +110,11 @@ fn member_to_wire(member: &Member) -> wire::Member {
 }
 
 fn role(membership: &Membership) -> ProjectRole {
-    match membership.role.as_str() {
+    parse_role(&membership.role)
+}
+
+pub(crate) fn parse_role(word: &str) -> ProjectRole {
+    match word {
         "admin" => ProjectRole::Admin,
         "manager" => ProjectRole::Manager,
         _ => ProjectRole::User,

@@ -101,7 +101,7 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
 pub async fn read_self(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
     // The cached caller may be slightly old; the response must not be.
     let user = find(app, &caller.user.name).await?;
-    let mut shown = with_creds(app, caller, &user, Some(&caller.token)).await?;
+    let mut shown = with_creds(app, caller, &user, caller.shown_token()).await?;
     // The key gives access to jobs: it is only for tokens with full scope.
     if caller.scope != TokenScope::All {
         shown.ssh_private_key = None;
@@ -112,7 +112,7 @@ pub async fn read_self(app: &App, caller: &Caller) -> Result<wire::UserWithCreds
 pub async fn read(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
     caller.require_user(name)?;
     let user = find(app, name).await?;
-    let own = (user.id == caller.user.id).then_some(&*caller.token);
+    let own = caller.shown_token().filter(|_| user.id == caller.user.id);
     with_creds(app, caller, &user, own).await
 }
 
@@ -308,7 +308,7 @@ pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<w
         )?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
-    let own = (user.id == caller.user.id).then_some(&*caller.token);
+    let own = caller.shown_token().filter(|_| user.id == caller.user.id);
     with_creds(app, caller, &find(app, name).await?, own).await
 }
 

@@ -202,6 +202,12 @@ async fn to_wire(app: &App, rows: Vec<NamedRun>, wanted: render::IncludedJobs) -
     render::runs(rows, jobs, wanted)
 }
 
+/// Converts a run with the newest submission of each of its jobs.
+pub(crate) fn render_newest(run: NamedRun, jobs: Vec<jobs::Job>) -> Result<wire::Run> {
+    let wanted = render::IncludedJobs::Newest(Some(1));
+    render::runs(vec![run], jobs, wanted)?.pop().ok_or_else(not_found)
+}
+
 /// Stores the request to stop. Names of finished and unknown runs are skipped.
 pub async fn stop(app: &App, scope: &ProjectScope, requested: &wire::StopRequest) -> Result<()> {
     check_names(&requested.runs_names)?;

@@ -1,0 +1,197 @@
+//! Rows of runs.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use windlass_api::{
+    rows::{Rows, RowsRequest, RunRow},
+    runs as wire,
+};
+use windlass_model::{
+    id::{InstanceId, RunId},
+    job, run,
+};
+
+use super::{RequestedPage, TOTAL_MAX, parse_sort, resource_words, visible_projects};
+use crate::{
+    app::App,
+    auth::Caller,
+    db::{
+        jobs::{self, Job},
+        run_rows::{self, JobColumns, RunFilter, RunSort},
+        runs::{self, NamedRun},
+    },
+    error::Result,
+    services::runs::render_newest,
+};
+
+const SORTS: [(&str, RunSort); 6] = [
+    ("submitted_at", RunSort::SubmittedAt),
+    ("name", RunSort::Name),
+    ("status", RunSort::Status),
+    ("user", RunSort::User),
+    ("cost", RunSort::Cost),
+    ("duration", RunSort::Duration),
+];
+
+pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> Result<Rows<RunRow>> {
+    let page = RequestedPage::of(&requested)?;
+    let (sort, descending) =
+        parse_sort(requested.sort.as_deref(), &SORTS)?.unwrap_or((RunSort::SubmittedAt, true));
+    let filter = RunFilter {
+        projects: visible_projects(app, caller, &requested.projects).await?,
+        users: requested.users,
+        statuses: requested.statuses,
+        types: requested.types,
+        fleets: requested.fleets,
+        text: requested.text.filter(|text| !text.is_empty()),
+        since: requested.since,
+        until: requested.until,
+    };
+    let as_of = app.db().now().await?;
+    let counts = run_rows::counts(app.db(), &filter).await?;
+    let is_listed =
+        |status: &str| filter.statuses.is_empty() || filter.statuses.iter().any(|listed| listed == status);
+    let total: i64 = counts.iter().filter(|(status, _)| is_listed(status)).map(|(_, count)| count).sum();
+    let rows = if page.limit == 0 {
+        Vec::new()
+    } else {
+        let ids = run_rows::list(app.db(), &filter, sort, descending, (page.offset, page.limit)).await?;
+        find(app, &ids).await?
+    };
+    let (next, prev) = page.cursors(total);
+    Ok(Rows {
+        rows,
+        next,
+        prev,
+        counts: counts.into_iter().collect(),
+        total: total.min(TOTAL_MAX),
+        more: total > TOTAL_MAX,
+        as_of: as_of.0,
+    })
+}
+
+/// Rows of those of these runs that exist, in this order.
+pub(crate) async fn find(app: &App, ids: &[RunId]) -> Result<Vec<RunRow>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let named = runs::find_all(app.db(), ids).await?;
+    let all_jobs = jobs::list_by_runs(app.db(), ids, Some(1)).await?;
+    let mut columns = run_rows::job_columns(app.db(), ids).await?;
+    let waiting: Vec<RunId> = named
+        .iter()
+        .filter(|named| named.run.status == run::Status::Submitted)
+        .map(|named| named.run.id)
+        .collect();
+    let positions = run_rows::queue_positions(app.db(), &waiting).await?;
+    let on: Vec<InstanceId> = all_jobs.iter().filter_map(|job| job.instance_id).collect();
+    let instances = run_rows::instance_names(app.db(), &on).await?;
+    let mut jobs_of = HashMap::<RunId, Vec<Job>>::new();
+    for job in all_jobs {
+        jobs_of.entry(job.run_id).or_default().push(job);
+    }
+    let mut rows = HashMap::new();
+    for named in named {
+        let id = named.run.id;
+        let jobs = jobs_of.remove(&id).unwrap_or_default();
+        let placed = jobs.iter().filter_map(|job| instances.get(&job.instance_id?)).collect::<Vec<_>>();
+        let instance = match placed.as_slice() {
+            [] => None,
+            [one] => Some((*one).clone()),
+            [first, rest @ ..] => Some(format!("{first} +{}", rest.len())),
+        };
+        let mut built = row(named, jobs, columns.remove(&id))?;
+        built.instance = instance;
+        built.queue_position = positions.get(&id).copied();
+        rows.insert(id, built);
+    }
+    Ok(ids.iter().filter_map(|id| rows.remove(id)).collect())
+}
+
+#[derive(Deserialize)]
+struct SpecView {
+    configuration: ConfigurationView,
+}
+
+#[derive(Deserialize)]
+struct ConfigurationView {
+    r#type: String,
+}
+
+fn row(named: NamedRun, jobs: Vec<Job>, columns: Option<JobColumns>) -> Result<RunRow> {
+    let kind = serde_json::from_str::<SpecView>(&named.run.spec)
+        .map_or_else(|_| "task".to_owned(), |spec| spec.configuration.r#type);
+    let is_service = named.run.service.is_some();
+    let finished = named.run.finished;
+    let (finished_at, desired) = (named.run.finished_at, named.run.desired_replicas);
+    let termination = named.run.termination_message.clone();
+    let job_count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
+    let is_ready = |job: &&Job| {
+        job.status == job::Status::Running && (!is_service || (job.replica_registered && job.job_num == 0))
+    };
+    let ready = i64::try_from(jobs.iter().filter(is_ready).count()).unwrap_or(i64::MAX);
+    let resources = jobs.first().map(|job| {
+        let spec: Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
+        resource_words::requested(&spec["requirements"]["resources"])
+    });
+    let resources = resources.unwrap_or_default();
+    let submission_id = jobs.first().map(|job| job.id.0);
+    let waits_because = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);
+    let nearest_miss = waits_because.filter_map(|job| job.status_message.clone()).next();
+    let shown = render_newest(named, jobs)?;
+    let reason = if finished { end_reason(&shown, termination) } else { nearest_miss.or(shown.reason) };
+    let message =
+        Some(shown.status_message).filter(|message| !message.is_empty() && *message != shown.status);
+    Ok(RunRow {
+        id: shown.id,
+        project: shown.project_name,
+        name: shown
+            .run_spec
+            .value()
+            .ok()
+            .and_then(|spec| Some(spec["run_name"].as_str()?.to_owned()))
+            .unwrap_or_default(),
+        r#type: kind,
+        user: shown.user,
+        status: shown.status,
+        message,
+        reason,
+        termination_reason: shown.termination_reason,
+        queue_position: None,
+        fleet: shown.fleet.map(|fleet| fleet.name),
+        instance: None,
+        resources: resources.words,
+        gpu: resources.gpu,
+        gpus: resources.gpus.saturating_mul(job_count.max(1)),
+        ready,
+        wanted: if is_service { desired } else { job_count.max(1) },
+        attempts: columns.as_ref().map_or(0, |columns| columns.attempts),
+        cost: columns.as_ref().map_or(0.0, |columns| columns.cost),
+        price: columns.as_ref().map_or(0.0, |columns| columns.price),
+        submission_id,
+        managed_job: columns.as_ref().and_then(|columns| columns.managed_job),
+        submitted_at: shown.submitted_at,
+        started_at: columns.and_then(|columns| columns.started_at),
+        finished_at,
+    })
+}
+
+/// Why a run ended, if it did not simply succeed.
+fn end_reason(run: &wire::Run, message: Option<String>) -> Option<String> {
+    if run.status == "done" {
+        return None;
+    }
+    let of_job = |submission: &wire::JobSubmission| {
+        let message = submission.termination_reason_message.clone().filter(|message| !message.is_empty());
+        let exit = submission.exit_status.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
+        message.or(exit).or_else(|| submission.error.clone())
+    };
+    let mut submissions = run.jobs.iter().filter_map(|job| job.job_submissions.last());
+    message
+        .filter(|message| !message.is_empty())
+        .or_else(|| submissions.find_map(of_job))
+        .or_else(|| run.error.clone())
+        .or_else(|| run.termination_reason.as_ref().map(|reason| reason.replace('_', " ")))
+}
