@@ -176,13 +176,13 @@ async fn submit(client: &mut Client, name: &str, run_ms: u64) -> Result<()> {
 }
 
 async fn wait_for(client: &mut Client, name: &str, status: &str) -> Result<Value> {
-    let asked = Instant::now();
+    let start = Instant::now();
     loop {
         let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
         if run["status"] == status {
             return Ok(run);
         }
-        ensure!(asked.elapsed() < TIMEOUT, "{name} is still {} after {TIMEOUT:?}", run["status"]);
+        ensure!(start.elapsed() < TIMEOUT, "{name} is still {} after {TIMEOUT:?}", run["status"]);
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

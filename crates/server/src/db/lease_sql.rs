@@ -112,7 +112,7 @@ fn take_sql(table: &str, from: &str) -> String {
     )
 }
 
-/// State of rows that nobody holds.
+/// State of rows without a holder.
 const UNLOCKED: &str = "lock_token IS NULL AND NOT finished";
 
 fn claim_free_sql(dialect: Dialect, queue: &Queue) -> String {

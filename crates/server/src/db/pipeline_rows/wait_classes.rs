@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_of_the_evaluated_job_names_the_image_of_the_job_that_asks() {
+    fn the_reason_of_the_evaluated_job_is_shown_with_the_image_of_the_parked_one() {
         let reason = WaitReason {
             message: Some("host-1: needs image debian:12, and only plain processes run there".to_owned()),
             shortfalls: Some(r#"{"refusals":[{"image":"debian:12"}]}"#.to_owned()),
