@@ -73,7 +73,7 @@ pub struct RunRow {
     /// Status in words, if it says more than the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Why it waits, or why it ended.
+    /// Reason why it waits or ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -178,7 +178,7 @@ fn row(named: NamedRun, jobs: Vec<Job>, columns: Option<JobColumns>) -> Result<R
     })
 }
 
-/// Reason of the end of a run, unless it succeeded.
+/// Reason of the end of a run that did not simply succeed.
 fn end_reason(run: &wire::Run, message: Option<String>) -> Option<String> {
     if run.status == "done" {
         return None;
