@@ -79,10 +79,18 @@ struct OfferQuery<'a> {
 }
 
 impl OfferQuery<'_> {
-    /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them.
+    /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them,
+    /// and those with a single instance, which the nodes share.
     fn can_use(&self, fleet: &FleetSnapshot) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
-        named && (fleet.is_cluster || !self.needs.needs_whole_instance)
+        named && (fleet.is_cluster || !self.needs.needs_whole_instance || fleet.has_one_instance_at_most())
+    }
+
+    /// Requirements on an instance of the fleet.
+    fn needs_in(&self, fleet: &FleetSnapshot) -> InstanceNeeds {
+        let needs = self.needs.with_fleet_limits(&fleet.limits).into_owned();
+        let shares = fleet.has_one_instance_at_most();
+        InstanceNeeds { needs_whole_instance: needs.needs_whole_instance && !shares, ..needs }
     }
 
     fn existing(&self, instance: &InstanceSnapshot) -> Option<wire::Offer> {
@@ -98,7 +106,7 @@ impl OfferQuery<'_> {
             return None;
         }
         let total = instance.offer.total_blocks;
-        let blocks = smallest_fit(&instance.offer, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+        let blocks = smallest_fit(&instance.offer, &self.needs_in(fleet)).ok()?;
         let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
         let free = total.saturating_sub(held);
         let availability = if blocks <= free { "idle" } else { "busy" };
@@ -116,7 +124,7 @@ impl OfferQuery<'_> {
                 let total_blocks = blocks::split_count(fleet.blocks, offer.host.cpus, gpus).ok()?;
                 let divided = Offer { total_blocks, ..offer.clone() };
                 smallest_fit(offer, &fleet.limits).ok()?;
-                let blocks = smallest_fit(&divided, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+                let blocks = smallest_fit(&divided, &self.needs_in(fleet)).ok()?;
                 Some(to_wire(&divided, availability_name(offer), blocks, total_blocks))
             },
         )
