@@ -334,6 +334,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         needs_whole_instance: _,
         image,
         image_architectures,
+        slurm_obstacle,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -350,6 +351,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *avoid_instances == right.avoid_instances
         && *image == right.image
         && *image_architectures == right.image_architectures
+        && *slurm_obstacle == right.slurm_obstacle
 }
 
 fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
