@@ -124,6 +124,9 @@ pub struct RunnerConfig {
     /// True if any other port of the same address may be used when that port is occupied.
     #[serde(default)]
     pub ssh_any_port_if_taken: bool,
+    /// Address where the SSH server listens for other nodes on the same host, `ADDRESS:PORT`.
+    #[serde(default)]
+    pub node_ssh_listen: Option<String>,
     pub ssh_authorized_keys: Vec<String>,
     /// UUIDs of the GPUs that this task holds, for its metrics.
     pub gpus: Vec<String>,

@@ -157,6 +157,22 @@ pub struct CancelResponse {
     pub job_ids: Vec<i64>,
 }
 
+/// A finished job to resume under its number.
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ResumeRequest {
+    pub job_id: i64,
+    /// Values of the job's secrets, which were deleted when it ended.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, String>,
+}
+
+/// Omits the values of secrets.
+impl std::fmt::Debug for ResumeRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResumeRequest").field("job_id", &self.job_id).finish_non_exhaustive()
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ManagedJob {
     pub id: Uuid,

@@ -173,6 +173,9 @@ operations! {
     /// Cancels managed jobs. Requires their owner or a manager of the project.
     CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::CancelResponse;
 
+    /// Resumes a managed job that ended without success, under its number. Requires its owner or a manager of the project.
+    ResumeManagedJob = "resume_managed_job": Post Json "/api/project/{project_name}/jobs/resume" ProjectOwnerOrManager (managed_jobs::ResumeRequest) -> managed_jobs::ManagedJob;
+
     /// Lists the costs of the project's instances over a period, by run, user or fleet; the highest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::CostReport;
 

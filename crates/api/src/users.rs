@@ -252,12 +252,13 @@ const READ_OPERATIONS: [&str; 46] = [
 ];
 
 /// Operations that start and stop work.
-const SUBMIT_OPERATIONS: [&str; 9] = [
+const SUBMIT_OPERATIONS: [&str; 10] = [
     "apply_run",
     "stop_runs",
     "connect_job",
     "launch_managed_jobs",
     "cancel_managed_jobs",
+    "resume_managed_job",
     "upload_code",
     "upload_archive",
     "init_repo",

@@ -18,7 +18,7 @@ use windlass_testenv::queue_env::QueueEnv;
 const CROWD_SIZE: usize = 200;
 /// Number of containers run one after the other.
 const ALONE_REPEATS: usize = 20;
-const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0, gpu_type: None };
 const TIMEOUT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const CROWD_POLL_INTERVAL: Duration = Duration::from_millis(50);

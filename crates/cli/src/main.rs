@@ -7,6 +7,8 @@ mod context;
 mod error;
 mod exit;
 mod fd_limit;
+#[cfg(test)]
+mod flag_table;
 mod follow;
 mod home;
 mod local_server;

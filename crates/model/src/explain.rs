@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     id::SubmissionId,
     money::Price,
-    plan::offers::{Availability, Location},
+    plan::offers::{Availability, Location, SlurmObstacle},
     resources::{CpuArch, Gb, GpuVendor, Range},
 };
 
@@ -113,6 +113,10 @@ pub enum Shortfall {
     FleetNotNamed,
     /// Several nodes need `placement: cluster`.
     NotCluster,
+    /// A Slurm cluster runs it, and cannot run such jobs.
+    NotOnSlurm {
+        what: SlurmObstacle,
+    },
     /// `creation_policy: reuse` forbids a new instance.
     ReuseOnly,
     /// The backend reports no capacity.
@@ -198,6 +202,7 @@ impl Shortfall {
             | Self::Avoided { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
+            | Self::NotOnSlurm { .. }
             | Self::ReuseOnly
             | Self::Unavailable { .. }
             | Self::NoFleets
@@ -229,7 +234,8 @@ impl Shortfall {
             | Self::NoDefaultImage
             | Self::ProcessesRefused
             | Self::FleetNotNamed
-            | Self::NotCluster => true,
+            | Self::NotCluster
+            | Self::NotOnSlurm { .. } => true,
             Self::EngineUnavailable { .. }
             | Self::ProcessesUnknown
             | Self::NotConfined { .. }
@@ -286,6 +292,7 @@ impl Shortfall {
             Self::Avoided { .. } => "avoided",
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
+            Self::NotOnSlurm { .. } => "not_on_slurm",
             Self::ReuseOnly => "reuse_only",
             Self::Unavailable { .. } => "unavailable",
             Self::Busy { .. } => "busy",
@@ -361,6 +368,7 @@ impl Shortfall {
             Self::Avoided { .. } => "it is used again if nothing else fits".into(),
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
+            Self::NotOnSlurm { what } => what.cure().into(),
             Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
             Self::Unavailable { .. } => "try another region or instance type, or set `retry`".into(),
             Self::Busy { .. } => "wait until jobs on it end".into(),
@@ -531,6 +539,7 @@ impl Display for Shortfall {
             Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
+            Self::NotOnSlurm { what } => write!(f, "is a Slurm cluster, which cannot run {}", what.as_str()),
             Self::ReuseOnly => f.write_str("would be a new instance, but only existing ones may be used"),
             Self::Unavailable { availability } => write!(f, "is {}", availability.as_str()),
             Self::Busy { wanted, free, total: 1 } if *wanted == 1 && *free == 0 => f.write_str("is busy"),

@@ -76,7 +76,7 @@ words! {
         AbortedByUser = "aborted_by_user",
         /// the server could not process it
         ServerError = "server_error",
-        /// no replica of the gateway accepted the service
+        /// the gateway of the service was deleted
         GatewayError = "gateway_error",
     }
 }

@@ -157,6 +157,7 @@ fn limits(config: &Config) -> InstanceNeeds {
         image: None,
         image_architectures: Vec::new(),
         needs_whole_instance: false,
+        slurm_obstacle: None,
         avoid_locations: Vec::new(),
         avoid_instances: Vec::new(),
     }

@@ -25,7 +25,7 @@ use windlass_model::{
     money::Price,
     plan::{
         execution_mode::ImageChoice,
-        offers::{InstanceFilter, InstanceNeeds},
+        offers::{InstanceFilter, InstanceNeeds, SlurmObstacle},
         place::InstanceCreation,
     },
     retry::{self, Policy},
@@ -269,7 +269,22 @@ impl ParsedRunSpec {
             needs_whole_instance: requested.multinode == Some(true),
             image: ImageChoice::from_spec(spec),
             image_architectures: spec.image_architectures.clone(),
+            slurm_obstacle: self.slurm_obstacle(spec),
         }
+    }
+
+    /// Returns why the job cannot be a container of the queue of a Slurm cluster.
+    fn slurm_obstacle(&self, spec: &JobSpec) -> Option<SlurmObstacle> {
+        let is_dev = matches!(self.configuration, Configuration::DevEnvironment(_));
+        let is_remote = |data: &serde_json::Value| data["repo_type"] == "remote";
+        let obstacles = [
+            (spec.jobs_per_replica > 1, SlurmObstacle::SeveralNodes),
+            (spec.service_port.is_some(), SlurmObstacle::Service),
+            (is_dev, SlurmObstacle::DevEnvironment),
+            (spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()), SlurmObstacle::Volumes),
+            (spec.repo_data.as_ref().is_some_and(is_remote), SlurmObstacle::Repository),
+        ];
+        obstacles.into_iter().find(|(applies, _)| *applies).map(|(_, what)| what)
     }
 
     /// Fleets that the run may use; `None` means any.

@@ -25,6 +25,8 @@ pub struct NodeSize {
     pub cpus: u32,
     pub memory_mib: u32,
     pub gpus: u32,
+    /// Type of its GPUs as the cluster names it, such as `h100`.
+    pub gpu_type: Option<&'static str>,
 }
 
 pub struct SlurmCluster {
@@ -226,7 +228,8 @@ impl SlurmCluster {
                 .to_owned();
         for (index, size) in sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
-            let gpus = if size.gpus > 0 { format!("Gres=gpu:{} ", size.gpus) } else { String::new() };
+            let typed = size.gpu_type.map(|name| format!("{name}:")).unwrap_or_default();
+            let gpus = if size.gpus > 0 { format!("Gres=gpu:{typed}{} ", size.gpus) } else { String::new() };
             let _ = writeln!(
                 text,
                 "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs={} RealMemory={} \
@@ -243,7 +246,9 @@ impl SlurmCluster {
                 "PartitionName=only-{name} Nodes={name} MaxTime=INFINITE State=UP PriorityJobFactor=65533"
             );
             if size.gpus > 0 {
-                let _ = writeln!(gres, "NodeName={name} Name=gpu File={dir}/{name}-gpu[0-{}]", size.gpus - 1);
+                let typed = size.gpu_type.map(|name| format!("Type={name} ")).unwrap_or_default();
+                let last = size.gpus - 1;
+                let _ = writeln!(gres, "NodeName={name} Name=gpu {typed}File={dir}/{name}-gpu[0-{last}]");
             }
         }
         text.push_str(&partitions);

@@ -15,11 +15,13 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
+use windlass_model::job::TerminationReason;
 
 use super::{
     api,
     init::NOTICES_VARIABLE,
     job::{Job, RunnerContext, StopSignal, error_chain},
+    job_end::{EndCause, describe_end},
     launch,
     login_session::SessionProvider,
     metrics::Meter,
@@ -41,7 +43,7 @@ const HOST_KEY: &str = "ssh.key";
 /// Exit code of a runner whose job never ran.
 const EXIT_NOT_RUN: u8 = 1;
 /// Exit code of a runner that failed itself.
-const EXIT_RUNNER_FAILED: u8 = 125;
+pub const EXIT_RUNNER_FAILED: u8 = 125;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -120,7 +122,7 @@ async fn serve(around: RunnerContext) -> Result<u8, ServeError> {
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     handle_signals(&job)?;
-    listen(&job, &stop, &mut servers).await?;
+    listen(&job, &stop, &mut servers).await.inspect_err(|error| record_port_conflict(&job, error))?;
     let code = run_steps(&job).await;
     tracing::info!(code, "runner exiting");
     stop.cancel();
@@ -193,7 +195,12 @@ async fn listen(
             }
             bound => bound?,
         };
-        servers.spawn(serve_ssh(Arc::clone(job), listener, stop.clone()));
+        // Bound before anything is served, so that a port in use ends the runner at once.
+        let for_nodes = match &config.node_ssh_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        servers.spawn(serve_ssh(Arc::clone(job), listener, for_nodes, stop.clone()));
     }
     // Last: a client that finds the socket finds everything else as well.
     let path = job.around.run.join(RUNNER_SOCKET);
@@ -201,6 +208,17 @@ async fn listen(
     let listener = http::bind_unix(&path, SOCKET_MODE).map_err(listen)?;
     servers.spawn(http::serve(listener, api::authenticated_router(job, &meter), stop.clone()));
     Ok(())
+}
+
+/// Records that another process uses a port which this runner needs. The shim reads it after the exit.
+fn record_port_conflict(job: &Job, error: &ServeError) {
+    if let ServeError::Listen { what, source } = error
+        && source.kind() == io::ErrorKind::AddrInUse
+    {
+        let reason = TerminationReason::PortsBindingFailed.as_str();
+        let why = format!("another process on the host listens on {what}, which this job needs");
+        job.states.say(describe_end(EndCause::NotStarted { reason, why }, None, false));
+    }
 }
 
 /// Returns the same address with port 0, which means any free port.
@@ -219,8 +237,14 @@ async fn bind(address: &str) -> Result<TcpListener, ServeError> {
     TcpListener::bind(parsed).await.map_err(listen)
 }
 
-/// Serves SSH. The host key is created concurrently: the job does not wait for it.
-async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken) {
+/// Serves SSH, also for other nodes on the same host. The host key is created concurrently: the job does not wait for
+/// it.
+async fn serve_ssh(
+    job: Arc<Job>,
+    listener: TcpListener,
+    for_nodes: Option<TcpListener>,
+    stop: CancellationToken,
+) {
     let run = &job.around.run;
     let port = match listener.local_addr() {
         Ok(address) => address.port(),
@@ -249,7 +273,12 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
         // process.
         runner: (!has_port).then(|| api::guest_router(spool::http::job_tail_router(&job.spool))),
     };
-    ssh::serve(listener, config, stop).await;
+    match for_nodes {
+        Some(other) => {
+            tokio::join!(ssh::serve(listener, config.clone(), stop.clone()), ssh::serve(other, config, stop));
+        }
+        None => ssh::serve(listener, config, stop).await,
+    }
 }
 
 /// Writes the file atomically: the shim may read it at any moment.

@@ -127,6 +127,9 @@ pub struct TaskSpec {
     /// address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cluster: bool,
+    /// Loopback address of a node that shares the host with the other nodes: its SSH server listens for them there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_address: Option<std::net::Ipv4Addr>,
     /// Applies to a plain process only; a container is isolated anyway.
     #[serde(default, skip_serializing_if = "ProcessIsolation::is_confined")]
     pub process_isolation: ProcessIsolation,

@@ -31,7 +31,7 @@ fn windlass(home: &TestHome, args: &[&str]) -> Command {
 
 /// Waits for a line of a child's stderr that contains `part`.
 #[track_caller]
-fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
+pub(crate) fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
     let mut seen = Vec::new();
     for line in lines {
         let line = line.unwrap();
@@ -52,10 +52,10 @@ fn job_ports_are_forwarded_while_apply_is_attached() {
                 while True: c = l.accept()[0]; c.sendall(c.recv(4) + b' pong'); c.close()";
     let env = format!("ports: ['*:{port}']\nenv:\n  PONG: {}\n", serde_json::json!(pong));
     task(&home, &env, &format!("exec /usr/bin/python3 -c \"$PONG\" {port}"));
-    let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
+    let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y", "--host", "127.0.0.2"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let reported = wait_for_line(&mut lines, &format!("Port {port} of the job: http://"));
+    let reported = wait_for_line(&mut lines, &format!("Port {port} of the job: http://127.0.0.2:"));
     let address = reported.rsplit("http://").next().unwrap().to_owned();
     let output = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(&address)?;

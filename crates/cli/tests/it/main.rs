@@ -15,6 +15,7 @@ mod doctor;
 mod errors;
 mod examples;
 mod first_hour;
+mod flags;
 mod follow;
 mod jobs;
 mod lists;

@@ -13,6 +13,7 @@ use crate::{
     cli_env::{CliEnv, TOKEN},
     run_command, server,
     snapshot::{CliSnapshot, SnapshotEnv},
+    terminal::Terminal,
 };
 
 /// Runs a command with standard input.
@@ -212,7 +213,7 @@ fn event_follow_prints_new_events() {
 }
 
 /// A server with a scripted cloud: two instance types, one with GPUs. Everything it created is deleted at the end.
-struct CloudServer(CliEnv);
+pub(crate) struct CloudServer(pub(crate) CliEnv);
 
 const CLOUD: &str = "\
 runtime: process
@@ -225,7 +226,7 @@ offers:
 ";
 
 impl CloudServer {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         require_agent();
         let home = crate::TestHome::new();
         let script = home.0.file("cloud.yml", CLOUD);
@@ -301,6 +302,7 @@ fn instances_with_their_jobs_and_costs_are_shown() {
     transcript.run(&["fleet", "get", "burst", "-o", "name"]);
     transcript.run(&["metrics", "bussy"]);
     transcript.run(&["metrics", "busy", "--job", "3"]);
+    transcript.run(&["metrics", "busy", "--replica", "3"]);
     transcript.run(&["cost", "-o", "name"]);
     transcript.run(&["cost", "--by", "user", "-o", "name"]);
     transcript.run(&["cost", "--by", "fleet", "-o", "name"]);
@@ -321,6 +323,9 @@ fn instances_with_their_jobs_and_costs_are_shown() {
     until(&["metrics", "busy", "-o", "name"], "busy-0-0");
     let charts = cloud.0.windlass(&["metrics", "busy"]).ok().stdout;
     assert!(charts.contains("busy-0-0  cpu ") && charts.contains('▁'), "{charts}");
+    let watched = Terminal::run(&cloud.0, &["metrics", "busy", "--watch"]);
+    watched.wait_for_text("busy-0-0  cpu ");
+    watched.keys(&["C-c"]);
     // Half a dollar an hour, for its duration.
     let bill = cloud.0.windlass(&["cost", "-o", "json"]).ok().json();
     let (hours, cost) = (bill["total"]["hours"].as_f64().unwrap(), bill["total"]["cost"].as_f64().unwrap());

@@ -14,7 +14,7 @@ use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
 const TAG: &str = "windlass:test";
-const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0, gpu_type: None };
 
 /// Cluster with a stand-in for the executor on its nodes: a script that records that it ran.
 struct SlurmFixture {

@@ -27,7 +27,7 @@ pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     play: RowTest::Now(|trial| Box::pin(faulty_scheduler(trial))),
 }];
 
-const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0, gpu_type: None };
 const CONTAINERS: usize = 12;
 const CANCELLED_CONTAINERS: usize = 3;
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);

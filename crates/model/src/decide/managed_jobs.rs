@@ -289,7 +289,7 @@ pub fn is_initially_ready(task: &plan::TaskPlan) -> bool {
 
 /// Returns whether any task of the job was launched, so that it holds an alive slot until it is done.
 pub fn has_launched(records: &[TaskRecord]) -> bool {
-    records.iter().any(|record| record.attempt > 0 || record.schedule.holds_alive_slot())
+    records.iter().any(|record| record.has_launched() || record.schedule.holds_alive_slot())
 }
 
 /// Returns the displayed state of the job, and the tasks that need a slot.

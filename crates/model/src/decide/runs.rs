@@ -51,7 +51,7 @@ pub struct RunView {
     pub schedule: Option<ScheduleState>,
     pub retry: Option<Policy>,
     pub stop_criteria: StopCriteria,
-    /// Every running replica of the gateway rejected the service.
+    /// The gateway of the service was deleted, so that the URL of the service no longer works.
     pub has_gateway_failed: bool,
     /// Replicas of this execution; while a scheduled run waits for its slot, those of the last one.
     pub replicas: Vec<ReplicaView>,

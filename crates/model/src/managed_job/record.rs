@@ -63,6 +63,9 @@ pub struct TaskRecord {
     pub failure_reason: Option<String>,
     /// Number of the newest attempt; 0 before the first.
     pub attempt: u32,
+    /// Number of the newest attempt when the job was last resumed: later attempts belong to the resumed job.
+    #[serde(default)]
+    pub resumed_after: u32,
     #[serde(rename = "standing")]
     pub phase: AttemptPhase,
     /// Candidate that the newest attempt requests.
@@ -120,6 +123,7 @@ impl Default for TaskRecord {
             restarts_on_errors: 0,
             failure_reason: None,
             attempt: 0,
+            resumed_after: 0,
             phase: AttemptPhase::Resolved,
             candidate: 0,
             tried: vec![],
@@ -246,6 +250,28 @@ impl TaskRecord {
             }
             None => false,
         }
+    }
+
+    /// Returns the record with which a finished job is resumed. A task that succeeded keeps its state; every other one
+    /// waits for its first launch slot again, with all its restarts. Attempts are counted on, so that their logs stay.
+    #[must_use]
+    pub fn resumed(&self) -> Self {
+        let resumed_after = self.attempt;
+        if self.status == Status::Succeeded {
+            return Self { resumed_after, ..self.clone() };
+        }
+        Self {
+            attempt: self.attempt,
+            resumed_after,
+            job_duration: self.job_duration,
+            recovery_count: self.recovery_count,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether the task was launched since the job was launched or last resumed.
+    pub fn has_launched(&self) -> bool {
+        self.attempt > self.resumed_after
     }
 
     /// Returns the time from the first launch slot to the end, or to now.

@@ -1,10 +1,14 @@
 //! Placement of several nodes: all of them in one fleet, backend and region, on whole instances, or none.
+//!
+//! A fleet that has one instance and cannot get another would never run several nodes. There they share the instance:
+//! together they hold all of its blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     plan::{
         inventory::Tightness,
+        offers::{InstanceNeeds, Offer, compare},
         place::{NewOffer, OFFERS_MAX},
         placement_round::{PlacementQuery, PlacementRound},
     },
@@ -25,12 +29,17 @@ pub(super) enum CandidatePool {
 pub(super) enum GangMember {
     Existing(usize),
     New(Vec<NewOffer>),
+    /// A part of an instance whose other parts belong to other nodes of the gang.
+    Part {
+        instance: usize,
+        blocks: u32,
+    },
 }
 
 impl GangMember {
     pub(super) fn instance(&self) -> Option<usize> {
         match self {
-            Self::Existing(instance) => Some(*instance),
+            Self::Existing(instance) | Self::Part { instance, .. } => Some(*instance),
             Self::New(_) => None,
         }
     }
@@ -61,7 +70,78 @@ impl<'a> PlacementRound<'a> {
                 best = Some(gang);
             }
         }
-        best
+        best.or_else(|| {
+            query.fleets.iter().filter_map(|fleet| self.gang_on_one_instance(query, *fleet, pool)).next()
+        })
+    }
+
+    /// Returns a gang whose nodes share the only instance that the fleet can have, if all of it is free, or once it is.
+    fn gang_on_one_instance(
+        &self,
+        query: &PlacementQuery,
+        fleet: usize,
+        pool: CandidatePool,
+    ) -> Option<Gang> {
+        let shape = self.inventory.shapes.iter().find(|shape| shape.fleet == fleet)?;
+        let &[instance] = &shape.members[..] else { return None };
+        let (total, free) = (shape.offer.total_blocks.max(1), self.inventory.free_blocks[instance]);
+        let (from, must_go) = match pool {
+            CandidatePool::Free if free == total => (self.now, 0),
+            CandidatePool::Draining => self.inventory.free_at(instance, total, self.now),
+            CandidatePool::Free | CandidatePool::Any => return None,
+        };
+        let is_open = self.inventory.can_take(instance, free);
+        let is_eligible = |class: &usize| self.inventory.is_eligible(instance, &self.classes[*class].needs);
+        if !is_open || !query.classes.iter().all(is_eligible) {
+            return None;
+        }
+        let parts = self.parts_of_one_instance(query, fleet, shape.offer, total)?;
+        let members = parts.into_iter().map(|blocks| GangMember::Part { instance, blocks }).collect();
+        Some(Gang { fleet, members, cost: (from, must_go, 0, 0) })
+    }
+
+    /// Returns whether the nodes fit together on the only instance of the fleet, whatever is on it now.
+    pub(super) fn fits_on_one_instance(&self, query: &PlacementQuery, fleet: usize) -> bool {
+        let slots = &self.inventory.fleets[fleet];
+        let mut shapes = self.inventory.shapes.iter().filter(|shape| shape.fleet == fleet).peekable();
+        if shapes.peek().is_some() {
+            // One that has not been inspected yet may turn out to fit.
+            return slots.has_one_instance_at_most()
+                && shapes.any(|shape| {
+                    let total = shape.offer.total_blocks.max(1);
+                    shape.offer.host.cpus == 0
+                        || self.parts_of_one_instance(query, fleet, shape.offer, total).is_some()
+                });
+        }
+        let offers = self.inventory.offers.iter().zip(&slots.admitted_blocks);
+        slots.fleet.can_create
+            && offers
+                .filter_map(|((_, offer), total)| Some((offer, (*total)?)))
+                .any(|(offer, total)| self.parts_of_one_instance(query, fleet, offer, total).is_some())
+    }
+
+    /// Returns the blocks of each node on an instance of a fleet that cannot have two.
+    fn parts_of_one_instance(
+        &self,
+        query: &PlacementQuery,
+        fleet: usize,
+        offer: &Offer,
+        total: u32,
+    ) -> Option<Vec<u32>> {
+        let slots = &self.inventory.fleets[fleet];
+        if !slots.has_one_instance_at_most() {
+            return None;
+        }
+        let needed = query.classes.iter().map(|class| {
+            let needs = InstanceNeeds {
+                needs_whole_instance: false,
+                ..self.classes[*class].needs.with_fleet_limits(&slots.fleet.limits).into_owned()
+            };
+            let mut missing = 0_u32;
+            let blocks = compare(offer, total, &needs, &mut missing);
+            (missing == 0).then_some(blocks)
+        });
+        split_between(total, &needed.collect::<Option<Vec<u32>>>()?)
     }
 
     pub(super) fn gang_locations(&self, query: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
@@ -204,5 +284,36 @@ impl<'a> PlacementRound<'a> {
             }
         }
         None
+    }
+}
+
+/// Splits all blocks of an instance between nodes that need these numbers of blocks: evenly if that suffices. The first
+/// node gets what remains.
+fn split_between(total: u32, needed: &[u32]) -> Option<Vec<u32>> {
+    let nodes = u32::try_from(needed.len()).ok().filter(|nodes| *nodes > 0)?;
+    let even = total / nodes;
+    let mut parts: Vec<u32> = match needed.iter().all(|blocks| *blocks <= even) {
+        true => vec![even; needed.len()],
+        false => needed.to_vec(),
+    };
+    let used: u32 = parts.iter().sum();
+    if used > total || parts.contains(&0) {
+        return None;
+    }
+    parts[0] += total - used;
+    Some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_between;
+
+    #[test]
+    fn nodes_on_one_instance_hold_all_of_its_blocks() {
+        assert_eq!(split_between(8, &[1, 1]), Some(vec![4, 4]));
+        assert_eq!(split_between(7, &[1, 1, 1]), Some(vec![3, 2, 2]));
+        assert_eq!(split_between(8, &[5, 1]), Some(vec![7, 1]), "more than an even part");
+        assert_eq!(split_between(8, &[5, 4]), None);
+        assert_eq!(split_between(1, &[1, 1]), None, "an instance that is not split");
     }
 }

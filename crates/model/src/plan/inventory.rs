@@ -41,6 +41,7 @@ pub(super) struct FleetSlots<'a> {
     /// Number of instances that will be terminated anyway, and of those that may be if they are idle for long enough.
     ending_count: u32,
     removable_count: u32,
+    instance_count: u32,
     used_nums: BTreeSet<u32>,
     /// Offers that its limits admit, with the number of blocks; by position in `IndexedInventory::offers`.
     pub(super) admitted_blocks: Vec<Option<u32>>,
@@ -48,6 +49,7 @@ pub(super) struct FleetSlots<'a> {
 
 impl FleetSlots<'_> {
     fn count_instance(&mut self, instance: &InstanceSnapshot) {
+        self.instance_count += 1;
         match instance.readiness {
             Readiness::Ready | Readiness::Unhealthy if instance.is_kept => {}
             Readiness::Ready | Readiness::Unhealthy => self.removable_count += 1,
@@ -64,6 +66,11 @@ impl FleetSlots<'_> {
     pub(super) fn slots_without(&self, gone: u32) -> u32 {
         let held = self.used_slots().saturating_sub(gone);
         self.fleet.nodes_max.map_or(u32::MAX, |max| max.saturating_sub(held))
+    }
+
+    /// Returns whether the fleet has one instance and cannot get another, or will have only one.
+    pub(super) fn has_one_instance_at_most(&self) -> bool {
+        self.instance_count <= 1 && self.fleet.has_one_instance_at_most()
     }
 
     fn used_slots(&self) -> u32 {
@@ -286,6 +293,7 @@ fn fleet_slots<'a>(fleet: &'a FleetSnapshot, offers: &[(usize, &Offer)]) -> Flee
         fleet,
         ending_count: 0,
         removable_count: 0,
+        instance_count: 0,
         used_nums: fleet.instance_nums.clone(),
         admitted_blocks: admits,
     }

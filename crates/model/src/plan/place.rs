@@ -5,7 +5,8 @@
 //! Turn     A job that has waited `RESERVE_AFTER` and is blocked only by the use of others reserves the instances that
 //!          become free soonest; later jobs may use them only if they are certain to end in time. Reserved
 //!          instances only become emptier, so the job starts eventually.
-//! Nodes    All nodes of a replica or none, whole instances, one backend and region, cluster fleets.
+//! Nodes    All nodes of a replica or none, whole instances, one backend and region, cluster fleets. In a fleet with a
+//!          single instance they share it, so that a cluster can be tried out on one machine.
 //! Why not  preempt? Users do not expect their jobs to be killed; a bounded wait is the better contract.
 
 use std::{
@@ -95,6 +96,13 @@ pub struct FleetSnapshot {
     /// Requirements of the fleet on new instances; both these and the job's needs must hold.
     pub limits: InstanceNeeds,
     pub blocks: Blocks,
+}
+
+impl FleetSnapshot {
+    /// Returns whether the fleet has one instance and cannot get another, or will have only one.
+    pub fn has_one_instance_at_most(&self) -> bool {
+        self.instance_nums.len() <= 1 && (!self.can_create || self.nodes_max == Some(1))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -115,7 +115,7 @@ impl<'a> PlacementRound<'a> {
             };
             chosen
                 && waiting.fleets.as_ref().is_none_or(|fleets| fleets.contains(&id))
-                && (!several || room.fleet.is_cluster)
+                && (!several || room.fleet.is_cluster || room.has_one_instance_at_most())
         });
         fleets.map(|(at, _)| at).collect()
     }
@@ -249,6 +249,10 @@ impl<'a> PlacementRound<'a> {
                 self.inventory.allocate(instance, blocks);
                 NodePlacement::Existing { job, instance: self.inventory.instances[instance].id, blocks }
             }
+            GangMember::Part { instance, blocks } => {
+                self.inventory.allocate(instance, blocks);
+                NodePlacement::Existing { job, instance: self.inventory.instances[instance].id, blocks }
+            }
             GangMember::New(offers) => {
                 NodePlacement::New { job, instance_num: self.inventory.fleets[fleet].claim_slot(), offers }
             }
@@ -299,8 +303,10 @@ impl<'a> PlacementRound<'a> {
         let Some(Gang { members, .. }) = self.best_gang(query, CandidatePool::Draining) else {
             return Vec::new();
         };
-        let existing = members.iter().filter_map(GangMember::instance);
+        // Nodes may share an instance.
+        let existing: BTreeSet<usize> = members.iter().filter_map(GangMember::instance).collect();
         existing
+            .into_iter()
             .map(|instance| {
                 let total = self.inventory.shape_of(instance).offer.total_blocks.max(1);
                 (instance, self.inventory.free_at(instance, total, self.now).0)
@@ -328,6 +334,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         needs_whole_instance: _,
         image,
         image_architectures,
+        slurm_obstacle,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -344,6 +351,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *avoid_instances == right.avoid_instances
         && *image == right.image
         && *image_architectures == right.image_architectures
+        && *slurm_obstacle == right.slurm_obstacle
 }
 
 fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {

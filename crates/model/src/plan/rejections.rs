@@ -85,6 +85,7 @@ impl PlacementRound<'_> {
             let fit = self.gang_at(query, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
             let could = self.gang_at(query, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
             let (fleet, backend, region) = spot;
+            let could = if self.fits_on_one_instance(query, fleet) { wanted } else { could };
             let place = format!("fleet {}, {backend} {region}", self.inventory.fleets[fleet].fleet.name);
             misses.push(rank(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
         }
@@ -173,7 +174,7 @@ impl PlacementRound<'_> {
         for (at, room) in self.inventory.fleets.iter().enumerate() {
             let place = || format!("fleet {}", room.fleet.name);
             if !query.fleets.contains(&at) {
-                let shortfall = if several && !room.fleet.is_cluster {
+                let shortfall = if several && !room.fleet.is_cluster && !room.has_one_instance_at_most() {
                     Shortfall::NotCluster
                 } else {
                     Shortfall::FleetNotNamed

@@ -446,6 +446,32 @@ fn several_nodes_need_a_cluster_fleet() {
 }
 
 #[test]
+fn several_nodes_share_the_only_instance_of_a_fleet() {
+    let f = FleetSnapshot { instance_nums: BTreeSet::from([0]), ..fleet(1, "f") };
+    let here = |blocks, holds| InstanceSnapshot { holds, ..instance(1, &f, offer(host(8, 0), blocks, 0.0)) };
+    let nodes = |cpus| [waiting(1, 0, vec![needs(cpus, 0), needs(1, 0)])];
+    check(&nodes(1), &stock(f.clone(), vec![here(8, vec![])]), &["1: f1 i1x4 i1x4"]);
+    check(&nodes(6), &stock(f.clone(), vec![here(8, vec![])]), &["1: f1 i1x7 i1x1"]);
+    let busy = vec![held(9, 1, None)];
+    let wait = "1: waits for i1, fleet f, ssh here: needs 2 whole instances in one location: 0 free now, at most 2 possible \
+                (wait until jobs on the others end); and 1 other place does not fit";
+    check(&nodes(1), &stock(f.clone(), vec![here(8, busy)]), &[wait]);
+    let whole = stock(f.clone(), vec![here(1, vec![])]);
+    check(
+        &nodes(1),
+        &whole,
+        &[
+            "1: never, fleet f, ssh here: needs 2 whole instances in one location: 1 free now, at most 1 possible \
+           (set `nodes` to at most 1, or add instances to the fleet)",
+        ],
+    );
+    // A fleet that may have more instances keeps nodes apart.
+    let more = FleetSnapshot { can_create: true, nodes_max: Some(2), ..f.clone() };
+    let apart = place_replicas(&nodes(1), &stock(more, vec![here(8, vec![])]), NOW);
+    assert!(!matches!(apart[0].outcome, PlacementOutcome::Placed { .. }), "{apart:?}");
+}
+
+#[test]
 fn idle_and_new_instances_make_up_a_gang_together() {
     let f = FleetSnapshot {
         is_cluster: true,

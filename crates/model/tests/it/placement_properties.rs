@@ -60,6 +60,20 @@ fn inventories() -> impl Strategy<Value = Inventory> {
     })
 }
 
+/// Returns the instance and the number of its blocks, if all nodes are on one.
+fn parts_of_one_instance(seats: &[NodePlacement]) -> Option<(InstanceId, u32)> {
+    let mut found: Option<(InstanceId, u32)> = None;
+    for seat in seats {
+        let NodePlacement::Existing { instance, blocks, .. } = seat else { return None };
+        match &mut found {
+            Some((known, sum)) if known == instance => *sum += blocks,
+            Some(_) => return None,
+            None => found = Some((*instance, *blocks)),
+        }
+    }
+    found
+}
+
 fn queues() -> impl Strategy<Value = Vec<WaitingReplica>> {
     let one =
         (0_u32..3, 999_000_i64..1_000_000, 1_usize..4, 1_u32..40, 0_u32..9, prop::option::of(1_i64..20_000));
@@ -161,7 +175,15 @@ proptest! {
             if nodes == 1 {
                 continue;
             }
-            prop_assert!(inventory.fleets.iter().find(|of| of.id == fleet).unwrap().is_cluster);
+            let chosen = inventory.fleets.iter().find(|of| of.id == fleet).unwrap();
+            let shared = parts_of_one_instance(&seats);
+            if let Some((instance, blocks)) = shared {
+                let of = inventory.instances.iter().find(|of| of.id == instance).unwrap();
+                prop_assert!(chosen.has_one_instance_at_most());
+                prop_assert_eq!((of.fleet, blocks), (fleet, of.offer.total_blocks));
+                continue;
+            }
+            prop_assert!(chosen.is_cluster);
             let mut used = BTreeSet::new();
             for seat in seats {
                 match seat {

@@ -83,7 +83,7 @@ fn a_gateway_that_refuses_the_service_ends_the_run() {
     check(
         "running gateway-failed; r0: running",
         "end-decided -> terminating; gateway_error; end r0.0 terminated_by_server; due 5s: \
-         no running replica of the gateway accepted the service",
+         its gateway was deleted",
     );
 }
 

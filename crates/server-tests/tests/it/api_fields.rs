@@ -15,7 +15,7 @@ use serde_json::Value;
 use windlass_api::openapi;
 
 /// Number of fields that no test covers. It must not increase.
-const UNTESTED_MAX: usize = 13;
+const UNTESTED_MAX: usize = 0;
 const UNTESTED: &str = "-";
 
 struct Entry {

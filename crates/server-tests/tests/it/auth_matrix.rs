@@ -11,7 +11,7 @@ use windlass_api::{
     operation::{CallerRole, Ownership},
     operations,
 };
-use windlass_server::config::SettingsSource;
+use windlass_server::{config::SettingsSource, params};
 
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
@@ -366,6 +366,16 @@ impl TestUsers<'_> {
             "cancel_managed_jobs" => {
                 let launched = server.ok(token, &main("jobs/launch"), json!({ "text": "run: echo\n" })).await;
                 post(main("jobs/cancel"), json!({ "job_ids": [launched["jobs"][0]["job_id"]] }))
+            }
+            "resume_managed_job" => {
+                let launched = server.ok(token, &main("jobs/launch"), json!({ "text": "run: echo\n" })).await;
+                let number = launched["jobs"][0]["job_id"].as_i64().unwrap();
+                let over = windlass_server::db::Unit::new().exec(
+                    "UPDATE managed_jobs SET finished = TRUE, status = 'FAILED' WHERE number = $1",
+                    params![number],
+                );
+                server.app.db().write(over).await.unwrap().done().unwrap();
+                post(main("jobs/resume"), json!({ "job_id": number }))
             }
             "apply_fleet" | "delete_fleets" | "delete_fleet_instances" => {
                 server.ok(token, &main("fleets/apply"), json!({ "plan": { "spec": fleet(1) } })).await;

@@ -12,6 +12,7 @@ use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 const NODE_ID: &str = "00000000-0000-4000-8000-000000000001";
 
 on_both! {
+    a_gateway_plan_returns_its_path_and_the_default_is_a_gateway_of_the_project
     a_gateway_receives_only_its_own_services_and_domains_are_unique
     the_server_accepts_http2
 }
@@ -109,6 +110,28 @@ async fn a_gateway_receives_only_its_own_services_and_domains_are_unique(ground:
         server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE_ID }).to_string()).await.0,
         403
     );
+    server.stop().await;
+}
+
+async fn a_gateway_plan_returns_its_path_and_the_default_is_a_gateway_of_the_project(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let base = "/api/project/main/gateways";
+    let configuration = json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "here", "domain": "*.a.example" });
+    let spec = json!({ "configuration": configuration, "configuration_path": "edge.yml" });
+    let plan = server.admin(&format!("{base}/get_plan"), json!({ "spec": spec })).await;
+    assert_eq!(plan["spec"]["configuration_path"], "edge.yml");
+    assert_eq!(plan["effective_spec"]["configuration_path"], "edge.yml");
+    server.admin(&format!("{base}/apply"), json!({ "plan": { "spec": spec } })).await;
+    let moved = json!({ "configuration": configuration, "configuration_path": "other.yml" });
+    let plan = server.admin(&format!("{base}/get_plan"), json!({ "spec": moved })).await;
+    assert_eq!(plan["action"], "update", "the path is no part of the gateway: {plan}");
+    let set = |project: &str| json!({ "name": "edge", "gateway_project": project });
+    let set_default = format!("{base}/set_default");
+    server.refused(ADMIN_TOKEN, &set_default, set("other"), "error").await;
+    server.admin(&set_default, set("main")).await;
+    server.admin(&set_default, json!({ "name": "edge" })).await;
+    let gateway = server.admin(&format!("{base}/get"), json!({ "name": "edge" })).await;
+    assert_eq!(gateway["default"], true, "{gateway}");
     server.stop().await;
 }
 

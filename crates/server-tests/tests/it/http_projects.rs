@@ -6,6 +6,7 @@ use windlass_server::config::SettingsSource;
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
+    a_project_keeps_the_address_of_its_templates_until_it_is_reset
     a_project_has_a_default_image_which_precedes_that_of_the_server
     a_project_uses_only_backends_that_it_was_granted
     ssh_fleets_require_a_permission_that_only_admins_grant
@@ -125,6 +126,19 @@ async fn a_public_project_can_be_joined_and_left(ground: &ServerFixture) {
         200
     );
     assert_eq!(server.post(&mira, "/api/project/main/fleets/list", "{}").await.0, 403);
+    server.stop().await;
+}
+
+async fn a_project_keeps_the_address_of_its_templates_until_it_is_reset(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let (first, second) = ("https://git.example/a.git", "https://git.example/b.git");
+    let create = json!({ "project_name": "lab", "templates_repo": first });
+    assert_eq!(server.admin("/api/projects/create", create).await["templates_repo"], first);
+    let update = async |body: Value| server.admin("/api/projects/lab/update", body).await;
+    assert_eq!(update(json!({ "is_public": true })).await["templates_repo"], first, "unchanged");
+    assert_eq!(update(json!({ "templates_repo": second })).await["templates_repo"], second);
+    assert_eq!(server.admin("/api/projects/lab/get", json!({})).await["templates_repo"], second);
+    assert_eq!(update(json!({ "reset_templates_repo": true })).await["templates_repo"], Value::Null);
     server.stop().await;
 }
 

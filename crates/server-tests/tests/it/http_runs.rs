@@ -414,6 +414,14 @@ async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
     assert_eq!(forward, reversed);
     let gpus =
         server.admin("/api/project/main/gpus/list", json!({ "run_spec": task_spec(Value::Null) })).await;
+    // Offers are complete and of whole instances, requested or not.
+    for field in ["full_offers", "unallocated_resources"] {
+        let request = json!({ "run_spec": task_spec(json!("train-1")), "reverse_offers": true, field: true });
+        let plan = server.admin("/api/project/main/runs/get_plan", request).await;
+        assert_eq!(plan["job_plans"][0]["offers"], json!(reversed), "{field}");
+        let request = json!({ "run_spec": task_spec(Value::Null), field: true });
+        assert_eq!(server.admin("/api/project/main/gpus/list", request).await, gpus, "{field}");
+    }
     assert_eq!(
         (&gpus["gpus"][0]["name"], &gpus["gpus"][0]["availability"]),
         (&json!("H100"), &json!(["idle"]))

@@ -202,6 +202,11 @@ async fn events_record_the_action_and_the_actor(ground: &ServerFixture) {
     // Two filters of a kind contradict each other.
     let two = r#"{"target_runs":["5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10"],"target_users":["5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10"]}"#;
     assert_eq!(server.post(&mira, "/api/events/list", two).await.0, 422);
+    // Kinds of objects that this server does not have are accepted, and match nothing.
+    for kind in ["target_gateway_replicas", "target_presets"] {
+        let filter = json!({ kind: ["5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10"] });
+        assert_eq!(server.admin("/api/events/list", filter).await, json!([]), "{kind}");
+    }
     // Pages neither skip nor repeat.
     let all = server.admin("/api/events/list", json!({})).await;
     let mut seen = Vec::new();

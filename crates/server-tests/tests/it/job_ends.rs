@@ -33,6 +33,7 @@ on_both! {
     a_job_with_an_idle_gpu_is_terminated_after_the_whole_window
     scaling_down_a_service_ends_its_last_replica
     a_job_with_a_missing_volume_ends_with_a_volume_error
+    a_service_whose_gateway_was_deleted_ends_with_a_gateway_error
 }
 
 fn end_fields(run: &Value) -> (&str, &str, &str) {
@@ -411,5 +412,26 @@ async fn a_job_with_a_missing_volume_ends_with_a_volume_error(ground: &ServerFix
     env.mark_due().await;
     let run = env.wait_for_run("disk", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "volume_error"));
+    env.end().await;
+}
+
+async fn a_service_whose_gateway_was_deleted_ends_with_a_gateway_error(ground: &ServerFixture) {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    let service = json!({"type": "service", "port": 80, "auth": false});
+    env.apply("page", service).await;
+    env.wait_for_job("page", "running").await;
+    // Only a delete request that does not see a concurrent submission can remove the gateway of a service.
+    env.write(
+        "INSERT INTO gateways (id, project_id, name, configuration, status, created_at, last_processed_at) \
+         SELECT new_uuid(), id, 'edge', '{}', 'running', now_us(), now_us() FROM projects WHERE name = 'main'",
+        vec![],
+    )
+    .await;
+    env.write("UPDATE runs SET gateway_id = (SELECT id FROM gateways), due_at = NULL", vec![]).await;
+    env.write("UPDATE gateways SET deleted = TRUE", vec![]).await;
+    env.write("UPDATE runs SET due_at = NULL", vec![]).await;
+    let run = env.wait_for_run("page", "failed").await;
+    assert_eq!(run["termination_reason"], "gateway_error", "{run:#}");
+    assert_eq!(run["latest_job_submission"]["termination_reason"], "terminated_by_server", "{run:#}");
     env.end().await;
 }

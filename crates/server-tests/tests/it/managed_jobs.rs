@@ -11,6 +11,7 @@ use windlass_testkit::wait::eventually_ok_async;
 use crate::{
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
     job_test_env::JobTestEnv,
+    scripted_hosts::end_state,
 };
 
 on_both! {
@@ -22,6 +23,7 @@ on_both! {
     secrets_of_a_managed_job_are_sealed_and_never_shown
     fields_without_effect_are_reported_before_launch
     m8_a_run_that_ends_before_its_node_is_a_controller_failure
+    a_failed_managed_job_is_resumed_under_its_number
 }
 
 async fn post_jobs(server: &TestServer, what: &str, body: Value) -> Value {
@@ -223,4 +225,62 @@ async fn secrets_of_a_managed_job_are_sealed_and_never_shown(ground: &ServerFixt
     let shown = post_jobs(&server, "get", json!({"job_id": 1})).await.to_string();
     assert!(!shown.contains("canary"), "{shown}");
     server.stop().await;
+}
+
+async fn a_failed_managed_job_is_resumed_under_its_number(ground: &ServerFixture) {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    let ends = |code: i32| {
+        let state = if code == 0 { "done" } else { "failed" };
+        let reason = if code == 0 { "" } else { "container_exited_with_error" };
+        env.update_script(|script| script.job_ends = Some(end_state(state, reason, Some(code))));
+    };
+    // The attempts are scripted: the first task succeeds, the second fails and is repeated.
+    ends(0);
+    let text = "name: first\nrun: prepare\n---\nname: second\nsecrets: {TOKEN: null}\nrun: train\n";
+    let launch = json!({"text": text, "name": "pair", "secrets": {"TOKEN": "v"}});
+    post_jobs(&env.server, "launch", launch).await;
+    let until = async |what: &str, is_so: &dyn Fn(&Value) -> bool| {
+        eventually_ok_async(what, async || {
+            env.mark_due().await;
+            let seen = post_jobs(&env.server, "get", json!({"job_id": 1})).await;
+            if is_so(&seen) { Ok(seen) } else { Err(seen) }
+        })
+        .await
+    };
+    until("the second task is running", &|job| {
+        if job["tasks"][0]["status"] == "SUCCEEDED" {
+            ends(3);
+        }
+        job["tasks"][0]["status"] == "SUCCEEDED" && job["tasks"][1]["attempt"] == 1
+    })
+    .await;
+    ends(3);
+    let resume = "/api/project/main/jobs/resume";
+    let body = |secrets: Value| json!({"job_id": 1, "secrets": secrets});
+    let failed =
+        until("the job has failed", &|job| job["status"] == "FAILED" && job["schedule_state"] == "DONE")
+            .await;
+    assert_eq!(failed["tasks"][0]["status"], "SUCCEEDED", "{failed:#}");
+    let message = env.server.refused(ADMIN_TOKEN, resume, body(json!({})), "error").await;
+    assert!(message.contains("secret `TOKEN` has no value"), "{message}");
+    let unknown = body(json!({"TOKEN": "w", "OTHER": "x"})).to_string();
+    assert_eq!(env.server.post(ADMIN_TOKEN, resume, &unknown).await.0, 422);
+
+    ends(0);
+    let resumed = env.server.admin(resume, body(json!({"TOKEN": "w"}))).await;
+    assert_eq!((&resumed["job_id"], &resumed["status"]), (&json!(1), &json!("PENDING")), "{resumed:#}");
+    assert_eq!(resumed["tasks"][0]["status"], "SUCCEEDED");
+    assert_eq!(resumed["tasks"][1]["reason"], "submitted; the server has not processed it yet");
+    let done = until("the job has succeeded", &|job| {
+        job["status"] == "SUCCEEDED" && job["schedule_state"] == "DONE"
+    })
+    .await;
+    let attempts = |task: usize| done["tasks"][task]["runs"].as_array().unwrap().len();
+    assert_eq!((attempts(0), attempts(1)), (1, 2), "what succeeded is not repeated: {done:#}");
+    let message = env.server.refused(ADMIN_TOKEN, resume, body(json!({"TOKEN": "w"})), "error").await;
+    assert!(message.contains("managed job 1 succeeded"), "{message}");
+    let events = json!({"target_managed_jobs": [done["id"]]});
+    let events = env.server.admin("/api/events/list", events).await.to_string();
+    assert!(events.contains("Managed job resumed"), "{events}");
+    env.end().await;
 }

@@ -108,6 +108,11 @@ statements! {
                       JOIN jobs j ON j.run_id = r.id WHERE r.managed_job_id IN \
                       (SELECT value FROM json_each(CAST($1 AS TEXT))) AND r.name IN \
                       (SELECT value FROM json_each(CAST($2 AS TEXT))) ORDER BY r.name, j.submission_num, j.job_num";
+    RESUME = "UPDATE managed_jobs SET status = $2, schedule = 'INACTIVE', secrets_sealed = $3, claimed = FALSE, \
+              finished = FALSE, finished_at = NULL, cancel_asked_at = NULL, cancel_by_user_id = NULL, \
+              cancel_graceful_us = NULL, due_at = NULL WHERE id = $1 AND finished";
+    RESUME_TASK = "UPDATE managed_job_tasks SET status = $3, schedule = $4, record = $5, wants_slot = FALSE, \
+                   granted = FALSE WHERE job_id = $1 AND task = $2";
     SECRETS = "SELECT plan, secrets_sealed FROM managed_jobs WHERE id = $1 AND secrets_sealed IS NOT NULL";
 }
 
@@ -234,6 +239,17 @@ pub async fn attempt_states(
         })
     };
     rows.iter().map(read).collect()
+}
+
+/// Makes a finished job active again, with `resume_task` for each of its tasks in the same unit.
+pub fn resume(id: ManagedJobId, status: Status, secrets_sealed: Option<Vec<u8>>) -> Change {
+    let params = params![id, status, secrets_sealed];
+    Change::Exec { sql: RESUME.as_str().into(), params, expect: Expect::One }
+}
+
+pub fn resume_task(task: &Task) -> Change {
+    let params = params![task.job_id, task.task, task.status, task.schedule, task.record.clone()];
+    Change::Exec { sql: RESUME_TASK.as_str().into(), params, expect: Expect::One }
 }
 
 /// Plan and sealed values, if there are any; never part of `ManagedJob`, so that no list or log contains them.

@@ -162,7 +162,7 @@ fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
     }
 }
 
-/// A part of an instance gets separate ports; several nodes always have the whole instance.
+/// A part of an instance gets separate ports. Several nodes have whole instances, or share one.
 pub(super) fn network(whole: bool, jobs_per_replica: u32) -> NetworkMode {
     if whole || jobs_per_replica > 1 { NetworkMode::Host } else { NetworkMode::Bridge }
 }

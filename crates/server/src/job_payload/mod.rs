@@ -327,7 +327,8 @@ async fn addresses(
     } else {
         rows::nodes(&context.db, loaded).await?
     };
-    Ok(runner_start::addresses_by_group(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
+    let groups = is_service.then(|| shape.replica_group_names());
+    Ok(runner_start::addresses_by_group(&nodes, &loaded.job, groups.as_deref())?)
 }
 
 /// Stored specification of the fleet of a job's instance; without private keys.

@@ -75,7 +75,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
         },
         job_spec: build_orders(inputs, spec, is_dev),
         job_submission: JobSubmission { id: job.id.to_string() },
-        cluster_info: Some(cluster(inputs.nodes, &inputs.spec.requirements.resources)?),
+        cluster_info: Some(cluster(inputs.nodes, job, &inputs.spec.requirements.resources)?),
         // They are only in the variables that name them.
         secrets: BTreeMap::new(),
         repo_credentials: inputs.repo_credentials.clone(),
@@ -143,11 +143,15 @@ fn repo_data(sent: &Value) -> Option<RepoData> {
 }
 
 /// Nodes of a replica with their addresses and devices.
-pub(super) fn cluster(nodes: &[JobNode], wanted: &ResourcesSpec) -> Result<ClusterInfo, PassError> {
+pub(super) fn cluster(
+    nodes: &[JobNode],
+    job: &Job,
+    wanted: &ResourcesSpec,
+) -> Result<ClusterInfo, PassError> {
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let address = node.instance.as_ref().and_then(address::for_instance);
+        let address = address::for_node(node, job.run_id, job.replica_num, nodes.len() > 1);
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
             Some(instance) => inventory::gpu_count(instance, node.blocks, wanted)?.into(),
@@ -163,6 +167,7 @@ pub(super) fn cluster(nodes: &[JobNode], wanted: &ResourcesSpec) -> Result<Clust
 /// Addresses by group and member. `groups` names those of a service, whose members are its replicas.
 pub(super) fn addresses_by_group(
     nodes: &[JobNode],
+    job: &Job,
     groups: Option<&[String]>,
 ) -> Result<BTreeMap<(u32, u32), String>, PassError> {
     let mut known = BTreeMap::new();
@@ -180,8 +185,9 @@ pub(super) fn addresses_by_group(
                 })
             }
         };
-        if let (Some(place), Some(address)) = (place, node.instance.as_ref().and_then(address::for_instance))
-        {
+        let several = groups.is_none() && nodes.len() > 1;
+        let address = address::for_node(node, job.run_id, job.replica_num, several);
+        if let (Some(place), Some(address)) = (place, address) {
             known.insert(place, address);
         }
     }

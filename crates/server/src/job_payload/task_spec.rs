@@ -15,7 +15,10 @@ use windlass_model::{
     },
 };
 
-use super::connection_info::{HostLogin, network};
+use super::{
+    address,
+    connection_info::{HostLogin, network},
+};
 use crate::{attachments::TaskMounts, db::jobs::Job};
 
 const MIB: u64 = 1 << 20;
@@ -77,6 +80,8 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         // The minimum selected the instance; the maximum is the limit of the job.
         disk: spec.requirements.resources.disk.as_ref().and_then(|disk| disk.size.max).map_or(0, gigabytes),
         cluster: several,
+        node_address: (several && !whole)
+            .then(|| address::on_shared_instance(job.run_id, job.replica_num, job.job_num)),
         process_isolation: process_isolation(inputs.runs_in),
         claims: None,
     }

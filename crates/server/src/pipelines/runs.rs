@@ -36,7 +36,7 @@ use self::service::ServiceNeeds;
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     db::{
-        WriteOutcome,
+        WriteOutcome, gateways,
         jobs::{Job, NewJob},
         pipeline_rows::runs::{self as rows, EndRequest, RunUpdate},
         runs::Run,
@@ -88,7 +88,11 @@ impl Pipeline for RunsPipeline {
         let tracking = RunTracking::of(&run).map_err(PassError::document)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
-        let view = RunView { retry_delay: self.0.retry_delay, ..stored };
+        let has_gateway_failed = match run.gateway_id {
+            Some(id) => gateways::find(&self.0.db, id).await?.is_none_or(|gateway| gateway.deleted),
+            None => false,
+        };
+        let view = RunView { retry_delay: self.0.retry_delay, has_gateway_failed, ..stored };
         Ok(Some(LoadedRun { run, jobs, shape, view, service, retry: tracking.retry }))
     }
 

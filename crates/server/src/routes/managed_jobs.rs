@@ -11,6 +11,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<ListManagedJobs, _, _>(list)
         .project::<ReadManagedJob, _, _>(read)
         .project::<CancelManagedJobs, _, _>(cancel)
+        .project::<ResumeManagedJob, _, _>(resume)
 }
 
 async fn launch(app: App, scope: ProjectScope, requested: LaunchRequest) -> Result<LaunchResponse> {
@@ -31,4 +32,8 @@ async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<M
 
 async fn cancel(app: App, scope: ProjectScope, requested: CancelRequest) -> Result<CancelResponse> {
     managed_jobs::cancel(&app, &scope, requested).await
+}
+
+async fn resume(app: App, scope: ProjectScope, requested: ResumeRequest) -> Result<ManagedJob> {
+    managed_jobs::resume(&app, &scope, &requested).await
 }

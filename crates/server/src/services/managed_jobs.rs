@@ -1,10 +1,11 @@
-//! Managed jobs: launch from a file, list, cancel.
+//! Managed jobs: launch from a file, list, cancel, resume.
 //!
-//! The API never changes the status of a job: it inserts rows, stores requests in columns that no pipeline writes, and
-//! hints the pipeline that reads them.
+//! The API never changes the status of an active job: it inserts rows, stores requests in columns that no pipeline writes,
+//! and hints the pipeline that reads them. No pipeline holds a finished job, so a resumed one is written here.
 
 mod new_jobs;
 mod render;
+mod resume;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +28,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-pub use self::new_jobs::NewJobs;
+pub use self::{new_jobs::NewJobs, resume::resume};
 use super::{
     names,
     runs::{check_images, problems_error},

@@ -73,16 +73,31 @@ fn supply_error(error: PassError) -> Error {
 /// Requirements of a job, and its fleets.
 struct OfferQuery<'a> {
     needs: InstanceNeeds,
+    /// Number of nodes that start together.
+    nodes: u32,
     fleets: Option<Vec<String>>,
     creation: InstanceCreation,
     inventory: &'a Inventory,
 }
 
 impl OfferQuery<'_> {
-    /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them.
+    /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them,
+    /// and those with a single instance, which the nodes share.
     fn can_use(&self, fleet: &FleetSnapshot) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
-        named && (fleet.is_cluster || !self.needs.needs_whole_instance)
+        named && (fleet.is_cluster || !self.needs.needs_whole_instance || fleet.has_one_instance_at_most())
+    }
+
+    /// Number of blocks of an instance of the fleet that one node needs, if the job fits. Nodes that share an instance
+    /// fit on it together.
+    fn blocks_on(&self, fleet: &FleetSnapshot, offer: &Offer) -> Option<u32> {
+        let needs = self.needs.with_fleet_limits(&fleet.limits);
+        if !needs.needs_whole_instance || !fleet.has_one_instance_at_most() {
+            return smallest_fit(offer, &needs).ok();
+        }
+        let part = InstanceNeeds { needs_whole_instance: false, ..needs.into_owned() };
+        let blocks = smallest_fit(offer, &part).ok()?;
+        (blocks.saturating_mul(self.nodes) <= offer.total_blocks).then_some(blocks)
     }
 
     fn existing(&self, instance: &InstanceSnapshot) -> Option<wire::Offer> {
@@ -98,7 +113,7 @@ impl OfferQuery<'_> {
             return None;
         }
         let total = instance.offer.total_blocks;
-        let blocks = smallest_fit(&instance.offer, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+        let blocks = self.blocks_on(fleet, &instance.offer)?;
         let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
         let free = total.saturating_sub(held);
         let availability = if blocks <= free { "idle" } else { "busy" };
@@ -116,7 +131,7 @@ impl OfferQuery<'_> {
                 let total_blocks = blocks::split_count(fleet.blocks, offer.host.cpus, gpus).ok()?;
                 let divided = Offer { total_blocks, ..offer.clone() };
                 smallest_fit(offer, &fleet.limits).ok()?;
-                let blocks = smallest_fit(&divided, &self.needs.with_fleet_limits(&fleet.limits)).ok()?;
+                let blocks = self.blocks_on(fleet, &divided)?;
                 Some(to_wire(&divided, availability_name(offer), blocks, total_blocks))
             },
         )
@@ -170,7 +185,13 @@ fn to_wire(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) 
 
 fn offer_query<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> OfferQuery<'a> {
     let (fleets, creation) = (shape.fleet_names(), shape.creation());
-    OfferQuery { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
+    OfferQuery {
+        needs: shape.needs_of(job),
+        nodes: job.jobs_per_replica,
+        fleets,
+        creation,
+        inventory: &supply.inventory,
+    }
 }
 
 /// Offers that fit the job: idle instances first, then by price.

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 pub(crate) use crate::test_env::IMAGE;
-use crate::test_env::{HostMode, TestEnv, engine_socket, load_busybox_image, newest_submission, task_config};
+use crate::test_env::{
+    HostMode, TestEnv, engine_socket, load_busybox_image, newest_submission, small_task_config, task_config,
+};
 use windlass_testenv::server::submission;
+use windlass_testkit::ports;
 
 pub(crate) fn image() {
     load_busybox_image(&engine_socket());
@@ -43,6 +46,35 @@ async fn a_missing_docker_image_ends_the_job_with_the_engine_error() {
     let job = newest_submission(&run);
     assert_eq!(job["termination_reason"], "creating_container_error", "{job:#}");
     assert!(!job["termination_reason_message"].as_str().unwrap_or_default().is_empty(), "{job:#}");
+}
+
+/// Commands of two nodes: the second connects to the SSH servers of both and to a port of the first.
+pub(crate) fn two_nodes_script(port: u16) -> String {
+    let reach_ssh = "for ip in $DSTACK_NODES_IPS; do until busybox nc $ip 10022 < /dev/null | busybox head -c 7 | \
+                     busybox grep SSH; do sleep 0.1; done; done";
+    let reach_master = format!(
+        "until busybox nc $DSTACK_MASTER_NODE_IP {port} < /dev/null | busybox grep hello; do sleep 0.1; done"
+    );
+    let answer = format!("busybox nc -l -p {port} -e busybox echo hello from rank 0");
+    format!("if [ $DSTACK_NODE_RANK = 0 ]; then {answer}; else {reach_ssh}; {reach_master}; fi")
+}
+
+#[tokio::test]
+async fn two_nodes_share_this_machine_in_docker_containers_and_reach_each_other() {
+    image();
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    let mut job = small_task_config("pair", &[&two_nodes_script(ports::reserve_free_port())]);
+    job["image"] = json!(IMAGE);
+    job["nodes"] = json!(2);
+    let run = env.ends(&job).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(env.log_of_job(&run, 1, usize::MAX).await, "SSH-2.0\nSSH-2.0\nhello from rank 0\n");
+    let instance =
+        |node: usize| &run["jobs"][node]["job_submissions"][0]["job_provisioning_data"]["instance_id"];
+    assert_eq!((instance(0), instance(1)), (&json!("local-0"), &json!("local-0")), "{run:#}");
+    // Together they had the whole machine, which is free again.
+    let next = env.ends(&small_task_config("next", &["true"])).await;
+    assert_eq!(next["status"], "done", "{next:#}");
 }
 
 fn docker(args: &[&str]) -> String {

@@ -43,6 +43,26 @@ async fn a_job_runs_on_an_ssh_host_and_deleting_the_fleet_leaves_no_files_there(
 }
 
 #[tokio::test]
+async fn a_forced_delete_removes_a_fleet_whose_host_is_cut_off() {
+    let lab = Lab::start(1).unwrap();
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
+    lab.host(1).partition().unwrap();
+    let home = env.home().to_owned();
+    let windlass = |env: &TestEnv, args: &[&str]| {
+        let done = env.windlass(&home, args);
+        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    windlass(&env, &["fleet", "delete", "-y", "lab"]);
+    env.eventually_fleet("lab", |fleet| fleet["instances"][0]["status"] == "terminating").await;
+    windlass(&env, &["fleet", "delete", "-y", "--force", "--wait", "lab"]);
+    assert_eq!(windlass(&env, &["fleet", "-o", "name"]), "");
+    let events = windlass(&env, &["event", "--last", "100"]);
+    assert!(events.contains("released without cleanup"), "{events}");
+}
+
+#[tokio::test]
 async fn four_nodes_find_and_reach_their_master() {
     let lab = Lab::start(4).unwrap();
     let mut env = TestEnv::new(HostMode::None).await;
@@ -61,6 +81,26 @@ async fn four_nodes_find_and_reach_their_master() {
     let mut used: Vec<usize> = (0..4).map(|node| host_of_job(&lab, &run, node)).collect();
     used.sort_unstable();
     assert_eq!(used, [1, 2, 3, 4]);
+}
+
+#[tokio::test]
+async fn a_port_in_use_on_a_host_ends_its_node_with_that_reason() {
+    let lab = Lab::start(2).unwrap();
+    let mut env = TestEnv::new(HostMode::None).await;
+    fleet(&mut env, &lab, lab.hosts(), 1).await;
+    // Nodes accept SSH connections of the others on this port.
+    let listen = "setsid busybox nc -ll -p 10022 -e true > /dev/null 2>&1 < /dev/null & \
+                  until busybox nc 127.0.0.1 10022 < /dev/null; do sleep 0.05; done";
+    assert!(lab.host(1).run(listen).unwrap().status.success());
+    let mut job = small_task_config("cluster", &["sleep 600"]);
+    job["nodes"] = json!(2);
+    let run = env.ends(&job).await;
+    assert_eq!(run["status"], "failed", "{run:#}");
+    let node = (0..2).find(|node| host_of_job(&lab, &run, *node) == 1).unwrap();
+    let ended = run["jobs"][node]["job_submissions"].as_array().unwrap().last().unwrap();
+    assert_eq!(ended["termination_reason"], "ports_binding_failed", "{run:#}");
+    let message = ended["termination_reason_message"].as_str().unwrap();
+    assert!(message.contains("another process on the host listens on 0.0.0.0:10022"), "{message}");
 }
 
 #[tokio::test]

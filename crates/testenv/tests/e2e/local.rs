@@ -5,8 +5,12 @@ use std::path::Path;
 use serde_json::json;
 
 use windlass_testenv::server::submission;
+use windlass_testkit::ports;
 
-use crate::test_env::{HostMode, TestEnv, newest_submission, task_config};
+use crate::{
+    containers::two_nodes_script,
+    test_env::{HostMode, TestEnv, newest_submission, small_task_config, task_config},
+};
 
 #[tokio::test]
 async fn a_local_job_runs_and_its_log_is_kept_byte_for_byte() {
@@ -17,6 +21,17 @@ async fn a_local_job_runs_and_its_log_is_kept_byte_for_byte() {
     let job = newest_submission(&run);
     assert_eq!((&job["status"], &job["exit_status"]), (&json!("done"), &json!(0)), "{job:#}");
     assert_eq!(env.log(&run).await, "hello\nno newline at the end");
+}
+
+#[tokio::test]
+async fn two_nodes_share_this_machine_as_confined_processes_and_reach_each_other() {
+    let mut env = TestEnv::confined(HostMode::Processes).await;
+    let mut job = small_task_config("pair", &[&two_nodes_script(ports::reserve_free_port())]);
+    job.as_object_mut().unwrap().remove("user");
+    job["nodes"] = json!(2);
+    let run = env.ends(&job).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(env.log_of_job(&run, 1, usize::MAX).await, "SSH-2.0\nSSH-2.0\nhello from rank 0\n");
 }
 
 #[tokio::test]

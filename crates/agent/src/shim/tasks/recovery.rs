@@ -208,6 +208,7 @@ fn placeholder_spec(id: SubmissionId) -> TaskSpec {
         pids: 0,
         disk: 0,
         cluster: false,
+        node_address: None,
         process_isolation: ProcessIsolation::Confined,
         claims: None,
     }

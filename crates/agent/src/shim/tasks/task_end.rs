@@ -11,6 +11,7 @@ use super::{
     task::{StopRequest, TaskEnd},
 };
 use crate::{
+    runner::serve::EXIT_RUNNER_FAILED,
     shim::runtime::{Exit, LossReason, RuntimeError},
     task_dir::ExitRecord,
 };
@@ -36,6 +37,10 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
         None => {}
     }
     let Some(code) = exit.code else { return for_vanished() };
+    if let Some(job) = left.job.as_ref().filter(|job| is_port_conflict(code, job)) {
+        let ending = Ending::new(TerminationReason::PortsBindingFailed);
+        return ending.with_message(truncate_message(job.termination_message.clone())).into();
+    }
     let oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
     let detail = left
         .job
@@ -70,6 +75,12 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
         ending = ending.with_message(truncate_message(exit.tail[from..].join("\n")));
     }
     ending.into()
+}
+
+/// Returns whether the runner failed because another process uses its port: then no command of the job was started.
+fn is_port_conflict(code: i32, job: &JobState) -> bool {
+    code == i32::from(EXIT_RUNNER_FAILED)
+        && job.termination_reason == TerminationReason::PortsBindingFailed.as_str()
 }
 
 /// Exit statuses after SIGKILL and SIGTERM, as shells count them.

@@ -185,6 +185,7 @@ pub(super) fn write_runner_config(
         compat_http: listeners.http,
         ssh_listen: Some(listeners.ssh),
         ssh_any_port_if_taken: listeners.any_port_if_taken,
+        node_ssh_listen: listeners.node_ssh,
         ssh_authorized_keys: task.spec.container_ssh_keys.clone(),
         gpus: gpus.to_vec(),
         wait_secs: settings.runner_wait_secs,
@@ -197,6 +198,8 @@ struct ListenAddresses {
     http: Option<String>,
     ssh: String,
     any_port_if_taken: bool,
+    /// For other nodes on the same host.
+    node_ssh: Option<String>,
 }
 
 fn listen_addresses(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
@@ -204,6 +207,8 @@ fn listen_addresses(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) ->
     let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
         (true, _) => (ANY_ADDRESS, SSH_PORT, false),
+        // The other nodes are on this host and connect to the address of the node.
+        (false, _) if spec.node_address.is_some() => (LOOPBACK, 0, false),
         // The other nodes connect to exactly this port.
         (false, _) if spec.cluster => (ANY_ADDRESS, SSH_PORT, false),
         // A dstack server does not specify whether there are other nodes, and expects the behaviour of an sshd. Nodes
@@ -222,6 +227,7 @@ fn listen_addresses(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) ->
         http: foreign.then(|| format!("{http_address}:{http_port}")),
         ssh: format!("{address}:{port}"),
         any_port_if_taken,
+        node_ssh: spec.node_address.map(|address| format!("{address}:{SSH_PORT}")),
     }
 }
 
@@ -302,8 +308,12 @@ mod tests {
             };
             let mut settings = TasksSettings::in_memory("/".into(), Vec::new());
             settings.compat_tcp = true;
-            let expected =
-                ListenAddresses { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };
+            let expected = ListenAddresses {
+                http: http.map(str::to_owned),
+                ssh: ssh.to_owned(),
+                any_port_if_taken,
+                node_ssh: None,
+            };
             assert_eq!(
                 listen_addresses(&settings, &spec, runtime),
                 expected,
@@ -311,6 +321,22 @@ mod tests {
             );
             settings.compat_tcp = false;
             assert_eq!(listen_addresses(&settings, &spec, runtime).http, None);
+        }
+    }
+
+    #[test]
+    fn nodes_on_one_host_have_separate_ssh_addresses() {
+        let settings = TasksSettings::in_memory("/".into(), Vec::new());
+        let node = TaskSpec {
+            network_mode: NetworkMode::Host,
+            cluster: true,
+            node_address: Some([127, 4, 5, 2].into()),
+            ..super::super::tests::spec(1)
+        };
+        for runtime in ["docker", "process"] {
+            let addresses = listen_addresses(&settings, &node, runtime);
+            assert_eq!((addresses.ssh.as_str(), addresses.any_port_if_taken), ("127.0.0.1:0", false));
+            assert_eq!(addresses.node_ssh.as_deref(), Some("127.4.5.2:10022"));
         }
     }
 }

@@ -58,6 +58,7 @@ impl RunnerSetup {
             compat_http: None,
             ssh_listen: None,
             ssh_any_port_if_taken: false,
+            node_ssh_listen: None,
             ssh_authorized_keys: Vec::new(),
             gpus: Vec::new(),
             wait_secs: 60,

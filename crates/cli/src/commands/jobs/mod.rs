@@ -6,6 +6,7 @@ mod launch;
 mod logs;
 mod queue;
 mod resources;
+mod resume;
 pub(crate) mod why;
 
 use windlass_api::{
@@ -30,6 +31,7 @@ Examples:
   windlass jobs logs 12               print the output of all attempts of job 12
   windlass why 12                     show why job 12 is waiting, recovering or failed
   windlass jobs cancel -y 12 13       cancel two jobs
+  windlass jobs resume 12             run a failed job again, under its number
 
 A managed job is launched again, elsewhere if necessary, when its instances are lost. Task files have the format of
 SkyPilot, or that of tasks for `windlass apply`. Exit codes of `launch` and `logs`: 0 succeeded, 100 failed, 101 not
@@ -56,6 +58,8 @@ pub(crate) enum Action {
     Logs(logs::Args),
     /// Cancel jobs
     Cancel(cancel::Args),
+    /// Run a failed or cancelled job again, under its number
+    Resume(resume::Args),
 }
 
 /// Exit code of commands that follow a job, if the job does not exist.
@@ -77,6 +81,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         Some(Action::Cancel(cancel)) => {
             context::with_context(&args.at, async |cx| cancel::cancel(cx, cancel, format).await)
+        }
+        Some(Action::Resume(resume)) => {
+            context::with_context(&args.at, async |cx| resume::resume(cx, resume, format).await)
         }
     }
 }

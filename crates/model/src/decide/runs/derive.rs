@@ -86,7 +86,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     let verdict = if let Some(ending) = worst_failure(failures) {
         DerivedStatus::End(ending)
     } else if run.has_gateway_failed {
-        let message = "no running replica of the gateway accepted the service";
+        let message = "its gateway was deleted";
         DerivedStatus::End(run::Ending::new(run::TerminationReason::GatewayError, message))
     } else if run.stop_criteria == StopCriteria::MasterDone && master_is_done(run) {
         DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))

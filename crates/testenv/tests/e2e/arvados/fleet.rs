@@ -9,7 +9,7 @@ use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-const SIZE: NodeSize = NodeSize { cpus: 2, memory_mib: 2000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 2, memory_mib: 2000, gpus: 0, gpu_type: None };
 
 struct SlurmFleetEnv {
     cluster: SlurmCluster,
@@ -37,7 +37,11 @@ fn spec(configuration: &Value) -> Value {
 
 impl SlurmFleetEnv {
     async fn start() -> Self {
-        let cluster = SlurmCluster::start(&[SIZE; 2]);
+        Self::with_nodes(&[SIZE; 2]).await
+    }
+
+    async fn with_nodes(nodes: &[NodeSize]) -> Self {
+        let cluster = SlurmCluster::start(nodes);
         let mut ground = QueueEnv::start("fleet").await;
         // A certificate has many lines, and Slurm passes them to the nodes.
         ground.encrypted = true;
@@ -195,4 +199,64 @@ async fn a_run_that_loses_its_cluster_job_is_retried_if_configured() {
     std::fs::write(&gate, "").unwrap();
     let run = field.wait_until("again", |run| run["status"] == "done").await;
     assert_eq!(tries(&run), 2, "{run:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cluster_cannot_run_is_refused_in_the_plan_with_its_reason() {
+    let mut field = SlurmFleetEnv::start().await;
+    let service = json!({"type": "service", "port": 80, "auth": false, "replicas": 1});
+    let dev = json!({"type": "dev-environment", "commands": null, "ide": "vscode"});
+    let remote = json!({"repo_type": "remote", "repo_name": "app", "repo_branch": "main", "repo_hash": null});
+    let refused = [
+        (json!({"nodes": 2}), Value::Null, "several nodes", "use a fleet of hosts"),
+        (service, Value::Null, "a service", "use a fleet of hosts"),
+        (dev, Value::Null, "a dev environment", "use a fleet of hosts"),
+        (
+            json!({"volumes": ["/data:/data"]}),
+            Value::Null,
+            "a job with volumes",
+            "that the nodes of the cluster share",
+        ),
+        (json!({}), remote, "a job with a repository", "clone it in `commands`"),
+    ];
+    for (more, repo, what, cure) in refused {
+        let mut run_spec = spec(&task("plan", "true", more));
+        if run_spec["configuration"]["commands"].is_null() {
+            run_spec["configuration"].as_object_mut().unwrap().remove("commands");
+        }
+        if !repo.is_null() {
+            let init = json!({"repo_id": "app", "repo_info": {"repo_type": "remote", "repo_name": "app"},
+                "repo_creds": {"clone_url": "https://git.example/app.git"}});
+            field.post("repos/init", &init).await;
+            (run_spec["repo_id"], run_spec["repo_data"]) = (json!("app"), repo);
+        }
+        let plan = field.post("runs/get_plan", &json!({"run_spec": run_spec})).await;
+        let job = &plan["job_plans"][0];
+        assert_eq!(job["offers"], json!([]), "{what}: {job:#}");
+        let why = format!("{}{}", job["why"], job["misfits"]);
+        assert!(why.contains(&format!("is a Slurm cluster, which cannot run {what}")), "{what}: {why}");
+        assert!(why.contains(cure), "{what}: {why}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_requests_gpus_of_a_cluster_by_their_type() {
+    let with_gpus = NodeSize { gpus: 2, gpu_type: Some("h100"), ..SIZE };
+    let mut field = SlurmFleetEnv::with_nodes(&[SIZE, with_gpus]).await;
+    let gpu = |name: &str| {
+        let resources = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null,
+            "gpu": {"name": [name], "count": {"min": 1, "max": 1}}});
+        json!({"resources": resources})
+    };
+    let plan =
+        field.post("runs/get_plan", &json!({"run_spec": spec(&task("plan", "true", gpu("A100")))})).await;
+    let why = plan["job_plans"][0].to_string();
+    assert!(why.contains("needs GPU A100, has H100"), "{plan:#}");
+
+    field.apply(&task("typed", "echo \"gpus $SLURM_JOB_GPUS\"; sleep 600", gpu("H100"))).await;
+    field.wait_until("typed", |run| run["status"] == "running").await;
+    let requested = field.cluster.say("squeue", &["-h", "-o", "%b %N"]);
+    assert_eq!(requested.trim(), "gres:gpu:h100:1 n2");
+    field.post("runs/stop", &json!({"runs_names": ["typed"], "abort": false})).await;
+    field.wait_until_final("typed").await;
 }

@@ -18,7 +18,7 @@ use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0, gpu_type: None };
 const NODES: usize = 6;
 const TAG: &str = "windlass:fortune";
 /// Difference of Slurm's nice value per step of priority.
