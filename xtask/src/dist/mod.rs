@@ -86,6 +86,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
         binaries: args.value("--binaries")?,
         key: args.value("--sign")?,
     };
+    let is_tried = args.take_flag("--try");
     args.finish()?;
     if options.profile.is_some() && options.binaries.is_some() {
         bail!("`--profile` has no effect on `--binaries`: use one of them");
@@ -100,7 +101,21 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     {
         output::print_message(missing);
     }
-    Ok(())
+    if is_tried { try_install(workspace, &files) } else { Ok(()) }
+}
+
+/// Makes the files from binaries that are built already, and installs the package in a separate Debian.
+pub(crate) fn run_with_binaries(workspace: &Workspace, binaries: &Path) -> Result<()> {
+    let options = DistOptions { binaries: Some(binaries.to_owned()), ..DistOptions::default() };
+    try_install(workspace, &make(workspace, &options)?)
+}
+
+/// Installs, upgrades and removes the package in a Debian made with debootstrap, which is kept for the next call.
+fn try_install(workspace: &Workspace, files: &[PathBuf]) -> Result<()> {
+    let package = files.iter().find(|file| file.extension().is_some_and(|end| end == "deb"));
+    let mut script = Command::new(workspace.root.join("packaging/try-install.sh"));
+    script.arg(package.context("no package was made")?).arg(workspace.target()?.join("dist-debian"));
+    process::run(&mut script)
 }
 
 /// Explains how to make the files for the architecture that was not built.
