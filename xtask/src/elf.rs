@@ -18,6 +18,28 @@ pub(crate) fn check_static(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Processor architecture of a binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    X86_64,
+    Aarch64,
+}
+
+/// Returns the architecture that a 64-bit little-endian ELF file is for.
+pub(crate) fn architecture(path: &Path) -> Result<Architecture> {
+    let bytes = std::fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    ensure!(
+        bytes.starts_with(b"\x7fELF\x02\x01"),
+        "`{}` is not a 64-bit little-endian ELF file",
+        path.display()
+    );
+    match read_number::<2>(&bytes, 18)? {
+        62 => Ok(Architecture::X86_64),
+        183 => Ok(Architecture::Aarch64),
+        other => bail!("`{}` is for an unsupported architecture, ELF machine {other}", path.display()),
+    }
+}
+
 fn has_loader(elf: &[u8]) -> Result<bool> {
     ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "not a 64-bit little-endian ELF file");
     let table = usize::try_from(read_number::<8>(elf, 32)?)?;

@@ -8,6 +8,7 @@ mod bench;
 mod codegen;
 mod core_usage;
 mod demo;
+mod dist;
 mod elf;
 mod engine;
 mod faults;
@@ -59,6 +60,10 @@ usage: cargo xtask COMMAND
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     record the first five minutes in a terminal, for the documentation
   release                    build both binaries in target/dist, optimised and stripped, with separate symbols
+  dist [--profile NAME | --binaries DIR] [--sign KEY] [--try]
+                             make archive, Debian package, container image, bill of materials and checksums in target/dist
+                             --binaries: package the binaries in DIR; --sign: sign the checksums with an SSH key
+                             --try: also install, upgrade and remove the package in a Debian made with debootstrap
   deny                       check dependencies for known vulnerabilities, with cargo-deny if it is installed
   texts [WORD]               list every text that users or operators can see; only those with WORD
   sbom                       list the crates of both binaries, as CycloneDX JSON";
@@ -94,6 +99,7 @@ fn run() -> Result<ExitCode> {
             args.finish().and_then(|()| codegen::run(&workspace, check))
         }
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
+        Some("dist") => dist::run(&workspace, args),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::advisories::run_cargo_deny(&workspace)),
         Some("texts") => texts::run(&workspace, args),

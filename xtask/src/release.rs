@@ -24,14 +24,14 @@ const ARTIFACTS: &[Artifact] = &[
     Artifact { package: "windlass-agent", binary: "windlass-agent", max_megabytes: 10 },
 ];
 
+/// Names of the binaries of a release.
+pub(crate) fn binaries() -> impl Iterator<Item = &'static str> {
+    ARTIFACTS.iter().map(|artifact| artifact.binary)
+}
+
 /// Builds both binaries and writes four files to `target/dist`.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    let mut build = workspace.cargo();
-    build.args(["build", "--release", "--locked"]);
-    for artifact in ARTIFACTS {
-        build.args(["-p", artifact.package, "--bin", artifact.binary]);
-    }
-    process::run(&mut build)?;
+    build(workspace, "release")?;
     let dist = workspace.target()?.join("dist");
     std::fs::create_dir_all(&dist).with_context(|| format!("failed to create `{}`", dist.display()))?;
     let mut too_large = Vec::new();
@@ -53,8 +53,18 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     if too_large.is_empty() { Ok(()) } else { bail!("{}", too_large.join("; ")) }
 }
 
+/// Builds both binaries with a profile of cargo.
+pub(crate) fn build(workspace: &Workspace, profile: &str) -> Result<()> {
+    let mut build = workspace.cargo();
+    build.args(["build", "--profile", profile, "--locked"]);
+    for artifact in ARTIFACTS {
+        build.args(["-p", artifact.package, "--bin", artifact.binary]);
+    }
+    process::run(&mut build)
+}
+
 /// Copies `built` to `dir` without symbols, and its symbols to a file that the copy references.
-fn split_symbols(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
+pub(crate) fn split_symbols(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let name = built
         .file_name()
         .and_then(|name| name.to_str())

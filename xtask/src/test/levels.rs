@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{Scope, TestContext, TestOptions, changed};
 use crate::{
-    elf,
+    dist, elf,
     engine::{self, Engine},
     faults, fuzz,
     junit::{self, TestResult},
@@ -65,6 +65,7 @@ const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed
 const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest: false };
 const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
 const BINARIES: Level = Level { name: "binaries", run: binaries, is_needed_by_the_rest: false };
+const PACKAGE: Level = Level { name: "package", run: package, is_needed_by_the_rest: false };
 const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
 
 pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
@@ -74,8 +75,23 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
     match (options.scope, &options.changed) {
         (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
         (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, LINTS],
-        (Scope::Full | Scope::Nightly, None) => {
+        (Scope::Full, None) => {
             vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
+        }
+        (Scope::Nightly, None) => {
+            vec![
+                SET_UP,
+                FORMAT,
+                TIDY,
+                BUILD,
+                TESTS,
+                SIMULATION,
+                FAULTS,
+                BAD_REQUESTS,
+                BINARIES,
+                PACKAGE,
+                LINTS,
+            ]
         }
     }
 }
@@ -252,6 +268,18 @@ fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
         sent,
         "no unexpected responses",
         "cargo xtask fuzz api   (the failure above names its seed)",
+    ))
+}
+
+/// Packages the binaries of the tests, and installs, upgrades and removes the Debian package.
+fn package(context: &mut TestContext) -> Result<LevelOutcome> {
+    let built = context.workspace.built("debug", "windlass")?;
+    let dir = built.parent().context("the binary has no directory")?;
+    let tried = dist::run_with_binaries(context.workspace, dir);
+    Ok(LevelOutcome::from_result(
+        tried,
+        "installed, upgraded and removed",
+        "cargo xtask dist --profile dev --try",
     ))
 }
 

@@ -157,6 +157,8 @@ mod tests {
                 "lints"
             ]
         );
-        assert_eq!(names("--nightly"), names(""));
+        let mut nightly = names("--nightly");
+        assert_eq!(nightly.remove(9), "package");
+        assert_eq!(nightly, names(""));
     }
 }
