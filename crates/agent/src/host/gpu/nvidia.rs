@@ -272,6 +272,18 @@ mod tests {
     }
 
     #[test]
+    fn compute_capability_is_parsed_for_each_gpu_and_may_be_unknown() {
+        let text = "0, GPU-1, Tesla T4, 15360, 535.183.01, 00000000:00:04.0, [N/A], 7.5\n\
+                    1, GPU-2, NVIDIA H200, 143771, 570.172.08, 00000000:19:00.0, Disabled, 9.0\n\
+                    2, GPU-3, NVIDIA B300, 275040, 580.95.05, 00000000:3B:00.0, Disabled, 10.3\n\
+                    3, GPU-4, GeForce GTX 650, 1024, 418.40, 00000000:01:00.0, [N/A], [Not Supported]\n";
+        let found = build_inventory(parse(text, 0), &parse_mig(""), |_| None);
+        let capabilities: Vec<_> = found.gpus.iter().map(|gpu| gpu.compute_capability).collect();
+        assert_eq!(capabilities, [Some((7, 5)), Some((9, 0)), Some((10, 3)), None]);
+        assert!(found.problems.is_empty(), "{:?}", found.problems);
+    }
+
+    #[test]
     fn a_lost_gpu_is_reported_as_a_problem_and_the_others_are_kept() {
         check(
             "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n\

@@ -90,7 +90,9 @@ impl RepoError {
     /// Returns advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NoGit => Some("hint: install git in the image, or use an image that has it"),
+            Self::NoGit => {
+                Some("hint: use an image that has git, or send the directory with `files` instead of `repos`")
+            }
             Self::NoSsh => {
                 Some("hint: install an SSH client in the image, or provide the repository's private key")
             }
