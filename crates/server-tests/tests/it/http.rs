@@ -34,6 +34,10 @@ impl ServerFixture {
         Self { dir: temp_dir("http").unwrap(), database: Some(TestDb::open().await) }
     }
 
+    pub(crate) fn postgres_on(database: TestDb) -> Self {
+        Self { dir: temp_dir("http").unwrap(), database: Some(database) }
+    }
+
     pub(crate) fn given(&self) -> SettingsSource {
         SettingsSource {
             data_dir: Some(self.dir.path().to_owned()),
