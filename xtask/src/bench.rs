@@ -20,6 +20,7 @@ const BENCHMARKS: &[&str] = &[
     "cli",
     "agent",
     "runs",
+    "cost",
     "isolation",
     "dispatch",
     "load",

@@ -52,8 +52,8 @@ usage: cargo xtask COMMAND
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              run the fault matrix, with real processes, hosts and engines
   bench NAME [--profile P] [ARG…]
-                             run a benchmark with the services that it needs: engine, api, cli, agent, runs, isolation,
-                             dispatch, load, jobs, spot, growth, proxy, report or all
+                             run a benchmark with the services that it needs: engine, api, cli, agent, runs, cost,
+                             isolation, dispatch, load, jobs, spot, growth, proxy, report or all
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              send requests generated from the OpenAPI document to a private server
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare

@@ -51,6 +51,10 @@ impl Postgres {
         let mut command = command_as_owner(&bin.join("postgres"))?;
         command.arg("-D").arg(&data).arg("-k").arg(home.path()).args(["-c", "listen_addresses="]);
         command.args(["-c", "max_connections=200"]);
+        // Counts statements, for the benchmark of the cost of a run.
+        if bin.parent().is_some_and(|home| home.join("lib/pg_stat_statements.so").is_file()) {
+            command.args(["-c", "shared_preload_libraries=pg_stat_statements"]);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // SIGINT requests a fast shutdown.
         let mut server = ChildGuard::spawn(&mut command, "INT")?;

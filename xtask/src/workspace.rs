@@ -80,7 +80,9 @@ impl Workspace {
             .lines()
             .find_map(|line| line.strip_prefix("host: "))
             .context("cannot determine the host of rustc")?;
-        Ok(self.target()?.join(host).join(profile).join(binary))
+        // Cargo calls the directory of this one profile differently.
+        let directory = if profile == "dev" { "debug" } else { profile };
+        Ok(self.target()?.join(host).join(directory).join(binary))
     }
 
     /// Returns the target directory.

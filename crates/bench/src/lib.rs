@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod api;
 pub mod cli;
+pub mod cost;
 pub mod dispatch;
 pub mod engine;
 pub mod flags;

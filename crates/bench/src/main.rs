@@ -9,7 +9,7 @@ use windlass_testenv::server::binary_path;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const NAMES: &str =
-    "engine, api, cli, agent, runs, isolation, dispatch, load, jobs, spot, growth, proxy, report";
+    "engine, api, cli, agent, runs, cost, isolation, dispatch, load, jobs, spot, growth, proxy, report";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -39,6 +39,11 @@ fn main() -> Result<()> {
         }
         "isolation" => {
             flags.finish().and_then(|()| runtime.block_on(bench::runs::measure_isolation(&binaries)))
+        }
+        "cost" => {
+            let plan = bench::cost::CostPlan::read(&mut flags, postgres)?;
+            flags.finish()?;
+            runtime.block_on(bench::cost::run(&binaries, &plan))
         }
         "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
         "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),

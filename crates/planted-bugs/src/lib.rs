@@ -26,6 +26,8 @@ pub enum Bug {
     RecoverBeforeRelease,
     /// The next task of a managed job starts although the previous one failed.
     StartAfterFailedTask,
+    /// A waiting job that leaves the queue does not wake the next one of its class.
+    FollowerNotWoken,
 }
 
 #[cfg(feature = "testing")]

@@ -120,6 +120,10 @@ pub struct History {
     pub journal: Vec<HostEntry>,
     pub runs: Vec<RunRow>,
     pub jobs: Vec<JobRow>,
+    /// Classes of waiting jobs of which none is evaluated.
+    pub headless_classes: Vec<String>,
+    /// Jobs of such a class that do not wait.
+    pub left_in_class: Vec<Uuid>,
     pub instances: Vec<InstanceRow>,
     /// Submissions with a container that is alive on any host.
     pub containers: Vec<SubmissionId>,
@@ -167,6 +171,7 @@ pub fn check_always(h: &History) -> Vec<Violation> {
     found.extend(r22_a_final_job_has_no_container(h));
     found.extend(l2_no_effect_of_an_older_holder(&h.journal));
     found.extend(g1_a_gpu_has_one_owner(&h.journal));
+    found.extend(r27_a_waiting_job_is_evaluated_for_its_class(h));
     found.extend(machines::check_always(h));
     found.extend(managed::check_always(h));
     found.extend(output::o1_a_stored_log_is_what_was_written(h));
@@ -368,6 +373,14 @@ fn r12_no_submission_after_an_acknowledged_stop(h: &History) -> Vec<Violation> {
 
 /// When a job becomes final its container has ended, and none starts later. Jobs of an abandoned host are excluded,
 /// because their state is unknown.
+/// As long as jobs of a class wait, one of them is evaluated; the safety net of a server does not run here.
+fn r27_a_waiting_job_is_evaluated_for_its_class(h: &History) -> Vec<Violation> {
+    let headless =
+        h.headless_classes.iter().map(|class| format!("all waiting jobs of class {class} are parked"));
+    let left = h.left_in_class.iter().map(|id| format!("job {id} does not wait, but is in a class"));
+    headless.chain(left).map(|what| violation("R27", what)).collect()
+}
+
 fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     let lost: BTreeSet<Uuid> = h.jobs.iter().filter(|j| j.host_lost).map(|j| j.id).collect();
     let finals: BTreeMap<Uuid, i64> = status_events(&h.events)

@@ -9,3 +9,4 @@ pub mod offers;
 pub mod place;
 mod placement_round;
 mod rejections;
+pub mod wait_class;

@@ -251,3 +251,33 @@ pub fn place_replicas(
     }
     placements
 }
+
+/// Returns a bound for the number of further replicas that could be placed after these: free blocks, and more if a fleet
+/// could create instances.
+pub fn spare_seats(inventory: &Inventory, placements: &[ReplicaPlacement]) -> usize {
+    let has_slot = |fleet: &FleetSnapshot| {
+        fleet
+            .nodes_max
+            .is_none_or(|max| fleet.instance_nums.len() < usize::try_from(max).unwrap_or(usize::MAX))
+    };
+    if !inventory.offers.is_empty()
+        && inventory.fleets.iter().any(|fleet| fleet.can_create && has_slot(fleet))
+    {
+        return usize::MAX;
+    }
+    let ready = inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready);
+    let free = ready.map(|instance| {
+        let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
+        instance.offer.total_blocks.max(1).saturating_sub(held)
+    });
+    let seats = placements.iter().filter_map(|placement| match &placement.outcome {
+        PlacementOutcome::Placed { seats, .. } => Some(seats),
+        PlacementOutcome::Waits { .. } | PlacementOutcome::Never { .. } => None,
+    });
+    let taken = seats.flatten().map(|seat| match seat {
+        NodePlacement::Existing { blocks, .. } => *blocks,
+        NodePlacement::New { .. } => 0,
+    });
+    let (free, taken): (u64, u64) = (free.map(u64::from).sum(), taken.map(u64::from).sum());
+    usize::try_from(free.saturating_sub(taken)).unwrap_or(usize::MAX)
+}

@@ -246,7 +246,7 @@ async fn hints_reach_the_other_replica() {
     // Listening begins in the background: the hint is repeated until it is received.
     let hint = async {
         loop {
-            test.db.notify("jobs_running").await.unwrap();
+            test.db.notify(&["jobs_running"]).await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

@@ -38,6 +38,10 @@ impl ServerFixture {
         Self { dir: temp_dir("http").unwrap(), database: Some(database) }
     }
 
+    pub(crate) fn is_postgres(&self) -> bool {
+        self.database.is_some()
+    }
+
     pub(crate) fn given(&self) -> SettingsSource {
         SettingsSource {
             data_dir: Some(self.dir.path().to_owned()),

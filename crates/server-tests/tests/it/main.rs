@@ -70,3 +70,4 @@ mod scripted_hosts;
 mod sshd;
 mod stream_rights;
 mod volumes;
+mod waiting_jobs;

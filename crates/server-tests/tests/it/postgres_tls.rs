@@ -104,10 +104,11 @@ async fn a_database_certificate_is_verified_by_authority_and_name() {
 
     // The right name and authority, and every session is encrypted: readers, the writer, and the listener.
     let db = open_db(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
+    let replica = open_db(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
     let mut received = db.listen();
     let hint = async {
         loop {
-            db.notify("jobs_running").await.unwrap();
+            replica.notify(&["jobs_running"]).await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -117,6 +118,7 @@ async fn a_database_certificate_is_verified_by_authority_and_name() {
     let (all, encrypted) = count_sessions(&cluster).await;
     assert!(all >= 3 && all == encrypted, "{encrypted} of {all} are encrypted");
     db.close().await;
+    replica.close().await;
 
     // Another authority, and another name.
     assert_refused(

@@ -37,5 +37,14 @@ pub const HELD_BY_FINISHED: &str = "SELECT j.id FROM jobs j WHERE j.finished AND
     (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) OR EXISTS
     (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id)) ORDER BY j.id";
 
+/// Classes of waiting jobs in which all are parked.
+pub const HEADLESS_CLASSES: &str =
+    "SELECT wait_class FROM jobs WHERE wait_class IS NOT NULL GROUP BY wait_class
+    HAVING min(CASE WHEN parked THEN 1 ELSE 0 END) = 1 ORDER BY wait_class";
+
+/// Jobs of a class that do not wait.
+pub const LEFT_IN_CLASS: &str = "SELECT id FROM jobs WHERE (wait_class IS NOT NULL OR parked)
+    AND (finished OR status <> 'submitted' OR instance_id IS NOT NULL) ORDER BY id";
+
 /// Writes a whole SQLite database to a new file.
 pub const VACUUM_INTO: &str = "VACUUM INTO $1";

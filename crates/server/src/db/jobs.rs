@@ -8,6 +8,7 @@ use windlass_model::{
 
 use super::{
     Change, Db, DbError, Expect, Val,
+    pipeline_rows::wait_classes,
     record::{record, statements},
     runs::DUE_SOON,
 };
@@ -47,6 +48,10 @@ record! {
         pub instance_assigned: bool,
         pub blocks: i64,
         pub priority: i64,
+        /// Class of waiting jobs that placement cannot tell apart, while it waits in one.
+        pub wait_class: Option<String>,
+        /// True if it waits behind another job of its class, which is evaluated for all of them.
+        pub parked: bool,
         pub replica_registered: bool,
         pub volumes_detached_at: Option<Timestamp>,
         pub submitted_at: Timestamp,
@@ -185,14 +190,14 @@ pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
 }
 
 /// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica, job and submission.
+/// Parked jobs have the reason of the job that is evaluated for their class.
 pub async fn list_by_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
     // Half the range is more submissions than will ever exist, and cannot overflow the subtraction.
     let limit = limit.unwrap_or(i64::MAX / 2);
-    db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()])
-        .await?
-        .into_iter()
-        .map(Job::read)
-        .collect()
+    let rows = db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()]).await?;
+    let mut jobs = rows.into_iter().map(Job::read).collect::<Result<Vec<_>, _>>()?;
+    wait_classes::add_reasons(db, &mut jobs).await?;
+    Ok(jobs)
 }
 
 /// Unfinished jobs on the instance.

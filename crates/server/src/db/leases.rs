@@ -3,17 +3,19 @@
 //! Every operation is one statement, so it is one transaction with one time. Names of tables and statuses are constants
 //! of the code, never input. The rules are the engine's; its conformance suite runs on both databases.
 
-use std::{borrow::Cow, fmt::Write as _, sync::LazyLock, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{
     Claim, Lease, LeaseKey, LeaseStore, Queue, RelatedLock, RelatedLockOutcome, StoreError,
-    settings::URGENT_AFTER,
 };
 
-use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::ClockReading};
+use super::{
+    Db, DbError, Dialect, Row, Store, Unit, Val,
+    lease_sql::{LOCK_TTL_MAX, POLL_WIDTH, QueueSql, UNLOCK, held_sql, micros, related_sql, reserve_sql},
+    postgres::{ClockReading, Pool},
+};
 use crate::params;
 
 impl Db {
@@ -47,12 +49,8 @@ impl Db {
     ) -> Result<Option<QueuePoll>, DbError> {
         for _ in 0..POLL_ATTEMPTS_MAX {
             let start = Instant::now();
-            let closely = match &*self.store {
-                Store::Postgres(pool) => pool.watch().is_close_poll_due(queue.pipeline),
-                Store::File(_) | Store::Inline(_) => false,
-            };
-            let text = if closely { &texts.inspect_closely } else { &texts.poll };
-            let poll = self.query(text.as_str(), params![queue.pipeline]).await?;
+            self.counters.count_poll();
+            let poll = self.query(texts.poll.as_str(), params![queue.pipeline]).await?;
             let mut poll = QueuePoll::read(&poll)?;
             let (Store::Postgres(pool), Some(reported)) = (&*self.store, poll.reported) else {
                 return Ok(Some(poll));
@@ -63,6 +61,67 @@ impl Db {
             }
         }
         Ok(None)
+    }
+
+    /// Claims on Postgres: the poll and the claim of unlocked rows are one statement. A jump of the clock is detected
+    /// after it, and the times of the leases are corrected by it.
+    async fn claim_at_once(
+        &self,
+        pool: &Pool,
+        texts: &'static QueueSql,
+        queue: &Queue,
+        limit: usize,
+        ttl: Duration,
+    ) -> Result<Claim, StoreError> {
+        let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
+        self.counters.count_poll();
+        let requested_at = Instant::now();
+        let params = params![limit, micros(ttl), queue.pipeline];
+        let answers = self.lease("claim", vec![(texts.poll_and_claim.as_str().into(), params)]).await?;
+        let rows = answers.first().map(Vec::as_slice).unwrap_or_default();
+        let mut poll = QueuePoll::read(rows).map_err(failed)?;
+        let taken = rows.iter().filter(|row| !matches!(row.opt_uuid(POLL_WIDTH), Ok(None)));
+        let mut leases = read_claim(taken, POLL_WIDTH, requested_at).map_err(failed)?;
+        self.counters.count_claim(leases.len());
+        if let Some(reported) = poll.reported {
+            let jump = pool.watch().jump(requested_at, Instant::now(), reported.now).unwrap_or(0);
+            leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
+            // Expired locks are left alone after a jump, until their holders could have renewed them.
+            poll.expired &= pool.check_clock(requested_at, reported, ttl).await.map_err(failed)?;
+            poll.expired &= pool.watch().is_trusted();
+        }
+        if poll.expired && leases.len() < limit {
+            let left = limit - leases.len();
+            leases.extend(self.claim_rows(&texts.claim, queue, left, ttl, &poll).await?);
+        }
+        Ok(Claim { leases, next_due_in: poll.next_due_in })
+    }
+
+    /// Claims the rows that a poll found.
+    async fn claim_rows(
+        &self,
+        sql: &'static str,
+        queue: &Queue,
+        limit: usize,
+        ttl: Duration,
+        poll: &QueuePoll,
+    ) -> Result<Vec<Lease>, StoreError> {
+        let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
+        let requested_at = Instant::now();
+        let mut params = params![limit, micros(ttl), queue.pipeline];
+        if poll.expired {
+            params.push(poll.reported.map_or(i64::MAX, |reported| reported.now).into());
+        }
+        let answers = self.lease("claim", vec![(sql.into(), params)]).await?;
+        let mut leases = read_claim(answers.iter().flatten(), 0, requested_at).map_err(failed)?;
+        self.counters.count_claim(leases.len());
+        if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
+            // The clock jumped after the poll: the next poll corrects it, and decisions in the meantime use the
+            // corrected time.
+            let jump = pool.watch().jump(requested_at, Instant::now(), first.claimed_at).unwrap_or(0);
+            leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
+        }
+        Ok(leases)
     }
 
     /// Repairs rows that were written between a jump of the clock and its correction: they would be due too late, or
@@ -89,9 +148,14 @@ impl Db {
 
 impl LeaseStore for Db {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
+        let texts = QueueSql::of(self.dialect(), queue);
+        if let Store::Postgres(pool) = &*self.store
+            && !pool.watch().is_close_poll_due(queue.pipeline)
+        {
+            return self.claim_at_once(pool, texts, queue, limit, ttl).await;
+        }
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
         // Most polls find nothing. A poll is a read and blocks no writer.
-        let texts = QueueSql::of(self.dialect(), queue);
         let Some(poll) = self.poll(texts, queue, ttl).await.map_err(failed)? else {
             return Ok(Claim::default());
         };
@@ -103,19 +167,7 @@ impl LeaseStore for Db {
             (true, false) => &texts.claim_free,
             (_, true) => &texts.claim,
         };
-        let requested_at = Instant::now();
-        let mut params = params![limit, micros(ttl), queue.pipeline];
-        if poll.expired {
-            params.push(poll.reported.map_or(i64::MAX, |reported| reported.now).into());
-        }
-        let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
-        let mut leases = read_claim(&answers, requested_at).map_err(failed)?;
-        if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
-            // The clock jumped after the poll: the next poll corrects it, and decisions in the meantime use the
-            // corrected time.
-            let jump = pool.watch().jump(requested_at, Instant::now(), first.claimed_at).unwrap_or(0);
-            leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
-        }
+        let leases = self.claim_rows(claim, queue, limit, ttl, &poll).await?;
         Ok(Claim { leases, next_due_in: poll.next_due_in })
     }
 
@@ -181,7 +233,7 @@ impl LeaseStore for Db {
         let params = vec![ids.clone(), owner.as_str().into(), micros(lock.ttl).into(), lock.ids.len().into()];
         let answers = self.lease("lock related", vec![(sql.into(), params)]).await?;
         let taken: Result<Vec<Lease>, DbError> =
-            answers.iter().flatten().map(|row| read_lease(row, requested_at)).collect();
+            answers.iter().flatten().map(|row| read_lease(row, 0, requested_at)).collect();
         let mut taken =
             taken.map_err(|error| StoreError::Failed { what: "lock related", source: Box::new(error) })?;
         // RETURNING has no order; the caller matches the leases with its ids by position.
@@ -218,210 +270,11 @@ impl Db {
 
 /// Polls after a jump: one that detects it, one in a new session, and some more because other replicas correct it too.
 const POLL_ATTEMPTS_MAX: usize = 5;
-/// Maximum time for which a lock is held without renewal.
-const LOCK_TTL_MAX: Duration = Duration::from_secs(60);
-/// A row written this far in the future was written with a wrong clock.
-const MISDATED_AFTER_US: i64 = 5_000_000;
-const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
-const CLAIM_COLUMNS: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
-
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
 
 /// Ids, which find the rows, and pairs of id and token, which prove that the caller holds them.
 fn keys<'a>(held: impl Iterator<Item = &'a LeaseKey> + Clone) -> (Val, Val) {
     let ids = Val::list(held.clone().map(|held| held.id));
     (ids, Val::list(held.map(|held| format!("{}:{}", held.id, held.token))))
-}
-
-/// Clause that locks rows, in the order of ids, so that two batches cannot deadlock. SQLite has one writer and needs
-/// none.
-fn row_locks(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::Sqlite => "",
-        Dialect::Postgres => " ORDER BY id FOR NO KEY UPDATE",
-    }
-}
-
-fn statuses(queue: &Queue) -> String {
-    let mut list = String::new();
-    for status in queue.statuses {
-        let _ = write!(list, "{}'{status}'", if list.is_empty() { "" } else { ", " });
-    }
-    list
-}
-
-/// Current time, evaluated once for all rows: Postgres would evaluate it for each.
-fn now(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::Sqlite => "now_us()",
-        Dialect::Postgres => "(SELECT now_us())",
-    }
-}
-
-/// Sort key: rows that were marked due come before rows whose due time passed; one that has waited for long counts as
-/// marked.
-fn urgency_sql(now: &str) -> String {
-    format!("CASE WHEN due_at > {now} - {} THEN 1 ELSE 0 END", micros(URGENT_AFTER))
-}
-
-/// Due time of a row as indexed: a row without a time sorts first.
-const DUE: &str = "coalesce(due_at, 0)";
-
-type CachedSql = (Dialect, Queue, &'static QueueSql);
-
-/// Statements of one queue, cached. Polls are frequent, and formatting the text costs as much as the poll.
-struct QueueSql {
-    poll: String,
-    /// Also finds rows that were written with a wrong clock.
-    inspect_closely: String,
-    /// Only unlocked rows: there are hardly ever others to claim.
-    claim_free: String,
-    claim: String,
-    /// For unlocked rows, and for locked ones.
-    set_right: [String; 2],
-}
-
-impl QueueSql {
-    /// Returns the cached statements. Queues are constants of the code, so there are few, and they are never evicted.
-    fn of(dialect: Dialect, queue: &Queue) -> &'static Self {
-        static KNOWN: LazyLock<Mutex<Vec<CachedSql>>> = LazyLock::new(Mutex::default);
-        let mut known = KNOWN.lock();
-        let found = known.iter().find(|(of, kept, _)| of == &dialect && kept == queue);
-        if let Some((_, _, texts)) = found {
-            return texts;
-        }
-        let texts: &'static Self = Box::leak(Box::new(Self {
-            poll: poll_sql(dialect, queue, false),
-            inspect_closely: poll_sql(dialect, queue, true),
-            claim_free: claim_sql(dialect, queue, false),
-            claim: claim_sql(dialect, queue, true),
-            set_right: repair_sql(dialect, queue),
-        }));
-        known.push((dialect, *queue, texts));
-        texts
-    }
-}
-
-/// Two branches, one for each partial index: unlocked rows, and expired locks. The second is left out if the poll saw
-/// none: SQLite treats each branch as a separate table. A lock that had not expired at the poll is not expired now: the
-/// clock may have been set in between.
-fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
-    let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
-    let skip = match dialect {
-        Dialect::Sqlite => "",
-        Dialect::Postgres => " FOR NO KEY UPDATE SKIP LOCKED",
-    };
-    let late = urgency_sql(now);
-    let branch = |state: &str| {
-        format!(
-            "SELECT id, {late} AS late, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
-             AND {DUE} <= {now} AND (lock_owner IS NULL OR lock_owner = $3) \
-             ORDER BY {late}, last_processed_at, id LIMIT $1{skip}"
-        )
-    };
-    let free = branch("lock_token IS NULL AND NOT finished");
-    let take = format!(
-        "UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
-         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us())"
-    );
-    if with_expired {
-        let expired = branch(&format!(
-            "lock_token IS NOT NULL AND lock_expires_at <= {now} AND lock_expires_at <= $4 AND NOT finished"
-        ));
-        return format!(
-            "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
-             c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
-             ORDER BY late, last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {CLAIM_COLUMNS}"
-        );
-    }
-    match dialect {
-        Dialect::Sqlite => {
-            format!("{take} WHERE id IN (SELECT id FROM ({free})) RETURNING {CLAIM_COLUMNS}")
-        }
-        Dialect::Postgres => format!(
-            "WITH free AS MATERIALIZED ({free}) {take} WHERE id IN (SELECT id FROM free) RETURNING {CLAIM_COLUMNS}"
-        ),
-    }
-}
-
-/// Determines whether there is a row to claim, unlocked or with an expired lock, and the time until the next row is
-/// due. Rows locked by others are left out: their holders set when they are due next.
-fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
-    let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
-    let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
-    // The earliest row of each status is the first of its part of the index; the earliest of all statuses would be a
-    // scan.
-    let mut next = String::new();
-    for status in queue.statuses {
-        let _ = write!(
-            next,
-            "{}SELECT (SELECT {DUE} FROM {table} WHERE lock_token IS NULL AND {mine} AND status = '{status}' \
-             AND {DUE} > {now} ORDER BY {DUE} LIMIT 1) AS at",
-            if next.is_empty() { "" } else { " UNION ALL " }
-        );
-    }
-    // SQLite uses the process's clock, which is never set.
-    let clock = match dialect {
-        Dialect::Sqlite => "FALSE, NULL, NULL, NULL".to_owned(),
-        Dialect::Postgres => {
-            let [due, locks] = misdated_sql(&statuses);
-            // No index covers these: they are searched for while the clock is not trusted, and now and then.
-            let orphaned = match closely {
-                true => format!(
-                    "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
-                     OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {})",
-                    micros(LOCK_TTL_MAX)
-                ),
-                false => "FALSE".to_owned(),
-            };
-            format!(
-                "{orphaned}, now_us(), (SELECT version FROM clock) <> clock_setting('windlass.version'), \
-                 clock_setting('windlass.version')"
-            )
-        }
-    };
-    format!(
-        "SELECT EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NULL AND {mine} AND status IN ({statuses}) \
-         AND {DUE} <= {now}), \
-         EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= {now} AND {mine} \
-         AND status IN ({statuses}) AND {DUE} <= {now}), \
-         (SELECT min(at) - now_us() FROM ({next}) AS due), {clock}"
-    )
-}
-
-/// Conditions for unlocked rows that were written in the future, and for rows whose lock expires later than now plus
-/// the caller's suffix.
-fn misdated_sql(statuses: &str) -> [String; 2] {
-    [
-        format!(
-            "lock_token IS NULL AND NOT finished AND status IN ({statuses}) \
-             AND last_processed_at > now_us() + {MISDATED_AFTER_US}"
-        ),
-        format!(
-            "lock_token IS NOT NULL AND NOT finished AND status IN ({statuses}) \
-             AND lock_expires_at > now_us() + {MISDATED_AFTER_US}"
-        ),
-    ]
-}
-
-/// Makes unlocked rows due at once. Locked rows get the duration of a whole lock: a live holder renews it, that of a
-/// dead one expires.
-fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
-    let table = queue.table;
-    let [due, locks] = misdated_sql(&statuses(queue));
-    let update = |set: &str, orphaned: &str| {
-        format!(
-            "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {orphaned}{}) \
-             UPDATE {table} SET {set} WHERE id IN (SELECT id FROM astray) RETURNING id",
-            row_locks(dialect)
-        )
-    };
-    [
-        update("due_at = NULL, last_processed_at = now_us()", &due),
-        update("due_at = NULL, lock_expires_at = now_us() + $1", &format!("{locks} + $1")),
-    ]
 }
 
 struct QueuePoll {
@@ -459,54 +312,27 @@ impl QueuePoll {
     }
 }
 
-fn read_claim(answers: &[Vec<Row>], requested_at: Instant) -> Result<Vec<Lease>, DbError> {
+/// Reads leases, whose columns begin at `at`.
+fn read_claim<'a>(
+    rows: impl Iterator<Item = &'a Row>,
+    at: usize,
+    requested_at: Instant,
+) -> Result<Vec<Lease>, DbError> {
     let mut taken = Vec::new();
-    for row in answers.first().into_iter().flatten() {
-        taken.push((row.int(4)?, read_lease(row, requested_at)?));
+    for row in rows {
+        taken.push((row.int(at + 4)?, read_lease(row, at, requested_at)?));
     }
     // RETURNING has no order.
     taken.sort_unstable_by_key(|(last_processed_at, lease)| (*last_processed_at, lease.id));
     Ok(taken.into_iter().map(|(_, lease)| lease).collect())
 }
 
-fn read_lease(row: &Row, requested_at: Instant) -> Result<Lease, DbError> {
+fn read_lease(row: &Row, at: usize, requested_at: Instant) -> Result<Lease, DbError> {
     Ok(Lease {
-        id: row.uuid(0)?,
-        token: row.uuid(1)?,
-        epoch: row.int(2)?,
-        claimed_at: row.int(3)?,
+        id: row.uuid(at)?,
+        token: row.uuid(at + 1)?,
+        epoch: row.int(at + 2)?,
+        claimed_at: row.int(at + 3)?,
         requested_at,
     })
-}
-
-/// Changes the rows that have the right tokens; returns their ids.
-fn held_sql(dialect: Dialect, table: &str, set: &str) -> String {
-    format!(
-        "WITH held AS MATERIALIZED (SELECT id FROM {table} \
-         WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
-         AND id || ':' || lock_token IN (SELECT value FROM json_each(CAST($2 AS TEXT))){}) \
-         UPDATE {table} SET {set} WHERE id IN (SELECT id FROM held) RETURNING id",
-        row_locks(dialect)
-    )
-}
-
-/// Locks all of the rows or none. They must be ours already, or free: an owner on a row reserves it, and an expired
-/// lock is left to its owner.
-fn related_sql(dialect: Dialect, table: &str) -> String {
-    format!(
-        "WITH open AS MATERIALIZED (SELECT id FROM {table} \
-         WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND (lock_owner = $2 OR \
-         (lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()))){}) \
-         UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $3, lock_owner = $2, \
-         lock_epoch = lock_epoch + 1 WHERE id IN (SELECT id FROM open) \
-         AND (SELECT count(*) FROM open) = $4 RETURNING {CLAIM_COLUMNS}",
-        row_locks(dialect)
-    )
-}
-
-fn reserve_sql(table: &str) -> String {
-    format!(
-        "UPDATE {table} SET lock_owner = $2 WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
-         AND lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()) RETURNING id"
-    )
 }

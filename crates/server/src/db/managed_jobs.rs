@@ -11,6 +11,7 @@ use windlass_model::{
 use super::{
     Change, Db, DbError, Expect, Val,
     filter::Filter,
+    pipeline_rows::wait_classes,
     record::{record, statements},
 };
 use crate::params;
@@ -102,7 +103,8 @@ statements! {
               AND m.idempotency_key = $3 ORDER BY t.task", columns();
     COPIES = "SELECT m.id, m.number FROM managed_jobs m WHERE m.number >= $1 AND m.number < $2 ORDER BY m.number";
     /// One row for each submission of each node, the newest of a node last.
-    ATTEMPT_STATES = "SELECT r.name, r.status, j.instance_id, j.status_message, j.shortfalls FROM runs r \
+    ATTEMPT_STATES = "SELECT r.name, r.status, j.instance_id, j.status_message, j.shortfalls, \
+                      CASE WHEN j.parked THEN j.wait_class END, CASE WHEN j.parked THEN j.job_spec END FROM runs r \
                       JOIN jobs j ON j.run_id = r.id WHERE r.managed_job_id IN \
                       (SELECT value FROM json_each(CAST($1 AS TEXT))) AND r.name IN \
                       (SELECT value FROM json_each(CAST($2 AS TEXT))) ORDER BY r.name, j.submission_num, j.job_num";
@@ -210,7 +212,19 @@ pub async fn attempt_states(
         return Ok(Vec::new());
     }
     let rows = db.query(ATTEMPT_STATES.as_str(), vec![Val::list(jobs), Val::list(names)]).await?;
+    let classes = rows.iter().map(|row| row.opt_text(5)).collect::<Result<Vec<_>, _>>()?;
+    let reasons = wait_classes::reasons(db, &classes.iter().flatten().map(String::as_str).collect()).await?;
     let read = |row: &super::Row| -> Result<AttemptState, DbError> {
+        if let (Some(class), Some(spec)) = (row.opt_text(5)?, row.opt_text(6)?) {
+            let reason = reasons.get(&class).map(|reason| reason.for_spec(&spec)).unwrap_or_default();
+            return Ok(AttemptState {
+                run_name: row.text(0)?,
+                run_status: row.text(1)?.parse().ok(),
+                has_instance: false,
+                message: reason.message,
+                shortfalls: reason.shortfalls,
+            });
+        }
         Ok(AttemptState {
             run_name: row.text(0)?,
             run_status: row.text(1)?.parse().ok(),

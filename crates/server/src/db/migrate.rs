@@ -50,6 +50,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     21 "0021_tokens.sql";
     22 "0022_upload_sizes.sql";
     23 "0023_default_images.sql";
+    24 "0024_wait_classes.sql";
     25 "0025_web_ui.sql";
 };
 

@@ -19,6 +19,7 @@ pub mod changes;
 mod clock;
 pub mod containers;
 pub mod costs;
+mod counters;
 pub mod dispatchers;
 pub mod encrypted_columns;
 mod error;
@@ -34,6 +35,7 @@ pub mod instances;
 pub mod invariant_queries;
 pub mod job_metrics;
 pub mod jobs;
+mod lease_sql;
 mod leases;
 pub mod managed_jobs;
 mod migrate;
@@ -69,8 +71,9 @@ use uuid::Uuid;
 
 #[cfg(feature = "testing")]
 pub use self::fault_hook::{FaultHook, HookFuture};
-use self::ids::Ids;
+use self::{counters::Counters, ids::Ids};
 pub use self::{
+    counters::DbCounts,
     error::DbError,
     filter::{Page, TieOrder},
     migrate::{Dialect, MigrateError},
@@ -83,6 +86,7 @@ pub use self::{
 pub struct Db {
     store: Arc<Store>,
     ids: Ids,
+    counters: Arc<Counters>,
     #[cfg(feature = "testing")]
     fault_hook: Option<Arc<dyn FaultHook>>,
     /// Kept open so that a listener on SQLite waits instead of receiving an end.
@@ -128,27 +132,32 @@ impl Db {
         match url {
             DatabaseUrl::Sqlite(path) => Self::open_sqlite(path),
             DatabaseUrl::Postgres(url) => {
-                Ok(Self::of(Store::Postgres(Box::new(postgres::Pool::open(url).await?)), Ids::system()))
+                let counters = Arc::<Counters>::default();
+                let pool = postgres::Pool::open(url, Arc::clone(&counters)).await?;
+                Ok(Self::of(Store::Postgres(Box::new(pool)), Ids::system(), counters))
             }
         }
     }
 
     fn open_sqlite(path: &Path) -> Result<Self, DbError> {
-        Ok(Self::of(Store::File(sqlite::SqliteFile::open(path, Ids::system())?), Ids::system()))
+        let counters = Arc::<Counters>::default();
+        let file = sqlite::SqliteFile::open(path, Ids::system(), Arc::clone(&counters))?;
+        Ok(Self::of(Store::File(file), Ids::system(), counters))
     }
 
     /// Opens a database in memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
     /// simulation. Replicas are clones of the handle.
     pub fn open_inline(clock: Arc<dyn Fn() -> i64 + Send + Sync>, seed: u64) -> Result<Self, DbError> {
         let ids = Ids::seeded(seed);
-        Ok(Self::of(Store::Inline(sqlite::InlineSqlite::open(clock, ids.clone())?), ids))
+        Ok(Self::of(Store::Inline(sqlite::InlineSqlite::open(clock, ids.clone())?), ids, Arc::default()))
     }
 
-    fn of(store: Store, ids: Ids) -> Self {
+    fn of(store: Store, ids: Ids, counters: Arc<Counters>) -> Self {
         let (silence, _) = tokio::sync::broadcast::channel(1);
         Self {
             store: Arc::new(store),
             ids,
+            counters,
             silence,
             #[cfg(feature = "testing")]
             fault_hook: None,
@@ -167,6 +176,11 @@ impl Db {
             Store::File(_) | Store::Inline(_) => Dialect::Sqlite,
             Store::Postgres(_) => Dialect::Postgres,
         }
+    }
+
+    /// Counts of what this process asked of the database; not of one in memory.
+    pub fn counts(&self) -> DbCounts {
+        self.counters.counts()
     }
 
     /// Returns a new UUIDv4.
@@ -286,15 +300,18 @@ impl Db {
         }
     }
 
-    /// Notifies the other replicas that this pipeline has work. There are none on SQLite.
-    pub async fn notify(&self, pipeline: &str) -> Result<(), DbError> {
+    /// Notifies the other replicas that these pipelines have work. There are none on SQLite.
+    pub async fn notify(&self, pipelines: &[&str]) -> Result<(), DbError> {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => Ok(()),
-            Store::Postgres(pool) => pool.notify(pipeline).await,
+            Store::Postgres(pool) => {
+                self.counters.count_notification();
+                pool.notify(pipelines).await
+            }
         }
     }
 
-    /// Subscribes to `notify`, from here and other replicas; yields [`Db::EVERYTHING`] after a time without a
+    /// Subscribes to `notify` of the other replicas; yields [`Db::EVERYTHING`] after a time without a
     /// connection. Never yields anything on SQLite.
     pub fn listen(&self) -> tokio::sync::broadcast::Receiver<String> {
         match &*self.store {

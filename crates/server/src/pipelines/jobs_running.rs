@@ -208,6 +208,7 @@ impl Pipeline for JobsRunningPipeline {
             due_in_us: due,
             marks_siblings_due,
             marks_group_due,
+            wakes: Vec::new(),
         };
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(apply_outcome(&written, due, wake))

@@ -2,15 +2,20 @@
 //!
 //! Claims   jobs in Submitted.
 //! Owns     jobs.instance_id, jobs.instance_assigned, jobs.blocks, jobs.fleet_id, jobs.provisioned_at,
-//!          jobs.shortfalls, runs.fleet_id.
-//! Wakes    on hint (a job was submitted, blocks were freed, an instance was granted), else every 4 s.
+//!          jobs.shortfalls, jobs.wait_class, jobs.parked, runs.fleet_id.
+//! Wakes    on hint (a job was submitted, blocks were freed, an instance was granted), else every 4 s. Of jobs that
+//!          placement cannot tell apart only the first is due; it wakes the next one when it leaves the queue.
 //! Shares   instances.busy_blocks with `jobs_terminating`: both add, neither sets.
 //! Why not  lock the instances? Blocks are claimed by one conditional update (`busy + n <= total`): two
 //!          replicas that place at once cannot claim the same blocks, and neither waits for a lock.
 //! Why not  create instances here? A backend may take minutes, and the queue would wait with it. A row is
 //!          added with the offers to try; `instances` tries them, and the job reads the result.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+mod free_rounds;
+mod placeholders;
+mod wait_classes;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::try_join_all;
 use uuid::Uuid;
@@ -18,39 +23,35 @@ use windlass_engine::{ApplyOutcome, BatchPipeline, Lease, Queue};
 use windlass_model::{
     config::job_spec::JobSpec,
     decide::jobs_submitted::{self as brain, AssignmentStage, Plan, SubmittedJobObservation},
-    event::{self, Event},
-    id::{FleetId, InstanceId, ProjectId, RunId},
-    instance, job,
+    event,
+    id::{FleetId, ProjectId, RunId, SubmissionId},
+    job,
     plan::{
-        offers::{InstanceNeeds, Location, Offer},
-        place::{
-            FleetChoice, Inventory, NodePlacement, PlacementOutcome, RefusalReport, ReplicaPlacement,
-            WaitingNode, WaitingReplica, place_replicas,
-        },
+        offers::Location,
+        place::{Inventory, PlacementOutcome, RefusalReport, ReplicaPlacement, place_replicas},
     },
     time::{Span, Timestamp},
 };
 
+pub(super) use self::free_rounds::RecentWaits;
+use self::wait_classes::QueuedReplica;
 use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
-    attempt_specs::PlacementPreferences,
     db::{
-        Val, WriteOutcome,
+        Change, Val, WriteOutcome,
         fleets::Fleet,
-        instances::{Instance, NewInstance},
         jobs::Job,
         pipeline_rows::{
             jobs::{self as rows, JobUpdate},
             placement::{self, NodeAssignment, SeatTarget, TargetFleet},
+            wait_classes as class_rows,
         },
         runs::Run,
     },
     instance_documents::OfferAttempts,
     inventory,
     offer_cache::OfferCache,
-    parsed_fleet_spec,
-    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     plain_processes::ProcessRights,
 };
@@ -58,6 +59,7 @@ use crate::{
 pub(super) struct JobsSubmittedPipeline {
     pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
+    pub(super) recent_waits: RecentWaits,
 }
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
@@ -98,8 +100,8 @@ impl BatchPipeline for JobsSubmittedPipeline {
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
-                outcomes
-                    .insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopRequested, None).await?);
+                let end = JobEnding::new(&ending, job::Event::StopRequested);
+                outcomes.insert(job.id.0, self.end(lease, &job, end).await?);
             } else if let Some(instance) = job.instance_id {
                 outcomes.insert(job.id.0, self.check_placeholder(lease, &job, places.get(&instance)).await?);
             } else {
@@ -139,8 +141,8 @@ impl JobsSubmittedPipeline {
                 for node in &replica.nodes {
                     let Some(lease) = replica.lease(node) else { continue };
                     let due = Timestamp(lease.now());
-                    outcomes
-                        .insert(node.id.0, self.wait(lease, node, Vec::new(), next_whole_second(due)).await?);
+                    let due = next_whole_second(due);
+                    outcomes.insert(node.id.0, self.wait(lease, node, JobUpdate::default(), due).await?);
                 }
                 continue;
             }
@@ -156,39 +158,74 @@ impl JobsSubmittedPipeline {
         outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
-        let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
-        let stock = placement::load_inventory(&self.context.db, first.project).await?;
-        let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
-        let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
+        let now = Timestamp(first.leases.values().map(Lease::now).max().unwrap_or_default());
         let volumes = self.volumes(first.project, &replicas).await?;
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                let mut waiting =
-                    waiting_view(replica, run, &*self.context.shapes.of(run)?, &stock, &volumes)?;
-                if let Some(full) = full.get(&(replica.run, replica.num)) {
-                    for node in &mut waiting.nodes {
-                        Arc::make_mut(&mut node.needs).avoid_locations.extend(full.iter().cloned());
-                    }
-                }
-                queue.push(waiting);
+                let shape = self.context.shapes.of(run)?;
+                let full = full.get(&(replica.run, replica.num)).map(Vec::as_slice).unwrap_or_default();
+                queue.push(QueuedReplica::new(replica, run, &shape, &volumes, full)?);
             }
         }
-        let placements = place_replicas(&queue, &inventory, Timestamp(now));
-        let by_place: BTreeMap<(RunId, i64), &LeasedReplica> =
-            replicas.iter().map(|replica| ((replica.run, replica.num), replica)).collect();
-        // Concurrently, so that the database commits them together.
-        let written = placements.iter().filter_map(|placement| {
-            let replica = *by_place.get(&(placement.run, i64::from(placement.replica_num)))?;
-            let run = runs.get(&replica.run)?;
-            let site = PlacementContext { run, stock: &stock, inventory: &inventory, now: Timestamp(now) };
-            Some(async move { self.write(replica, placement, &site).await })
-        });
-        for each in try_join_all(written).await? {
-            outcomes.extend(each);
+        // Before the inventory is read: most new jobs of a full house wait behind others.
+        let mut queue = self.park_followers(queue, outcomes).await?;
+        if queue.is_empty() {
+            return Ok(());
         }
+        let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
+        if let Some(placed) = self.place_on_free(first.project, &mut queue, allowed, now).await? {
+            outcomes.extend(placed);
+            return Ok(());
+        }
+        let stock = placement::load_inventory(&self.context.db, first.project).await?;
+        let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
+        queue.iter_mut().for_each(|one| one.select_fleets(&stock.fleets));
+        let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
+        let mut placements = place_replicas(&views, &inventory, now);
+        let counts = self.wake_counts(&queue, &inventory, now, &mut placements).await?;
+        self.record_waits(&queue, &placements);
+        let site = PlacementContext { stock: &stock, inventory: &inventory, now, scope: RoundScope::Whole };
+        outcomes.extend(self.write_all(&queue, &placements, counts, &site).await?);
         Ok(())
+    }
+
+    /// Writes all placements concurrently, so that the database commits them together.
+    async fn write_all(
+        &self,
+        queue: &[QueuedReplica<'_>],
+        placements: &[ReplicaPlacement],
+        mut counts: BTreeMap<String, i64>,
+        site: &PlacementContext<'_>,
+    ) -> Result<Outcomes, PassError> {
+        let by_job: BTreeMap<SubmissionId, &QueuedReplica<'_>> =
+            queue.iter().filter_map(|one| Some((one.waiting.first_job()?, one))).collect();
+        let mut passes: Vec<ReplicaPass<'_>> = Vec::with_capacity(placements.len());
+        // The first of a class that waits is evaluated for the others, which are in the order of the queue.
+        let mut heads: BTreeMap<&str, usize> = BTreeMap::new();
+        for placement in placements {
+            let Some(queued) = placement.jobs.first().and_then(|job| by_job.get(job)) else { continue };
+            let class = queued.class.as_deref();
+            if let (PlacementOutcome::Waits { .. }, Some(class)) = (&placement.outcome, class) {
+                if let Some(head) = heads.get(class) {
+                    passes[*head].followers.push(queued);
+                    continue;
+                }
+                heads.insert(class, passes.len());
+            }
+            let is_placed = matches!(placement.outcome, PlacementOutcome::Placed { .. });
+            let wakes = class.filter(|_| is_placed).and_then(|class| counts.remove(class));
+            passes.push(ReplicaPass { queued, placement, wakes, followers: Vec::new() });
+        }
+        let written = passes.iter().map(|pass| async move {
+            let mut outcomes = self.write(pass, site).await?;
+            if let Some(class) = &pass.queued.class {
+                outcomes.extend(self.park(class, &pass.followers).await?);
+            }
+            Ok::<_, PassError>(outcomes)
+        });
+        Ok(try_join_all(written).await?.concat())
     }
 
     /// Regions in which a recent attempt found no capacity for all nodes of a replica.
@@ -225,27 +262,16 @@ impl JobsSubmittedPipeline {
     /// Writes the placement of a replica as one unit for all nodes, or as one unit per node that waits.
     async fn write(
         &self,
-        replica: &LeasedReplica,
-        placement: &ReplicaPlacement,
+        pass: &ReplicaPass<'_>,
         site: &PlacementContext<'_>,
     ) -> Result<Outcomes, PassError> {
+        let ReplicaPass { queued, placement, .. } = pass;
+        let (replica, class) = (queued.replica, queued.class.as_deref());
         let mut seated = Vec::new();
         let mut outcomes = Vec::new();
-        let plans: Vec<_> = replica
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(n, job)| {
-                (
-                    job,
-                    brain::decide(
-                        &unassigned_view(job),
-                        SubmittedJobObservation::from_outcome(&placement.outcome, n),
-                        site.now,
-                    ),
-                )
-            })
-            .collect();
+        let observed = |n| SubmittedJobObservation::from_outcome(&placement.outcome, n);
+        let decided = |(n, job)| (job, brain::decide(&unassigned_view(job), observed(n), site.now));
+        let plans: Vec<_> = replica.nodes.iter().enumerate().map(decided).collect();
         let mut fleet_of = None;
         for (job, plan) in &plans {
             let Some(lease) = replica.lease(job) else { continue };
@@ -257,56 +283,77 @@ impl JobsSubmittedPipeline {
                         event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
-                    seated.push(NodeAssignment {
-                        held: lease.key(),
-                        job,
-                        seat: SeatTarget::There { seat, event },
-                    });
+                    let seat = SeatTarget::There { seat, event };
+                    seated.push(NodeAssignment { held: lease.key(), job, seat });
                 }
                 Plan::Assign { fleet, seat, message, .. } => {
                     fleet_of = Some(*fleet);
-                    let seat = self.new_placeholder(lease, job, *fleet, seat, message, site)?;
+                    let seat = self.new_placeholder(lease, job, queued.run, (*fleet, seat), message, site)?;
                     seated.extend(seat.map(|seat| NodeAssignment { held: lease.key(), job, seat }));
                 }
                 Plan::End { ending, change } => {
                     let why = rejection_reason(&placement.outcome).map(serde_json::to_string);
-                    let why = why.transpose().map_err(PassError::document)?;
-                    outcomes.push((job.id.0, self.end(lease, job, ending, change.event, why).await?));
+                    let shortfalls = why.transpose().map_err(PassError::document)?;
+                    // The same holds for all of its class.
+                    let wakes = if job.wait_class.as_deref() == class { END_WAKES } else { 1 };
+                    let end = JobEnding { ending, event: change.event, shortfalls, wakes };
+                    outcomes.push((job.id.0, self.end(lease, job, end).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
                     let due = if plans.len() > 1 { next_whole_second(*due) } else { *due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
-                    let is_known =
-                        job.shortfalls.as_ref() == Some(&why) && job.status_message.as_ref() == Some(message);
-                    // In a long queue most jobs have no new message: they are released together, in one statement.
-                    let applied = if is_known {
-                        let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
-                        ApplyOutcome::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
-                    } else {
-                        let set =
-                            vec![("shortfalls", why.into()), ("status_message", message.as_str().into())];
-                        self.wait(lease, job, set, due).await?
+                    let reason = match site.scope {
+                        RoundScope::Whole => (Some(why), Some(message.clone())),
+                        // It is not known completely, and the stored one is not old.
+                        RoundScope::Free => (job.shortfalls.clone(), job.status_message.clone()),
                     };
-                    outcomes.push((job.id.0, applied));
+                    outcomes.push((job.id.0, self.wait_in(lease, job, class, reason, due).await?));
                 }
                 Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Recheck { due } => {
                     let due = (*due).max(site.now + Span::secs(1));
-                    outcomes.push((job.id.0, self.wait(lease, job, Vec::new(), due).await?));
+                    outcomes.push((job.id.0, self.wait(lease, job, JobUpdate::default(), due).await?));
                 }
             }
         }
         if let Some(fleet) = fleet_of {
             let ids: Vec<Uuid> = seated.iter().map(|one| one.job.id.0).collect();
-            let each = self.seat(site, fleet, seated).await?;
+            let each = self.seat(site, pass, fleet, seated).await?;
             outcomes.extend(ids.into_iter().map(|id| (id, each.clone())));
         }
         Ok(outcomes)
+    }
+
+    /// Leaves a job in the queue, with the reason, as the job that is evaluated for its class.
+    async fn wait_in(
+        &self,
+        lease: &Lease,
+        job: &Job,
+        class: Option<&str>,
+        (why, message): (Option<String>, Option<String>),
+        due: Timestamp,
+    ) -> Result<ApplyOutcome, PassError> {
+        let is_stored = job.wait_class.as_deref() == class && !job.parked;
+        let is_known = job.shortfalls == why && job.status_message == message;
+        // In a long queue most jobs have no new message: they are released together, in one statement.
+        if is_stored && is_known {
+            let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
+            return Ok(ApplyOutcome::Unchanged { due_in: Some(Duration::from_micros(due_in)) });
+        }
+        let mut set = vec![("shortfalls", why.into()), ("status_message", message.into())];
+        if !is_stored {
+            set.extend([("wait_class", class.into()), ("parked", false.into())]);
+        }
+        let left = job.wait_class.as_deref().filter(|left| Some(*left) != class);
+        let wakes = left.map(|left| class_rows::wake_if_headless(&self.context.db, left));
+        let moved = JobUpdate { set, wakes: wakes.into_iter().collect(), ..JobUpdate::default() };
+        self.wait(lease, job, moved, due).await
     }
 
     /// Places all nodes or none.
     async fn seat(
         &self,
         site: &PlacementContext<'_>,
+        pass: &ReplicaPass<'_>,
         fleet: FleetId,
         seated: Vec<NodeAssignment<'_>>,
     ) -> Result<ApplyOutcome, PassError> {
@@ -314,10 +361,14 @@ impl JobsSubmittedPipeline {
         let room = site.inventory.fleets.iter().find(|one| one.id == fleet);
         let into = TargetFleet {
             fleet,
-            chooses: site.run.fleet_id.is_none(),
+            chooses: pass.queued.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
         };
-        let written = match placement::place_replica(&self.context.db, &into, seated).await {
+        // A job that does not carry the wake-up of its class may still have been the only one that was evaluated.
+        let count = |job: &Job| pass.wakes.filter(|_| job.wait_class == pass.queued.class);
+        let nodes = pass.queued.replica.nodes.iter();
+        let wakes = nodes.filter_map(|job| self.wake(job, count(job))).collect();
+        let written = match placement::place_replica(&self.context.db, &into, seated, wakes).await {
             Ok(written) => written,
             // Another writer used the number of the new instance: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
@@ -327,6 +378,7 @@ impl JobsSubmittedPipeline {
         if makes {
             wake.push(super::instances::QUEUE.pipeline);
         }
+        wake.extend(woken_pipeline(&written));
         Ok(match written {
             WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
             WriteOutcome::Stale { at: None } => ApplyOutcome::LeaseLost,
@@ -335,147 +387,83 @@ impl JobsSubmittedPipeline {
         })
     }
 
-    /// A row for the instance that is to be created for a job.
-    fn new_placeholder<'a>(
-        &self,
-        lease: &Lease,
-        job: &Job,
-        fleet: FleetId,
-        seat: &NodePlacement,
-        message: &str,
-        site: &PlacementContext<'_>,
-    ) -> Result<Option<SeatTarget<'a>>, PassError> {
-        let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
-        let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
-        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet), self.context.shapes.of(site.run)?);
-        // The job already holds its blocks, so every offer must provide the same number.
-        let alike = offers.iter().filter(|new| new.blocks == first.blocks);
-        let offers: Vec<Offer> = alike
-            .filter_map(|new| {
-                let offer = site.inventory.offers.get(new.offer)?;
-                Some(Offer { total_blocks: new.total_blocks, ..offer.clone() })
-            })
-            .collect();
-        let id = InstanceId(self.context.db.new_id()?);
-        let why = format!("required by job {}", job.job_name);
-        let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, "job", why);
-        let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
-        let request = super::fleets::new_instance(id, &offers, shape.tags(run.tags()))?;
-        let instance = NewInstance {
-            project_id: fleet.project_id,
-            fleet_id: Some(fleet.id),
-            name: format!("{}-{instance_num}", fleet.name),
-            instance_num: (*instance_num).into(),
-            idle_seconds_max: shape.run_idle_secs(run.idle_duration()),
-            ..request
-        };
-        let blocks = first.blocks.into();
-        Ok(Some(SeatTarget::New {
-            instance: Box::new(instance),
-            created,
-            blocks,
-            message: message.to_owned(),
-        }))
-    }
-
-    /// Observes the creation of a job's instance.
-    async fn check_placeholder(
-        &self,
-        lease: &Lease,
-        job: &Job,
-        instance: Option<&Instance>,
-    ) -> Result<ApplyOutcome, PassError> {
-        let since = instance.map_or(job.submitted_at, |instance| instance.created_at);
-        let view = brain::SubmittedJobView {
-            submitted_at: job.submitted_at,
-            stage: AssignmentStage::Placeholder { since },
-            has_volumes: false,
-        };
-        match brain::decide(&view, placeholder_observation(instance), Timestamp(lease.now())) {
-            Plan::Provision { change, .. } => {
-                let why =
-                    pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
-                let step = event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
-                let set = vec![
-                    ("status", step.status.into()),
-                    ("provisioned_at", Val::Now),
-                    ("status_message", Val::Null),
-                ];
-                let moved = JobUpdate {
-                    set,
-                    events: step.record.into_iter().collect(),
-                    due_in_us: None,
-                    marks_siblings_due: false,
-                    marks_group_due: None,
-                };
-                let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
-                let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
-                Ok(apply_outcome(&written, None, wake))
-            }
-            Plan::End { ending, change } => {
-                let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
-                let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
-                    && spec.jobs_per_replica > 1;
-                let ending =
-                    if is_full { ending.with_detail(job::TerminationDetail::RegionFull) } else { ending };
-                self.end(lease, job, &ending, change.event, None).await
-            }
-            Plan::Assign { due, .. }
-            | Plan::Attach { due }
-            | Plan::Wait { due, .. }
-            | Plan::Recheck { due } => {
-                let message = instance.and_then(|instance| instance.status_message.clone());
-                let set = message.map(|message| ("status_message", message.into())).into_iter().collect();
-                self.wait(lease, job, set, due).await
-            }
-        }
+    /// Statement that wakes jobs of the class that a job leaves: this many, or one if no other is evaluated.
+    fn wake(&self, job: &Job, count: Option<i64>) -> Option<Change> {
+        let class = job.wait_class.as_deref()?;
+        Some(match count {
+            Some(count) => class_rows::wake_next(&self.context.db, class, count, job),
+            None => class_rows::wake_if_headless(&self.context.db, class),
+        })
     }
 
     async fn wait(
         &self,
         lease: &Lease,
         job: &Job,
-        set: Vec<(&'static str, Val)>,
+        moved: JobUpdate,
         due: Timestamp,
     ) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved = JobUpdate {
-            set,
-            events: Vec::new(),
-            due_in_us,
-            marks_siblings_due: false,
-            marks_group_due: None,
-        };
-        let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
-        Ok(apply_outcome(&written, due_in_us, vec![]))
+        let written =
+            rows::apply(&self.context.db, lease.key(), job, JobUpdate { due_in_us, ..moved }).await?;
+        Ok(apply_outcome(&written, due_in_us, woken_pipeline(&written).into_iter().collect()))
     }
 
-    async fn end(
-        &self,
-        lease: &Lease,
-        job: &Job,
-        ending: &job::Ending,
-        event: job::Event,
-        shortfalls: Option<String>,
-    ) -> Result<ApplyOutcome, PassError> {
+    async fn end(&self, lease: &Lease, job: &Job, end: JobEnding<'_>) -> Result<ApplyOutcome, PassError> {
+        let JobEnding { ending, event, shortfalls, wakes } = end;
         let message = ending.message().unwrap_or("the run requested its end");
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::JobLifecycle>(job.id, job.status, event, why)?;
         let mut set = rows::ending_columns(ending);
         set.extend(shortfalls.map(|why| ("shortfalls", why.into())));
-        let moved = JobUpdate {
-            set,
-            events: moved.record.into_iter().collect(),
-            due_in_us: None,
-            marks_siblings_due: false,
-            marks_group_due: None,
-        };
+        if job.wait_class.is_some() {
+            set.extend([("wait_class", Val::Null), ("parked", false.into())]);
+        }
+        // A parked job may have been woken since it was read.
+        let wakes = self.wake(job, Some(wakes).filter(|_| !job.parked)).into_iter().collect();
+        let events = moved.record.into_iter().collect();
+        let moved = JobUpdate { set, events, wakes, ..JobUpdate::default() };
         let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
-        Ok(apply_outcome(
-            &written,
-            None,
-            vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline],
-        ))
+        let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline];
+        wake.extend(woken_pipeline(&written));
+        Ok(apply_outcome(&written, None, wake))
+    }
+}
+
+/// Number of jobs of a class that are woken when one of them can never be placed.
+const END_WAKES: i64 = 256;
+
+/// One placement and what is written with it.
+struct ReplicaPass<'a> {
+    queued: &'a QueuedReplica<'a>,
+    placement: &'a ReplicaPlacement,
+    /// Number of parked jobs of its class that it wakes.
+    wakes: Option<i64>,
+    /// Replicas of its class that are parked behind it.
+    followers: Vec<&'a QueuedReplica<'a>>,
+}
+
+/// End of a job that was not placed.
+struct JobEnding<'a> {
+    ending: &'a job::Ending,
+    event: job::Event,
+    /// JSON.
+    shortfalls: Option<String>,
+    /// Number of jobs of its class that are woken.
+    wakes: i64,
+}
+
+impl<'a> JobEnding<'a> {
+    fn new(ending: &'a job::Ending, event: job::Event) -> Self {
+        Self { ending, event, shortfalls: None, wakes: 1 }
+    }
+}
+
+/// This pipeline, if a write woke jobs of the queue: the only statements that return rows are those.
+fn woken_pipeline(written: &WriteOutcome) -> Option<&'static str> {
+    match written {
+        WriteOutcome::Done { rows, .. } if rows.iter().any(|woken| !woken.is_empty()) => Some(QUEUE.pipeline),
+        WriteOutcome::Done { .. } | WriteOutcome::Stale { .. } => None,
     }
 }
 
@@ -502,80 +490,23 @@ fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
     }
 }
 
-/// State of the creation of an instance, for the job that requested it.
-fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservation {
-    let Some(instance) = instance else {
-        return SubmittedJobObservation::Refused { message: "its instance no longer exists".to_owned() };
-    };
-    match instance.status {
-        instance::Status::Pending => SubmittedJobObservation::Creating,
-        instance::Status::Provisioning | instance::Status::Idle | instance::Status::Busy => {
-            SubmittedJobObservation::Created
-        }
-        instance::Status::Terminating | instance::Status::Terminated => {
-            let message = instance.termination_message.clone();
-            SubmittedJobObservation::Refused {
-                message: message.unwrap_or_else(|| "its instance was terminated".to_owned()),
-            }
-        }
-    }
-}
-
-/// Context of the placement of a replica.
+/// Context of one round of placement.
 struct PlacementContext<'a> {
-    run: &'a Run,
     stock: &'a placement::ProjectInventory,
     inventory: &'a Inventory,
     now: Timestamp,
+    scope: RoundScope,
+}
+
+/// Instances that a round considers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RoundScope {
+    Whole,
+    Free,
 }
 
 impl PlacementContext<'_> {
     fn fleet(&self, id: FleetId) -> Option<&Fleet> {
         self.stock.fleets.iter().find(|fleet| fleet.id == id)
     }
-}
-
-fn waiting_view(
-    replica: &LeasedReplica,
-    run: &Run,
-    shape: &ParsedRunSpec,
-    stock: &placement::ProjectInventory,
-    volumes: &VolumeCatalog,
-) -> Result<WaitingReplica, PassError> {
-    let first = &replica.nodes[0];
-    let choice = match run.fleet_id {
-        Some(fleet) => FleetChoice::Chosen(fleet),
-        None if first.job_num == 0 && first.replica_num == 0 => FleetChoice::Choose,
-        None => FleetChoice::Follow,
-    };
-    let mut nodes = Vec::with_capacity(replica.nodes.len());
-    let placing = PlacementPreferences::of(run);
-    let (avoided, sought) = (placing.avoided(), placing.sought());
-    for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
-        let volumes = volumes.locations(&mounts::for_spec(spec))?;
-        let (avoid, avoid_instances) = avoided.clone();
-        let mut needs =
-            InstanceNeeds { volumes, avoid_locations: avoid, avoid_instances, ..shape.needs_of(spec) };
-        if let Some(Location { backend, region, zone }) = sought.clone() {
-            (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
-            needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
-        }
-        nodes.push(WaitingNode { job: job.id, needs: Arc::new(needs) });
-    }
-    let fleets = shape.fleet_names().map(|names| {
-        let named = stock.fleets.iter().filter(|f| names.contains(&f.name));
-        named.map(|f| f.id).collect()
-    });
-    Ok(WaitingReplica {
-        project: replica.project,
-        run: replica.run,
-        replica_num: u32::try_from(replica.num).unwrap_or_default(),
-        priority: u32::try_from(run.priority).unwrap_or_default(),
-        since: replica.nodes.iter().map(|j| j.submitted_at).min().unwrap_or_default(),
-        nodes,
-        fleet_choice: choice,
-        fleets,
-        creation: shape.creation(),
-        max_duration: replica.specs[0].max_duration.map(Span::secs),
-    })
 }

@@ -166,13 +166,7 @@ impl Pipeline for JobsTerminatingPipeline {
                     set.push(("replica_registered", false.into()));
                     wake.extend([proxy::ROUTES_HINT, QUEUE.pipeline]);
                 }
-                let moved = JobUpdate {
-                    set,
-                    events: Vec::new(),
-                    due_in_us,
-                    marks_siblings_due: false,
-                    marks_group_due: None,
-                };
+                let moved = JobUpdate { set, due_in_us, ..JobUpdate::default() };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
                 Ok(apply_outcome(&written, due_in_us, wake))
             }

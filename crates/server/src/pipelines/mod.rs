@@ -25,7 +25,7 @@ use windlass_model::{
 use crate::{
     agents::AgentApi,
     app::App,
-    db::{Db, WriteOutcome},
+    db::{Db, WriteOutcome, pipeline_rows::wait_classes},
     encryption::Keyring,
     job_metrics::sampler,
     logs::{notifying_store::NotifyingLogStore, retention as log_retention},
@@ -70,6 +70,7 @@ pub fn register_all(context: &PipelineContext, into: &mut impl PipelineRegistry)
     into.add_batch(jobs_submitted::JobsSubmittedPipeline {
         context: context.clone(),
         market: market.clone(),
+        recent_waits: jobs_submitted::RecentWaits::default(),
     });
     into.add(jobs_running::JobsRunningPipeline(context.clone()));
     into.add(jobs_terminating::JobsTerminatingPipeline(context.clone()));
@@ -116,6 +117,7 @@ pub fn start(
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
+    hints.spawn(wake_headless_classes(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&context.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
@@ -127,7 +129,7 @@ impl RunningPipelines {
     pub async fn stop(self) {
         self.engine.stop(STOP_GRACE).await;
         // The task that sends hints to the other replicas ends here, so this wakes them for the released rows.
-        if let Err(error) = self.db.notify(Db::EVERYTHING).await {
+        if let Err(error) = self.db.notify(&[Db::EVERYTHING]).await {
             tracing::debug!(%error, "failed to send a hint to the other replicas");
         }
     }
@@ -170,6 +172,24 @@ async fn mark_all_hosts_due(db: Db, hints: Hints) {
     }
 }
 
+/// Interval of the search for waiting jobs that nothing would wake.
+const HEADLESS_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Wakes classes of waiting jobs in which all are parked: a safety net, at the start and at intervals.
+async fn wake_headless_classes(db: Db, hints: Hints) {
+    loop {
+        match wait_classes::wake_headless(&db).await {
+            Ok(true) => {
+                tracing::warn!("woke waiting jobs that no other job would have woken");
+                hints.hint(jobs_submitted::QUEUE.pipeline);
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "failed to search for parked jobs"),
+        }
+        tokio::time::sleep(HEADLESS_INTERVAL).await;
+    }
+}
+
 /// Receives hints of other replicas, where the database carries them.
 async fn receive_hints(db: Db, hints: Hints) {
     let mut news = db.listen();
@@ -184,15 +204,19 @@ async fn receive_hints(db: Db, hints: Hints) {
     }
 }
 
-/// Sends local hints to the other replicas. A lost hint only delays them.
+/// Minimum time between two messages to the other replicas. This server processes its own changes at once; the others
+/// are woken in case it cannot.
+const HINT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(25);
+
+/// Sends local hints to the other replicas, all that arrived meanwhile in one message. A lost hint only delays them.
 async fn send_hints(db: Db, hints: Hints) {
     let mut outgoing = hints.outgoing();
     loop {
-        for pipeline in outgoing.next().await {
-            if let Err(error) = db.notify(pipeline).await {
-                tracing::debug!(%error, pipeline, "failed to send a hint to the other replicas");
-            }
+        let pipelines = outgoing.next().await;
+        if let Err(error) = db.notify(&pipelines).await {
+            tracing::debug!(%error, ?pipelines, "failed to send hints to the other replicas");
         }
+        tokio::time::sleep(HINT_INTERVAL).await;
     }
 }
 

@@ -178,7 +178,8 @@ pub async fn prometheus(app: &App) -> String {
         tracing::warn!(%error, "failed to read job metrics");
         String::new()
     });
-    app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes())))
+    let database = app.db().counts().prometheus();
+    app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes()) + &database))
 }
 
 /// Offers of the first job, by GPU.

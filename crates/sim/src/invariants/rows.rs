@@ -50,6 +50,14 @@ pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
             host_lost: row.bool(10)?,
         });
     }
+    history.headless_classes.clear();
+    history.left_in_class.clear();
+    for row in db.query(invariant_queries::HEADLESS_CLASSES, Vec::new()).await? {
+        history.headless_classes.push(row.text(0)?);
+    }
+    for row in db.query(invariant_queries::LEFT_IN_CLASS, Vec::new()).await? {
+        history.left_in_class.push(row.uuid(0)?);
+    }
     for row in db.query(invariant_queries::RUNS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
         let attempt = match row.opt_uuid(2)? {

@@ -205,6 +205,12 @@ fn r12_a_submission_after_a_stop_is_detected() {
 }
 
 #[test]
+fn r27_a_class_of_parked_jobs_and_a_placed_job_in_a_class_are_detected() {
+    assert_breaks("R27", &History { headless_classes: vec!["class".into()], ..History::default() });
+    assert_breaks("R27", &History { left_in_class: vec![Uuid::from_u128(7)], ..History::default() });
+}
+
+#[test]
 fn r22_a_container_that_outlives_its_job_is_detected() {
     let events = vec![event("job 7: terminating -> done by JobTerminating @1")];
     let started = entry(7, 1, 1, HostEffect::ContainerStarted);

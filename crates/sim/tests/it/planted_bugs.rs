@@ -70,6 +70,12 @@ fn c8_a_dispatcher_that_ignores_priorities_is_caught() {
 }
 
 #[test]
+fn r27_a_waiting_job_that_is_not_woken_is_caught() {
+    plant(Some(Bug::FollowerNotWoken));
+    assert_caught(simulate, &["R27"]);
+}
+
+#[test]
 fn m5_slots_granted_without_being_counted_are_caught() {
     plant(Some(Bug::SlotGrantWithoutRecount));
     assert_caught(simulate, &["M5"]);

@@ -260,7 +260,7 @@ async fn listen_for_hints(
 }
 
 async fn wait_for_hint(received: &mut tokio::sync::mpsc::UnboundedReceiver<String>, name: &str) {
-    let wanted = async { while received.recv().await.unwrap() != name {} };
+    let wanted = async { while received.recv().await.unwrap().split(' ').all(|hint| hint != name) {} };
     tokio::time::timeout(TIMEOUT, wanted).await.unwrap_or_else(|_| panic!("nobody was told of {name}"));
 }
 

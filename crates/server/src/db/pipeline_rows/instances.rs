@@ -30,10 +30,10 @@ statements! {
                  AND i.termination_asked_at IS NULL) >= $2";
     MARK_JOBS_DUE = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
     MARK_FLEET_DUE = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// Capacity was freed: the first waiting jobs become due at once, the others at their due times.
+    /// Capacity was freed: the first jobs of the first classes become due at once, the others at their due times.
     MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
-                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
-                    ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
+                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
+                    AND j.instance_id IS NULL ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {

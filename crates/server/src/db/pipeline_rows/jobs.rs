@@ -6,8 +6,8 @@ use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
 use super::event_rows;
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job, record::statements,
-        runs::Run,
+        Change, Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job,
+        record::statements, runs::Run,
     },
     params,
 };
@@ -50,10 +50,11 @@ statements! {
              ORDER BY r.name, j.job_num";
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
-    /// Capacity was freed: as many jobs as may fit become due at once, the others at their due times.
+    /// Capacity was freed: the first jobs of the first classes become due at once, the others at their due times. One
+    /// that is placed wakes the next of its class.
     MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
-                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
-                    ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
+                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
+                    AND j.instance_id IS NULL ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
 }
 
 /// Number of jobs made due in addition to the number of freed blocks: the first ones may be too large for them.
@@ -166,6 +167,7 @@ pub async fn managed_group(
 }
 
 /// Result of one pass over a job that continues, or becomes terminating.
+#[derive(Default)]
 pub struct JobUpdate {
     pub set: Values,
     /// One for each status to which it moved, in order.
@@ -175,6 +177,8 @@ pub struct JobUpdate {
     pub marks_siblings_due: bool,
     /// Managed job whose other tasks need the address of this one.
     pub marks_group_due: Option<ManagedJobId>,
+    /// Statements that wake jobs that waited behind this one.
+    pub wakes: Vec<Change>,
 }
 
 pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Result<WriteOutcome, DbError> {
@@ -195,6 +199,7 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Resu
             unit = unit.exec(MARK_SIBLINGS_DUE.as_str(), generation);
         }
     }
+    unit = unit.and(moved.wakes);
     if let Some(group) = moved.marks_group_due {
         unit = unit.exec(MARK_GROUP_DUE.as_str(), params![group, job.id]);
     }

@@ -11,6 +11,7 @@ pub mod managed_jobs;
 pub mod placement;
 pub mod runs;
 pub mod volumes;
+pub mod wait_classes;
 
 /// All statements, for the test that prepares them on both databases.
 pub(super) fn statements() -> Vec<&'static str> {
@@ -23,6 +24,7 @@ pub(super) fn statements() -> Vec<&'static str> {
         placement::statements(),
         runs::statements(),
         volumes::statements(),
+        wait_classes::statements(),
     ]
     .concat();
     all.extend([
@@ -37,6 +39,7 @@ pub(super) fn statements() -> Vec<&'static str> {
         super::invariant_queries::ATTACHMENTS,
     ]);
     all.push(super::invariant_queries::HELD_BY_FINISHED);
+    all.extend([super::invariant_queries::HEADLESS_CLASSES, super::invariant_queries::LEFT_IN_CLASS]);
     all
 }
 

@@ -15,7 +15,7 @@ use windlass_model::{
 use super::{event_rows, guarded_update};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, WriteOutcome, backends,
+        Change, Db, DbError, Row, Unit, Val, Values, WriteOutcome, backends,
         fleets::Fleet,
         instances::{self, Instance, NewInstance},
         jobs::Job,
@@ -33,6 +33,13 @@ statements! {
              Fleet::columns("f");
     INSTANCES = "SELECT {} FROM instances i WHERE i.project_id = $1 AND NOT i.finished AND NOT i.deleted ORDER BY i.id",
                 Instance::columns("i");
+    FREE_INSTANCES = "SELECT {} FROM instances i WHERE i.project_id = $1 AND NOT i.finished AND NOT i.deleted \
+                      AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
+                      AND NOT i.unreachable AND i.termination_asked_at IS NULL ORDER BY i.id",
+                     Instance::columns("i");
+    HELD_ON = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j \
+               WHERE j.instance_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
+               ORDER BY j.instance_id, j.id";
     HELD = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j WHERE j.project_id = $1 \
             AND NOT j.finished AND j.instance_id IS NOT NULL ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
@@ -123,15 +130,46 @@ pub async fn load_inventory(db: &Db, project: ProjectId) -> Result<ProjectInvent
     let fleets = db.query(FLEETS.as_str(), params![project]).await?;
     let instances = db.query(INSTANCES.as_str(), params![project]).await?;
     let holds = db.query(HELD.as_str(), params![project]).await?;
-    let holds = holds.iter().map(|row| {
-        Ok(BlockHold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
-    });
     Ok(ProjectInventory {
         fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
         instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
-        holds: holds.collect::<Result<_, DbError>>()?,
+        holds: read_holds(&holds)?,
         granted: backends::list_granted(db, project).await?,
     })
+}
+
+/// Fleets of a project, and only those of its instances that have free blocks.
+pub async fn load_free_inventory(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
+    let instances = db.query(FREE_INSTANCES.as_str(), params![project]).await?;
+    let instances = instances.into_iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
+    if instances.is_empty() {
+        return Ok(ProjectInventory {
+            fleets: Vec::new(),
+            instances,
+            holds: Vec::new(),
+            granted: BTreeSet::new(),
+        });
+    }
+    let fleets = db.query(FLEETS.as_str(), params![project]).await?;
+    let used = instances.iter().filter(|instance| instance.busy_blocks > 0).map(|instance| instance.id);
+    let used: Vec<InstanceId> = used.collect();
+    let holds = match used.is_empty() {
+        true => Vec::new(),
+        false => db.query(HELD_ON.as_str(), vec![Val::list(used)]).await?,
+    };
+    Ok(ProjectInventory {
+        fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
+        instances,
+        holds: read_holds(&holds)?,
+        granted: BTreeSet::new(),
+    })
+}
+
+fn read_holds(rows: &[Row]) -> Result<Vec<BlockHold>, DbError> {
+    let holds = rows.iter().map(|row| {
+        Ok(BlockHold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
+    });
+    holds.collect()
 }
 
 /// One node of a replica and its assignment.
@@ -157,11 +195,13 @@ pub struct TargetFleet {
 }
 
 /// Assigns all nodes of a replica, or none: each row under its own lease, each instance only if it has free blocks,
-/// each new one only if the fleet's limit permits it.
+/// each new one only if the fleet's limit permits it. `wakes` wake the jobs that waited behind the replica; their results
+/// are the rows of the outcome.
 pub async fn place_replica(
     db: &Db,
     into: &TargetFleet,
     seated: Vec<NodeAssignment<'_>>,
+    wakes: Vec<Change>,
 ) -> Result<WriteOutcome, DbError> {
     let Some(first) = seated.first() else { return Ok(WriteOutcome::Stale { at: None }) };
     let (run, fleet) = (first.job.run_id, into.fleet);
@@ -200,7 +240,7 @@ pub async fn place_replica(
     } else {
         unit.and([crate::db::runs::mark_due_soon(run)])
     };
-    db.write(unit.and(reported_last)).await
+    db.write(unit.and(wakes).and(reported_last)).await
 }
 
 /// Interval at which a job checks the instance that is created for it; the instance's pipeline makes the job due when
@@ -217,7 +257,12 @@ impl SeatTarget<'_> {
 }
 
 fn columns(fleet: FleetId, seat: &SeatTarget<'_>) -> Values {
-    let mut set: Values = vec![("fleet_id", fleet.into()), ("shortfalls", Val::Null)];
+    let mut set: Values = vec![
+        ("fleet_id", fleet.into()),
+        ("shortfalls", Val::Null),
+        ("wait_class", Val::Null),
+        ("parked", false.into()),
+    ];
     match seat {
         SeatTarget::There { seat, .. } => {
             set.extend([

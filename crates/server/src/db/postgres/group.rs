@@ -75,7 +75,10 @@ pub(super) async fn commit(
     // Not the commit: once it is sent, it cannot be cancelled.
     match session.cancel_if_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
-            Ok(()) => Ok(written),
+            Ok(()) => {
+                session.count_commit();
+                Ok(written)
+            }
             Err(error) if error.as_db_error().is_some() && !is_lost(&error) => {
                 Err(classify_failure("COMMIT", error))
             }

@@ -27,6 +27,7 @@ use self::{
     writer::PostgresWriter,
 };
 use super::{
+    counters::Counters,
     error::DbError,
     migrate::{self, Dialect},
     unit::{Unit, WriteOutcome},
@@ -58,13 +59,16 @@ pub(super) struct Pool {
     /// Session of the writer.
     commits: Arc<SharedSession>,
     watch: Arc<ClockWatch>,
+    /// Name of this server in its messages to the others.
+    name: String,
     hints: broadcast::Sender<String>,
     stop: broadcast::Sender<()>,
 }
 
 impl Pool {
-    pub(super) async fn open(url: &str) -> Result<Self, DbError> {
-        let target = configure(url)?;
+    pub(super) async fn open(url: &str, counters: Arc<Counters>) -> Result<Self, DbError> {
+        let mut target = configure(url)?;
+        target.counters = counters;
         let leases = SharedSession::new(target.clone());
         migrate(&leases).await.map_err(|error| target.explain(error))?;
         let catalog = Arc::new(catalog(&leases).await?);
@@ -72,7 +76,11 @@ impl Pool {
         let watch = Arc::new(ClockWatch::default());
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
-        tokio::spawn(listen::serve(target.clone(), hints.clone(), stopped));
+        let mut name = [0; 8];
+        // Without a random number, hints of another such server are not received, which only delays.
+        let _ = getrandom::fill(&mut name);
+        let name = hex::encode(name);
+        tokio::spawn(listen::serve(target.clone(), name.clone(), hints.clone(), stopped));
         tokio::spawn(query_plans::analyze_loop(SharedSession::new(target.clone()), stop.subscribe()));
         Ok(Self {
             readers: (0..READERS).map(|_| SharedSession::new(target.clone())).collect(),
@@ -81,6 +89,7 @@ impl Pool {
             writer: PostgresWriter::start(Arc::clone(&commits), Arc::clone(&watch), catalog),
             commits,
             watch,
+            name,
             hints,
             stop,
         })
@@ -155,8 +164,8 @@ impl Pool {
         }
     }
 
-    pub(super) async fn notify(&self, hint: &str) -> Result<(), DbError> {
-        let params = [listen::CHANNEL.into(), hint.into()];
+    pub(super) async fn notify(&self, hints: &[&str]) -> Result<(), DbError> {
+        let params = [listen::CHANNEL.into(), listen::write_message(&self.name, hints).into()];
         let sql = "SELECT 1 FROM pg_notify($1, $2)";
         self.reader().query("notify", sql, &params).await.map(drop)
     }

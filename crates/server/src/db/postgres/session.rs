@@ -23,6 +23,7 @@ use super::{
     tls::{self, MakeTls, PostgresTarget},
 };
 use crate::db::{
+    counters::Counters,
     error::DbError,
     value::{Row, Val},
 };
@@ -50,6 +51,7 @@ pub(super) struct Session {
     /// For cancelling a statement, which needs a separate connection.
     tls: MakeTls,
     statements: Mutex<HashMap<String, Statement>>,
+    counters: Arc<Counters>,
     /// Incremented with each response.
     answers: AtomicU64,
 }
@@ -68,8 +70,8 @@ impl Session {
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {}
             carried => carried?,
         }
-        let tls = target.tls.clone();
-        Ok(Self { client, tls, statements: Mutex::default(), answers: AtomicU64::new(0) })
+        let (tls, counters) = (target.tls.clone(), Arc::clone(&target.counters));
+        Ok(Self { client, tls, counters, statements: Mutex::default(), answers: AtomicU64::new(0) })
     }
 
     pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, tokio_postgres::Error> {
@@ -96,8 +98,15 @@ impl Session {
             rows.push(row);
         }
         self.answers.fetch_add(1, Ordering::Relaxed);
+        self.counters.count_statements(1, rows.len());
         let touched = stream.rows_affected().unwrap_or_default();
         Ok((rows, touched))
+    }
+
+    /// Counts the commit of a transaction, with the statements that open and end it.
+    pub(super) fn count_commit(&self) {
+        self.counters.count_commit();
+        self.counters.count_statements(2, 0);
     }
 
     /// Runs the work, and cancels statements that wait too long. Postgres detects deadlocks by a timer that follows the

@@ -36,7 +36,7 @@ use tokio_postgres::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::db::error::DbError;
+use crate::db::{counters::Counters, error::DbError};
 
 /// Value of `sslrootcert` for the trust roots of this machine.
 const SYSTEM_ROOTS: &str = "system";
@@ -194,6 +194,7 @@ fn percent_decoded(text: &str) -> Result<String, TlsError> {
 pub(super) struct PostgresTarget {
     pub(super) config: Config,
     pub(super) tls: MakeTls,
+    pub(super) counters: Arc<Counters>,
     mode: Mode,
     is_default: bool,
 }
@@ -215,7 +216,7 @@ impl PostgresTarget {
         };
         config.ssl_mode(mode.for_driver());
         let tls = MakeTls::new(mode, &requested).map_err(wrong)?;
-        Ok(Self { config, tls, mode, is_default: given.is_none() })
+        Ok(Self { config, tls, counters: Arc::default(), mode, is_default: given.is_none() })
     }
 
     /// Adds a hint to the error if the database does not support TLS.

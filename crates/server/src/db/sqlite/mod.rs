@@ -6,7 +6,10 @@ mod lock;
 mod readers;
 mod writer;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio::sync::oneshot;
 
@@ -17,6 +20,7 @@ pub(super) use lock::FileLock;
 use self::{readers::Readers, writer::SqliteWriter};
 use super::{
     clock::Clock,
+    counters::Counters,
     error::DbError,
     ids::Ids,
     migrate,
@@ -34,7 +38,7 @@ pub(super) struct SqliteFile {
 }
 
 impl SqliteFile {
-    pub(super) fn open(path: &Path, ids: Ids) -> Result<Self, DbError> {
+    pub(super) fn open(path: &Path, ids: Ids, counters: Arc<Counters>) -> Result<Self, DbError> {
         let lock = FileLock::take(path)?;
         let clock = Clock::wall();
         let mut conn = Conn::writer(path, clock.clone(), ids.clone())?;
@@ -46,8 +50,8 @@ impl SqliteFile {
             clock.resume_from(last.int(0)?);
         }
         conn.learn_indexes()?;
-        let readers = Readers::start(path, &clock, &ids)?;
-        Ok(Self { writer: SqliteWriter::start(conn, lock)?, readers, clock })
+        let readers = Readers::start(path, &clock, &ids, &counters)?;
+        Ok(Self { writer: SqliteWriter::start(conn, lock, counters)?, readers, clock })
     }
 
     /// Current time, as a statement would return it; the server is the database here.

@@ -4,6 +4,7 @@ use std::{
     path::Path,
     sync::{Arc, mpsc},
     thread,
+    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -12,6 +13,7 @@ use tokio::sync::oneshot;
 use super::{ReplySender, conn::Conn};
 use crate::db::{
     clock::Clock,
+    counters::Counters,
     error::DbError,
     ids::Ids,
     value::{Row, Val},
@@ -33,15 +35,20 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) fn start(path: &Path, clock: &Clock, ids: &Ids) -> Result<Self, DbError> {
+    pub(super) fn start(
+        path: &Path,
+        clock: &Clock,
+        ids: &Ids,
+        counters: &Arc<Counters>,
+    ) -> Result<Self, DbError> {
         let (questions, queue) = mpsc::channel::<ReadRequest>();
         let queue = Arc::new(Mutex::new(queue));
         for number in 0..THREADS {
             let conn = Conn::reader(path, clock.clone(), ids.clone())?;
-            let queue = Arc::clone(&queue);
+            let (queue, counters) = (Arc::clone(&queue), Arc::clone(counters));
             thread::Builder::new()
                 .name(format!("sqlite-read-{number}"))
-                .spawn(move || serve(&conn, &queue))
+                .spawn(move || serve(&conn, &queue, &counters))
                 .map_err(|error| DbError::open("the database: cannot start a reader thread", error))?;
         }
         Ok(Self { questions })
@@ -54,7 +61,7 @@ impl Readers {
     }
 }
 
-fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<ReadRequest>>) {
+fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<ReadRequest>>, counters: &Counters) {
     let mut questions = Vec::with_capacity(BATCH_MAX);
     loop {
         {
@@ -64,15 +71,18 @@ fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<ReadRequest>>) {
             questions.push(first);
             questions.extend(queue.try_iter().take(BATCH_MAX - 1));
         }
+        let began = Instant::now();
         // The snapshot starts after the last query arrived, so each caller sees all earlier commits.
         let has_view = questions.len() > 1 && conn.begin_view().is_ok();
         for question in questions.drain(..) {
             let rows = conn.read(&question.sql, &question.params);
+            counters.count_statements(1, rows.as_ref().map_or(0, Vec::len));
             // The receiver is gone if the caller was dropped; a read has no effects.
             let _ = question.answer.send(rows);
         }
         if has_view {
             conn.end_view();
         }
+        counters.count_busy(began.elapsed());
     }
 }

@@ -4,12 +4,13 @@
 //! wait for more units: while one group is being written to disk, the next one is collected, so a single write is not
 //! delayed and a thousand share a few commits.
 
-use std::thread;
+use std::{sync::Arc, thread, time::Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
 use super::{ReplySender, conn::Conn, lock::FileLock};
 use crate::db::{
+    counters::Counters,
     error::DbError,
     migrate,
     unit::{Unit, WriteOutcome},
@@ -32,12 +33,12 @@ pub(super) struct SqliteWriter {
 }
 
 impl SqliteWriter {
-    pub(super) fn start(conn: Conn, lock: FileLock) -> Result<Self, DbError> {
+    pub(super) fn start(conn: Conn, lock: FileLock, counters: Arc<Counters>) -> Result<Self, DbError> {
         let (orders, queue) = mpsc::channel(QUEUE_MAX);
         thread::Builder::new()
             .name("sqlite-write".to_owned())
             .spawn(move || {
-                let closed = serve(&conn, queue);
+                let closed = serve(&conn, queue, &counters);
                 // The file is closed before it is unlocked, and unlocked before the caller is notified.
                 drop(conn);
                 drop(lock);
@@ -84,7 +85,11 @@ impl SqliteWriter {
 }
 
 /// Runs until all senders are gone; returns the channel to notify.
-fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<oneshot::Sender<()>> {
+fn serve(
+    conn: &Conn,
+    mut queue: mpsc::Receiver<WriterCommand>,
+    counters: &Counters,
+) -> Option<oneshot::Sender<()>> {
     let mut group = Vec::with_capacity(GROUP_MAX);
     while let Some(first) = queue.blocking_recv() {
         let mut next = Some(first);
@@ -102,7 +107,9 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<onesho
             }
         }
         if !group.is_empty() {
-            commit(conn, &mut group);
+            let began = Instant::now();
+            commit(conn, &mut group, counters);
+            counters.count_busy(began.elapsed());
         }
         match other {
             Some(WriterCommand::Prepare(sql, answer)) => {
@@ -122,8 +129,16 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<onesho
 }
 
 /// Commits a group. Callers are answered after the commit, never before.
-fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<WriteOutcome>)>) {
+fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<WriteOutcome>)>, counters: &Counters) {
     let outcome = transaction(conn, group);
+    counters.count_commit();
+    for (at, (unit, _)) in group.iter().enumerate() {
+        let rows = match outcome.as_ref().map(|written| written.get(at)) {
+            Ok(Some(Ok(WriteOutcome::Done { rows, .. }))) => rows.iter().map(Vec::len).sum(),
+            _ => 0,
+        };
+        counters.count_statements(unit.changes.len() + usize::from(unit.guard.is_some()), rows);
+    }
     match outcome {
         Ok(written) => {
             for ((_, answer), written) in group.drain(..).zip(written) {

@@ -37,6 +37,8 @@ pub(super) struct Workload {
     project: ProjectId,
     ssh_fleet: FleetId,
     hosts: Vec<SshHost>,
+    /// Most runs request the same, so that they wait in one class.
+    are_alike: bool,
     fleets: Vec<CloudFleet>,
     volumes: Vec<(VolumeId, String)>,
     runs: Vec<RunId>,
@@ -53,6 +55,7 @@ impl Workload {
     /// `managed_share`: whether users have managed jobs too.
     pub(super) fn random(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
         let managed_max = if managed_share { rng.between(2, managed::MANAGED_JOBS_MAX) } else { 0 };
+        let are_alike = rng.chance(50);
         let mut hosts = Vec::new();
         for _ in 0..rng.between(1, 3) {
             let blocks = *rng.pick(&[1, 2, 4]);
@@ -64,6 +67,7 @@ impl Workload {
             project: ProjectId(db.new_id()?),
             ssh_fleet: FleetId(db.new_id()?),
             hosts,
+            are_alike,
             fleets: Vec::new(),
             volumes: Vec::new(),
             runs: Vec::new(),

@@ -42,6 +42,7 @@ impl Workload {
 
     fn specification(&self, rng: &mut Rng, name: &str) -> Value {
         let nodes = *rng.pick(&[1, 1, 1, 1, 1, 2, 3]);
+        let are_alike = self.are_alike && nodes == 1;
         let retry = *rng.pick(&["none", "all", "error"]);
         let volumes: Value = if nodes == 1 && !self.volumes.is_empty() && rng.chance(50) {
             let names: Vec<&str> =
@@ -65,15 +66,15 @@ impl Workload {
                     "all" => json!({"on_events": ["no-capacity", "interruption", "error"], "duration": 1200}),
                     _ => json!({"on_events": ["error"], "duration": 300}),
                 },
-                "max_duration": if rng.chance(15) { json!(rng.between(10, 120)) } else { json!(null) },
+                "max_duration": if !are_alike && rng.chance(15) { json!(rng.between(10, 120)) } else { json!(null) },
                 "schedule": if rng.chance(8) { json!({"cron": ["*/2 * * * *"]}) } else { json!(null) },
                 "stop_criteria": if nodes > 1 && rng.chance(30) { "master-done" } else { "all-done" },
-                "creation_policy": if rng.chance(15) { "reuse" } else { "reuse-or-create" },
+                "creation_policy": if !are_alike && rng.chance(15) { "reuse" } else { "reuse-or-create" },
                 "idle_duration": rng.pick(&[0, 60, 300]),
-                "spot_policy": rng.pick(&["auto", "auto", "on-demand"]),
-                "priority": rng.between(0, 3),
+                "spot_policy": if are_alike { "auto" } else { rng.pick(&["auto", "auto", "on-demand"]) },
+                "priority": if are_alike { rng.between(0, 1) } else { rng.between(0, 3) },
                 "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 1.0}, "disk": null,
-                    "gpu": {"count": {"min": rng.between(0, 2), "max": null}}},
+                    "gpu": {"count": {"min": if are_alike { 1 } else { rng.between(0, 2) }, "max": null}}},
             },
             "profile": {"name": "default"}, "ssh_key_pub": "ssh-ed25519 AAAA sim",
         })

@@ -1,0 +1,118 @@
+//! Rounds of placement that read only instances with free blocks.
+//!
+//! Most rounds place what they claimed, or find that a class still waits whose reason is known. Neither needs the
+//! occupied instances, so a round costs the same with ten hosts as with ten thousand.
+//!
+//! Why not  always? The reasons of a job that waits, the instances that it reserves and those that could be created
+//!          depend on everything. Such a round follows at once, but for each class only at intervals.
+
+use std::{collections::HashMap, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use windlass_model::{
+    id::ProjectId,
+    plan::place::{NodePlacement, PlacementOutcome, RESERVE_AFTER, ReplicaPlacement, place_replicas},
+    time::Timestamp,
+};
+
+use super::{JobsSubmittedPipeline, Outcomes, PlacementContext, RoundScope, wait_classes::QueuedReplica};
+use crate::{db::pipeline_rows::placement, inventory, pass_error::PassError, plain_processes::ProcessRights};
+
+/// Interval at which the whole inventory is read for a class that waits.
+const WHOLE_ROUND_INTERVAL: Duration = Duration::from_secs(4);
+
+/// Classes that the whole inventory could not place, and when. Only this server's: another one reads it again.
+#[derive(Default)]
+pub(in crate::pipelines) struct RecentWaits(Mutex<HashMap<String, Instant>>);
+
+impl RecentWaits {
+    fn contains(&self, class: &str) -> bool {
+        self.0.lock().get(class).is_some_and(|at| at.elapsed() < WHOLE_ROUND_INTERVAL)
+    }
+
+    fn record<'a>(&self, classes: impl Iterator<Item = &'a str>) {
+        let mut known = self.0.lock();
+        known.retain(|_, at| at.elapsed() < WHOLE_ROUND_INTERVAL);
+        known.extend(classes.map(|class| (class.to_owned(), Instant::now())));
+    }
+}
+
+impl JobsSubmittedPipeline {
+    /// Performs a round over the free instances. `None` if the whole inventory has to be read.
+    pub(super) async fn place_on_free(
+        &self,
+        project: ProjectId,
+        queue: &mut [QueuedReplica<'_>],
+        allowed: ProcessRights,
+        now: Timestamp,
+    ) -> Result<Option<Outcomes>, PassError> {
+        if queue.iter().any(|one| one.waiting.nodes.len() > 1) {
+            return Ok(None);
+        }
+        let stock = placement::load_free_inventory(&self.context.db, project).await?;
+        let inventory = inventory::build_inventory(&stock, &[], allowed)?;
+        queue.iter_mut().for_each(|one| one.select_fleets(&stock.fleets));
+        let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
+        let mut placements = place_replicas(&views, &inventory, now);
+        if !self.is_complete(queue, &placements, now) {
+            return Ok(None);
+        }
+        let counts = self.wake_counts(queue, &inventory, now, &mut placements).await?;
+        if !self.is_complete(queue, &placements, now) {
+            return Ok(None);
+        }
+        for placement in &mut placements {
+            // Without the occupied instances it is not known that waiting cannot help.
+            if let PlacementOutcome::Never { why } = &placement.outcome {
+                placement.outcome = PlacementOutcome::Waits { why: why.clone(), reserved: Vec::new() };
+            }
+        }
+        let site = PlacementContext { stock: &stock, inventory: &inventory, now, scope: RoundScope::Free };
+        self.write_all(queue, &placements, counts, &site).await.map(Some)
+    }
+
+    /// Returns whether the whole inventory would lead to the same placements.
+    fn is_complete(
+        &self,
+        queue: &[QueuedReplica<'_>],
+        placements: &[ReplicaPlacement],
+        now: Timestamp,
+    ) -> bool {
+        let is_placed = |one: &QueuedReplica<'_>| {
+            let mut of_it =
+                placements.iter().filter(|of| of.jobs.first() == one.waiting.first_job().as_ref());
+            of_it.any(|placement| is_on_instances(&placement.outcome))
+        };
+        let (placed, waiting): (Vec<_>, Vec<_>) = queue.iter().partition(|one| is_placed(one));
+        let is_known = |one: &QueuedReplica<'_>| {
+            let is_recent = one.class.as_ref().is_some_and(|class| self.recent_waits.contains(class));
+            is_recent && one.job().shortfalls.is_some()
+        };
+        let are_known = waiting.iter().all(|one| is_known(one));
+        // One that has waited for long reserves instances, which the others may not use then.
+        let may_reserve = waiting.iter().any(|one| now.since(one.waiting.since) >= RESERVE_AFTER);
+        are_known && (placed.is_empty() || !may_reserve)
+    }
+
+    /// Records the classes that a round over the whole inventory could not place.
+    pub(super) fn record_waits(&self, queue: &[QueuedReplica<'_>], placements: &[ReplicaPlacement]) {
+        let waits = |one: &&QueuedReplica<'_>| {
+            let mut of_it =
+                placements.iter().filter(|of| of.jobs.first() == one.waiting.first_job().as_ref());
+            of_it.any(|placement| matches!(placement.outcome, PlacementOutcome::Waits { .. }))
+        };
+        let classes = queue.iter().filter(waits).filter_map(|one| one.class.as_deref());
+        self.recent_waits.record(classes);
+    }
+}
+
+/// Returns whether a replica is placed on instances that exist.
+fn is_on_instances(outcome: &PlacementOutcome) -> bool {
+    match outcome {
+        PlacementOutcome::Placed { seats, .. } => {
+            seats.iter().all(|seat| matches!(seat, NodePlacement::Existing { .. }))
+        }
+        PlacementOutcome::Waits { .. } | PlacementOutcome::Never { .. } => false,
+    }
+}

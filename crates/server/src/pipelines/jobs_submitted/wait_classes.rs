@@ -1,0 +1,271 @@
+//! Waiting replicas by class: which of a batch are evaluated, which wait behind another job, and which are woken.
+//!
+//! Why not  evaluate all? The queue would be claimed, read and written again with each instance that becomes free, so
+//!          each start would cost as much as the queue is long.
+//! Why not  keep the queue in memory? Another replica may place its jobs; rows carry it over a restart for free.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+use windlass_engine::{ApplyOutcome, LeaseKey};
+use windlass_model::{
+    id::SubmissionId,
+    plan::{
+        offers::{InstanceNeeds, Location},
+        place::{
+            FleetChoice, Inventory, PlacementOutcome, ReplicaPlacement, WaitingNode, WaitingReplica,
+            place_replicas, spare_seats,
+        },
+        wait_class,
+    },
+    time::{Span, Timestamp},
+};
+
+use super::{JobsSubmittedPipeline, LeasedReplica, Outcomes, QUEUE};
+use crate::{
+    attachments::mounts::{self, VolumeCatalog},
+    attempt_specs::PlacementPreferences,
+    db::{
+        fleets::Fleet,
+        jobs::Job,
+        pipeline_rows::wait_classes::{self as rows, OtherMembers, QueuePlace},
+        runs::Run,
+    },
+    parsed_run_spec::ParsedRunSpec,
+    pass_error::PassError,
+};
+
+/// Maximum number of parked jobs that one round considers for the capacity that is left.
+const LOOK_AHEAD_MAX: usize = 64;
+/// Delay of a job that could not be parked, because the job before it left at the same time.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// A replica in the queue, as placement sees it.
+pub(super) struct QueuedReplica<'a> {
+    pub(super) replica: &'a LeasedReplica,
+    pub(super) run: &'a Run,
+    pub(super) waiting: WaitingReplica,
+    fleet_names: Option<Vec<String>>,
+    /// `None` if it waits by itself.
+    pub(super) class: Option<String>,
+}
+
+impl<'a> QueuedReplica<'a> {
+    pub(super) fn new(
+        replica: &'a LeasedReplica,
+        run: &'a Run,
+        shape: &ParsedRunSpec,
+        volumes: &VolumeCatalog,
+        full: &[Location],
+    ) -> Result<Self, PassError> {
+        let mut waiting = waiting_view(replica, run, shape, volumes)?;
+        for node in waiting.nodes.iter_mut().filter(|_| !full.is_empty()) {
+            Arc::make_mut(&mut node.needs).avoid_locations.extend(full.iter().cloned());
+        }
+        let fleet_names = shape.fleet_names();
+        let class = wait_class::class_text(&waiting, fleet_names.as_deref()).map(|text| hash(&text));
+        Ok(Self { replica, run, waiting, fleet_names, class })
+    }
+
+    /// Adds the fleets that the run names, which are known only with the inventory.
+    pub(super) fn select_fleets(&mut self, fleets: &[Fleet]) {
+        self.waiting.fleets = self.fleet_names.as_ref().map(|names| {
+            fleets.iter().filter(|fleet| names.contains(&fleet.name)).map(|fleet| fleet.id).collect()
+        });
+    }
+
+    /// Its first node; replicas of a class have no other.
+    pub(super) fn job(&self) -> &Job {
+        &self.replica.nodes[0]
+    }
+
+    fn place(&self) -> QueuePlace {
+        let job = self.job();
+        QueuePlace { submitted_at: job.submitted_at, run: job.run_id, replica_num: job.replica_num }
+    }
+
+    fn key(&self) -> Option<LeaseKey> {
+        self.replica.lease(self.job()).map(windlass_engine::Lease::key)
+    }
+
+    /// Returns whether it is stored as the evaluated job of its class.
+    fn is_stored_head(&self) -> bool {
+        self.class.is_some() && self.job().wait_class == self.class && !self.job().parked
+    }
+}
+
+/// Half of the hash: enough that no two classes share it.
+fn hash(text: &str) -> String {
+    hex::encode(&Sha256::digest(text.as_bytes())[..16])
+}
+
+/// Divides the replicas of a class, in the order of the queue, into those to evaluate and those that wait behind
+/// another job: one that is evaluated, or, except for the first, one that is parked.
+fn split_class<'a>(
+    mut members: Vec<QueuedReplica<'a>>,
+    others: OtherMembers,
+) -> (Vec<QueuedReplica<'a>>, Vec<QueuedReplica<'a>>) {
+    members.sort_by_key(QueuedReplica::place);
+    let is_behind =
+        |other: Option<QueuePlace>, one: &QueuedReplica<'_>| other.is_some_and(|other| other < one.place());
+    let first = members
+        .iter()
+        .enumerate()
+        .position(|(at, one)| is_behind(others.evaluated, one) || (at > 0 && is_behind(others.parked, one)));
+    let behind = members.split_off(first.unwrap_or(members.len()));
+    (members, behind)
+}
+
+impl JobsSubmittedPipeline {
+    /// Parks replicas that wait behind a job of their class which is not in this batch, and returns the others.
+    pub(super) async fn park_followers<'a>(
+        &self,
+        queue: Vec<QueuedReplica<'a>>,
+        outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
+    ) -> Result<Vec<QueuedReplica<'a>>, PassError> {
+        let classes: BTreeSet<&str> = queue.iter().filter_map(|one| one.class.as_deref()).collect();
+        if classes.is_empty() {
+            return Ok(queue);
+        }
+        let batch: Vec<SubmissionId> = queue.iter().map(|one| one.job().id).collect();
+        let others = rows::others(&self.context.db, &classes, &batch).await?;
+        let mut by_class: BTreeMap<String, Vec<QueuedReplica<'a>>> = BTreeMap::new();
+        let mut evaluated = Vec::new();
+        for one in queue {
+            match one.class.clone() {
+                Some(class) => by_class.entry(class).or_default().push(one),
+                None => evaluated.push(one),
+            }
+        }
+        for (class, members) in by_class {
+            let known = others.get(&class).copied().unwrap_or_default();
+            let (first, behind) = split_class(members, known);
+            evaluated.extend(first);
+            outcomes.extend(self.park(&class, &behind.iter().collect::<Vec<_>>()).await?);
+        }
+        Ok(evaluated)
+    }
+
+    /// Parks replicas of a class, in the order of the queue.
+    pub(super) async fn park(
+        &self,
+        class: &str,
+        members: &[&QueuedReplica<'_>],
+    ) -> Result<Outcomes, PassError> {
+        let Some(first) = members.first() else { return Ok(Vec::new()) };
+        let held: Vec<LeaseKey> = members.iter().filter_map(|one| one.key()).collect();
+        let stored = members.iter().filter_map(|one| one.job().wait_class.as_deref());
+        let left: BTreeSet<&str> = stored.filter(|stored| *stored != class).collect();
+        let parked = rows::park(&self.context.db, class, &first.place(), &held, &left).await?;
+        let wake = if parked.woke { vec![QUEUE.pipeline] } else { Vec::new() };
+        let outcome = |id: Uuid| match parked.ids.contains(&id) {
+            true => ApplyOutcome::Written { due_in_us: None, wake: wake.clone() },
+            false => ApplyOutcome::Unchanged { due_in: Some(RETRY_DELAY) },
+        };
+        Ok(held.iter().map(|held| (held.id, outcome(held.id))).collect())
+    }
+
+    /// Number of parked jobs that each class wakes once its evaluated job is placed: the next one, and as many as the
+    /// remaining capacity could take. The queue is placed again together with these jobs, so that a later job of
+    /// another class does not get ahead of them.
+    pub(super) async fn wake_counts(
+        &self,
+        queue: &[QueuedReplica<'_>],
+        inventory: &Inventory,
+        now: Timestamp,
+        placements: &mut Vec<ReplicaPlacement>,
+    ) -> Result<BTreeMap<String, i64>, PassError> {
+        let mut counts: BTreeMap<String, i64> = BTreeMap::new();
+        let mut ahead: Vec<WaitingReplica> = Vec::new();
+        let mut class_of: BTreeMap<SubmissionId, &str> = BTreeMap::new();
+        let limit = spare_seats(inventory, placements).min(LOOK_AHEAD_MAX);
+        for (class, first) in fully_placed(queue, placements) {
+            counts.insert(class.to_owned(), 1);
+            if limit == 0 {
+                continue;
+            }
+            for parked in rows::next_parked(&self.context.db, class, limit).await? {
+                let mut other = first.waiting.clone();
+                (other.run, other.since) = (parked.place.run, parked.place.submitted_at);
+                other.replica_num = u32::try_from(parked.place.replica_num).unwrap_or_default();
+                other.nodes.iter_mut().for_each(|node| node.job = parked.id);
+                class_of.insert(parked.id, class);
+                ahead.push(other);
+            }
+        }
+        if ahead.is_empty() {
+            return Ok(counts);
+        }
+        ahead.extend(queue.iter().map(|one| one.waiting.clone()));
+        *placements = place_replicas(&ahead, inventory, now);
+        placements.retain(|placement| {
+            let Some(class) = placement.jobs.first().and_then(|job| class_of.get(job)) else { return true };
+            if matches!(placement.outcome, PlacementOutcome::Placed { .. }) {
+                *counts.entry((*class).to_owned()).or_default() += 1;
+            }
+            false
+        });
+        Ok(counts)
+    }
+}
+
+/// Classes whose evaluated job is in the queue and all of whose jobs there are placed, each with one of them.
+fn fully_placed<'a, 'b>(
+    queue: &'b [QueuedReplica<'a>],
+    placements: &[ReplicaPlacement],
+) -> BTreeMap<&'b str, &'b QueuedReplica<'a>> {
+    let is_placed = |one: &QueuedReplica<'_>| {
+        let mut of_it = placements.iter().filter(|placement| placement.jobs.first() == Some(&one.job().id));
+        of_it.any(|placement| matches!(placement.outcome, PlacementOutcome::Placed { .. }))
+    };
+    let waiting: BTreeSet<&str> =
+        queue.iter().filter(|one| !is_placed(one)).filter_map(|one| one.class.as_deref()).collect();
+    let heads = queue.iter().filter(|one| one.is_stored_head());
+    let heads = heads.filter_map(|one| Some((one.class.as_deref()?, one)));
+    heads.filter(|(class, _)| !waiting.contains(class)).collect()
+}
+
+fn waiting_view(
+    replica: &LeasedReplica,
+    run: &Run,
+    shape: &ParsedRunSpec,
+    volumes: &VolumeCatalog,
+) -> Result<WaitingReplica, PassError> {
+    let first = &replica.nodes[0];
+    let choice = match run.fleet_id {
+        Some(fleet) => FleetChoice::Chosen(fleet),
+        None if first.job_num == 0 && first.replica_num == 0 => FleetChoice::Choose,
+        None => FleetChoice::Follow,
+    };
+    let mut nodes = Vec::with_capacity(replica.nodes.len());
+    let placing = PlacementPreferences::of(run);
+    let (avoided, sought) = (placing.avoided(), placing.sought());
+    for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
+        let volumes = volumes.locations(&mounts::for_spec(spec))?;
+        let (avoid, avoid_instances) = avoided.clone();
+        let mut needs =
+            InstanceNeeds { volumes, avoid_locations: avoid, avoid_instances, ..shape.needs_of(spec) };
+        if let Some(Location { backend, region, zone }) = sought.clone() {
+            (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
+            needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
+        }
+        nodes.push(WaitingNode { job: job.id, needs: Arc::new(needs) });
+    }
+    Ok(WaitingReplica {
+        project: replica.project,
+        run: replica.run,
+        replica_num: u32::try_from(replica.num).unwrap_or_default(),
+        priority: u32::try_from(run.priority).unwrap_or_default(),
+        since: replica.nodes.iter().map(|j| j.submitted_at).min().unwrap_or_default(),
+        nodes,
+        fleet_choice: choice,
+        fleets: None,
+        creation: shape.creation(),
+        max_duration: replica.specs[0].max_duration.map(Span::secs),
+    })
+}
