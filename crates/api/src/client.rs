@@ -164,7 +164,7 @@ impl ApiClient {
         let mut uri = self.uri(O::PATH, path);
         let body = match O::BODY {
             Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
-            Body::File | Body::Query | Body::Text | Body::Events | Body::Stream => {
+            Body::File | Body::Query | Body::Text | Body::Bytes | Body::Events | Body::Stream => {
                 append_query(&mut uri, request)?;
                 Vec::new()
             }

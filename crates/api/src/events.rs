@@ -31,6 +31,30 @@ pub struct Event {
     #[serde(default)]
     pub is_actor_user_deleted: Option<bool>,
     pub targets: Vec<Target>,
+    /// Only if a browser lists events.
+    #[serde(default, flatten, skip_serializing_if = "Option::is_none")]
+    pub details: Option<EventDetails>,
+}
+
+/// Fields of an event for programs.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct EventDetails {
+    /// Position in the feed of changes.
+    pub seq: i64,
+    /// `status`, `schedule`, `note` or `refused`.
+    pub kind: String,
+    /// Kind of the object.
+    pub entity: String,
+    /// Status before and after.
+    pub from: Option<String>,
+    pub to: Option<String>,
+    pub reason: Option<String>,
+    /// True if the object ended.
+    pub is_final: bool,
+    /// Part of the server that acted.
+    pub actor: Option<String>,
+    /// `seq` of the event that caused it; always null for now.
+    pub cause: Option<i64>,
 }
 
 /// Filter of events. At most one `target_*` and one `within_*` filter, each with 1 to 16 ids.
@@ -82,6 +106,26 @@ pub struct ListRequest {
     pub limit: i64,
     #[serde(default)]
     pub ascending: bool,
+    /// Only events with these reasons.
+    #[serde(default)]
+    pub reasons: Option<Vec<String>>,
+    /// Only events of these kinds: `status`, `schedule`, `note`, `refused`.
+    #[serde(default)]
+    pub kinds: Option<Vec<String>>,
+    /// Only events about these kinds of objects.
+    #[serde(default)]
+    pub entities: Option<Vec<String>>,
+    /// Recorded at or after this time.
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub since: Option<Timestamp>,
+    /// Recorded before this time.
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub until: Option<Timestamp>,
+    /// Part of the message; letter case does not matter.
+    #[serde(default)]
+    pub text: Option<String>,
 }
 
 impl Default for ListRequest {
@@ -109,6 +153,12 @@ impl Default for ListRequest {
             prev_id: None,
             limit: limit(),
             ascending: Default::default(),
+            reasons: None,
+            kinds: None,
+            entities: None,
+            since: None,
+            until: None,
+            text: None,
         }
     }
 }

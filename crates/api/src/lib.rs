@@ -6,11 +6,13 @@
 pub mod agent;
 pub mod auth;
 pub mod backends;
+pub mod changes;
 pub mod client;
 pub mod costs;
 pub mod document;
 pub mod error;
 pub mod events;
+pub mod explanations;
 pub mod exports;
 pub mod files;
 pub mod fleets;

@@ -111,3 +111,112 @@ impl StreamEvent {
         }
     }
 }
+
+/// Bytes of a log.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RawRequest {
+    pub run_name: String,
+    pub job_submission_id: Uuid,
+    /// Offset of the first byte.
+    #[serde(default)]
+    pub offset: u64,
+    /// Maximum number of bytes, up to 1 MiB; 0 returns only the headers. Without effect on a download.
+    #[serde(default)]
+    pub limit: Option<u64>,
+    /// Returns the log of the runner instead of that of the job.
+    #[serde(default)]
+    pub diagnose: bool,
+    /// 1: returns the whole log from the offset as a file.
+    #[serde(default)]
+    pub download: Option<u8>,
+}
+
+/// Text to search in a log.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SearchRequest {
+    pub run_name: String,
+    pub job_submission_id: Uuid,
+    /// Text, or a regular expression.
+    pub q: String,
+    #[serde(default)]
+    pub regex: bool,
+    #[serde(default)]
+    pub ignore_case: bool,
+    /// Offset at which the search begins.
+    #[serde(default)]
+    pub from: u64,
+    /// Maximum number of hits, up to 10,000. Default: 1,000.
+    #[serde(default)]
+    pub limit: Option<u32>,
+    /// Number of lines before and after each hit, up to 10.
+    #[serde(default)]
+    pub context: Option<u32>,
+    /// Searches the log of the runner instead of that of the job.
+    #[serde(default)]
+    pub diagnose: bool,
+}
+
+/// One event of a search. Its name is the `type`; offsets are bytes of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SearchEvent {
+    Hit {
+        offset: u64,
+        length: u64,
+        /// Offset of the line.
+        line: u64,
+        #[schemars(with = "crate::document::DateTime")]
+        timestamp: Timestamp,
+        /// The line, without terminal codes.
+        text: String,
+        before: Vec<String>,
+        after: Vec<String>,
+    },
+    Progress {
+        scanned: u64,
+        size: u64,
+    },
+    End {
+        hits: u32,
+        /// True if the search ended at its limit.
+        more: bool,
+    },
+}
+
+impl SearchEvent {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hit { .. } => "hit",
+            Self::Progress { .. } => "progress",
+            Self::End { .. } => "end",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MarksRequest {
+    pub run_name: String,
+    pub job_submission_id: Uuid,
+    #[serde(default)]
+    pub diagnose: bool,
+}
+
+/// Offsets of a log with the times at which they were written.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct LogMarks {
+    pub size: u64,
+    /// First offset that still exists.
+    pub first: u64,
+    #[schemars(with = "Vec<(u64, crate::document::DateTime)>")]
+    pub marks: Vec<(u64, Timestamp)>,
+    pub events: Vec<LogMarkEvent>,
+}
+
+/// An event of the job at its position in the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogMarkEvent {
+    #[schemars(with = "crate::document::DateTime")]
+    pub at: Timestamp,
+    pub offset: u64,
+    pub message: String,
+}

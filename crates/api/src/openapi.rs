@@ -70,7 +70,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
                 } } },
             });
         }
-        Body::Query | Body::Text | Body::Events | Body::Stream => {
+        Body::Query | Body::Text | Body::Bytes | Body::Events | Body::Stream => {
             parameters.extend(query_parameters(&request))
         }
     }
@@ -95,6 +95,7 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     let kind = match entry.body {
         Body::Json | Body::File | Body::Query => "application/json",
         Body::Text => "text/plain",
+        Body::Bytes => "application/octet-stream",
         Body::Events => "text/event-stream",
         Body::Stream => "",
     };

@@ -164,6 +164,8 @@ pub enum Body {
     Query,
     /// As `Query`, with a response in plain text instead of JSON.
     Text,
+    /// As `Query`, with bytes as the response.
+    Bytes,
     /// As `Query`, with a long-lived stream of events as the response; the response type is one event.
     Events,
     /// As `Query`, sent with `Upgrade: tcp`: the connection becomes a bidirectional stream of bytes.

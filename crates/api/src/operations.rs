@@ -4,9 +4,9 @@
 //! servers of this API answer and this one does not, with the reasons.
 
 use crate::{
-    auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, managed_jobs,
-    metrics, operation::operations, overview, projects, repos, rows, runs, secrets, server, session,
-    templates, users, volumes,
+    auth, backends, changes, costs, events, explanations, exports, files, fleets, gateways, gpus, instances,
+    logs, managed_jobs, metrics, operation::operations, overview, projects, repos, rows, runs, secrets,
+    server, session, templates, users, volumes,
 };
 
 operations! {
@@ -137,6 +137,24 @@ operations! {
     /// Searches names and ids of everything that the caller may see.
     SearchNames = "search_names": Post Json "/api/search" Token (overview::SearchRequest) -> overview::SearchResult;
 
+    /// Streams changes of everything that the caller may see.
+    StreamChanges = "stream_changes": Get Events "/api/changes/stream" Token (changes::StreamRequest) -> changes::FeedEvent;
+    /// Lists the runs that wait for an instance, in the order in which instances are assigned.
+    ListQueue = "list_queue": Post Json "/api/queue/list" Token (server::EmptyRequest) -> explanations::QueueList;
+    /// Explains why a run waits, runs, or ended.
+    ExplainRun = "explain_run": Post Json "/api/project/{project_name}/runs/why" ProjectUser (explanations::RunRequest) -> explanations::Explanation;
+    /// Explains why a managed job waits, runs, or ended.
+    ExplainManagedJob = "explain_managed_job": Post Json "/api/project/{project_name}/jobs/why" ProjectUser (explanations::ManagedJobRequest) -> explanations::Explanation;
+    /// Explains why an instance is kept, not ready, or ended.
+    ExplainInstance = "explain_instance": Post Json "/api/project/{project_name}/instances/why" ProjectUser (explanations::InstanceRequest) -> explanations::Explanation;
+    /// Returns the phases of the jobs of a run or a managed job over time.
+    ReadTimeline = "read_timeline": Post Json "/api/project/{project_name}/runs/timeline" ProjectUser (explanations::TimelineRequest) -> explanations::Timeline;
+
+    /// Plans variants of a run: whether they start now, at what price, and why not.
+    CompareVariants = "compare_variants": Post Json "/api/project/{project_name}/runs/what_if" ProjectUser (explanations::WhatIfRequest) -> explanations::WhatIfResult;
+    /// Lists the stored deployments of a service, newest first.
+    ListDeployments = "list_deployments": Post Json "/api/project/{project_name}/runs/deployments" ProjectUser (explanations::DeploymentRequest) -> explanations::DeploymentList;
+
     /// Lists the runs of the caller's projects, newest first.
     ListRuns = "list_runs": Post Json "/api/runs/list" Token (runs::ListRequest) -> Vec<runs::Run>;
     /// Returns one run.
@@ -155,6 +173,12 @@ operations! {
     PollLogs = "poll_logs": Post Json "/api/project/{project_name}/logs/poll" ProjectUser (logs::PollRequest) -> logs::Page;
     /// Streams the log of a job as it is written.
     StreamLogs = "stream_logs": Get Events "/api/project/{project_name}/logs/stream" ProjectUser (logs::StreamRequest) -> logs::StreamEvent;
+    /// Returns bytes of the log of a job, by offset, or all of it as a file.
+    ReadRawLog = "read_raw_log": Get Bytes "/api/project/{project_name}/logs/raw" ProjectUser (logs::RawRequest) -> ();
+    /// Searches the log of a job and streams the hits.
+    SearchLog = "search_log": Get Events "/api/project/{project_name}/logs/search" ProjectUser (logs::SearchRequest) -> logs::SearchEvent;
+    /// Returns the times at which parts of the log of a job were written.
+    ReadLogMarks = "read_log_marks": Post Json "/api/project/{project_name}/logs/marks" ProjectUser (logs::MarksRequest) -> logs::LogMarks;
     /// Returns the resource usage of a job over time.
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
     /// Returns recent request metrics of a service.

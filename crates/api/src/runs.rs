@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
-use crate::{Document, offers::Offer};
+use crate::{Document, offers::Offer, rows::RunRow};
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RunFleet {
@@ -56,6 +56,12 @@ pub struct Run {
     /// Target number of replicas of each group of a service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scaling: Vec<GroupScaling>,
+    /// Row of the run in lists. Only if a browser reads a single run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<Box<RunRow>>,
+    /// Time of the database when the row was read, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<i64>,
 }
 
 /// Deployment of a service: replicas of one configuration replace those of another.

@@ -202,7 +202,7 @@ impl TokenScope {
 
 /// Operations that change nothing but the caller's session and return no secret. A new operation is in neither list until it is added
 /// explicitly.
-const READ_OPERATIONS: [&str; 46] = [
+const READ_OPERATIONS: [&str; 57] = [
     "read_metrics",
     "list_pipelines",
     "read_session",
@@ -214,6 +214,14 @@ const READ_OPERATIONS: [&str; 46] = [
     "list_container_rows",
     "read_summary",
     "search_names",
+    "stream_changes",
+    "list_queue",
+    "explain_run",
+    "explain_managed_job",
+    "explain_instance",
+    "read_timeline",
+    "compare_variants",
+    "list_deployments",
     "list_users",
     "read_my_user",
     "list_public_keys",
@@ -229,6 +237,9 @@ const READ_OPERATIONS: [&str; 46] = [
     "plan_run",
     "poll_logs",
     "stream_logs",
+    "read_raw_log",
+    "search_log",
+    "read_log_marks",
     "read_job_metrics",
     "read_service_metrics",
     "list_gpus",

@@ -15,6 +15,7 @@ use crate::{
     StartError,
     agents::AgentApi,
     auth::AccessCache,
+    change_feed::ChangeFeed,
     config::Settings,
     db::Db,
     encryption::Keyring,
@@ -48,6 +49,7 @@ struct Inner {
     metrics: Metrics,
     access: AccessCache,
     stream_rights: StreamRights,
+    changes: ChangeFeed,
     paces: RateLimiter,
     hints: Hints,
     logs: Arc<NotifyingLogStore>,
@@ -98,6 +100,7 @@ impl App {
             metrics: Metrics::new(),
             access: AccessCache::default(),
             stream_rights: StreamRights::default(),
+            changes: ChangeFeed::default(),
             hints,
             logs,
             market: OfferCache::new(backends.clone()),
@@ -140,6 +143,11 @@ impl App {
     /// Streams that end when their callers lose the required rights.
     pub(crate) fn stream_rights(&self) -> &StreamRights {
         &self.0.stream_rights
+    }
+
+    /// Feed of changes.
+    pub(crate) fn changes(&self) -> &ChangeFeed {
+        &self.0.changes
     }
 
     /// Rate limits of callers.

@@ -23,13 +23,12 @@ use windlass_api::{
 use windlass_model::{error_chain::format_chain, id::GatewayId};
 
 use crate::{
-    agents::PortStream,
     app::App,
     auth::{self, Caller, ProjectScope},
     db::DbError,
     error::{Error, Result},
-    services::{SseStream, Upload, sessions::Browser},
-    stream_rights::{RightsBasis, StreamRights},
+    services::{Upload, sessions::Browser},
+    stream_rights::RightsBasis,
 };
 
 pub(crate) mod credentials;
@@ -37,6 +36,7 @@ mod depth;
 mod incoming;
 mod port_stream;
 mod sse;
+mod streaming;
 
 pub(crate) use self::incoming::{collect, has_nul};
 use self::{credentials::Credentials, incoming::IncomingRequest};
@@ -234,75 +234,6 @@ impl ApiRoutes {
                 let scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, scope, request, upload).await
-            }
-        })
-    }
-
-    /// As `project`, with a stream of events as the response. The handler receives the id of the last event that a
-    /// reconnecting client had received.
-    #[must_use]
-    pub fn project_events<O, F, R>(self, handler: F) -> Self
-    where
-        O: Operation,
-        F: Fn(App, ProjectScope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<SseStream<O::Response>>> + Send,
-    {
-        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Events)) }
-        self.mount_raw::<O, _, _>(move |app, arrived| {
-            let handler = handler.clone();
-            async move {
-                let credentials = Credentials::of::<O>(&app, &arrived)?;
-                let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
-                let caller = authenticate::<O>(&app, &arrived).await?;
-                let within = resolve_scope::<O>(&app, caller, &path).await?;
-                let rights = StreamRights::register(&app, rights_basis(&within));
-                let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
-                let request = arrived.read::<O>(&app).await?;
-                let beats = handler(app.clone(), within, request, last).await?;
-                let watched = app.clone();
-                let allowed = move || {
-                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
-                    async move { reauthorize::<O>(&app, &credentials, &path).await.map(drop) }
-                };
-                Ok(sse::respond(app, beats, place, rights, allowed))
-            }
-        })
-    }
-
-    /// As `project`, and the connection becomes a stream to what the handler opened. `check` determines, repeatedly
-    /// while the stream is open, whether the caller still has the rights to the object and the project.
-    #[must_use]
-    pub fn project_stream<O, F, R, C, S>(self, handler: F, check: C) -> Self
-    where
-        O: Operation<Request: Clone + Sync>,
-        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<PortStream>> + Send,
-        C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
-        S: Future<Output = Result<()>> + Send,
-    {
-        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
-        self.mount_raw::<O, _, _>(move |app, mut arrived| {
-            let (handler, check) = (handler.clone(), check.clone());
-            async move {
-                let credentials = Credentials::of::<O>(&app, &arrived)?;
-                let path = arrived.path.clone();
-                let asker = authenticate::<O>(&app, &arrived).await?;
-                let within = resolve_scope::<O>(&app, asker, &path).await?;
-                let rights = StreamRights::register(&app, rights_basis(&within));
-                let caller = port_stream::require_upgrade(&mut arrived.request)?;
-                let request = arrived.read::<O>(&app).await?;
-                let place = port_stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
-                let port = handler(app.clone(), within, request.clone()).await?;
-                let watched = app.clone();
-                let allowed = move || {
-                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
-                    let (check, request) = (check.clone(), request.clone());
-                    async move {
-                        let scope = reauthorize::<O>(&app, &credentials, &path).await?;
-                        check(app, scope, request).await
-                    }
-                };
-                Ok(port_stream::respond(app, caller, port, place, rights, allowed))
             }
         })
     }

@@ -6,6 +6,7 @@ pub mod attachments;
 mod attempt_specs;
 pub mod auth;
 pub mod backend_set;
+mod change_feed;
 pub mod config;
 pub mod db;
 pub mod encryption;

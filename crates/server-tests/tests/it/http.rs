@@ -34,6 +34,10 @@ impl ServerFixture {
         Self { dir: temp_dir("http").unwrap(), database: Some(TestDb::open().await) }
     }
 
+    pub(crate) fn postgres_on(database: TestDb) -> Self {
+        Self { dir: temp_dir("http").unwrap(), database: Some(database) }
+    }
+
     pub(crate) fn is_postgres(&self) -> bool {
         self.database.is_some()
     }
@@ -191,8 +195,14 @@ impl TestServer {
         let stream = TcpStream::connect(&self.authority).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
+        // The feed of changes does not end: its first message is returned.
+        let is_feed = request.uri().path() == "/api/changes/stream";
         let response = sender.send_request(request).await.unwrap();
         let status = response.status().as_u16();
+        if is_feed && status == 200 {
+            let first = response.into_body().frame().await.unwrap().unwrap();
+            return (status, first.into_data().unwrap_or_default().to_vec());
+        }
         (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
     }
 

@@ -179,7 +179,7 @@ async fn run_rows_are_limited_to_the_projects_of_the_caller(ground: &ServerFixtu
     server.stop().await;
 }
 
-async fn add_instance(server: &TestServer, name: &str, fleet: &Value, status: &str) {
+pub(crate) async fn add_instance(server: &TestServer, name: &str, fleet: &Value, status: &str) {
     let db = server.app.db();
     let project = db.query_opt("SELECT id FROM projects WHERE name = 'main'", vec![]).await.unwrap().unwrap();
     let kind = json!({ "name": "big", "resources": { "cpus": 8, "memory_mib": 65_536, "gpus": [{ "name": "H100", "memory_mib": 81_920 }] } });
@@ -205,7 +205,7 @@ async fn add_instance(server: &TestServer, name: &str, fleet: &Value, status: &s
     db.write(Unit::new().insert("instances", values)).await.unwrap().done().unwrap();
 }
 
-async fn add_fleet(server: &TestServer, name: &str) -> Value {
+pub(crate) async fn add_fleet(server: &TestServer, name: &str) -> Value {
     let spec = json!({ "configuration": { "type": "fleet", "name": name, "nodes": 0 }, "profile": { "name": "default" } });
     let fleet = server
         .admin("/api/project/main/fleets/apply", json!({ "plan": { "spec": spec }, "force": false }))

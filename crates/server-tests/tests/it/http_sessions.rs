@@ -335,3 +335,82 @@ async fn sessions_are_listed_and_revoked_by_their_user(ground: &ServerFixture) {
     assert_eq!((one.status().await, two.status().await, admin.status().await), (200, 401, 200));
     server.stop().await;
 }
+
+#[tokio::test]
+async fn events_have_details_for_browsers_and_more_filters() {
+    let server = ServerFixture::sqlite().start().await;
+    let mut browser = TestBrowser::new(&server);
+    browser.log_in(json!({ "token": ADMIN_TOKEN })).await;
+    server.admin("/api/project/main/secrets/create_or_update", json!({ "name": "key", "value": "v" })).await;
+    let list =
+        async |body: Value| browser.post("/api/events/list", body).await.body.as_array().unwrap().clone();
+    let found = list(json!({ "entities": ["secret"], "kinds": ["note"], "text": "SECRET cre" })).await;
+    assert_eq!(
+        (found.len(), &found[0]["entity"], &found[0]["reason"]),
+        (1, &json!("secret"), &json!("created"))
+    );
+    assert!(
+        found[0]["seq"].is_i64() && found[0]["to"].is_null() && found[0]["is_final"] == false,
+        "{found:?}"
+    );
+    for body in [
+        json!({ "entities": ["run"] }),
+        json!({ "reasons": ["nothing"] }),
+        json!({ "kinds": ["refused"] }),
+        json!({ "until": "2001-01-01T00:00:00Z" }),
+        json!({ "since": "2101-01-01T00:00:00Z" }),
+    ] {
+        assert!(list(body.clone()).await.is_empty(), "{body}");
+    }
+    let plain = server.admin("/api/events/list", json!({})).await;
+    assert!(plain[0].get("seq").is_none(), "other clients see what they know: {plain}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_has_its_row_for_browsers() {
+    let server = ServerFixture::sqlite().start().await;
+    let mut browser = TestBrowser::new(&server);
+    browser.log_in(json!({ "token": ADMIN_TOKEN })).await;
+    let spec = json!({ "run_name": "train", "configuration": { "type": "task", "commands": ["true"] } });
+    server
+        .admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec }, "force": false }))
+        .await;
+    let run = browser.post("/api/project/main/runs/get", json!({ "run_name": "train" })).await.body;
+    assert_eq!((&run["row"]["name"], &run["row"]["id"]), (&json!("train"), &run["id"]));
+    assert!(run["as_of"].is_i64());
+    let plain = server.admin("/api/project/main/runs/get", json!({ "run_name": "train" })).await;
+    assert!(plain.get("row").is_none());
+    server.stop().await;
+}
+
+/// A service that does not exist is 404 for members of the project and 401 for callers that are not known.
+#[tokio::test]
+async fn a_session_opens_services_only_from_the_web_ui() {
+    let fixture = ServerFixture::sqlite();
+    let server = TestServer::start_with(SettingsSource { services_port: Some(0), ..fixture.given() }).await;
+    let mut browser = TestBrowser::new(&server);
+    browser.log_in(json!({ "token": ADMIN_TOKEN })).await;
+    let service = "/proxy/services/main/none/";
+    for (site, status) in [("same-origin", 404), ("none", 404), ("same-site", 401), ("cross-site", 401)] {
+        let answer = browser.send("GET", service, &[("sec-fetch-site", site)], "").await;
+        assert_eq!(answer.status, status, "{site}");
+    }
+    assert_eq!(browser.send("GET", service, &[], "").await.status, 401, "an old browser does not tell");
+    let cookie = browser.cookie.clone().unwrap();
+    let request = Request::get(service)
+        .header("host", &server.authority)
+        .header("sec-fetch-site", "same-origin")
+        .header("cookie", cookie)
+        .body(Full::new(Bytes::new()))
+        .unwrap();
+    let stream = TcpStream::connect(server.services.unwrap()).await.unwrap();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    assert_eq!(
+        sender.send_request(request).await.unwrap().status(),
+        401,
+        "the port of services takes no cookie"
+    );
+    server.stop().await;
+}

@@ -9,7 +9,7 @@ use windlass_model::{
 
 use super::{
     Change, Db, DbError, Val,
-    filter::{Filter, Page},
+    filter::{Filter, Page, contains_pattern},
 };
 
 /// An object that an event names, with its name at that time.
@@ -74,6 +74,14 @@ pub struct EventView {
     pub recorded_at: Timestamp,
     pub actor: Option<(Uuid, String, bool)>,
     pub targets: Vec<EventTargetView>,
+    pub seq: i64,
+    pub kind: String,
+    pub entity: String,
+    pub from: Option<String>,
+    pub to: Option<String>,
+    pub reason: Option<String>,
+    pub is_final: bool,
+    pub actor_name: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +109,13 @@ pub struct EventQuery<'a> {
     pub types: Option<&'a [String]>,
     /// Users, and whether the system is among the actors.
     pub actors: Option<(Vec<Uuid>, bool)>,
+    pub reasons: Option<&'a [String]>,
+    pub kinds: Option<&'a [String]>,
+    pub entities: Option<&'a [String]>,
+    pub since: Option<Timestamp>,
+    pub until: Option<Timestamp>,
+    /// Part of the message.
+    pub text: Option<&'a str>,
     pub page: Page,
 }
 
@@ -141,11 +156,28 @@ pub async fn list(db: &Db, requested: &EventQuery<'_>) -> Result<Vec<EventView>,
             Val::list(users),
         );
     }
+    let lists =
+        [("e.reason", requested.reasons), ("e.kind", requested.kinds), ("e.entity", requested.entities)];
+    for (column, list) in lists {
+        if let Some(list) = list {
+            filter.and_in(column, list);
+        }
+    }
+    if let Some(since) = requested.since {
+        filter.is("e.recorded_at >= ?", since);
+    }
+    if let Some(until) = requested.until {
+        filter.is("e.recorded_at < ?", until);
+    }
+    if let Some(text) = requested.text {
+        filter.is("lower(e.message) LIKE ? ESCAPE '!'", contains_pattern(text));
+    }
     filter.after("e.recorded_at", "e.id", &requested.page);
     let (shown, params) = filter.done();
     let order = requested.page.order("e.recorded_at", "e.id");
     let sql = format!(
-        "SELECT e.id, e.message, e.recorded_at, e.actor_user_id, u.name, u.deleted
+        "SELECT e.id, e.message, e.recorded_at, e.actor_user_id, u.name, u.deleted,
+                e.seq, e.kind, e.entity, e.from_status, e.to_status, e.reason, e.is_final, e.actor
          FROM events e LEFT JOIN users u ON u.id = e.actor_user_id{shown}{order}"
     );
     let rows = db.query(sql, params).await?;
@@ -161,6 +193,14 @@ pub async fn list(db: &Db, requested: &EventQuery<'_>) -> Result<Vec<EventView>,
             recorded_at: Timestamp(row.int(2)?),
             actor,
             targets: Vec::new(),
+            seq: row.int(6)?,
+            kind: row.text(7)?,
+            entity: row.text(8)?,
+            from: row.opt_text(9)?,
+            to: row.opt_text(10)?,
+            reason: row.opt_text(11)?,
+            is_final: row.bool(12)?,
+            actor_name: row.opt_text(13)?,
         });
     }
     load_targets(db, &mut events).await?;

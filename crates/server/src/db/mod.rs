@@ -15,6 +15,7 @@
 pub mod agents;
 pub mod backends;
 pub mod backup;
+pub mod changes;
 mod clock;
 pub mod containers;
 pub mod costs;
@@ -23,6 +24,7 @@ pub mod dispatchers;
 pub mod encrypted_columns;
 mod error;
 pub mod events;
+pub mod explanations;
 #[cfg(feature = "testing")]
 mod fault_hook;
 mod filter;
@@ -353,9 +355,11 @@ pub fn statements() -> Vec<&'static str> {
     [
         agents::statements(),
         backends::statements(),
+        changes::statements(),
         containers::statements(),
         costs::statements(),
         dispatchers::statements(),
+        explanations::statements(),
         fleets::statements(),
         gateways::statements(),
         instances::statements(),

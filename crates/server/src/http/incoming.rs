@@ -64,7 +64,9 @@ impl IncomingRequest {
                 let body = collect(self.request.into_body(), limit, app.settings().body_timeout).await?;
                 decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
             }
-            Kind::Query | Kind::Text | Kind::File | Kind::Events | Kind::Stream => query(&self.request),
+            Kind::Query | Kind::Text | Kind::Bytes | Kind::File | Kind::Events | Kind::Stream => {
+                query(&self.request)
+            }
         }
     }
 

@@ -55,6 +55,12 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
             within: place.map(|ids| (ids, kind)),
             types: requested.include_target_types.as_deref(),
             actors,
+            reasons: requested.reasons.as_deref(),
+            kinds: requested.kinds.as_deref(),
+            entities: requested.entities.as_deref(),
+            since: requested.since,
+            until: requested.until,
+            text: requested.text.as_deref(),
             page: Page {
                 time: requested.prev_recorded_at,
                 id: requested.prev_id,
@@ -66,7 +72,8 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
         },
     )
     .await?;
-    Ok(rows.into_iter().map(to_wire).collect())
+    let is_browser = caller.session().is_some();
+    Ok(rows.into_iter().map(|event| to_wire(event, is_browser)).collect())
 }
 
 /// Returns the filter of its kind that is set; more than one is an error.
@@ -81,7 +88,7 @@ fn single_filter<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -
     Ok(Some(ids))
 }
 
-fn to_wire(event: EventView) -> wire::Event {
+fn to_wire(event: EventView, detailed: bool) -> wire::Event {
     let (user_id, user, deleted) = match event.actor {
         Some((id, name, deleted)) => (Some(id), Some(name), Some(deleted)),
         None => (None, None, None),
@@ -111,5 +118,16 @@ fn to_wire(event: EventView) -> wire::Event {
                 }
             })
             .collect(),
+        details: detailed.then_some(wire::EventDetails {
+            seq: event.seq,
+            kind: event.kind,
+            entity: event.entity,
+            from: event.from,
+            to: event.to,
+            reason: event.reason,
+            is_final: event.is_final,
+            actor: event.actor_name,
+            cause: None,
+        }),
     }
 }

@@ -3,12 +3,14 @@
 pub mod bootstrap;
 pub mod costs;
 pub mod events;
+pub(crate) mod explanations;
 mod fleet_hosts;
 pub mod fleets;
 pub mod gateway_nodes;
 pub mod gateways;
 pub mod grants;
 pub mod instances;
+pub(crate) mod log_search;
 pub mod managed_jobs;
 pub mod names;
 pub mod observability;

@@ -85,7 +85,7 @@ fn log_events(reader: LogReader) -> SseStream<logs::StreamEvent> {
 }
 
 /// Finds a log. The submission must be one of that run, and the run one of this project (O5).
-async fn find_log(
+pub(super) async fn find_log(
     app: &App,
     scope: &ProjectScope,
     submission: Uuid,

@@ -50,6 +50,14 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     Ok(page_of(all, &requested, page, fields, order, (has_more, as_of)))
 }
 
+/// Rows of those of these containers that exist, with their owners.
+pub(crate) async fn find(app: &App, uuids: &[String]) -> Result<Vec<(String, ContainerRow)>> {
+    let found: Vec<Container> =
+        containers::containers(app.db(), uuids).await?.into_iter().map(|found| found.doc).collect();
+    let owners: Vec<String> = found.iter().map(|container| container.owner_uuid.clone()).collect();
+    Ok(owners.into_iter().zip(to_rows(app, found).await?).collect())
+}
+
 fn fields(row: &ContainerRow) -> FilterFields<'_> {
     FilterFields {
         status: &row.state,

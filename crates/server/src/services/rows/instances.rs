@@ -64,6 +64,14 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     Ok(listed)
 }
 
+/// Row of one instance, if it exists.
+pub(crate) async fn find(app: &App, id: InstanceId) -> Result<Option<InstanceRow>> {
+    let Some(found) = instances::find(app.db(), id).await? else { return Ok(None) };
+    let mut rows = to_rows(app, vec![found]).await?;
+    add_jobs(app, &mut rows).await?;
+    Ok(rows.pop())
+}
+
 fn fields(row: &InstanceRow) -> FilterFields<'_> {
     FilterFields {
         status: &row.status,

@@ -55,6 +55,11 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     Ok(page_of(all, &requested, page, fields, order, (has_more, as_of)))
 }
 
+/// Rows of the tasks of one job, if it exists.
+pub(crate) async fn find(app: &App, number: i64) -> Result<Vec<ManagedJobRow>> {
+    to_rows(app, &list_in_projects(app, None, Some(vec![number]), 1).await?).await
+}
+
 fn fields(row: &ManagedJobRow) -> FilterFields<'_> {
     FilterFields {
         status: &row.status,

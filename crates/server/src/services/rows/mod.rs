@@ -16,10 +16,11 @@ use windlass_api::rows::{Rows, RowsRequest};
 use windlass_model::{id::ProjectId, time::Timestamp};
 
 pub(crate) use self::{
-    containers::list as containers,
-    instances::{installed_gpus, list as instances},
-    managed_jobs::list as managed_jobs,
-    runs::list as runs,
+    containers::{find as find_containers, list as containers},
+    instances::{find as find_instance, installed_gpus, list as instances},
+    managed_jobs::{find as find_managed_job, list as managed_jobs},
+    resource_words::requested_resources,
+    runs::{find as find_runs, list as runs},
 };
 use crate::{
     app::App,

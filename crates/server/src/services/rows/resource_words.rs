@@ -57,6 +57,11 @@ pub(super) fn requested(resources: &Value) -> ResourceWords {
     ResourceWords { words, gpu: name.filter(|_| count > 0), gpus: count }
 }
 
+/// Resources that a job requests, in words.
+pub(crate) fn requested_resources(resources: &Value) -> String {
+    requested(resources).words
+}
+
 /// Resources of an instance: `resources` of its type. Returns its CPUs and its memory in MiB as well.
 pub(super) fn installed(resources: &Value) -> (ResourceWords, i64, i64) {
     let gpus = resources["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
 use windlass_api::{
-    RenderedJson,
+    Document, RenderedJson,
     error::ApiErrorCode,
     operation::Access,
     operations::{DeleteRuns, StopRuns},
@@ -44,6 +44,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    services::explanations::configuration_text,
 };
 
 const LIST_MAX: i64 = 100;
@@ -166,6 +167,13 @@ pub async fn read(app: &App, scope: &ProjectScope, requested: wire::ReadRequest)
     let found = found.filter(|run| run.run.project_id == scope.project.id);
     let mut run = to_wire_one(app, found.ok_or_else(not_found)?).await?;
     queue_positions(app, &mut run).await?;
+    if scope.caller.session().is_some() {
+        let mut spec = run.run_spec.value()?;
+        spec["configuration_text"] = configuration_text(&spec.to_string())?.into();
+        run.run_spec = Document::new(&spec)?;
+        run.as_of = Some(app.db().now().await?.0);
+        run.row = super::rows::find_runs(app, &[RunId(run.id)]).await?.pop().map(Box::new);
+    }
     Ok(run)
 }
 

@@ -94,6 +94,8 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         reason: waits_because,
         deployment,
         scaling,
+        row: None,
+        as_of: None,
     })
 }
 

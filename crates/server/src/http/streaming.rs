@@ -1,0 +1,153 @@
+//! Handlers whose responses are bytes or streams.
+
+use std::future::Future;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+};
+use windlass_api::{Access, Body as Kind, Operation};
+
+use super::{
+    ApiRoutes, ResponseHeaders, authenticate, credentials::Credentials, port_stream, reauthorize,
+    resolve_scope, rights_basis, sse, with_body, with_headers,
+};
+use crate::{
+    agents::PortStream,
+    app::App,
+    auth::{Caller, ProjectScope},
+    error::Result,
+    services::SseStream,
+    stream_rights::{RightsBasis, StreamRights},
+};
+
+impl ApiRoutes {
+    /// As `project`, with bytes as the response. The handler also returns headers.
+    #[must_use]
+    pub(crate) fn project_bytes<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<(Body, ResponseHeaders)>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Bytes)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let caller = authenticate::<O>(&app, &arrived).await?;
+                let scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
+                let request = arrived.read::<O>(&app).await?;
+                let (body, headers) = handler(app, scope, request).await?;
+                let mut response = with_body(StatusCode::OK, "application/octet-stream", body);
+                let nosniff = HeaderValue::from_static("nosniff");
+                response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+                response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                Ok(with_headers(response, headers))
+            }
+        })
+    }
+
+    /// As `project`, with a stream of events as the response. The handler receives the id of the last event that a
+    /// reconnecting client had received.
+    #[must_use]
+    pub fn project_events<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, ProjectScope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<SseStream<O::Response>>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Events)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
+                let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
+                let caller = authenticate::<O>(&app, &arrived).await?;
+                let within = resolve_scope::<O>(&app, caller, &path).await?;
+                let rights = StreamRights::register(&app, rights_basis(&within));
+                let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
+                let request = arrived.read::<O>(&app).await?;
+                let beats = handler(app.clone(), within, request, last).await?;
+                let watched = app.clone();
+                let allowed = move || {
+                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
+                    async move { reauthorize::<O>(&app, &credentials, &path).await.map(drop) }
+                };
+                Ok(sse::respond(app, beats, place, rights, allowed))
+            }
+        })
+    }
+
+    /// As `token`, with a stream of events as the response.
+    #[must_use]
+    pub fn token_events<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Caller, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<SseStream<O::Response>>> + Send,
+    {
+        const { assert!(matches!(O::ACCESS, Access::Token) && matches!(O::BODY, Kind::Events)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
+                let last = arrived.last_event_id()?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
+                let basis = RightsBasis {
+                    user: caller.user.id,
+                    token_hash: caller.token.hash(),
+                    queue_token: None,
+                    project: None,
+                };
+                let rights = StreamRights::register(&app, basis);
+                let place = port_stream::StreamSlot::for_response(&app, caller.user.id)?;
+                let request = arrived.read::<O>(&app).await?;
+                let beats = handler(app.clone(), caller, request, last).await?;
+                let watched = app.clone();
+                let allowed = move || {
+                    let (app, credentials) = (watched.clone(), credentials.clone());
+                    async move { credentials.authenticate(&app).await.map(drop) }
+                };
+                Ok(sse::respond(app, beats, place, rights, allowed))
+            }
+        })
+    }
+
+    /// As `project`, and the connection becomes a stream to what the handler opened. `check` determines, repeatedly
+    /// while the stream is open, whether the caller still has the rights to the object and the project.
+    #[must_use]
+    pub fn project_stream<O, F, R, C, S>(self, handler: F, check: C) -> Self
+    where
+        O: Operation<Request: Clone + Sync>,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<PortStream>> + Send,
+        C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
+        S: Future<Output = Result<()>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
+        self.mount_raw::<O, _, _>(move |app, mut arrived| {
+            let (handler, check) = (handler.clone(), check.clone());
+            async move {
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
+                let path = arrived.path.clone();
+                let asker = authenticate::<O>(&app, &arrived).await?;
+                let within = resolve_scope::<O>(&app, asker, &path).await?;
+                let rights = StreamRights::register(&app, rights_basis(&within));
+                let caller = port_stream::require_upgrade(&mut arrived.request)?;
+                let request = arrived.read::<O>(&app).await?;
+                let place = port_stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
+                let port = handler(app.clone(), within, request.clone()).await?;
+                let watched = app.clone();
+                let allowed = move || {
+                    let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
+                    let (check, request) = (check.clone(), request.clone());
+                    async move {
+                        let scope = reauthorize::<O>(&app, &credentials, &path).await?;
+                        check(app, scope, request).await
+                    }
+                };
+                Ok(port_stream::respond(app, caller, port, place, rights, allowed))
+            }
+        })
+    }
+}
