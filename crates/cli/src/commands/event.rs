@@ -315,6 +315,7 @@ mod tests {
             actor_user: None,
             is_actor_user_deleted: None,
             targets: Vec::new(),
+            details: None,
         }
     }
 
