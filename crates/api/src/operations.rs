@@ -293,7 +293,7 @@ mod tests {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);
             assert_eq!(
-                matches!(entry.body, Body::Query | Body::Text | Body::Events | Body::Stream),
+                matches!(entry.body, Body::Query | Body::Text | Body::Bytes | Body::Events | Body::Stream),
                 entry.method == Method::Get,
                 "{}",
                 entry.id

@@ -50,10 +50,10 @@ async fn a_missing_docker_image_ends_the_job_with_the_engine_error() {
 
 /// Commands of two nodes: the second connects to the SSH servers of both and to a port of the first.
 pub(crate) fn two_nodes_script(port: u16) -> String {
-    let reach_ssh = "for ip in $DSTACK_NODES_IPS; do until busybox nc $ip 10022 < /dev/null | busybox head -c 7 | \
+    let reach_ssh = "for ip in $DSTACK_NODES_IPS; do until busybox nc $ip 10022 < /dev/null 2> /dev/null | busybox head -c 7 | \
                      busybox grep SSH; do sleep 0.1; done; done";
     let reach_master = format!(
-        "until busybox nc $DSTACK_MASTER_NODE_IP {port} < /dev/null | busybox grep hello; do sleep 0.1; done"
+        "until busybox nc $DSTACK_MASTER_NODE_IP {port} < /dev/null 2> /dev/null | busybox grep hello; do sleep 0.1; done"
     );
     let answer = format!("busybox nc -l -p {port} -e busybox echo hello from rank 0");
     format!("if [ $DSTACK_NODE_RANK = 0 ]; then {answer}; else {reach_ssh}; {reach_master}; fi")
