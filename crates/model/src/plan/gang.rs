@@ -100,24 +100,32 @@ impl<'a> PlacementRound<'a> {
         Some(Gang { fleet, members, cost: (from, must_go, 0, 0) })
     }
 
-    /// Returns whether the nodes fit together on the only instance of the fleet, whatever is on it now.
+    /// Returns whether the nodes fit together on the only instance of the fleet, whatever is on it now. If it does not
+    /// exist, only the fleet itself creates it, to have its minimum of instances.
     pub(super) fn fits_on_one_instance(&self, query: &PlacementQuery, fleet: usize) -> bool {
         let slots = &self.inventory.fleets[fleet];
+        let is_shared =
+            |offer: &Offer, total: u32| self.parts_of_one_instance(query, fleet, offer, total).is_some();
         let mut shapes = self.inventory.shapes.iter().filter(|shape| shape.fleet == fleet).peekable();
         if shapes.peek().is_some() {
-            // One that has not been inspected yet may turn out to fit.
+            let is_eligible = |instance: &usize| {
+                query
+                    .classes
+                    .iter()
+                    .all(|class| self.inventory.is_eligible(*instance, &self.classes[*class].needs))
+            };
             return slots.has_one_instance_at_most()
                 && shapes.any(|shape| {
-                    let total = shape.offer.total_blocks.max(1);
-                    shape.offer.host.cpus == 0
-                        || self.parts_of_one_instance(query, fleet, shape.offer, total).is_some()
+                    // One that has not been inspected yet may turn out to fit.
+                    let fits =
+                        shape.offer.host.cpus == 0 || is_shared(shape.offer, shape.offer.total_blocks.max(1));
+                    fits && shape.members.iter().any(is_eligible)
                 });
         }
         let offers = self.inventory.offers.iter().zip(&slots.admitted_blocks);
-        slots.fleet.can_create
-            && offers
-                .filter_map(|((_, offer), total)| Some((offer, (*total)?)))
-                .any(|(offer, total)| self.parts_of_one_instance(query, fleet, offer, total).is_some())
+        let mut admitted = offers.filter_map(|((_, offer), total)| Some((*offer, (*total)?)));
+        let is_created = slots.fleet.can_create && slots.fleet.nodes_min > 0;
+        is_created && admitted.any(|(offer, total)| is_shared(offer, total))
     }
 
     /// Returns the blocks of each node on an instance of a fleet that cannot have two.

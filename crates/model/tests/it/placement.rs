@@ -472,6 +472,31 @@ fn several_nodes_share_the_only_instance_of_a_fleet() {
 }
 
 #[test]
+fn several_nodes_wait_for_the_only_instance_only_if_the_fleet_creates_it() {
+    let blocks = Blocks::Count(8);
+    let none = FleetSnapshot { can_create: true, nodes_max: Some(1), blocks, ..fleet(1, "f") };
+    let nodes = [waiting(1, 0, vec![needs(1, 0), needs(1, 0)])];
+    let outcome = |f: &FleetSnapshot| {
+        let offers = vec![offer(host(8, 0), 8, 0.0)];
+        let inventory = Inventory { fleets: vec![f.clone()], instances: Vec::new(), offers };
+        place_replicas(&nodes, &inventory, NOW).remove(0).outcome
+    };
+    assert!(matches!(outcome(&none), PlacementOutcome::Never { .. }), "{:?}", outcome(&none));
+    let one = FleetSnapshot { nodes_min: 1, ..none };
+    assert!(matches!(outcome(&one), PlacementOutcome::Waits { .. }), "{:?}", outcome(&one));
+}
+
+#[test]
+fn several_nodes_do_not_wait_for_the_only_instance_if_they_may_not_use_it() {
+    let f = FleetSnapshot { instance_nums: BTreeSet::from([0]), ..fleet(1, "f") };
+    let here = instance(1, &f, offer(host(8, 0), 8, 0.0));
+    let avoiding = InstanceNeeds { avoid_instances: vec![here.id], ..needs(1, 0) };
+    let nodes = [waiting(1, 0, vec![avoiding.clone(), avoiding])];
+    let placed = place_replicas(&nodes, &stock(f, vec![here]), NOW);
+    assert!(matches!(placed[0].outcome, PlacementOutcome::Never { .. }), "{placed:?}");
+}
+
+#[test]
 fn idle_and_new_instances_make_up_a_gang_together() {
     let f = FleetSnapshot {
         is_cluster: true,
