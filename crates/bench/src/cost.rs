@@ -17,21 +17,20 @@ use tokio::{
 };
 use tokio_postgres::NoTls;
 use windlass_testenv::{
-    server::{Client, Server, ServerOptions, TOKEN, submission},
-    simulated_hosts::{BLOCKS, SimulatedHosts},
+    server::{Client, Server, TOKEN, submission},
+    simulated_hosts::BLOCKS,
 };
 use windlass_testkit::temp_dir;
 
 use super::{
     flags::Flags,
     results::BenchResults,
-    runs::{Binaries, wait_for_hosts},
+    runs::{Binaries, simulated},
 };
 
 /// Interval at which the last measured run is polled. A poll costs a few statements, so it is rare.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 const TIMEOUT: Duration = Duration::from_secs(600);
-const FLEET: &str = "simulated";
 
 /// Size of the measurement.
 pub struct CostPlan {
@@ -80,22 +79,7 @@ async fn measure(
     waiting: usize,
     sheet: &mut BenchResults,
 ) -> Result<()> {
-    let data = home.join("server");
-    std::fs::create_dir_all(&data)?;
-    let options = ServerOptions {
-        binary: binaries.windlass,
-        data: &data,
-        database: postgres,
-        core: None,
-        local: false,
-        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-        log: None,
-    };
-    // The first start creates the database and its keys.
-    drop(Server::start(&options).await?);
-    let _hosts = SimulatedHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, 1).await?;
-    let server = Server::start(&options).await?;
-    wait_for_hosts(&server, FLEET, 1).await?;
+    let (server, _hosts) = simulated::start_with_hosts(binaries, home, postgres, 1).await?;
     let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
     sheet.say(&format!("{name}, {runs} runs on one host, {BLOCKS} at a time, {waiting} others wait"))?;
     sheet.about(&format!("{key}.{waiting}"));

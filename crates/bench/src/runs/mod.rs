@@ -4,7 +4,7 @@
 //! run`.
 
 mod real;
-mod simulated;
+pub(crate) mod simulated;
 
 use std::{
     path::Path,

@@ -29,12 +29,13 @@ const THROUGHPUT_RUNS: usize = 4_000;
 const SUBMITTERS: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(
+/// Starts a server and this many simulated hosts, and waits until it has connected to them.
+pub(crate) async fn start_with_hosts(
     binaries: &Binaries<'_>,
     home: &Path,
     postgres: Option<&str>,
-    sheet: &mut BenchResults,
-) -> Result<()> {
+    hosts: usize,
+) -> Result<(Server, SimulatedHosts)> {
     let data = home.join("server");
     std::fs::create_dir_all(&data)?;
     let options = ServerOptions {
@@ -48,9 +49,20 @@ pub(super) async fn run(
     };
     // The first start creates the database and its keys.
     drop(Server::start(&options).await?);
-    let _hosts = SimulatedHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
+    let simulated =
+        SimulatedHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, hosts).await?;
     let server = Server::start(&options).await?;
-    wait_for_hosts(&server, "simulated", HOSTS).await?;
+    wait_for_hosts(&server, "simulated", hosts).await?;
+    Ok((server, simulated))
+}
+
+pub(super) async fn run(
+    binaries: &Binaries<'_>,
+    home: &Path,
+    postgres: Option<&str>,
+    sheet: &mut BenchResults,
+) -> Result<()> {
+    let (server, _hosts) = start_with_hosts(binaries, home, postgres, HOSTS).await?;
     let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
     sheet.say(&format!("simulated hosts: {HOSTS}, {name}"))?;
     sheet.about(key);

@@ -16,7 +16,10 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{JobsSubmittedPipeline, Outcomes, PlacementContext, RoundScope, wait_classes::QueuedReplica};
+use super::{
+    JobsSubmittedPipeline, Outcomes, PlacementContext, RoundScope,
+    wait_classes::{QueuedReplica, outcomes_by_job},
+};
 use crate::{db::pipeline_rows::placement, inventory, pass_error::PassError, plain_processes::ProcessRights};
 
 /// Interval at which the whole inventory is read for a class that waits.
@@ -79,10 +82,9 @@ impl JobsSubmittedPipeline {
         placements: &[ReplicaPlacement],
         now: Timestamp,
     ) -> bool {
+        let outcomes = outcomes_by_job(placements);
         let is_placed = |one: &QueuedReplica<'_>| {
-            let mut of_it =
-                placements.iter().filter(|of| of.jobs.first() == one.waiting.first_job().as_ref());
-            of_it.any(|placement| is_on_instances(&placement.outcome))
+            outcomes.get(&one.job().id).is_some_and(|outcome| is_on_instances(outcome))
         };
         let (placed, waiting): (Vec<_>, Vec<_>) = queue.iter().partition(|one| is_placed(one));
         let is_known = |one: &QueuedReplica<'_>| {
@@ -97,10 +99,9 @@ impl JobsSubmittedPipeline {
 
     /// Records the classes that a round over the whole inventory could not place.
     pub(super) fn record_waits(&self, queue: &[QueuedReplica<'_>], placements: &[ReplicaPlacement]) {
+        let outcomes = outcomes_by_job(placements);
         let waits = |one: &&QueuedReplica<'_>| {
-            let mut of_it =
-                placements.iter().filter(|of| of.jobs.first() == one.waiting.first_job().as_ref());
-            of_it.any(|placement| matches!(placement.outcome, PlacementOutcome::Waits { .. }))
+            matches!(outcomes.get(&one.job().id), Some(PlacementOutcome::Waits { .. }))
         };
         let classes = queue.iter().filter(waits).filter_map(|one| one.class.as_deref());
         self.recent_waits.record(classes);

@@ -214,14 +214,19 @@ impl JobsSubmittedPipeline {
     }
 }
 
+/// Outcome of each replica, by its first job.
+pub(super) fn outcomes_by_job(placements: &[ReplicaPlacement]) -> BTreeMap<SubmissionId, &PlacementOutcome> {
+    placements.iter().filter_map(|one| Some((*one.jobs.first()?, &one.outcome))).collect()
+}
+
 /// Classes whose evaluated job is in the queue and all of whose jobs there are placed, each with one of them.
 fn fully_placed<'a, 'b>(
     queue: &'b [QueuedReplica<'a>],
     placements: &[ReplicaPlacement],
 ) -> BTreeMap<&'b str, &'b QueuedReplica<'a>> {
+    let outcomes = outcomes_by_job(placements);
     let is_placed = |one: &QueuedReplica<'_>| {
-        let mut of_it = placements.iter().filter(|placement| placement.jobs.first() == Some(&one.job().id));
-        of_it.any(|placement| matches!(placement.outcome, PlacementOutcome::Placed { .. }))
+        matches!(outcomes.get(&one.job().id), Some(PlacementOutcome::Placed { .. }))
     };
     let waiting: BTreeSet<&str> =
         queue.iter().filter(|one| !is_placed(one)).filter_map(|one| one.class.as_deref()).collect();
