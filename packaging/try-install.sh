@@ -24,7 +24,7 @@ done
 if [ ! -e "$cache/bookworm/complete" ]; then
     rm -rf "$cache/bookworm"
     mkdir -p "$cache/bookworm"
-    debootstrap --variant=minbase --include=systemd bookworm "$cache/bookworm/root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" \
+    debootstrap --variant=minbase --include=systemd bookworm "$cache/bookworm/root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
         >"$cache/bookworm/log" 2>&1 || fail "debootstrap failed: see $cache/bookworm/log"
     touch "$cache/bookworm/complete"
 fi

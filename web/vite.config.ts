@@ -7,13 +7,15 @@ export default defineConfig({
   build: {
     target: 'es2022',
     cssTarget: ['chrome123', 'firefox120', 'safari17.5'],
-    outDir: 'dist',
+    outDir: process.env.WINDLASS_WEB_DIST ?? 'dist',
     emptyOutDir: true,
     assetsInlineLimit: 0,
     // One sheet for all pages: it compresses better, and no page is drawn before its styles are there.
     cssCodeSplit: false,
     sourcemap: false,
     reportCompressedSize: false,
+    // Pages that are seldom opened compress better together.
+    rolldownOptions: { output: { codeSplitting: { includeDependenciesRecursively: false, groups: [{ name: 'more', test: /src\/pages\/(Admin|Containers|Costs|Gateways|Projects?|Volumes|Events|Me)\.svelte/ }] } } },
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 900,
   },

@@ -20,11 +20,11 @@ export const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src 'self'; " +
   "manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; " +
   'trusted-types svelte-trusted-html windlass';
-const SECURITY = {
+export const SECURITY = {
   'Content-Security-Policy': POLICY, 'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer',
   'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Resource-Policy': 'same-origin',
 };
-const TYPES = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8', '.css': 'text/css; charset=utf-8', '.svg': 'image/svg+xml', '.json': 'application/json', '.txt': 'text/plain; charset=utf-8' };
+export const TYPES = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8', '.css': 'text/css; charset=utf-8', '.svg': 'image/svg+xml', '.json': 'application/json', '.txt': 'text/plain; charset=utf-8' };
 
 export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, runs = 10_000, empty = false, loggedIn = false } = {}) {
   const world = makeWorld({ frozen, runs, empty });
@@ -331,6 +331,8 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     '/api/instances/rows': (b) => list(world.instances.map(world.instanceRow), { sort: 'name', ...b }, anySorts),
     '/api/containers/rows': (b) => list(world.containers, b, anySorts),
     '/api/summary': () => summary(true),
+    '/api/schemas/get': (b) => JSON.parse(readFileSync(join(ROOT, '..', 'schema', b.name === 'profiles' ? 'profiles.schema.json' : 'windlass.schema.json'), 'utf8')),
+    '/api/errors/get': (b) => { const file = join(ROOT, '..', 'docs', 'errors', `${b.code}.md`); if (!/^[A-Z]\d+$/.test(b.code) || !existsSync(file)) throw new Refusal(404, `There is no error ${b.code}`); const text = readFileSync(file, 'utf8'); return { code: b.code, title: text.split('\n')[0].replace(/^#.*: /, ''), text }; },
     '/api/search': (b) => {
       const t = b.text.toLowerCase();
       const hits = [];
@@ -382,7 +384,6 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     '/api/users/public_keys/add': (b) => { if (!b.key.startsWith('ssh-')) throw new Refusal(400, 'The key is not an SSH public key: expected `ssh-ed25519 AAAA… comment`'); const k = { id: world.uuid(), added_at: iso(now()), name: b.name ?? 'key', type: b.key.split(' ')[0], fingerprint: 'SHA256:' + createHash('sha256').update(b.key).digest('base64').slice(0, 43) }; keys.push(k); return k; },
     '/api/users/public_keys/delete': (b) => { for (const id of b.ids) keys.splice(keys.findIndex((k) => k.id === id), 1); return null; },
     '/api/server/pipelines': () => ['runs', 'jobs_submitted', 'jobs_running', 'jobs_terminating', 'instances', 'fleets', 'volumes', 'gateways', 'managed_jobs', 'service_stats'].map((name, n) => ({ name, queued: n === 2 ? 3 : 0, in_work: n % 3, oldest_seconds: n === 2 ? 1.4 : 0.1, applied_last_minute: 900 - n * 77, claimed: 1_200_000 - n * 10_000, applied: 1_199_000 - n * 10_000, stale: n * 3, reset: 0, lost: n === 2 ? 1 : 0, errors: n === 5 ? 2 : 0 })),
-    '/api/server/replicas': () => ({ replicas: [0, 1].map((n) => ({ id: world.uuid(), address: `10.0.0.${4 + n}:3000`, version: '0.4.0-dev', started_at: iso(now() - (70 + n) * HOUR), seen_at: iso(now() - n * 1200), current: n === 0 })) }),
     '/api/server/settings': () => ({ settings: [['database', 'postgres (2 replicas)', '--database'], ['default image', 'debian:13', '--default-image'], ['tls port', '3443', '--tls-port'], ['log bytes kept for a job', '1 GiB', 'default'], ['metrics kept', '30 days', 'default']].map(([name, value, from]) => ({ name, value, from })) }),
   };
 
@@ -458,7 +459,6 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       return { spent, on_demand: spent * 2.63, saved: spent * 1.63, changeovers: j.tasks[0].attempts.length - 1, deadline: j.deadline ? { from: iso(j.created), to: iso(j.deadline), work_seconds: j.work * 3600 } : null, progress, decisions: j.tasks[0].attempts.map((a) => ({ at: a.from, market: a.market, message: a.market === 'spot' ? 'rule 2: spot capacity is there' : 'rule 1: below the line, on-demand nodes' })) };
     },
     'instances/why': (p, b) => { const i = world.instances.find((x) => x.id === b.id); if (!i) throw missing('The instance'); const busy = i.slots.filter(Boolean).length; return { sentence: i.unreachableSince ? `${i.name} does not answer since 13:57: its agent was last heard 11 minutes ago.` : i.draining ? 'It takes no new jobs: grace asked for it to be drained at 13:20.' : busy ? `It is kept: ${busy} of its ${i.blocks} blocks are in use.` : 'It is idle and kept: the fleet has SSH hosts, which stay.', reasons: i.unreachableSince ? ['Jobs on it ended with `instance_unreachable` after 10 minutes and go on elsewhere.'] : i.health !== 'healthy' ? [i.message] : [], jobs: [], cures: i.unreachableSince ? [{ message: 'check its network and agent', patch: null, fits: 0, starts_now: false }] : [], deployment: null, scaling: [], probes: [], next_look_at: i.unreachableSince ? iso(now() + 9000) : null, expected: null, hint: i.unreachableSince ? `ssh ${i.name} systemctl status windlass-agent` : null, command: `windlass instance why ${i.name}` }; },
-    'instances/drain': (p, b) => { const i = world.instances.find((x) => x.id === b.id); i.draining = b.drain; i.message = b.drain ? 'draining: asked by ada' : null; world.tellInstance(i); return null; },
     'instances/history': (p, b) => { const i = world.instances.find((x) => x.id === b.id); const past = [...world.runs.values()].filter((r) => r.row.instance === i?.name && r.row.finished_at).slice(-20).reverse().map((r) => ({ run: r.row.name, run_id: r.id, job: `${r.row.name}-0-0`, user: r.row.user, from: r.row.started_at, to: r.row.finished_at, status: r.row.status, reason: r.row.reason })); const here = (i?.slots ?? []).filter(Boolean).map((s) => s.run).filter((r, n, l) => l.indexOf(r) === n).map((r) => ({ run: r.row.name, run_id: r.id, job: `${r.row.name}-0-0`, user: r.row.user, from: r.row.started_at ?? r.row.submitted_at, to: null, status: r.row.status, reason: null })); return { jobs: [...here, ...past] }; },
     'instances/get_instance_health_checks': (p, b) => ({ health_checks: Array.from({ length: 90 }, (_, n) => { const bad = b.fleet_name === 'h100' && b.instance_num === 2 && n < 7; return { collected_at: iso(now() - n * 60_000), status: bad ? 'warning' : 'healthy', events: bad ? [{ timestamp: iso(now() - n * 60_000), status: 'warning', message: `GPU 5: ${14 - n} correctable ECC errors in 1 h` }] : [] }; }) }),
     'fleets/get': (p, b) => { const f = POST['/api/fleets/list']().find((x) => x.project_name === p && x.name === b.name); if (!f) throw missing(`Fleet ${b.name}`); return f; },
@@ -640,6 +640,13 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         if (body.token !== TOKEN && body.code !== TOKEN) throw new Refusal(401, 'The token is not known. Tokens are shown once, by `windlass user create` or `refresh-token`.', 'invalid_credentials');
         return send(res, 200, sessionAnswer(openSession(res)));
       }
+      if (path === '/api/session/methods') return send(res, 200, { oidc: { name: 'Example' } });
+      // The provider of the made-up world sends the browser back at once.
+      if (path === '/api/session/oidc/start') return send(res, 200, { url: `${req.headers.origin}/ui/login?code=dev&state=dev` });
+      if (path === '/api/session/oidc/finish') {
+        if (body.code !== 'dev' || body.state !== 'dev') throw new Refusal(401, 'This login was not begun in this browser, or more than 10 minutes ago; try again', 'invalid_credentials');
+        return send(res, 200, sessionAnswer(openSession(res)));
+      }
       const id = /__Host-windlass-session=(\w+)/.exec(req.headers.cookie ?? '')?.[1];
       req.sessionId = id;
       req.session = sessions.get(id) ?? (loggedIn ? { user: world.users[0], opened: now() } : null);
@@ -647,8 +654,6 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       if (path === '/api/changes/stream') return changes(req, res);
       if (path === '/api/metrics/stream') { const { send: tell, onClose } = sse(req, res); tell('sample', blockSample()); const t = setInterval(() => tell('sample', blockSample()), 5000); return onClose(() => clearInterval(t)); }
       if (POST[path]) return send(res, 200, POST[path](body, req, res));
-      if (path.startsWith('/api/schema/')) return send(res, 200, JSON.parse(readFileSync(join(ROOT, '..', 'schema', path.endsWith('/profiles') ? 'profiles.schema.json' : 'windlass.schema.json'), 'utf8')));
-      if (path.startsWith('/api/errors/')) { const code = path.split('/').pop(); const file = join(ROOT, '..', 'docs', 'errors', `${code}.md`); if (!/^[A-Z]\d+$/.test(code) || !existsSync(file)) throw new Refusal(404, `There is no error ${code}`); const text = readFileSync(file, 'utf8'); return send(res, 200, { code, title: text.split('\n')[0].replace(/^#+\s*/, ''), text }); }
       const admin = /^\/api\/projects\/([^/]+)\/(get|set_members)$/.exec(path);
       if (admin) { const p = decodeURIComponent(admin[1]); if (!world.projectId(p)) throw missing(`Project ${p}`); return send(res, 200, bigProject(p)); }
       const m = /^\/api\/project\/([^/]+)\/(.+)$/.exec(path);

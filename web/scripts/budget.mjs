@@ -1,30 +1,9 @@
 // Prints sizes of what was built and fails above the budgets.
-import { readFileSync, readdirSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { DIST, chunk, closure, firstScripts, names, sum } from './sizes.mjs';
 
-const DIST = fileURLToPath(new URL('../dist', import.meta.url));
-const ASSETS = join(DIST, 'assets');
-const names = readdirSync(ASSETS).filter((name) => !/\.(gz|br)$/.test(name));
-const size = (name, kind) => readFileSync(join(ASSETS, `${name}.${kind}`)).length;
-const text = (name) => readFileSync(join(ASSETS, name), 'utf8');
-const sum = (list, kind) => list.reduce((total, name) => total + size(name, kind), 0);
-
-/** A chunk with everything that it imports at once. */
-function closure(first, found = new Set()) {
-  if (found.has(first)) return found;
-  found.add(first);
-  for (const match of text(first).matchAll(/(?:from|import)\s*["'`]\.\/([^"'`]+\.js)["'`]/g)) closure(match[1], found);
-  return found;
-}
-const html = readFileSync(join(DIST, 'index.html'), 'utf8');
-const entry = /assets\/(index-[^"]+\.js)"/.exec(html)[1];
-const chunk = (prefix) => names.find((name) => name.startsWith(prefix) && name.endsWith('.js')) ?? fail(`no chunk ${prefix}`);
-function fail(message) {
-  throw new Error(message);
-}
-const before = closure(entry);
-closure(chunk('Overview-'), before);
+const before = firstScripts();
 const without = (list) => [...list].filter((name) => !before.has(name));
 const css = names.filter((name) => name.endsWith('.css'));
 const own = css.filter((name) => !/^(uPlot|terminal|xterm)/.test(name));

@@ -167,7 +167,8 @@ def main():
     with open(document, encoding="utf-8") as text:
         operations = sum(len(methods) for methods in json.load(text)["paths"].values())
     with open(os.path.join(folder, "schemathesis.toml"), "w", encoding="utf-8") as config:
-        config.write("# Everything is said on the command line.\n")
+        # Streams stay open; their first event tells their form.
+        config.write("max-stream-events = 1\n")
     # Each edge of each schema once where there is room for it; the rest is drawn at random.
     phases = "coverage,fuzzing" if wanted >= 50 * operations else "fuzzing"
     examples = max(1, -(-wanted // (2 * operations)))

@@ -9,7 +9,7 @@ use crate::{
     engine::{self, Engine},
     output,
     postgres::Postgres,
-    process, setup, venv,
+    process, setup, venv, web,
     workspace::Workspace,
 };
 
@@ -19,6 +19,7 @@ const BENCHMARKS: &[&str] = &[
     "api",
     "cli",
     "agent",
+    "containers",
     "runs",
     "cost",
     "isolation",
@@ -26,8 +27,10 @@ const BENCHMARKS: &[&str] = &[
     "load",
     "jobs",
     "spot",
+    "sharing",
     "growth",
     "proxy",
+    "ui",
     "report",
     "all",
 ];
@@ -58,6 +61,10 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     // `sim` is optimised too, and builds in a third of the time.
     let profile = args.value::<String>("--profile")?.unwrap_or_else(|| "release".to_owned());
     let rest = args.rest();
+    if name == "ui" {
+        ensure!(rest.is_empty(), "`bench ui` takes no arguments");
+        return web::bench(workspace, &profile);
+    }
     // Server and agent are measured as users run them: as separate binaries in separate processes.
     let mut build = workspace.cargo();
     build.args(["build", "--profile", &profile]);
@@ -105,7 +112,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
     // Held until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
+        None if is("report") || is("spot") || is("sharing") || is("proxy") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
             output::print_message(&format!("started Postgres at {}", postgres.url));
@@ -119,7 +126,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
     }
     // Held as well; only some benchmarks start containers.
     let _engine = match std::env::var_os(engine::SOCKET_VARIABLE) {
-        None if is("agent") || (is("runs") && !has("--peer")) => {
+        None if is("agent") || is("containers") || (is("runs") && !has("--peer")) => {
             let engine = Engine::start()?;
             command.env(engine::SOCKET_VARIABLE, &engine.socket);
             Some(engine)

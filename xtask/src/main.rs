@@ -9,6 +9,7 @@ mod codegen;
 mod core_usage;
 mod demo;
 mod dist;
+mod docs;
 mod elf;
 mod engine;
 mod faults;
@@ -26,6 +27,7 @@ mod test;
 mod texts;
 mod tidy;
 mod venv;
+mod web;
 mod workspace;
 
 use std::process::ExitCode;
@@ -38,12 +40,13 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   demo                       build both binaries, run a task on this machine and show the next steps
-  test [--fast | --nightly] [--changed | --since REV] [--only NAME]… [--timings] [-j N]
+  test [--fast | --nightly] [--changed | --since REV] [--only NAME]… [--web] [--timings] [-j N]
                              install the requirements, then run every level of continuous integration
                              --fast: unit and SQLite tests of every crate, without daemons and without root
                              --changed: only crates that changed since `main`, and those that depend on them
                              --nightly: also the slow tests, every fault row five times, and 5,000 new seeds
                              --only: only tests whose name contains NAME, with the services that they need
+                             --web: only the files of the web UI, and its pages in a browser
                              --timings: show where the time was spent; -j: number of parallel tests
   tidy                       check the rules of the repository
   sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue]
@@ -53,11 +56,13 @@ usage: cargo xtask COMMAND
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              run the fault matrix, with real processes, hosts and engines
   bench NAME [--profile P] [ARG…]
-                             run a benchmark with the services that it needs: engine, api, cli, agent, runs, cost,
-                             isolation, dispatch, load, jobs, spot, growth, proxy, report or all
+                             run a benchmark with the services that it needs: engine, api, cli, agent, containers, runs, cost,
+                             isolation, dispatch, load, jobs, spot, sharing, growth, proxy, ui, report or all
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              send requests generated from the OpenAPI document to a private server
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
+  web [--check]              build the files of the web UI; --check: only compare them with `web/dist`
+  docs [--check]             build the documentation site in target/docs; --check: only check links, anchors and metrics
   record                     record the first five minutes in a terminal, for the documentation
   release                    build both binaries in target/dist, optimised and stripped, with separate symbols
   dist [--profile NAME | --binaries DIR] [--sign KEY] [--try]
@@ -100,9 +105,11 @@ fn run() -> Result<ExitCode> {
         }
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
         Some("dist") => dist::run(&workspace, args),
+        Some("docs") => docs::run(&workspace, args),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::advisories::run_cargo_deny(&workspace)),
         Some("texts") => texts::run(&workspace, args),
+        Some("web") => web::run(&workspace, args),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
             output::print_result(HELP);

@@ -39,9 +39,25 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         packages: &["docker.io", "containerd", "runc", "iptables"],
     },
     Requirement {
+        what: "OCI runtimes (for containers without an engine)",
+        here: || process::succeeds("runc", &["--version"]) && process::succeeds("crun", &["--version"]),
+        packages: &["runc", "crun"],
+    },
+    Requirement {
+        what: "newuidmap, slirp4netns and pasta (for containers of users that are not root)",
+        here: || {
+            process::succeeds("slirp4netns", &["--version"])
+                && process::succeeds("pasta", &["--version"])
+                && std::path::Path::new("/usr/bin/newuidmap").exists()
+        },
+        packages: &["uidmap", "slirp4netns", "passt"],
+    },
+    Requirement {
         what: "Podman (the agent's second container engine)",
-        here: || process::succeeds("podman", &["--version"]),
-        packages: &["podman"],
+        here: || {
+            process::succeeds("podman", &["--version"]) && process::succeeds("catatonit", &["--version"])
+        },
+        packages: &["podman", "catatonit"],
     },
     Requirement {
         what: "a static busybox (for test images)",
@@ -106,6 +122,27 @@ const PROXY_REQUIREMENTS: &[Requirement] = &[
         packages: &["wrk"],
     },
 ];
+
+/// Additional requirements of the web UI.
+const WEB_REQUIREMENTS: &[Requirement] = &[
+    Requirement { what: "Node 20 or newer with npm", here: has_node, packages: &["nodejs", "npm"] },
+    Requirement {
+        what: "Chromium (to try the pages of the web UI)",
+        here: || std::path::Path::new("/usr/bin/chromium").exists(),
+        packages: &["chromium"],
+    },
+];
+
+/// Returns whether Node is there, in a version with which the packages of the lock file work.
+fn has_node() -> bool {
+    let version = process::run_for_stdout(Command::new("node").arg("--version"));
+    let major = version.ok().and_then(|text| text.trim().strip_prefix('v')?.split('.').next()?.parse().ok());
+    major.is_some_and(|major: u32| major >= 20) && process::succeeds("npm", &["--version"])
+}
+
+pub(crate) fn ensure_for_web() -> Result<()> {
+    ensure_all(WEB_REQUIREMENTS)
+}
 
 pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<()> {
     ensure_all(TEST_REQUIREMENTS)?;

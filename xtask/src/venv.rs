@@ -63,8 +63,31 @@ pub(crate) const SCHEMATHESIS: Venv = Venv {
     variable: "WINDLASS_TEST_SCHEMATHESIS",
 };
 
+/// Builds the documentation site, and parses the expressions of alert rules.
+pub(crate) const DOCS: Venv = Venv {
+    name: "docs",
+    purpose: "MkDocs (builds the documentation site)",
+    requirements: include_str!("../venvs/docs.txt"),
+    imports: "mkdocs, promql_parser, pygments",
+    variable: "WINDLASS_TEST_DOCS",
+};
+
+/// An OpenID Connect provider, with which users log in to the web UI.
+const OIDC: Venv = Venv {
+    name: "oidc",
+    purpose: "an OpenID Connect provider",
+    requirements: include_str!("../venvs/oidc.txt"),
+    imports: "oidc_provider_mock",
+    variable: "WINDLASS_TEST_OIDC",
+};
+
 /// Environments that the tests need.
-const TEST_VENVS: &[Venv] = &[MOTO, DSTACK, ARVADOS, DSTACK_SERVER];
+const TEST_VENVS: &[Venv] = &[MOTO, DSTACK, ARVADOS, DSTACK_SERVER, OIDC];
+
+/// Creates the environment that the pages of the web UI need, and returns its variable with its directory.
+pub(crate) fn ensure_for_web(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
+    Ok((OIDC.variable, OIDC.ensure(workspace)?))
+}
 
 /// Creates the environments of the tests, and returns the variables with their directories.
 pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
@@ -122,7 +145,7 @@ mod tests {
 
     #[test]
     fn every_python_requirement_is_pinned() {
-        for venv in TEST_VENVS.iter().chain([&SCHEMATHESIS]) {
+        for venv in TEST_VENVS.iter().chain([&SCHEMATHESIS, &DOCS]) {
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
             }

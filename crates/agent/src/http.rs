@@ -62,7 +62,7 @@ const CONNECTIONS_MAX: usize = 1024;
 const STREAMS_MAX: u32 = 512;
 /// Flow-control window per stream. One slow reader must not use up the window of its connection.
 const STREAM_WINDOW: u32 = 256 * 1024;
-const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 /// Interval of HTTP/2 pings. A peer that does not answer one within `PING_TIMEOUT` is disconnected.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);

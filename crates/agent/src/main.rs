@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use windlass_agent::{exec, host, runner, shim};
+use windlass_agent::{exec, host, relay, runner, shim};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -27,6 +27,9 @@ enum AgentCommand {
     /// Supervise the program of an attempt (started by the executor)
     #[command(hide = true)]
     ExecGuard(exec::GuardArgs),
+    /// Connect a gateway to the shim (started by the host's SSH server)
+    #[command(hide = true)]
+    Relay(relay::Args),
     /// Print the hardware and the health of this host as JSON
     Host(host::cli::Args),
     /// Run a helper process (started by the runner)
@@ -35,6 +38,9 @@ enum AgentCommand {
 }
 
 fn main() -> ExitCode {
+    if let Some(program) = runner::repo::host_git::requested_program(std::env::args_os()) {
+        return runner::repo::host_git::main(&program);
+    }
     if shim::dstack_compat::is_requested(std::env::args_os()) {
         return shim::dstack_compat::main();
     }
@@ -43,6 +49,7 @@ fn main() -> ExitCode {
         AgentCommand::Runner(args) => runner::cli::main(&args),
         AgentCommand::Exec(args) => exec::main(&args),
         AgentCommand::ExecGuard(args) => exec::guard(&args),
+        AgentCommand::Relay(args) => relay::main(&args),
         AgentCommand::Host(args) => host::cli::main(&args),
         AgentCommand::Child(args) => runner::helper_process::main(&args),
     }

@@ -35,6 +35,20 @@ use crate::{cgroup::port_rewrite::PortMap, safe_open::DirHandle};
 pub const RUN_DIR_IN_CONTAINER: &str = "/windlass/run";
 /// Path of the agent's binary inside a container, read-only.
 pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
+/// Path of the host's git inside a container, read-only; absent if the host has none.
+pub const GIT_IN_CONTAINER: &str = "/windlass/git";
+
+/// Layout of the copy of the host's git.
+pub mod host_git {
+    /// Links to the agent's binary by the names of the programs, and scripts.
+    pub const COMMANDS: &str = "commands";
+    pub const PROGRAMS: &str = "programs";
+    pub const LIBRARIES: &str = "lib";
+    /// Dynamic loader; absent if the programs are static.
+    pub const LOADER: &str = "ld.so";
+    /// Certificates of trusted authorities.
+    pub const AUTHORITIES: &str = "ca.pem";
+}
 
 pub const RUNNER_CONFIG: &str = "runner.json";
 pub const IMAGE_CONFIG: &str = "image.json";

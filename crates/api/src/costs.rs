@@ -33,6 +33,41 @@ pub struct ListRequest {
     /// Maximum number of items, from 1 to 1000.
     #[serde(default = "limit")]
     pub limit: i64,
+    /// Step of a series of costs; none without it.
+    #[serde(default)]
+    pub every: Option<CostStep>,
+}
+
+/// Step of a series of costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CostStep {
+    Hour,
+    Day,
+}
+
+/// Dollars of one item in each step.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CostSeriesItem {
+    pub name: String,
+    pub costs: Vec<f64>,
+}
+
+/// Costs in steps: of the items with the highest cost, and of all others as `others`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CostSeries {
+    #[schemars(with = "Vec<crate::document::DateTime>")]
+    pub times: Vec<Timestamp>,
+    pub items: Vec<CostSeriesItem>,
+}
+
+/// Dollars by market.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct MarketCosts {
+    pub spot: f64,
+    pub on_demand: f64,
+    /// What the spot part would have cost on demand; null if a price is not known.
+    pub spot_at_on_demand: Option<f64>,
 }
 
 fn limit() -> i64 {
@@ -71,4 +106,10 @@ pub struct CostReport {
     pub until: Timestamp,
     pub items: Vec<CostItem>,
     pub total: CostTotal,
+    /// With `every` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<CostSeries>,
+    /// With `every` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub markets: Option<MarketCosts>,
 }

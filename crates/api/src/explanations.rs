@@ -10,6 +10,7 @@ use windlass_model::time::Timestamp;
 use crate::{
     Document,
     offers::Offer,
+    quotas::Quota,
     runs::{Deployment, GroupScaling},
 };
 
@@ -32,6 +33,9 @@ pub struct InstanceRequest {
     pub id: Uuid,
 }
 
+/// A change of a configuration: values by path; null removes a field.
+pub type Patch = BTreeMap<String, serde_json::Value>;
+
 /// One reason why a job does not fit somewhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shortfall {
@@ -41,6 +45,9 @@ pub struct Shortfall {
     pub cure: String,
     /// True if waiting may help.
     pub passes: bool,
+    /// The change as values of the configuration by path, such as `resources.gpu.count`; null removes a field.
+    #[serde(default)]
+    pub patch: Option<Patch>,
 }
 
 /// A location that does not accept a job, or several equal ones.
@@ -59,6 +66,8 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cure {
     pub message: String,
+    /// All of its changes as values of the configuration, if they are changes of the configuration.
+    pub patch: Option<Patch>,
     /// Number of locations where nothing else is missing.
     pub fits: u32,
     pub starts_now: bool,
@@ -68,10 +77,77 @@ pub struct Cure {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunInFront {
     pub position: i64,
+    /// Absent, as the run, if the caller may not see the project.
     pub project: Option<String>,
     pub run: Option<String>,
+    /// Requested resources in words.
+    #[serde(default, rename = "wants")]
+    pub requested: String,
+    /// Rule that puts it there: `class`, `share`, `usage`, `priority` or `age`.
+    #[serde(default)]
+    pub rule: String,
     #[schemars(with = "crate::document::DateTime")]
     pub waits_since: Timestamp,
+}
+
+/// An instance whose blocks are kept for a waiting run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ReservedInstance {
+    pub place: String,
+    /// Absent, as the run, if the caller may not see the project.
+    pub project: Option<String>,
+    pub run: Option<String>,
+    /// True if jobs there were preempted for it.
+    pub is_preempted: bool,
+    /// Time until which they are kept at most, or at which the run starts; null if that is not known.
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub until: Option<Timestamp>,
+}
+
+/// Place of a waiting run in the queue for instances, among the runs of all projects that share fleets with its project.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct QueueTurn {
+    /// Number of runs before it.
+    pub position: i64,
+    /// Number of runs in the queue.
+    pub length: i64,
+    /// Class of the run: `urgent`, `normal` or `idle`.
+    pub class: String,
+    pub priority: i64,
+    /// True if its project keeps within its guaranteed share when it starts.
+    pub is_within_share: bool,
+    /// Quotas of its project and of its user, with their use.
+    pub quotas: Vec<Quota>,
+    /// Usage of its project, in hours of a GPU (or of 8 CPUs, or of 64 GB). It counts half after seven days.
+    pub usage: f64,
+    /// Weight of its project: usage is divided by it.
+    pub weight: i64,
+    /// Runs before it, at most ten.
+    pub in_front: Vec<RunInFront>,
+    /// Instances that are kept for it, and for others on fleets that it may use.
+    pub reserved: Vec<ReservedInstance>,
+    /// Start of the run if all jobs last until their time limits and nothing else is submitted; null if that depends on
+    /// a job without a limit.
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub starts_at: Option<Timestamp>,
+    /// All of this in sentences.
+    pub sentences: Vec<String>,
+}
+
+/// Preemption of a run that has not run again since.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PreemptionReport {
+    #[schemars(with = "crate::document::DateTime")]
+    pub at: Timestamp,
+    /// `class` or `share`.
+    pub rule: String,
+    /// Run that takes its place. Absent, as its project, if the caller may not see that.
+    pub project: Option<String>,
+    pub run: Option<String>,
+    /// Time that its jobs have to exit.
+    pub grace_seconds: i64,
+    /// All of this in sentences, and what follows.
+    pub sentences: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -80,7 +156,7 @@ pub struct ExplainedJob {
     pub rank: i64,
     pub submission_id: Option<Uuid>,
     pub status: String,
-    /// Number of jobs before it, if it waits for an instance.
+    /// Number of runs before it, if it waits for an instance.
     pub position: Option<i64>,
     pub in_front: Vec<RunInFront>,
     /// Nearest miss first.
@@ -125,6 +201,11 @@ pub struct Explanation {
     pub hint: Option<String>,
     /// Command with the same answer.
     pub command: String,
+    /// Place in the queue, if it waits for an instance.
+    #[serde(default)]
+    pub turn: Option<QueueTurn>,
+    #[serde(default)]
+    pub preempted: Option<PreemptionReport>,
 }
 
 /// The nearest miss of a run that waits.
@@ -133,11 +214,13 @@ pub struct NearestMiss {
     pub place: String,
     pub message: String,
     pub cure: String,
+    pub patch: Option<Patch>,
 }
 
-/// A run that waits for an instance.
+/// A run that waits for an instance. Names are absent if the caller may not see its project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueEntry {
+    /// Number of runs before it, of all projects that share fleets with its project.
     pub position: i64,
     pub project: Option<String>,
     pub run: Option<String>,
@@ -155,6 +238,15 @@ pub struct QueueEntry {
     /// True if waiting is enough.
     pub passes: bool,
     pub blocked_by: Vec<ExpectedEndAt>,
+    /// `urgent`, `normal` or `idle`.
+    #[serde(default)]
+    pub class: String,
+    /// Rule that puts it after the run before it in its queue: `class`, `share`, `usage`, `priority` or `age`.
+    #[serde(default)]
+    pub rule: Option<String>,
+    /// Absent if the caller may not see its project.
+    #[serde(default)]
+    pub turn: Option<QueueTurn>,
 }
 
 /// Expected end of a run, with its location.
@@ -289,6 +381,13 @@ pub struct WhatIfResult {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DeploymentRequest {
     pub run_name: String,
+}
+
+/// A deployment to apply again.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RedeployRequest {
+    pub run_name: String,
+    pub num: i64,
 }
 
 /// A deployment whose specification is stored.

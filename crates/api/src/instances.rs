@@ -152,3 +152,29 @@ pub struct HealthCheck {
 pub struct HealthChecks {
     pub health_checks: Vec<HealthCheck>,
 }
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct HistoryRequest {
+    pub id: Uuid,
+}
+
+/// A job that ran or runs on an instance.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PastJob {
+    pub run: String,
+    pub run_id: Uuid,
+    pub job: String,
+    pub user: String,
+    #[schemars(with = "crate::document::DateTime")]
+    pub from: Timestamp,
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub to: Option<Timestamp>,
+    pub status: String,
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct InstanceHistory {
+    /// Newest first, at most 100.
+    pub jobs: Vec<PastJob>,
+}

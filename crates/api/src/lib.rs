@@ -6,8 +6,10 @@
 pub mod agent;
 pub mod auth;
 pub mod backends;
+pub mod budgets;
 pub mod changes;
 pub mod client;
+pub mod configurations;
 pub mod costs;
 pub mod document;
 pub mod error;
@@ -31,6 +33,7 @@ pub mod operations;
 pub mod overview;
 pub mod projects;
 pub mod queue_client;
+pub mod quotas;
 pub mod repos;
 pub mod rights;
 pub mod rows;
@@ -40,7 +43,9 @@ pub mod server;
 pub mod session;
 pub mod templates;
 pub mod unix;
+pub mod usage;
 pub mod users;
+pub mod views;
 pub mod volumes;
 
 pub use document::{Document, RenderedJson};

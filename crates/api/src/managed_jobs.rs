@@ -184,6 +184,9 @@ pub struct ManagedJob {
     #[schemars(extend("enum" = ["single", "pipeline", "dag", "group"]))]
     pub shape: String,
     pub priority: i64,
+    /// Priority of its runs in the queue for instances, from 0 to 100, unless a task sets its own.
+    #[serde(default)]
+    pub run_priority: i64,
     /// Position among the jobs of one launch, of which there are `num_jobs`.
     pub rank: i64,
     pub num_jobs: i64,
@@ -212,7 +215,67 @@ pub struct ManagedJob {
     /// Cost of its attempts so far, in dollars. Only when a single job is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
+    /// Its plan as YAML, without secrets. Only when a single job is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     pub tasks: Vec<Task>,
+}
+
+/// One attempt of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TaskAttempt {
+    pub attempt: u32,
+    pub run: String,
+    pub run_id: Option<Uuid>,
+    /// `spot` or `on-demand`.
+    pub market: Option<String>,
+    /// Instance of its first node.
+    pub placement: Option<String>,
+    #[schemars(with = "crate::document::DateTime")]
+    pub from: Timestamp,
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub to: Option<Timestamp>,
+    /// Reason of its end.
+    pub reason: Option<String>,
+    /// Dollars so far.
+    pub cost: f64,
+}
+
+/// Cost of a job on spot nodes, compared with on-demand nodes.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Savings {
+    /// Dollars so far.
+    pub spent: f64,
+    /// Dollars for the same time on demand; null if the on-demand price of a node is not known.
+    pub on_demand: Option<f64>,
+    pub saved: Option<f64>,
+    /// Number of times that the job got other nodes.
+    pub changeovers: u32,
+    pub deadline: Option<DeadlineLine>,
+    /// Time, and seconds of work done until then.
+    #[schemars(with = "Vec<(crate::document::DateTime, f64)>")]
+    pub progress: Vec<(Timestamp, f64)>,
+    pub decisions: Vec<MarketDecision>,
+}
+
+/// Line that the work must stay above to meet the deadline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DeadlineLine {
+    #[schemars(with = "crate::document::DateTime")]
+    pub from: Timestamp,
+    #[schemars(with = "crate::document::DateTime")]
+    pub to: Timestamp,
+    /// Work in seconds.
+    pub work_seconds: i64,
+}
+
+/// A choice of nodes.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MarketDecision {
+    #[schemars(with = "crate::document::DateTime")]
+    pub at: Timestamp,
+    pub market: Option<String>,
+    pub message: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -269,6 +332,12 @@ pub struct Task {
     /// Progress towards its deadline, if it has one and got its first launch slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<DeadlineReport>,
+    /// Attempts, the oldest first. Only when a single job is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<Vec<TaskAttempt>>,
+    /// Tasks that must end before it. Only when a single job is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Vec<u32>>,
 }
 
 /// A task with a deadline: on time or not, and its use of spot and on-demand nodes.

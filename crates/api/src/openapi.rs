@@ -9,6 +9,9 @@ use crate::{
     operations,
 };
 
+/// Operations that are open to all callers and reject some.
+const LOGINS: [&str; 3] = ["open_session", "start_oidc_login", "finish_oidc_login"];
+
 /// Returns the whole document. Deterministic: the same input results in the same bytes.
 pub fn document() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
@@ -99,6 +102,7 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
         Body::Events => "text/event-stream",
         Body::Stream => "",
     };
+    let answer = if entry.body == Body::Events { event_schema(answer) } else { answer };
     let mut responses = if entry.body == Body::Stream {
         json!({ "101": { "description": "Switching protocols: from here on, the connection carries bytes in both directions." } })
     } else {
@@ -108,8 +112,7 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     if matches!(entry.body, Body::Json | Body::File) {
         refusals.extend(["408", "409", "413"]);
     }
-    // A login is open to all callers and rejects some.
-    if entry.access != Access::Open || entry.id == "open_session" {
+    if entry.access != Access::Open || LOGINS.contains(&entry.id) {
         refusals.extend(["401", "403", "429"]);
     }
     if entry.access.in_project() {
@@ -120,6 +123,20 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
         responses[status] = json!({ "$ref": format!("#/components/responses/{status}") });
     }
     responses
+}
+
+/// Schema of one event of a stream, whose data is the JSON text of `data`.
+fn event_schema(data: Value) -> Value {
+    json!({
+        "type": "object",
+        "description": "One event. Comments, which keep the connection open, may come between events.",
+        "required": ["event", "data"],
+        "properties": {
+            "event": { "type": "string", "description": "Name of the event." },
+            "data": { "type": "string", "contentMediaType": "application/json", "contentSchema": data },
+            "id": { "type": "string", "description": "Position in the stream, for `Last-Event-ID` of a later request." },
+        },
+    })
 }
 
 fn refusals(schemas: &mut SchemaGenerator) -> Value {

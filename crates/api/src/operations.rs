@@ -4,9 +4,9 @@
 //! servers of this API answer and this one does not, with the reasons.
 
 use crate::{
-    auth, backends, changes, costs, events, explanations, exports, files, fleets, gateways, gpus, instances,
-    logs, managed_jobs, metrics, operation::operations, overview, projects, repos, rows, runs, secrets,
-    server, session, templates, users, volumes,
+    Document, auth, backends, budgets, changes, configurations, costs, events, explanations, exports, files,
+    fleets, gateways, gpus, instances, logs, managed_jobs, metrics, operation::operations, overview,
+    projects, quotas, repos, rows, runs, secrets, server, session, templates, usage, users, views, volumes,
 };
 
 operations! {
@@ -19,6 +19,13 @@ operations! {
     /// Returns the state of each pipeline of the server replica that answers.
     ListPipelines = "list_pipelines": Post Json "/api/server/pipelines" GlobalAdmin (server::EmptyRequest) -> Vec<server::Pipeline>;
 
+    /// Returns the settings of the server replica that answers, without secrets.
+    ListSettings = "list_settings": Post Json "/api/server/settings" GlobalAdmin (server::EmptyRequest) -> server::SettingList;
+    /// Returns the JSON Schema of a file format.
+    ReadSchema = "read_schema": Post Json "/api/schemas/get" Token (configurations::SchemaRequest) -> Document;
+    /// Returns the page about an error code.
+    ReadErrorPage = "read_error_page": Post Json "/api/errors/get" Token (configurations::ErrorPageRequest) -> configurations::ErrorPage;
+
     /// Lists the login methods other than a token.
     ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::EmptyRequest) -> Vec<auth::Provider>;
     /// Returns the next redirect of a browser login.
@@ -26,6 +33,12 @@ operations! {
 
     /// Opens a session for a browser with a token or a single-use code, and sets its cookie.
     OpenSession = "open_session": Post Json "/api/session/open" Open (session::OpenRequest) -> session::Session;
+    /// Returns how users log in to the web UI.
+    ReadLoginMethods = "read_login_methods": Post Json "/api/session/methods" Open (server::EmptyRequest) -> session::LoginMethods;
+    /// Begins a login with the identity provider, and returns the page of the provider that the browser opens next.
+    StartOidcLogin = "start_oidc_login": Post Json "/api/session/oidc/start" Open (server::EmptyRequest) -> session::OidcLogin;
+    /// Opens a session for a browser that the identity provider sent back, and sets its cookie.
+    FinishOidcLogin = "finish_oidc_login": Post Json "/api/session/oidc/finish" Open (session::FinishOidcRequest) -> session::Session;
     /// Returns the session of the caller.
     ReadSession = "read_session": Post Json "/api/session/get" Token (server::EmptyRequest) -> session::Session;
     /// Ends the session of the caller and removes its cookie.
@@ -137,6 +150,16 @@ operations! {
     /// Searches names and ids of everything that the caller may see.
     SearchNames = "search_names": Post Json "/api/search" Token (overview::SearchRequest) -> overview::SearchResult;
 
+    /// Lists saved views of the caller and of the caller's projects.
+    ListViews = "list_views": Post Json "/api/views/list" Token (server::EmptyRequest) -> views::ViewList;
+    /// Saves a view, for the caller or for the members of a project.
+    SetView = "set_view": Post Json "/api/views/set" Token (views::SetRequest) -> views::View;
+    /// Deletes a view that the caller saved.
+    DeleteView = "delete_view": Post Json "/api/views/delete" Token (views::DeleteRequest) -> ();
+    /// Returns series of metrics of jobs, instances, fleets or services over the same times.
+    QueryMetrics = "query_metrics": Post Json "/api/metrics/query" Token (metrics::SeriesRequest) -> metrics::SeriesList;
+    /// Streams the blocks of all instances that the caller may see, with their jobs and use, every five seconds.
+    StreamBlocks = "stream_blocks": Get Events "/api/metrics/stream" Token (metrics::BlockStreamRequest) -> metrics::BlockEvent;
     /// Streams changes of everything that the caller may see.
     StreamChanges = "stream_changes": Get Events "/api/changes/stream" Token (changes::StreamRequest) -> changes::FeedEvent;
     /// Lists the runs that wait for an instance, in the order in which instances are assigned.
@@ -154,6 +177,15 @@ operations! {
     CompareVariants = "compare_variants": Post Json "/api/project/{project_name}/runs/what_if" ProjectUser (explanations::WhatIfRequest) -> explanations::WhatIfResult;
     /// Lists the stored deployments of a service, newest first.
     ListDeployments = "list_deployments": Post Json "/api/project/{project_name}/runs/deployments" ProjectUser (explanations::DeploymentRequest) -> explanations::DeploymentList;
+
+    /// Applies the specification of an earlier deployment of a service as a new deployment.
+    RedeployService = "redeploy_service": Post Json "/api/project/{project_name}/runs/redeploy" ProjectOwnerOrManager (explanations::RedeployRequest) -> ();
+    /// Opens a shell in a job. The connection becomes a WebSocket with the protocol `windlass.terminal.v1`.
+    OpenTerminal = "open_terminal": Get Stream "/api/project/{project_name}/runs/terminal" ProjectOwnerOrManager (runs::TerminalRequest) -> ();
+    /// Checks the text of a configuration or of a task file.
+    CheckConfiguration = "check_configuration": Post Json "/api/project/{project_name}/configurations/check" ProjectUser (configurations::CheckRequest) -> configurations::CheckResult;
+    /// Checks a text and plans it, without applying anything.
+    PlanConfiguration = "plan_configuration": Post Json "/api/project/{project_name}/configurations/plan" ProjectUser (configurations::PlanTextRequest) -> configurations::PlanTextResult;
 
     /// Lists the runs of the caller's projects, newest first.
     ListRuns = "list_runs": Post Json "/api/runs/list" Token (runs::ListRequest) -> Vec<runs::Run>;
@@ -200,6 +232,9 @@ operations! {
     /// Resumes a managed job that ended without success, under its number. Requires its owner or a manager of the project.
     ResumeManagedJob = "resume_managed_job": Post Json "/api/project/{project_name}/jobs/resume" ProjectOwnerOrManager (managed_jobs::ResumeRequest) -> managed_jobs::ManagedJob;
 
+    /// Returns what a managed job cost, compared with on-demand nodes, and its progress towards its deadline.
+    ReadSavings = "read_savings": Post Json "/api/project/{project_name}/jobs/savings" ProjectUser (managed_jobs::ReadRequest) -> managed_jobs::Savings;
+
     /// Lists the costs of the project's instances over a period, by run, user or fleet; the highest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::CostReport;
 
@@ -222,6 +257,8 @@ operations! {
     ListInstances = "list_instances": Post Json "/api/instances/list" Token (instances::ListRequest) -> Vec<instances::Instance>;
     /// Returns one instance.
     ReadInstance = "read_instance": Post Json "/api/project/{project_name}/instances/get" ProjectUser (instances::ReadRequest) -> instances::Instance;
+    /// Lists the jobs that ran on an instance, newest first.
+    ListInstanceJobs = "list_instance_jobs": Post Json "/api/project/{project_name}/instances/history" ProjectUser (instances::HistoryRequest) -> instances::InstanceHistory;
     /// Lists past health checks of an instance.
     ListHealthChecks = "list_health_checks": Post Json "/api/project/{project_name}/instances/get_instance_health_checks" ProjectUser (instances::HealthChecksRequest) -> instances::HealthChecks;
 
@@ -265,8 +302,30 @@ operations! {
 
     /// Lists what the project shares with others.
     ListExports = "list_exports": Post Json "/api/project/{project_name}/exports/list" ProjectUser (server::EmptyRequest) -> exports::Exports;
+    /// Shares fleets and gateways with other projects. Requires an admin of each of them; with all projects, a global admin.
+    CreateExport = "create_export": Post Json "/api/project/{project_name}/exports/create" ProjectAdmin (exports::CreateRequest) -> exports::Export;
+    /// Changes what an export shares, and with whom.
+    UpdateExport = "update_export": Post Json "/api/project/{project_name}/exports/update" ProjectAdmin (exports::UpdateRequest) -> exports::Export;
+    /// Ends an export. Jobs of other projects on its fleets end.
+    DeleteExport = "delete_export": Post Json "/api/project/{project_name}/exports/delete" ProjectAdmin (exports::NameRequest) -> ();
     /// Lists what others share with the project.
     ListImports = "list_imports": Post Json "/api/project/{project_name}/imports/list" ProjectUser (server::EmptyRequest) -> exports::Imports;
+    /// Ends the project's use of an export. Its jobs on the fleets of the export end.
+    DeleteImport = "delete_import": Post Json "/api/project/{project_name}/imports/delete" ProjectAdmin (exports::DeleteImportRequest) -> ();
+    /// Returns the usage of projects that the caller may see: GPU hours, CPU hours and cost by project, user, class and time.
+    ListUsage = "list_usage": Post Json "/api/usage/list" Token (usage::ListRequest) -> usage::UsageReport;
+    /// Lists the budgets of the project and its members, with what is spent.
+    ListBudgets = "list_budgets": Post Json "/api/project/{project_name}/budgets/list" ProjectUser (server::EmptyRequest) -> budgets::Budgets;
+    /// Sets a budget. One of a member requires a manager of the project, one of the whole project a global admin.
+    SetBudget = "set_budget": Post Json "/api/project/{project_name}/budgets/set" ProjectManager (budgets::SetRequest) -> budgets::Budgets;
+    /// Deletes a budget, with the same rights.
+    DeleteBudget = "delete_budget": Post Json "/api/project/{project_name}/budgets/delete" ProjectManager (budgets::DeleteRequest) -> budgets::Budgets;
+    /// Lists the quotas of the project and its members, with their use.
+    ListQuotas = "list_quotas": Post Json "/api/project/{project_name}/quotas/list" ProjectUser (server::EmptyRequest) -> quotas::Quotas;
+    /// Sets a quota. One of a member requires a manager of the project, one of the whole project a global admin.
+    SetQuota = "set_quota": Post Json "/api/project/{project_name}/quotas/set" ProjectManager (quotas::SetRequest) -> quotas::Quotas;
+    /// Deletes a quota, with the same rights.
+    DeleteQuota = "delete_quota": Post Json "/api/project/{project_name}/quotas/delete" ProjectManager (quotas::DeleteRequest) -> quotas::Quotas;
     /// Lists the templates that the UI offers.
     ListTemplates = "list_templates": Post Json "/api/project/{project_name}/templates/list" ProjectUser (server::EmptyRequest) -> Vec<templates::Template>;
 }

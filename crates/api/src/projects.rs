@@ -49,6 +49,13 @@ pub struct Project {
     /// Image of runs that name none, on instances that run only containers. Unset: the setting of the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_image: Option<String>,
+    /// A project with twice the weight may use twice as much of shared fleets before others come first.
+    #[serde(default = "one")]
+    pub weight: i64,
+}
+
+fn one() -> i64 {
+    1
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -154,4 +161,7 @@ pub struct UpdateRequest {
     /// Removes the default image of the project; that of the server applies again.
     #[serde(default)]
     pub reset_default_image: bool,
+    /// Weight of the project's usage of shared fleets, from 1 to 1000; requires a global admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<i64>,
 }

@@ -30,6 +30,18 @@ Three rights are granted separately from the role:
 - **Secrets**: a run may use the secrets of its project that are available to its creator
   (`windlass secret set NAME --for USER,…|managers|everyone`). By default, a secret is available to everyone in the project.
 
+Members see the runs of each other: configurations with the variables written in them, logs, events and metrics. A value
+that others must not see belongs into a secret that is not available to them.
+
+Some requests need more than their row says:
+
+- Quotas of a whole project, its weight, and exports to all projects are for global admins; an export to a project
+  requires an admin of both.
+- Admins of a project are added and removed by its admins, not by managers.
+- `class: urgent` of a run is for managers.
+- A volume with a disk that a volume of another project has is registered by global admins.
+- Containers of the queue require the right to use it, which global admins grant.
+
 `yes`: allowed. `own`: allowed for the caller's own objects. `–`: refused, with 401 without a token and with 403 otherwise.
 
 | operation | access | anonymous | no member | user, own | user, of others | manager | project admin | global admin |

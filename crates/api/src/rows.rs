@@ -78,7 +78,7 @@ pub struct RunRow {
     pub reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub termination_reason: Option<String>,
-    /// Number of jobs before it in the queue.
+    /// Number of runs before it in the queue, of all projects that share fleets with its project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
-use crate::{Document, offers::Offer, rows::RunRow};
+use crate::{Document, explanations::QueueTurn, offers::Offer, rows::RunRow};
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RunFleet {
@@ -50,6 +50,12 @@ pub struct Run {
     /// Reason why it waits, in one sentence: for capacity, for its next attempt, for its schedule or for a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Reasons why it ended, or why its replicas are not ready, most specific first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
+    /// Action that may help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
     /// State of the newest deployment of a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Deployment>,
@@ -150,7 +156,7 @@ pub struct JobSubmission {
     pub image_pull_progress: Option<Document>,
     #[serde(default)]
     pub probes: Vec<Probe>,
-    /// Number of submissions ahead of it that wait for an instance: 0 is next. Only when a single run is read.
+    /// Number of runs before it that wait for an instance, of all projects that share fleets with its project: 0 is next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<i64>,
     /// Reasons why it waits for an instance, or got none, as in `JobPlan`. Only when a single run is read.
@@ -181,6 +187,9 @@ pub struct ListRequest {
     pub limit: i64,
     #[serde(default)]
     pub ascending: bool,
+    /// Adds `queue_position` to jobs that wait for an instance.
+    #[serde(default)]
+    pub queue_positions: bool,
 }
 
 impl Default for ListRequest {
@@ -196,6 +205,7 @@ impl Default for ListRequest {
             prev_run_id: None,
             limit: limit(),
             ascending: Default::default(),
+            queue_positions: Default::default(),
         }
     }
 }
@@ -298,6 +308,9 @@ pub struct RunPlan {
     #[serde(default)]
     pub current_resource: Option<Run>,
     pub action: ApplyAction,
+    /// Place that it would have in the queue, if it would not start at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<QueueTurn>,
 }
 
 /// Expected state of the run: only the fields that show whether it has changed since.
@@ -326,6 +339,13 @@ pub struct StopRequest {
     pub runs_names: Vec<String>,
     #[serde(default)]
     pub abort: bool,
+}
+
+/// Job in which a terminal is opened.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct TerminalRequest {
+    pub run_name: String,
+    pub job_submission_id: Uuid,
 }
 
 /// Job and port to connect to.

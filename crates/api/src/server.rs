@@ -42,3 +42,15 @@ pub struct Info {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload_bytes_max: Option<u64>,
 }
+
+/// A setting of the server, without secrets.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Setting {
+    pub name: String,
+    pub value: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SettingList {
+    pub settings: Vec<Setting>,
+}

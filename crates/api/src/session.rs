@@ -27,6 +27,47 @@ impl std::fmt::Debug for OpenRequest {
     }
 }
 
+/// Ways to log in, besides a token and a code of `windlass ui`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LoginMethods {
+    /// Identity provider with which users log in.
+    pub oidc: Option<OidcProvider>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OidcProvider {
+    /// Name for people.
+    pub name: String,
+}
+
+/// A login that has begun. It belongs to the browser that got the cookie with this response.
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct OidcLogin {
+    /// Page of the identity provider.
+    pub url: String,
+}
+
+/// Omits the URL, which contains the state of the login.
+impl std::fmt::Debug for OidcLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OidcLogin").finish_non_exhaustive()
+    }
+}
+
+/// Parameters with which the identity provider sent the browser back.
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FinishOidcRequest {
+    pub code: String,
+    pub state: String,
+}
+
+/// Omits the credentials.
+impl std::fmt::Debug for FinishOidcRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FinishOidcRequest").finish_non_exhaustive()
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SessionUser {
     pub id: Uuid,

@@ -13,4 +13,6 @@ pub struct Template {
     #[serde(default)]
     pub parameters: Vec<serde_json::Value>,
     pub configuration: serde_json::Value,
+    /// Text of the configuration.
+    pub text: String,
 }

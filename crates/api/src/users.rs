@@ -202,7 +202,7 @@ impl TokenScope {
 
 /// Operations that change nothing but the caller's session and return no secret. A new operation is in neither list until it is added
 /// explicitly.
-const READ_OPERATIONS: [&str; 57] = [
+const READ_OPERATIONS: [&str; 67] = [
     "read_metrics",
     "list_pipelines",
     "read_session",
@@ -214,6 +214,16 @@ const READ_OPERATIONS: [&str; 57] = [
     "list_container_rows",
     "read_summary",
     "search_names",
+    "list_settings",
+    "read_schema",
+    "read_error_page",
+    "list_views",
+    "query_metrics",
+    "stream_blocks",
+    "check_configuration",
+    "plan_configuration",
+    "read_savings",
+    "list_instance_jobs",
     "stream_changes",
     "list_queue",
     "explain_run",
@@ -263,8 +273,10 @@ const READ_OPERATIONS: [&str; 57] = [
 ];
 
 /// Operations that start and stop work.
-const SUBMIT_OPERATIONS: [&str; 10] = [
+const SUBMIT_OPERATIONS: [&str; 12] = [
     "apply_run",
+    "redeploy_service",
+    "open_terminal",
     "stop_runs",
     "connect_job",
     "launch_managed_jobs",

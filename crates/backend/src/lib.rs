@@ -57,6 +57,8 @@ pub struct Enrolment {
     pub credential_sha256: String,
     /// Ed25519 key that signs task specifications; base64.
     pub server_key: String,
+    /// Public SSH key of gateways, which a host that is reached over SSH accepts for connections to its agent.
+    pub gateway_key: Option<String>,
 }
 
 /// Requested instance.

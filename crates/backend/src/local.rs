@@ -47,10 +47,12 @@ const MIB: u64 = 1024 * 1024;
 
 /// Runtime of the jobs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Runtime {
     /// Containers for jobs with an image, plain processes for the others.
     Any,
+    /// The same, with containers that the agent starts without an engine.
+    AnyOci,
     /// Containers only.
     Docker,
     /// Plain processes only.
@@ -61,13 +63,14 @@ impl Runtime {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Any => "any",
+            Self::AnyOci => "any-oci",
             Self::Docker => "docker",
             Self::Process => "process",
         }
     }
 
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Any, Self::Docker, Self::Process].into_iter().find(|one| one.as_str() == word)
+        [Self::Any, Self::AnyOci, Self::Docker, Self::Process].into_iter().find(|one| one.as_str() == word)
     }
 }
 
@@ -77,7 +80,8 @@ pub struct Settings {
     pub home: PathBuf,
     /// Program of the agent, if not next to the server's.
     pub agent: Option<PathBuf>,
-    /// `None`: both if an engine responds or once did, otherwise plain processes.
+    /// `None`: both if an engine responds or once did, or if there is none and the agent can run containers without one;
+    /// otherwise plain processes.
     pub runtime: Option<Runtime>,
     /// Socket of the engine; `None`: `DOCKER_HOST`, or the usual sockets.
     pub docker_socket: Option<PathBuf>,
@@ -116,6 +120,21 @@ impl SelectedRuntime {
     }
 }
 
+/// Output of `windlass-agent host`.
+#[derive(Clone, Debug, Deserialize)]
+struct HostReport {
+    host: HostInfo,
+    /// Absent from agents that do not report it.
+    #[serde(default)]
+    oci: Option<OciSupport>,
+}
+
+/// Support of the agent for containers without an engine.
+#[derive(Clone, Debug, Deserialize)]
+struct OciSupport {
+    available: bool,
+}
+
 /// Private state of this backend in a `Machine`.
 #[derive(Debug, Serialize, Deserialize)]
 struct LocalState {
@@ -131,7 +150,7 @@ struct LocalState {
 
 pub struct LocalBackend {
     settings: Settings,
-    inspected: Mutex<Option<(Instant, HostInfo)>>,
+    inspected: Mutex<Option<(Instant, HostReport)>>,
 }
 
 impl LocalBackend {
@@ -185,6 +204,12 @@ impl LocalBackend {
         if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
             return Ok(SelectedRuntime::new(Runtime::Process, None, "as configured"));
         }
+        // An engine that was installed since does not know these containers.
+        if before == Some(Runtime::AnyOci)
+            || (before.is_none() && self.settings.runtime == Some(Runtime::AnyOci))
+        {
+            return Ok(SelectedRuntime::new(Runtime::AnyOci, None, "containers without an engine"));
+        }
         if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
             return Ok(SelectedRuntime::new(Runtime::Process, None, "its jobs were started as processes"));
         }
@@ -192,14 +217,19 @@ impl LocalBackend {
         let runtime = match (before, self.settings.runtime) {
             // A shim with both runtimes adopts plain processes as well as one without an engine.
             (Some(before @ (Runtime::Docker | Runtime::Any)), _) => Some(before),
-            (Some(Runtime::Process) | None, requested) => requested,
+            (Some(Runtime::Process | Runtime::AnyOci) | None, requested) => requested,
         };
         match (engine, runtime) {
             (EngineProbe::At(socket), runtime) => {
                 Ok(SelectedRuntime::with_engine(runtime.unwrap_or(Runtime::Any), socket))
             }
-            (EngineProbe::None { why }, None) if !had_engine(home) => {
-                Ok(SelectedRuntime::new(Runtime::Process, None, &why))
+            // A socket that the settings name is expected to exist: without it, jobs with an image wait, and the
+            // instance shows the reason.
+            (EngineProbe::None { why }, None)
+                if !had_engine(home) && self.settings.docker_socket.is_none() =>
+            {
+                let found = self.report().await.ok().and_then(|report| report.oci);
+                Ok(SelectedRuntime::new(runtime_without_engine(found.as_ref()), None, &why))
             }
             (EngineProbe::None { why }, None) => {
                 let message = format!("its container engine is not available: {why}");
@@ -231,7 +261,9 @@ impl LocalBackend {
         let written = match (&chosen.docker_socket, &chosen.engine_away) {
             (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
             // The agent's own record is lost when it is started without the engine.
-            (Some(_) | None, Some(_)) if !path.exists() => std::fs::write(&path, ""),
+            (Some(_) | None, Some(_)) if !path.exists() && self.settings.docker_socket.is_none() => {
+                std::fs::write(&path, "")
+            }
             // With the setting `process`, there is no engine to wait for.
             (None, None) if self.settings.runtime == Some(Runtime::Process) && path.exists() => {
                 std::fs::remove_file(&path)
@@ -281,6 +313,10 @@ impl LocalBackend {
 
     /// Returns the hardware of this machine, as reported by its agent.
     async fn inspect(&self) -> Result<HostInfo, BackendError> {
+        Ok(self.report().await?.host)
+    }
+
+    async fn report(&self) -> Result<HostReport, BackendError> {
         if let Some((when, info)) = &*self.inspected.lock()
             && when.elapsed() < HOST_INFO_TTL
         {
@@ -292,14 +328,9 @@ impl LocalBackend {
         let mode = OsStr::new(self.settings.processes.as_str());
         let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str(), "--processes".as_ref(), mode];
         let message = program.output(&args).await.map_err(|error| failed(format_chain(&error)))?;
-        #[derive(Deserialize)]
-        struct HostOutput {
-            host: HostInfo,
-        }
-        let message: HostOutput =
-            serde_json::from_str(&message).map_err(|error| failed(error.to_string()))?;
-        *self.inspected.lock() = Some((Instant::now(), message.host.clone()));
-        Ok(message.host)
+        let report: HostReport = serde_json::from_str(&message).map_err(|error| failed(error.to_string()))?;
+        *self.inspected.lock() = Some((Instant::now(), report.clone()));
+        Ok(report)
     }
 
     async fn create_instance(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
@@ -399,6 +430,11 @@ impl LocalBackend {
     }
 }
 
+/// Returns the runtime of a machine that has no engine and never had one.
+fn runtime_without_engine(found: Option<&OciSupport>) -> Runtime {
+    if found.is_some_and(|oci| oci.available) { Runtime::AnyOci } else { Runtime::Process }
+}
+
 /// Returns whether the machine had an engine before.
 fn had_engine(home: &ShimHome) -> bool {
     let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
@@ -407,7 +443,7 @@ fn had_engine(home: &ShimHome) -> bool {
 
 fn describe_runtime(runtime: Runtime) -> &'static str {
     match runtime {
-        Runtime::Any => "jobs with an image in containers, others as plain processes",
+        Runtime::Any | Runtime::AnyOci => "jobs with an image in containers, others as plain processes",
         Runtime::Docker => "jobs in containers",
         Runtime::Process => "jobs as plain processes",
     }
@@ -546,106 +582,4 @@ impl Backend for LocalBackend {
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::UnixListener,
-    };
-    use windlass_testkit::{TempDir, temp_dir};
-
-    use super::*;
-
-    fn local(dir: &TempDir, runtime: Option<Runtime>) -> LocalBackend {
-        LocalBackend::new(Settings {
-            home: dir.path().join("local"),
-            runtime,
-            docker_socket: Some(dir.path().join("engine.sock")),
-            ..Settings::default()
-        })
-    }
-
-    /// Engine that answers every request with OK, until it is aborted.
-    fn engine(dir: &TempDir) -> tokio::task::JoinHandle<()> {
-        let path = dir.path().join("engine.sock");
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(path).unwrap();
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let mut requested = [0; 37];
-                let _ = stream.read_exact(&mut requested).await;
-                let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nOK").await;
-            }
-        })
-    }
-
-    fn machine(local: &LocalBackend, chosen: &SelectedRuntime) -> BackendInstance {
-        let memo = LocalState {
-            home: local.home().dir().to_owned(),
-            host: hostname(),
-            message: chosen.message.clone(),
-            engine_away: chosen.engine_away.clone(),
-        };
-        let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, ..HostInfo::default() };
-        BackendInstance {
-            id: hostname(),
-            reach: None,
-            hostname: None,
-            internal_ip: None,
-            has: Some(has(&info, chosen)),
-            agent_version: None,
-            memo: json!(memo),
-        }
-    }
-
-    #[tokio::test]
-    async fn a_known_engine_that_stops_is_awaited_and_an_engine_that_appears_is_used() {
-        let dir = temp_dir("engine").unwrap();
-        let local = local(&dir, None);
-        let home = local.home();
-        std::fs::create_dir_all(home.dir()).unwrap();
-        let none = local.select_runtime(&home).await.unwrap();
-        assert_eq!((none.hardware_info(), none.engine_away.is_some()), (Runtime::Process, false), "{none:?}");
-        let bare = machine(&local, &none);
-        assert!(!local.is_outdated(&bare).await);
-
-        // It starts late: the instance runs containers from then on.
-        let running = engine(&dir);
-        assert!(local.is_outdated(&bare).await);
-        let with = local.select_runtime(&home).await.unwrap();
-        assert_eq!(
-            (with.runtime, with.hardware_info(), &with.engine_away),
-            (Runtime::Any, Runtime::Any, &None)
-        );
-        local.remember_engine(&home, &with);
-        let served = machine(&local, &with);
-        assert!(!local.is_outdated(&served).await);
-
-        // It stops: jobs with an image wait, and nothing is lost.
-        running.abort();
-        let _ = running.await;
-        std::fs::remove_file(dir.path().join("engine.sock")).unwrap();
-        assert!(local.is_outdated(&served).await);
-        let away = local.select_runtime(&home).await.unwrap();
-        assert_eq!((away.runtime, away.hardware_info()), (Runtime::Process, Runtime::Any), "{away:?}");
-        assert!(away.engine_away.as_ref().unwrap().contains("no Docker engine at"), "{away:?}");
-        local.remember_engine(&home, &away);
-        let waits = machine(&local, &away);
-        assert!(!local.is_outdated(&waits).await);
-        assert_eq!(waits.has.as_ref().unwrap().runtime, "any");
-
-        // It is back.
-        let _running = engine(&dir);
-        assert!(local.is_outdated(&waits).await);
-        assert_eq!(local.select_runtime(&home).await.unwrap().runtime, Runtime::Any);
-    }
-
-    #[tokio::test]
-    async fn a_configured_container_runtime_never_falls_back_to_plain_processes() {
-        let dir = temp_dir("engine").unwrap();
-        for runtime in [Runtime::Docker, Runtime::Any] {
-            let local = local(&dir, Some(runtime));
-            let error = local.select_runtime(&local.home()).await.unwrap_err();
-            assert!(matches!(error, BackendError::Unavailable { .. }), "{error}");
-        }
-    }
-}
+mod tests;

@@ -17,6 +17,7 @@ pub mod proxy;
 pub mod report;
 pub mod results;
 pub mod runs;
+pub mod sharing;
 pub mod spot;
 
 use anyhow::{Result, bail};

@@ -8,8 +8,7 @@ use windlass_testenv::server::binary_path;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const NAMES: &str =
-    "engine, api, cli, agent, runs, cost, isolation, dispatch, load, jobs, spot, growth, proxy, report";
+const NAMES: &str = "engine, api, cli, agent, containers, runs, cost, isolation, dispatch, load, jobs, spot, sharing, growth, proxy, report";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +27,7 @@ fn main() -> Result<()> {
         "api" => flags.finish().and_then(|()| runtime.block_on(bench::api::run(&windlass))),
         "cli" => flags.finish().and_then(|()| runtime.block_on(bench::cli::run(&windlass))),
         "agent" => flags.finish().and_then(|()| runtime.block_on(bench::agent::run(&agent))),
+        "containers" => flags.finish().and_then(|()| runtime.block_on(bench::agent::containers::run(&agent))),
         "runs" => {
             let peer = flags.value::<String>("--peer")?;
             flags.finish()?;
@@ -72,6 +72,11 @@ fn main() -> Result<()> {
             let plan = bench::spot::SpotPlan::read(&mut flags)?;
             flags.finish()?;
             bench::spot::run(&std::env::current_dir()?, &plan)
+        }
+        // Likewise: its table is in the page about sharing.
+        "sharing" => {
+            flags.finish()?;
+            bench::sharing::run(&std::env::current_dir()?)
         }
         _ => bail!("unknown benchmark `{name}`: expected one of {NAMES}"),
     }

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, attach, check, completion, container, contexts, cost, delete, dev, dispatch, doctor, event,
-    explain, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer, project, ps, run,
-    secret, server, show, ssh, stop, top, ui, user, volume, why,
+    apply, attach, budget, check, completion, container, contexts, cost, delete, dev, dispatch, doctor,
+    event, explain, export, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer, project,
+    ps, queue, quota, run, secret, serve, server, show, ssh, stop, top, ui, usage, user, volume, why,
 };
 
 const AFTER_HELP: &str = "\
@@ -51,8 +51,12 @@ pub(crate) enum Command {
     Delete(delete::Args),
     /// Launch, list, follow and cancel managed jobs, which are restarted when their instances are lost
     Jobs(jobs::Args),
+    /// Start, list, update and stop services from SkyPilot files
+    Serve(serve::Args),
     /// Show why a run or a managed job is waiting, failed or ended
     Why(why::Args),
+    /// List the runs that wait for instances, in the order in which they start
+    Queue(queue::Args),
     /// Watch runs, instances, the queue and events, and act on them
     Top(top::Args),
     /// Open the web UI in a browser
@@ -71,6 +75,12 @@ pub(crate) enum Command {
     Gateway(gateway::Args),
     /// Store, list and delete secrets
     Secret(secret::Args),
+    /// Show and set how much the project and its members may hold at once
+    Quota(quota::Args),
+    /// Share fleets and gateways with other projects
+    Export(export::Args),
+    /// List what other projects share with this one
+    Import(export::ImportArgs),
     /// List events
     Event(event::Args),
     /// List, show, stop and reprioritise queued containers
@@ -79,6 +89,10 @@ pub(crate) enum Command {
     Dispatch(dispatch::Args),
     /// Show the cost of instances
     Cost(cost::Args),
+    /// Show GPU hours, CPU hours and cost by project, user and class over time
+    Usage(usage::Args),
+    /// Show and set how much the project and its members may spend in a period
+    Budget(budget::Args),
     /// List and update projects and their members, and set your default project
     Project(project::Args),
     /// List, add and delete users

@@ -14,6 +14,8 @@ mod home;
 mod local_server;
 mod login;
 mod output;
+#[cfg(test)]
+mod reference;
 
 use std::process::ExitCode;
 

@@ -37,9 +37,14 @@ pub async fn lookup(name: &str) -> Result<Vec<IpAddr>, LookupError> {
     let resolver = resolver.map_err(|error| none(error.to_string()))?;
     let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup_ip(name)).await;
     let answer = answer.map_err(|_| none(format!("no response within {} s", LOOKUP_TIMEOUT.as_secs())))?;
-    let answer = answer.map_err(|error| none(error.to_string()))?;
+    let answer = answer.map_err(|error| none(describe_failure(&error.to_string())))?;
     let found: Vec<IpAddr> = answer.iter().take(ADDRESSES_MAX).collect();
     if found.is_empty() { Err(none("it has no address".to_owned())) } else { Ok(found) }
+}
+
+/// The resolver's message about a name without addresses contains its query.
+fn describe_failure(message: &str) -> String {
+    if message.contains("no records found") { "host name not found".to_owned() } else { message.to_owned() }
 }
 
 fn read_hosts_file() -> Option<String> {
@@ -73,6 +78,14 @@ mod tests {
 
     const HOSTS_TEXT: &str = "127.0.0.1 localhost\n10.0.0.7\tgpu-1.lab Gpu-1 # a remark: gpu-2\n\
         10.0.0.8 other gpu-1\nrubbish gpu-3\n# 10.0.0.9 gpu-4\n";
+
+    #[test]
+    fn a_name_without_addresses_is_reported_as_not_found() {
+        let raw =
+            "DNS error: no records found for Query { name: Name(\"nowhere.invalid.\"), query_type: AAAA }";
+        assert_eq!(describe_failure(raw), "host name not found");
+        assert_eq!(describe_failure("request timed out"), "request timed out");
+    }
 
     #[test]
     fn ip_addresses_localhost_and_hosts_file_entries_resolve_without_dns() {

@@ -11,6 +11,7 @@ use windlass_model::{
     container::Status,
     dispatch::{Attempt, ContainerNeeds, ContainerView, GpuRequirement, QueueSnapshot, capacity::NodeClass},
     gpu::compute_capability,
+    queue::{STOP_SECS_DEFAULT, STOP_SECS_MAX},
     time::{Span, Timestamp},
 };
 
@@ -19,7 +20,7 @@ const QUEUED_MAX: usize = 1_000;
 /// Maximum number of uuids in one request.
 const UUID_BATCH_MAX: usize = 100;
 /// Fields that [`Door::read`] reads; records with all their mounts would be large.
-const SELECTED_FIELDS: [&str; 8] = [
+const SELECTED_FIELDS: [&str; 9] = [
     "uuid",
     "state",
     "priority",
@@ -28,6 +29,7 @@ const SELECTED_FIELDS: [&str; 8] = [
     "locked_by_uuid",
     "runtime_constraints",
     "scheduling_parameters",
+    "stop_duration",
 ];
 
 /// A dispatcher's client of the queue.
@@ -259,6 +261,8 @@ fn parse_needs(record: &Value) -> ContainerNeeds {
         list.filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let seconds = number(&scheduling["max_run_time"]);
+    let span = |secs: u64| Span::secs(i64::try_from(secs).unwrap_or(i64::MAX));
+    let stop = record["stop_duration"].as_u64().or(scheduling["stop_duration"].as_u64());
     ContainerNeeds {
         cpus: u32::try_from(number(&requirements["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&requirements["ram"]),
@@ -266,7 +270,8 @@ fn parse_needs(record: &Value) -> ContainerNeeds {
         gpu_requirement: parse_gpu_needs(requirements, scheduling),
         partitions: words("partitions"),
         features: words("features"),
-        max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),
+        max_run_time: (seconds > 0).then(|| span(seconds)),
+        stop_duration: span(stop.unwrap_or(STOP_SECS_DEFAULT).min(STOP_SECS_MAX)),
         is_preemptible: scheduling["preemptible"].as_bool().unwrap_or(false),
     }
 }

@@ -36,8 +36,10 @@ const WAIT_REPORTS_MAX: usize = 20;
 const DISPATCHED: &str = "dispatched";
 /// Interval of announcements. Servers consider a dispatcher offline after two minutes.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
-/// Time after which a job that does not end by itself is killed.
+/// Time after which a job that does not end by itself is killed, in addition to the time that its program has to exit.
 const FORCE_AFTER: Duration = Duration::from_secs(120);
+/// Interval of repeated stop requests: one may be lost.
+const STOP_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
@@ -47,6 +49,15 @@ pub enum RoundError {
     Scheduler(#[from] SchedulerError),
     #[error("another dispatcher uses this token ({by}): waiting until it stops")]
     Waits { by: String },
+}
+
+/// Stop requests for an attempt.
+#[derive(Clone, Copy, Debug)]
+struct StopProgress {
+    since: Instant,
+    last: Instant,
+    /// Time that the program has to exit, as of the last request.
+    grace: Span,
 }
 
 /// Summary of a round.
@@ -78,8 +89,8 @@ pub struct Dispatcher<S> {
     tries: RetryLimiter,
     /// Wait reason last reported for each attempt.
     waits: BTreeMap<Attempt, String>,
-    /// Time at which each attempt was first asked to stop.
-    stopping: BTreeMap<Attempt, Instant>,
+    /// Stop requests, by attempt.
+    stopping: BTreeMap<Attempt, StopProgress>,
     /// Time of the last announcement.
     announced: Option<Instant>,
     /// Time at which the token's lease was last renewed.
@@ -149,7 +160,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         let requested_at = self.now();
         let queue = self.client.snapshot(&tracked, requested_at).await?;
         for step in reconcile(&queue, &lower, &mut self.memory) {
-            self.apply_step(step, &lower).await;
+            self.apply_step(step, &lower, &queue).await;
         }
         self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.state.is_ended()));
         let taken = self.dispatch_queued(&queue, &lower).await?;
@@ -213,9 +224,9 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Applies a step. If it fails, the next round repeats it.
-    async fn apply_step(&mut self, step: ReconcileStep, lower: &SchedulerSnapshot) {
+    async fn apply_step(&mut self, step: ReconcileStep, lower: &SchedulerSnapshot, queue: &QueueSnapshot) {
         let done = match &step {
-            ReconcileStep::Stop { attempt, job } => self.stop(attempt, job).await,
+            ReconcileStep::Stop { attempt, job } => self.stop(attempt, job, queue.find(&attempt.uuid)).await,
             ReconcileStep::StopOrphan { attempt, job } => self.stop_orphan(attempt, job, lower).await,
             ReconcileStep::Renice { job, priority, .. } => {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
@@ -257,10 +268,27 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    async fn stop(&mut self, attempt: &Attempt, job: &str) -> Result<(), RoundError> {
-        let since = *self.stopping.entry(attempt.clone()).or_insert_with(Instant::now);
-        let pressure = if since.elapsed() > FORCE_AFTER { StopMode::Force } else { StopMode::Request };
-        Ok(self.scheduler.stop(job, pressure).await?)
+    /// Requests a job to stop, and again from time to time or if the time of its program changed. Forces it if that is
+    /// over.
+    async fn stop(
+        &mut self,
+        attempt: &Attempt,
+        job: &str,
+        container: Option<&ContainerView>,
+    ) -> Result<(), RoundError> {
+        let now = Instant::now();
+        let grace = container.map_or(Span::ZERO, |container| container.needs.stop_duration);
+        let before = self.stopping.get(attempt);
+        let since = before.map_or(now, |before| before.since);
+        let limit = FORCE_AFTER + Duration::from_secs(u64::try_from(grace.as_secs()).unwrap_or_default());
+        let pressure = if now - since > limit { StopMode::Force } else { StopMode::Request };
+        let is_recent = |before: &StopProgress| before.grace == grace && now - before.last < STOP_INTERVAL;
+        if pressure == StopMode::Request && before.is_some_and(is_recent) {
+            return Ok(());
+        }
+        self.scheduler.stop(job, pressure).await?;
+        self.stopping.insert(attempt.clone(), StopProgress { since, last: now, grace });
+        Ok(())
     }
 
     async fn stop_orphan(
@@ -271,7 +299,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     ) -> Result<(), RoundError> {
         let now = self.client.find(&attempt.uuid).await?;
         match lower.find(attempt) {
-            Some(seen) if is_orphan(now.as_ref(), seen) => self.stop(attempt, job).await,
+            Some(seen) if is_orphan(now.as_ref(), seen) => self.stop(attempt, job, None).await,
             Some(_) | None => Ok(()),
         }
     }

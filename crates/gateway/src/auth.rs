@@ -1,12 +1,6 @@
 //! Access control: the hook that queries the server, and a bounded cache of its responses.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::Arc,
-    task::Context,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc, task::Context, time::Duration};
 
 use futures_util::future::BoxFuture;
 use hyper::{
@@ -15,6 +9,7 @@ use hyper::{
 };
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
+use tokio::time::{Instant, timeout};
 
 /// Prefixes of windlass's cookies. They are never passed to a service and never accepted from one.
 pub const COOKIE_PREFIXES: [&str; 2] = ["__Host-windlass-", "windlass-insecure-"];
@@ -88,7 +83,9 @@ impl AccessGrant {
 /// Lifetimes of cached decisions.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenCacheConfig {
-    /// Maximum time for which a revoked token keeps working.
+    /// Time for which an accepted token is used without another check: the maximum for which a revoked one works.
+    pub fresh_for: Duration,
+    /// Time for which an accepted token is used if it cannot be checked again.
     pub allow_ttl: Duration,
     pub deny_ttl: Duration,
     pub entries_max: usize,
@@ -103,8 +100,13 @@ pub struct CachingGatekeeper<G> {
 
 struct CachedVerdict {
     verdict: Verdict,
+    /// Time of the next check.
+    fresh_until: Instant,
     until: Instant,
 }
+
+/// Time for which a request waits for another check of a token that was accepted before.
+const RECHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl<G> CachingGatekeeper<G> {
     pub fn new(inner: G, config: TokenCacheConfig) -> Self {
@@ -129,7 +131,22 @@ impl<G> CachingGatekeeper<G> {
                 answers.clear();
             }
         }
-        answers.insert(key, CachedVerdict { verdict: verdict.clone(), until: now + life });
+        let fresh_until = now + life.min(self.config.fresh_for);
+        answers.insert(key, CachedVerdict { verdict: verdict.clone(), fresh_until, until: now + life });
+    }
+
+    /// Returns the verdict that is still valid, and whether it needs no other check.
+    fn cached(&self, key: &[u8; 32], now: Instant) -> Option<(Verdict, bool)> {
+        let verdicts = self.verdicts.read();
+        let answer = verdicts.get(key).filter(|answer| answer.until > now)?;
+        Some((answer.verdict.clone(), answer.fresh_until > now))
+    }
+
+    /// Uses the verdict for a while without another check, because the last one failed. It does not last longer.
+    fn postpone_check(&self, key: &[u8; 32], now: Instant) {
+        if let Some(answer) = self.verdicts.write().get_mut(key) {
+            answer.fresh_until = now + self.config.fresh_for;
+        }
     }
 }
 
@@ -140,12 +157,20 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
                 Sha256::new().chain_update(project).chain_update([0]).chain_update(token).finalize().into();
             // The lifetime starts before the query, so that a revocation during the query does not prolong it.
             let now = Instant::now();
-            if let Some(answer) = self.verdicts.read().get(&key)
-                && answer.until > now
-            {
-                return answer.verdict.clone();
-            }
-            let verdict = self.inner.check(token, project, peer).await;
+            let verdict = match self.cached(&key, now) {
+                Some((verdict, true)) => return verdict,
+                Some((verdict, false)) => {
+                    let checked = timeout(RECHECK_TIMEOUT, self.inner.check(token, project, peer)).await;
+                    match checked.unwrap_or(Verdict::Unknown) {
+                        Verdict::Unknown => {
+                            self.postpone_check(&key, now);
+                            return verdict;
+                        }
+                        checked @ (Verdict::Allow { .. } | Verdict::Deny) => checked,
+                    }
+                }
+                None => self.inner.check(token, project, peer).await,
+            };
             self.store(key, &verdict, now);
             verdict
         })
@@ -259,7 +284,12 @@ mod tests {
     }
 
     fn cached(allow: Duration, entries_max: usize) -> CachingGatekeeper<CountingGatekeeper> {
-        let trust = TokenCacheConfig { allow_ttl: allow, deny_ttl: Duration::from_secs(60), entries_max };
+        let trust = TokenCacheConfig {
+            fresh_for: Duration::from_secs(3),
+            allow_ttl: allow,
+            deny_ttl: Duration::from_secs(60),
+            entries_max,
+        };
         CachingGatekeeper::new(CountingGatekeeper(AtomicUsize::new(0)), trust)
     }
 
@@ -304,6 +334,55 @@ mod tests {
         gate.check("away", "a", HERE).await;
         assert!(matches!(gate.check("away", "a", HERE).await, Verdict::Unknown));
         assert_eq!(requested(&gate), 4);
+    }
+
+    /// Its answer can be changed.
+    struct ScriptedGatekeeper(parking_lot::Mutex<Verdict>);
+
+    impl Gatekeeper for ScriptedGatekeeper {
+        fn check<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
+            Box::pin(std::future::ready(self.0.lock().clone()))
+        }
+
+        fn is_known<'a>(
+            &'a self,
+            _token: &'a str,
+            _project: &'a str,
+            _peer: IpAddr,
+        ) -> BoxFuture<'a, Option<bool>> {
+            Box::pin(std::future::ready(None))
+        }
+
+        fn wait_until_revoked(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_revoked_token_is_refused_at_its_next_check_and_kept_while_it_cannot_be_checked() {
+        let secs = Duration::from_secs;
+        let trust =
+            TokenCacheConfig { fresh_for: secs(3), allow_ttl: secs(60), deny_ttl: secs(5), entries_max: 10 };
+        let scripted = ScriptedGatekeeper(parking_lot::Mutex::new(Verdict::Allow { identity: None }));
+        let gate = CachingGatekeeper::new(scripted, trust);
+        let is_allowed = async || matches!(gate.check("x", "a", HERE).await, Verdict::Allow { .. });
+        assert!(is_allowed().await);
+        // The server does not respond: the token is accepted up to its limit, and no longer.
+        *gate.inner.0.lock() = Verdict::Unknown;
+        for _ in 0..14 {
+            tokio::time::advance(secs(4)).await;
+            assert!(is_allowed().await);
+        }
+        tokio::time::advance(secs(5)).await;
+        assert!(matches!(gate.check("x", "a", HERE).await, Verdict::Unknown));
+        // The server responds again, and revokes the token.
+        *gate.inner.0.lock() = Verdict::Allow { identity: None };
+        assert!(is_allowed().await);
+        *gate.inner.0.lock() = Verdict::Deny;
+        tokio::time::advance(secs(2)).await;
+        assert!(is_allowed().await, "not checked yet");
+        tokio::time::advance(secs(1)).await;
+        assert!(!is_allowed().await);
     }
 
     #[tokio::test]

@@ -53,13 +53,9 @@ impl fmt::Debug for ReplicaHost {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum AgentAddress {
     /// Socket on the server's machine: only a gateway on that machine can connect.
-    Socket {
-        path: PathBuf,
-    },
-    Ssh {
-        socket: String,
-        login: SshLogin,
-    },
+    Socket { path: PathBuf },
+    /// SSH server of the host, which relays every session of this login to the agent.
+    Relay { login: SshLogin },
 }
 
 /// Address and login of a host, in serialised form.

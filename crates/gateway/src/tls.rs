@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::RwLock;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, date_time_ymd};
 use rustls::{
     ServerConfig,
     crypto::ring,
@@ -36,6 +37,8 @@ pub enum TlsError {
     },
     #[error("failed to set up TLS")]
     Setup(#[source] rustls::Error),
+    #[error("failed to create a self-signed certificate")]
+    SelfSigned(#[from] rcgen::Error),
 }
 
 /// Certificate with its key, as PEM.
@@ -44,6 +47,25 @@ pub struct CertificatePem {
     pub name: String,
     pub chain: Vec<u8>,
     pub key: Vec<u8>,
+}
+
+impl CertificatePem {
+    /// Creates a self-signed certificate for these names and addresses. Clients trust this exact certificate, so it does
+    /// not expire.
+    pub fn self_signed(names: &[String]) -> Result<Self, TlsError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "windlass");
+        params.not_before = date_time_ymd(2024, 1, 1);
+        params.not_after = date_time_ymd(9999, 12, 31);
+        let certificate = params.self_signed(&key)?;
+        Ok(Self {
+            name: "*".to_owned(),
+            chain: certificate.pem().into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+        })
+    }
 }
 
 impl std::fmt::Debug for CertificatePem {

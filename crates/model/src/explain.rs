@@ -2,14 +2,22 @@
 //!
 //! `why`, the plan table and the UI render these; such messages are not written elsewhere.
 
+mod refusal;
+
 use std::fmt::{self, Display};
 
 use serde::{Serialize, Serializer};
 
+pub use self::refusal::{Refusal, refusal_summary};
 use crate::{
     id::SubmissionId,
     money::Price,
-    plan::offers::{Availability, Location, SlurmObstacle},
+    plan::{
+        budget::BudgetExcess,
+        offers::{Availability, Location},
+        quota::QuotaExcess,
+        slurm::SlurmObstacle,
+    },
     resources::{CpuArch, Gb, GpuVendor, Range},
 };
 
@@ -129,6 +137,8 @@ pub enum Shortfall {
         free: u32,
         total: u32,
     },
+    /// Blocks that became free are kept for a job for which others were preempted.
+    Promised,
     /// Reserved for an older job.
     Reserved {
         by: SubmissionId,
@@ -151,6 +161,10 @@ pub enum Shortfall {
     },
     /// Another job of the run selects the fleet first.
     FleetNotChosen,
+    /// A quota of the project or of the member.
+    OverQuota(QuotaExcess),
+    /// A budget of the project or of the member is used up.
+    OverBudget(BudgetExcess),
     NoFleets,
     /// The fleet has no instances and creates none.
     FleetEmpty,
@@ -168,14 +182,17 @@ impl Shortfall {
         match self {
             Self::Busy { .. }
             | Self::Reserved { .. }
+            | Self::Promised
             | Self::Unreachable
             | Self::Unhealthy
             | Self::EngineUnavailable { .. }
             | Self::ProcessesUnknown
             | Self::NotReady
             | Self::Draining
-            | Self::FleetNotChosen => true,
+            | Self::FleetNotChosen
+            | Self::OverBudget(_) => true,
             Self::FleetFull { frees, .. } => *frees,
+            Self::OverQuota(excess) => excess.passes(),
             Self::TooFewNodes { wanted, could, .. } => *could >= *wanted,
             Self::CpuArch { .. }
             | Self::Cpus { .. }
@@ -248,6 +265,7 @@ impl Shortfall {
             | Self::Unavailable { .. }
             | Self::Busy { .. }
             | Self::Reserved { .. }
+            | Self::Promised
             | Self::Unreachable
             | Self::Unhealthy
             | Self::NotReady
@@ -255,6 +273,8 @@ impl Shortfall {
             | Self::FleetFull { .. }
             | Self::TooFewNodes { .. }
             | Self::FleetNotChosen
+            | Self::OverQuota(_)
+            | Self::OverBudget(_)
             | Self::NoFleets
             | Self::FleetEmpty
             | Self::NoOffers
@@ -297,6 +317,7 @@ impl Shortfall {
             Self::Unavailable { .. } => "unavailable",
             Self::Busy { .. } => "busy",
             Self::Reserved { .. } => "reserved",
+            Self::Promised => "promised",
             Self::Unreachable => "unreachable",
             Self::Unhealthy => "unhealthy",
             Self::NotReady => "not_ready",
@@ -304,6 +325,8 @@ impl Shortfall {
             Self::FleetFull { .. } => "fleet_full",
             Self::TooFewNodes { .. } => "too_few_nodes",
             Self::FleetNotChosen => "fleet_not_chosen",
+            Self::OverQuota(_) => "over_quota",
+            Self::OverBudget(_) => "over_budget",
             Self::NoFleets => "no_fleets",
             Self::FleetEmpty => "fleet_empty",
             Self::NoOffers => "no_offers",
@@ -370,9 +393,18 @@ impl Shortfall {
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
             Self::NotOnSlurm { what } => what.cure().into(),
             Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
-            Self::Unavailable { .. } => "try another region or instance type, or set `retry`".into(),
+            Self::Unavailable { availability } => match availability {
+                Availability::Busy => "another fleet has this machine: wait until it is free, or use that fleet".into(),
+                Availability::NoQuota => "raise your quota there, or try another region or instance type".into(),
+                Availability::NoBalance => "add credit to your account there, or use another backend".into(),
+                Availability::Unknown
+                | Availability::Available
+                | Availability::NotAvailable
+                | Availability::Idle => "try another region or instance type, or set `retry`".into(),
+            },
             Self::Busy { .. } => "wait until jobs on it end".into(),
             Self::Reserved { by } => format!("wait until job {by} has started"),
+            Self::Promised => "wait until the job has started for which others were preempted".to_owned(),
             Self::Unreachable => "check its network and agent".into(),
             Self::Unhealthy => "check its devices".into(),
             Self::NotReady => "wait until it is ready".into(),
@@ -390,12 +422,83 @@ impl Shortfall {
                 format!("set `nodes` to at most {could}, or add instances to the fleet")
             }
             Self::FleetNotChosen => "wait for job 0 of replica 0".into(),
+            Self::OverQuota(excess) if excess.passes() => {
+                "wait until others of your jobs end; `windlass quota` shows the quotas".into()
+            }
+            Self::OverQuota(_) => "request less, or have an admin raise it with `windlass quota set`".into(),
+            Self::OverBudget(excess) => {
+                format!("wait for the next {}, or have an admin raise it with `windlass budget set`", excess.period)
+            }
             Self::NoFleets => "create a fleet".into(),
             Self::FleetEmpty => "add hosts to the fleet".into(),
             Self::NoOffers => "add a backend to the project".into(),
             Self::UnevenBlocks { .. } => "set `blocks: auto` in the fleet".into(),
         }
     }
+}
+
+/// A change of a configuration: values by path, such as `resources.gpu.count`. Null removes the field.
+pub type Patch = std::collections::BTreeMap<&'static str, serde_json::Value>;
+
+impl Shortfall {
+    /// Returns the cure as a change of the configuration, if a single field resolves it.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "a new shortfall has no patch until it gets one")]
+    pub fn patch(&self) -> Option<Patch> {
+        let set = |path: &'static str, value: serde_json::Value| Some(Patch::from([(path, value)]));
+        match self {
+            Self::Cpus { wanted, has } if is_below(wanted.min, *has) => {
+                set("resources.cpu.count", (*has).into())
+            }
+            Self::Memory { wanted, has } if is_below(wanted.min, *has) => {
+                set("resources.memory", format_at_least(*has).into())
+            }
+            Self::Disk { wanted, has } if is_below(wanted.min, *has) => {
+                set("resources.disk", format_at_least(*has).into())
+            }
+            Self::GpuCount { wanted, has } if *has > 0 && is_below(wanted.min, *has) => {
+                set("resources.gpu.count", (*has).into())
+            }
+            Self::GpuMemory { wanted, has } if *has > 0.0 && is_below(wanted.min, *has) => {
+                set("resources.gpu.memory", format_at_least(*has).into())
+            }
+            Self::GpuTotalMemory { wanted, has } if *has > 0.0 && is_below(wanted.min, *has) => {
+                set("resources.gpu.total_memory", format_at_least(*has).into())
+            }
+            Self::ComputeCapability { has: Some((major, minor)), .. } => {
+                set("resources.gpu.compute_capability", format!("{major}.{minor}").into())
+            }
+            Self::ComputeCapability { has: None, .. } => {
+                set("resources.gpu.compute_capability", serde_json::Value::Null)
+            }
+            Self::NotListed { what, .. } => {
+                let field = match *what {
+                    "backend" => "backends",
+                    "region" => "regions",
+                    "zone" => "availability_zones",
+                    "instance type" => "instance_types",
+                    _ => return None,
+                };
+                set(field, serde_json::Value::Null)
+            }
+            Self::Price { costs, .. } => set("max_price", costs.as_dollars().into()),
+            Self::Spot { .. } => set("spot_policy", "auto".into()),
+            Self::Reservation { has, .. } => set("reservation", has.clone().into()),
+            Self::ReuseOnly => set("creation_policy", "reuse-or-create".into()),
+            Self::TooFewNodes { wanted, could, .. } if *could > 0 && could < wanted => {
+                set("nodes", (*could).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_below<T: PartialOrd>(min: Option<T>, has: T) -> bool {
+    min.is_some_and(|min| has < min)
+}
+
+/// Formats a minimum that a location with this size meets: rounded down.
+fn format_at_least(size: Gb) -> String {
+    format!("{}GB..", (size * 100.0).floor() / 100.0)
 }
 
 fn format_arch(arch: CpuArch) -> &'static str {
@@ -547,6 +650,7 @@ impl Display for Shortfall {
                 write!(f, "needs {wanted} of {total} blocks, {free} free")
             }
             Self::Reserved { by } => write!(f, "is reserved for the older job {by}"),
+            Self::Promised => f.write_str("is kept for a job for which others were preempted"),
             Self::Unreachable => f.write_str("is unreachable"),
             Self::Unhealthy => f.write_str("is unhealthy"),
             Self::NotReady => f.write_str("is still being provisioned"),
@@ -559,6 +663,8 @@ impl Display for Shortfall {
                 "needs {wanted} whole instances in one location: {fit} free now, at most {could} possible"
             ),
             Self::FleetNotChosen => f.write_str("waits until job 0 of replica 0 has chosen the fleet"),
+            Self::OverQuota(excess) => excess.fmt(f),
+            Self::OverBudget(excess) => excess.fmt(f),
             Self::NoFleets => f.write_str("no fleet exists that this run may use"),
             Self::FleetEmpty => f.write_str("has no instances and creates none"),
             Self::NoOffers => f.write_str("no backend offers any instance"),
@@ -575,58 +681,19 @@ fn format_locations(at: &[Location]) -> String {
     at.iter().map(place).collect::<Vec<_>>().join(" or ")
 }
 
-/// Serialises `{kind, message, cure, passes}`, which the API and the UI show.
+/// Serialises `{kind, message, cure, passes}`, which the API and the UI show, and `patch` if there is one.
 impl Serialize for Shortfall {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut fields = serializer.serialize_struct("Shortfall", 4)?;
+        let patch = self.patch();
+        let mut fields = serializer.serialize_struct("Shortfall", 4 + usize::from(patch.is_some()))?;
         fields.serialize_field("kind", self.kind())?;
         fields.serialize_field("message", &self.to_string())?;
         fields.serialize_field("cure", &self.cure())?;
         fields.serialize_field("passes", &self.is_temporary())?;
+        if let Some(patch) = patch {
+            fields.serialize_field("patch", &patch)?;
+        }
         fields.end()
     }
-}
-
-/// One location that refused a job, or several equal ones, with every reason.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Refusal {
-    /// Name of an instance, or the offer: `aws us-east-1 p4d.24xlarge`.
-    pub place: String,
-    /// Number of equal locations.
-    pub count: u32,
-    pub shortfalls: Vec<Shortfall>,
-}
-
-impl Refusal {
-    /// Returns whether waiting alone may resolve it.
-    pub fn is_temporary(&self) -> bool {
-        self.shortfalls.iter().all(Shortfall::is_temporary)
-    }
-}
-
-/// Prints `gpu-0 and 3 more: needs at least 8 CPUs, has 2 (lower cpu to 2); …`.
-impl Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.place)?;
-        if self.count > 1 {
-            write!(f, " and {} more", self.count - 1)?;
-        }
-        for (index, shortfall) in self.shortfalls.iter().enumerate() {
-            let sign = if index == 0 { ": " } else { "; " };
-            write!(f, "{sign}{shortfall} ({})", shortfall.cure())?;
-        }
-        Ok(())
-    }
-}
-
-/// Returns one line for a status column: the nearest miss, which is first, and the number of others.
-pub fn refusal_summary(refusals: &[Refusal]) -> Option<String> {
-    let nearest = refusals.first()?;
-    let others = refusals.len() - 1;
-    Some(match others {
-        0 => nearest.to_string(),
-        1 => format!("{nearest}; and 1 other place does not fit"),
-        _ => format!("{nearest}; and {others} other places do not fit"),
-    })
 }

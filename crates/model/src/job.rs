@@ -135,6 +135,8 @@ words! {
         RegionFull = "region_full",
         /// no instance that exists, or that could be created, fits the request
         NeverFits = "never_fits",
+        /// ended by the scheduler, so that a job could start that comes first
+        PreemptedByScheduler = "preempted_by_scheduler",
     }
 }
 
@@ -372,6 +374,13 @@ impl Ending {
         Self::exited(137).with_detail(TerminationDetail::HostRuntimeRestart)
     }
 
+    /// Returns the ending of a job that the scheduler preempted. Clients know it as `interrupted_by_no_capacity`, and
+    /// `retry` as an interruption.
+    pub const fn preempted() -> Self {
+        Self::new(TerminationReason::InterruptedByNoCapacity)
+            .with_detail(TerminationDetail::PreemptedByScheduler)
+    }
+
     #[must_use]
     pub const fn with_detail(mut self, detail: TerminationDetail) -> Self {
         self.detail = Some(detail);
@@ -402,6 +411,17 @@ impl Ending {
     }
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()
+    }
+    /// Returns whether the scheduler preempted the job.
+    pub const fn is_preempted(&self) -> bool {
+        matches!(self.detail, Some(TerminationDetail::PreemptedByScheduler))
+    }
+    /// Returns the word that events show as the reason.
+    pub const fn event_reason(&self) -> &'static str {
+        match self.is_preempted() {
+            true => TerminationDetail::PreemptedByScheduler.as_str(),
+            false => self.reason.as_str(),
+        }
     }
     pub const fn final_status(&self) -> FinalStatus {
         self.reason.final_status()
@@ -443,10 +463,12 @@ fn failed_message(ending: &Ending) -> String {
                 | TerminationDetail::HostRuntimeRestart
                 | TerminationDetail::SetupFailed
                 | TerminationDetail::RegionFull
-                | TerminationDetail::NeverFits,
+                | TerminationDetail::NeverFits
+                | TerminationDetail::PreemptedByScheduler,
             )
             | None => "no capacity".to_owned(),
         },
+        TerminationReason::InterruptedByNoCapacity if ending.is_preempted() => "preempted".to_owned(),
         TerminationReason::InterruptedByNoCapacity => "interrupted".to_owned(),
         TerminationReason::ExecutorError if ending.detail == Some(TerminationDetail::DiskLimitExceeded) => {
             "disk limit exceeded".to_owned()

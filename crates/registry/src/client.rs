@@ -553,7 +553,7 @@ async fn read_document(response: Response<Incoming>, url: &Url) -> Result<Bytes,
     }
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(ring::digest::digest(&SHA256, bytes)))
 }
 
@@ -561,7 +561,7 @@ fn validate_digest(digest: &str) -> Result<&str, String> {
     if is_digest(digest) { Ok(digest) } else { Err(format!("`{digest}` is not a sha256 digest")) }
 }
 
-fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
+pub(crate) fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
     let found = sha256(bytes);
     if found == digest {
         Ok(())

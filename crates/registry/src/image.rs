@@ -76,7 +76,7 @@ pub struct Layer {
 }
 
 /// Defaults for containers of the image.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     pub platform: Option<Platform>,
     pub entrypoint: Vec<String>,
@@ -99,6 +99,8 @@ pub(crate) struct Descriptor {
     pub(crate) digest: String,
     #[serde(default)]
     pub(crate) platform: Option<Platform>,
+    #[serde(default)]
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// Index or manifest, distinguished by the media type.
@@ -162,7 +164,8 @@ struct RootFsDocument {
 }
 
 impl ImageConfig {
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+    /// Parses the configuration document of an image.
+    pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let stored: ConfigDocument = serde_json::from_slice(bytes)?;
         let ConfigDocument { os, architecture, variant, config, rootfs } = stored;
         let container = config.unwrap_or_default();

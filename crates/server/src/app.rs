@@ -24,6 +24,7 @@ use crate::{
     logs::{mask::MaskCache, notifying_store::NotifyingLogStore, readers::LogReaders},
     metrics::Metrics,
     offer_cache::OfferCache,
+    oidc::OidcClient,
     rate_limit::RateLimiter,
     services::runs::RenderedRunCache,
     stream_rights::StreamRights,
@@ -59,6 +60,7 @@ struct Inner {
     closing: watch::Sender<bool>,
     market: OfferCache,
     images: ImageLookup,
+    oidc: Option<OidcClient>,
     finished_runs: RenderedRunCache<wire::Run>,
     /// Services that are reached through this server.
     routes: Arc<Routes>,
@@ -94,6 +96,7 @@ impl App {
             db,
             paces: RateLimiter::new(settings.paces),
             images: ImageLookup::new(settings.image_lookup, settings.insecure_registries.clone()),
+            oidc: settings.oidc.clone().map(OidcClient::new),
             settings,
             keys,
             masks,
@@ -126,6 +129,11 @@ impl App {
 
     pub fn settings(&self) -> &Settings {
         &self.0.settings
+    }
+
+    /// Client of the identity provider, if one is set.
+    pub(crate) fn oidc(&self) -> Option<&OidcClient> {
+        self.0.oidc.as_ref()
     }
 
     pub fn keys(&self) -> &Arc<Keyring> {

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 use windlass_api::Document;
 use windlass_backend::Backends;
 use windlass_model::{
-    config::job_spec_builder::DefaultImages,
+    config::{
+        job_spec_builder::DefaultImages,
+        mounts::{RepoSpec, repository_name},
+    },
     deadline_policy::Market,
     id::{InstanceId, ProjectId},
     managed_job::{
-        plan::{ManagedJobPlan, PRIORITY},
+        plan::{ManagedJobPlan, run_priority},
         record::NodeLocation,
     },
     plan::offers::Location,
@@ -22,7 +25,7 @@ use windlass_model::{
 use crate::{
     db::{Db, DbError, Page, fleets, runs::Run},
     queue_backend,
-    services::runs::ResolvedRunSpec,
+    services::{repos, runs::ResolvedRunSpec},
 };
 
 /// Inputs that all attempts of a job share.
@@ -46,13 +49,24 @@ pub(crate) async fn allowed_infra(
     project: ProjectId,
     plan: &ManagedJobPlan,
 ) -> Result<ServerContext, DbError> {
+    let has_infra = plan.tasks.iter().flat_map(|task| &task.candidates).any(|one| one.infra.is_some());
+    infra_of(db, backends, project, has_infra).await
+}
+
+/// Locations where the project may run something. `with_fleets`: reads the names of its fleets.
+pub(crate) async fn infra_of(
+    db: &Db,
+    backends: &Backends,
+    project: ProjectId,
+    with_fleets: bool,
+) -> Result<ServerContext, DbError> {
     let rented = backends.all().map(|backend| backend.name());
     let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
     let rented: Vec<String> = rented.map(str::to_owned).collect();
-    let mut candidates = plan.tasks.iter().flat_map(|task| &task.candidates);
-    let fleets = if candidates.any(|candidate| candidate.infra.is_some()) {
+    let fleets = if with_fleets {
         let page = Page { limit: i64::from(i32::MAX), ..Page::default() };
-        let query = fleets::Query { projects: Some(vec![project]), only_active: true, page };
+        let projects = Some(vec![project]);
+        let query = fleets::Query { projects, include_imported: true, only_active: true, page };
         fleets::list(db, &query).await?.into_iter().map(|fleet| fleet.name).collect()
     } else {
         Vec::new()
@@ -90,24 +104,25 @@ impl AttemptSpecBuilder<'_> {
         let made = AttemptRunSpec::for_attempt(self.plan, task, candidate, spot, &self.identity, &self.site)?;
         let mut configuration = serde_json::to_value(&made.configuration)?;
         if configuration["priority"].is_null() {
-            configuration["priority"] = run_priority(self.priority);
+            configuration["priority"] = run_priority(self.priority).into();
         }
-        let spec = json!({
+        let mut spec = json!({
             "run_name": self.run_name(task, number),
             "configuration": configuration,
             "profile": { "name": "default" },
             "file_archives": self.files.of(task),
         });
+        let repo = made.configuration.run().and_then(|run| run.repos.first());
+        if let Some(RepoSpec { url: Some(url), branch, hash, .. }) = repo.map(|repo| &repo.0) {
+            spec["repo_id"] = repos::remote_id(url).into();
+            spec["repo_data"] = json!({
+                "repo_type": "remote", "repo_name": repository_name(url), "repo_branch": branch, "repo_hash": hash,
+            });
+        }
         let mut spec = ResolvedRunSpec::read(&Document::new(&spec)?, self.ssh_key, self.images)?;
         spec.set_image_architectures(&self.plan.image_architectures)?;
         Ok(spec)
     }
-}
-
-/// Maps the priority range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
-fn run_priority(of_job: i64) -> Value {
-    let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
-    json!((of_job.clamp(low, high) - low) * 100 / (high - low))
 }
 
 /// An archive and the path of its content.

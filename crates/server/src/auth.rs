@@ -34,6 +34,7 @@ use windlass_model::{
 
 use crate::{
     app::App,
+    connection_shares::mark_authenticated,
     db::{
         DbError, gateways,
         projects::{self, Membership, Project},
@@ -42,7 +43,6 @@ use crate::{
         users::User,
     },
     error::{Error, Result},
-    unauthenticated_connections,
 };
 
 /// Time for which another replica may accept a token that was revoked here.
@@ -261,7 +261,7 @@ pub async fn authenticate(app: &App, authorization: Option<&str>) -> Result<Call
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
-        unauthenticated_connections::mark_authenticated();
+        mark_authenticated(Some(caller.user.id));
         return Ok(caller);
     }
     let generation = cache.generation();
@@ -280,7 +280,7 @@ pub async fn authenticate(app: &App, authorization: Option<&str>) -> Result<Call
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(CACHE_TTL, |left| left.min(CACHE_TTL));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
-    unauthenticated_connections::mark_authenticated();
+    mark_authenticated(Some(caller.user.id));
     Ok(caller)
 }
 
@@ -292,7 +292,7 @@ pub async fn authenticate_session(app: &App, cookie: &str, address: Option<IpAdd
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(cookie.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
-        unauthenticated_connections::mark_authenticated();
+        mark_authenticated(Some(caller.user.id));
         return Ok(caller);
     }
     let generation = cache.generation();
@@ -312,7 +312,7 @@ pub async fn authenticate_session(app: &App, cookie: &str, address: Option<IpAdd
         scope: parse_scope(&valid.scope),
     };
     cache.tokens.put(key, caller.clone(), CACHE_TTL, || cache.generation() == generation);
-    unauthenticated_connections::mark_authenticated();
+    mark_authenticated(Some(caller.user.id));
     Ok(caller)
 }
 
@@ -321,16 +321,23 @@ pub fn is_session_cookie(text: &str) -> bool {
     text.starts_with(SESSION_PREFIX)
 }
 
+/// A process of a gateway, and the hash of the token that it presented.
+#[derive(Clone, Debug)]
+pub struct GatewayCaller {
+    pub gateway: GatewayId,
+    pub token_hash: String,
+}
+
 /// Parses `Bearer TOKEN` and finds the gateway whose processes present it.
-pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
+pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Result<GatewayCaller> {
     let denied = || Error::Denied { msg: "Invalid token".into() };
     let text = authorization.and_then(bearer).ok_or_else(denied)?;
     let hash = Token::chosen(text).hash();
     let found = gateways::find_by_token(app.db(), &hash).await?;
     found
         .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
-        .map(|(id, _)| id)
-        .inspect(|_| unauthenticated_connections::mark_authenticated())
+        .map(|(gateway, token_hash)| GatewayCaller { gateway, token_hash })
+        .inspect(|_| mark_authenticated(None))
         .ok_or_else(denied)
 }
 

@@ -1,5 +1,7 @@
 //! Settings of the server: flags, then environment, then `config.yml` in the data directory.
 
+mod oidc;
+
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -22,6 +24,7 @@ use windlass_model::{
     time::Span,
 };
 
+pub use self::oidc::{GroupRole, OidcSettings, OidcSource};
 use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
@@ -52,7 +55,7 @@ const QUEUE_TOKEN_TTL: Span = Span::days(14);
 pub enum SettingsError {
     #[error("invalid `--host` value `{host}`: expected an IP address or `localhost`")]
     Host { host: String },
-    #[error("invalid `--local-runtime` value `{word}`: expected `any`, `docker` or `process`")]
+    #[error("invalid `--local-runtime` value `{word}`: expected `any`, `any-oci`, `docker` or `process`")]
     Runtime { word: String },
     #[error("invalid `--local-processes` value `{word}`: expected `confined`, `own` or `refused`")]
     Processes { word: String },
@@ -74,6 +77,14 @@ pub enum SettingsError {
         "invalid `--insecure-registries` value `{text}`: expected hosts with ports, such as `10.0.0.5:5000`"
     )]
     InsecureRegistries { text: String },
+    #[error("an identity provider needs `oidc_issuer` and `oidc_client_id`")]
+    OidcIncomplete,
+    #[error("invalid `oidc_issuer` value `{text}`: expected an `https` URL, as the provider states it")]
+    OidcIssuer { text: String },
+    #[error(
+        "invalid `oidc_groups` entry `{text}`: expected `GROUP=PROJECT:ROLE` with the role `user`, `manager` or `admin`"
+    )]
+    OidcGroups { text: String },
     #[error(transparent)]
     HostNetworks(#[from] NetworkError),
     #[error(transparent)]
@@ -152,6 +163,8 @@ pub struct SettingsSource {
     pub services_port: Option<u16>,
     /// True to let browsers log in without TLS from other machines.
     pub insecure_web_login: Option<bool>,
+    /// Identity provider.
+    pub oidc: OidcSource,
     pub limits: limits::LimitSettings,
 }
 
@@ -248,11 +261,13 @@ impl SettingsSource {
                     let wrong = |_| wrong("insecure_web_login", "expected `true` or `false`");
                     given.insecure_web_login = Some(word.text.parse().map_err(wrong)?);
                 }
+                other if given.oidc.set(other, &word.text).map_err(|want| wrong(other, want))? => {}
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
                         let want = format!(
-                            "unknown setting; known settings: {KNOWN_KEYS}, {}",
+                            "unknown setting; known settings: {KNOWN_KEYS}, {}, {}",
+                            oidc::SETTING_NAMES.join(", "),
                             limits::SETTING_NAMES.join(", ")
                         );
                         return Err(wrong(other, &want));
@@ -306,6 +321,7 @@ impl SettingsSource {
             no_ui: self.no_ui.or(other.no_ui),
             services_port: self.services_port.or(other.services_port),
             insecure_web_login: self.insecure_web_login.or(other.insecure_web_login),
+            oidc: self.oidc.or(other.oidc),
             limits: self.limits.or(other.limits),
         }
     }
@@ -366,6 +382,8 @@ pub struct Settings {
     pub web_ui: bool,
     /// True to let browsers log in without TLS from other machines.
     pub insecure_web_login: bool,
+    /// Identity provider with which users log in to the web UI.
+    pub oidc: Option<OidcSettings>,
     /// Additional listener that serves only services.
     pub services_address: Option<SocketAddr>,
     /// Limits that users can reach, and retention times.
@@ -464,6 +482,7 @@ impl Settings {
         Ok(Self {
             web_ui: !given.no_ui.unwrap_or(false),
             insecure_web_login: given.insecure_web_login.unwrap_or(false),
+            oidc: OidcSettings::new(given.oidc)?,
             services_address: given.services_port.map(|port| SocketAddr::new(host, port)),
             image_lookup,
             insecure_registries,

@@ -20,11 +20,11 @@ use windlass_api::{
     Access, Body as Kind, Method, Operation, RenderedJson,
     error::{BadRequest, ErrorBody as Detail, ErrorDetail},
 };
-use windlass_model::{error_chain::format_chain, id::GatewayId};
+use windlass_model::error_chain::format_chain;
 
 use crate::{
     app::App,
-    auth::{self, Caller, ProjectScope},
+    auth::{self, Caller, GatewayCaller, ProjectScope},
     db::DbError,
     error::{Error, Result},
     services::{Upload, sessions::Browser},
@@ -37,9 +37,13 @@ mod incoming;
 mod port_stream;
 mod sse;
 mod streaming;
+mod terminal;
 
-pub(crate) use self::incoming::{collect, has_nul};
 use self::{credentials::Credentials, incoming::IncomingRequest};
+pub(crate) use self::{
+    incoming::{collect, has_nul},
+    terminal::OpenedShell,
+};
 
 /// Seconds after which a failed request may succeed: by then a restarted database is up again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
@@ -126,7 +130,7 @@ impl ApiRoutes {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let browser = arrived.browser();
+                let browser = arrived.browser(&app);
                 let request = arrived.read::<O>(&app).await?;
                 let (answer, headers) = handler(app, browser, request).await?;
                 Ok(with_headers(success::<O, _>(&answer), headers))
@@ -146,7 +150,7 @@ impl ApiRoutes {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let browser = arrived.browser();
+                let browser = arrived.browser(&app);
                 let caller = authenticate::<O>(&app, &arrived).await?;
                 let request = arrived.read::<O>(&app).await?;
                 let (answer, headers) = handler(app, caller, browser, request).await?;
@@ -182,7 +186,7 @@ impl ApiRoutes {
     pub fn gateway<O, F, R>(self, handler: F) -> Self
     where
         O: Operation,
-        F: Fn(App, GatewayId, O::Request) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, GatewayCaller, O::Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(matches!(O::ACCESS, Access::Gateway)) }
@@ -190,10 +194,10 @@ impl ApiRoutes {
             let handler = handler.clone();
             async move {
                 let (peer, token) = (arrived.peer(), arrived.authorization());
-                let gateway =
+                let caller =
                     throttle_failed_auth(&app, peer, token, auth::authenticate_gateway(&app, token)).await?;
                 let request = arrived.read::<O>(&app).await?;
-                handler(app, gateway, request).await
+                handler(app, caller, request).await
             }
         })
     }

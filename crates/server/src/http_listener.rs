@@ -25,9 +25,9 @@ use windlass_gateway::detect_http2;
 
 use crate::{
     app::App,
+    connection_shares::{CURRENT_CONNECTION, ConnectionShares, TrackedConnection},
     http::{EncryptedConnection, Peer},
     tls::FallbackTls,
-    unauthenticated_connections::{CURRENT_CONNECTION, TrackedConnection, UnauthenticatedConnections},
 };
 
 const HEADERS_MAX: usize = 100;
@@ -61,7 +61,7 @@ pub(crate) enum ListenerKind {
 pub(crate) struct ConnectionLimits {
     most: usize,
     places: Arc<Semaphore>,
-    newcomers: Arc<UnauthenticatedConnections>,
+    shares: Arc<ConnectionShares>,
 }
 
 impl ConnectionLimits {
@@ -71,8 +71,8 @@ impl ConnectionLimits {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         // Each listener reserves one permit before it accepts.
         let most = most.unwrap_or_else(|| default_connections_max(files)).max(4);
-        let newcomers = Arc::new(UnauthenticatedConnections::new(most));
-        Self { most, places: Arc::new(Semaphore::new(most)), newcomers }
+        let shares = Arc::new(ConnectionShares::new(most));
+        Self { most, places: Arc::new(Semaphore::new(most)), shares }
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) async fn serve(
     let mut stop = pin!(stop);
     loop {
         if connections.places.available_permits() == 0 {
-            connections.newcomers.evict_oldest();
+            connections.shares.evict_oldest();
         }
         let place = tokio::select! {
             place = Arc::clone(&connections.places).acquire_owned() => place,
@@ -117,7 +117,7 @@ pub(crate) async fn serve(
         };
         // Small responses must not wait for more data. A socket that rejects the option is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        let connection = connections.newcomers.connected(peer.ip());
+        let connection = connections.shares.connected(peer.ip());
         let caller =
             IncomingConnection { app: app.clone(), router: router.clone(), peer: Peer(peer.ip()), place };
         let kind = kind.clone();
@@ -126,7 +126,7 @@ pub(crate) async fn serve(
             tokio::select! {
                 () = served => {}
                 () = connection.closed() => {
-                    tracing::debug!("closed an unauthenticated connection: its address reached its share");
+                    tracing::debug!("closed a connection: its address or its user reached its share");
                 }
             }
         });

@@ -25,7 +25,7 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{self, pipeline_rows::placement::ProjectInventory},
+    db::{self, pipeline_rows::placement::PoolInventory},
     instance_documents::OfferAttempts,
     parsed_fleet_spec,
     pass_error::PassError,
@@ -90,18 +90,35 @@ struct GpuDocument {
 }
 
 pub(crate) fn build_inventory(
-    stock: &ProjectInventory,
+    stock: &PoolInventory,
     offers: &[Offer],
     allowed: ProcessRights,
 ) -> Result<Inventory, PassError> {
-    let granted = offers.iter().filter(|offer| stock.granted.contains(&offer.backend));
-    let offers = granted.map(|offer| allowed.on(offer.clone())).collect();
-    let mut inventory = Inventory { offers, ..Inventory::default() };
+    let is_granted = |offer: &&Offer| stock.granted.values().any(|granted| granted.contains(&offer.backend));
+    let offers: Vec<Offer> =
+        offers.iter().filter(is_granted).map(|offer| allowed.on(offer.clone())).collect();
+    let offered: BTreeSet<String> = offers.iter().map(|offer| offer.backend.clone()).collect();
+    let (quotas, usage) = (stock.quotas.clone(), stock.usage.clone());
+    let mut inventory = Inventory {
+        offers,
+        quotas,
+        budgets: stock.budgets.clone(),
+        usage,
+        promises: stock.promises.clone(),
+        running: stock.running.clone(),
+        held_by_class: stock.held_by_class.clone(),
+        ..Inventory::default()
+    };
     let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
     let mut holds: BTreeMap<InstanceId, Vec<BlockHold>> = BTreeMap::new();
     for hold in &stock.holds {
         let blocks = u32::try_from(hold.blocks).unwrap_or_default();
-        let held = BlockHold { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
+        let held = BlockHold {
+            job: SubmissionId(hold.job),
+            blocks,
+            until: hold.until.map(Timestamp),
+            is_preempted: hold.is_preempted,
+        };
         holds.entry(hold.instance).or_default().push(held);
     }
     // A fleet that is being deleted accepts no jobs: they would wait until it is gone.
@@ -114,9 +131,24 @@ pub(crate) fn build_inventory(
         inventory.instances.push(to_instance(row, fleet, held, allowed)?);
     }
     for fleet in stock.fleets.iter().filter(|fleet| !ending.contains(&fleet.id)) {
-        inventory.fleets.push(to_fleet(fleet, nums.remove(&fleet.id).unwrap_or_default()));
+        let mut snapshot = to_fleet(fleet, nums.remove(&fleet.id).unwrap_or_default());
+        let spent = stock.preempted.get(&fleet.id).copied().unwrap_or_default();
+        if let Some(rules) = &mut snapshot.preemption {
+            rules.budget_left = rules.budget_left.saturating_sub(u32::try_from(spent).unwrap_or(u32::MAX));
+        }
+        limit_backends(&mut snapshot, stock.granted.get(&fleet.project_id), &offered);
+        inventory.fleets.push(snapshot);
     }
     Ok(inventory)
+}
+
+/// Leaves the fleet the backends that are granted to its project, if others are offered to other projects.
+fn limit_backends(fleet: &mut FleetSnapshot, granted: Option<&BTreeSet<String>>, offered: &BTreeSet<String>) {
+    let is_granted = |backend: &String| granted.is_some_and(|granted| granted.contains(backend));
+    if !offered.iter().all(is_granted) {
+        let named = fleet.limits.backends.take().unwrap_or_else(|| offered.iter().cloned().collect());
+        fleet.limits.backends = Some(named.into_iter().filter(is_granted).collect());
+    }
 }
 
 fn is_ending(fleet: &db::fleets::Fleet) -> bool {
@@ -138,6 +170,7 @@ fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> FleetSna
         instance_nums,
         limits: shape.limits().clone(),
         blocks: shape.blocks(),
+        preemption: shape.preemption(),
     }
 }
 
@@ -297,8 +330,7 @@ mod tests {
             row(2, fleet::Status::Active, Some(Timestamp(1))),
             row(3, fleet::Status::Terminating, Some(Timestamp(1))),
         ];
-        let stock =
-            ProjectInventory { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
+        let stock = PoolInventory { fleets, ..PoolInventory::default() };
         let inventory = build_inventory(&stock, &[], ProcessRights::Confined).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);

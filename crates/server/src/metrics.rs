@@ -78,6 +78,10 @@ impl Metrics {
         registry.register("http_connections", "Open connections", connections.clone());
         let deleted = Family::<DeletedLabels, Counter>::default();
         registry.register("deleted", "Expired events, runs and uploads that were deleted", deleted.clone());
+        // A counter that exists from the start has a rate; one that appears with its first value has none.
+        for kind in ["events", "runs", "uploads"] {
+            drop(deleted.get_or_create(&DeletedLabels { kind }));
+        }
         Self { registry, answers, seconds, connections, deleted, pipelines: OnceLock::new() }
     }
 

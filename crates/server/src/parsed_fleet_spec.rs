@@ -16,7 +16,8 @@ use windlass_model::{
     },
     id::FleetId,
     money::Price,
-    plan::{blocks::Blocks, offers::InstanceNeeds},
+    plan::{blocks::Blocks, offers::InstanceNeeds, preemption::PreemptionRules},
+    time::Span,
 };
 
 use crate::db::fleets::Fleet;
@@ -93,6 +94,17 @@ impl ParsedFleetSpec {
         }
     }
 
+    /// Rules by which its jobs may be preempted, with the whole budget; `None`: they are not.
+    pub fn preemption(&self) -> Option<PreemptionRules> {
+        let policy = self.configuration.as_ref()?.preemption.as_ref()?.policy()?;
+        Some(PreemptionRules {
+            min_run: Span::secs(policy.min_run.0),
+            wait: Span::secs(policy.wait.0),
+            grace: Span::secs(policy.grace.0),
+            budget_left: u32::try_from(policy.budget.get()).unwrap_or(u32::MAX),
+        })
+    }
+
     /// Environment of the agents on its hosts, and of the jobs there, which may override it.
     pub fn env(&self) -> BTreeMap<String, String> {
         self.configuration.as_ref().map(|config| config.env.values()).unwrap_or_default()
@@ -157,7 +169,7 @@ fn limits(config: &Config) -> InstanceNeeds {
         image: None,
         image_architectures: Vec::new(),
         needs_whole_instance: false,
-        slurm_obstacle: None,
+        slurm_obstacles: Vec::new(),
         avoid_locations: Vec::new(),
         avoid_instances: Vec::new(),
     }

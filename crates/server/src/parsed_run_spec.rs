@@ -11,10 +11,12 @@ use windlass_model::{
         error::{Diagnosis, summary},
         job_spec::{FileArchive, JobSpec},
         job_spec_builder::{self, InheritedSpec, JobSpecInputs},
+        name::ResourceReference,
         profile::{
             CreationPolicy, InstanceSelector, Profile, ProfileProperties, RetrySetting, StartupOrder,
             StopCriteria,
         },
+        run::RunClass,
         yaml::Node,
     },
     decide::{
@@ -25,15 +27,17 @@ use windlass_model::{
     money::Price,
     plan::{
         execution_mode::ImageChoice,
-        offers::{InstanceFilter, InstanceNeeds, SlurmObstacle},
+        offers::{InstanceFilter, InstanceNeeds},
         place::InstanceCreation,
+        preemption::Preemptibility,
+        slurm::SlurmObstacle,
     },
     retry::{self, Policy},
     schedule::{CronParseError, CronSchedule},
     time::Span,
 };
 
-use crate::db::runs::Run;
+use crate::{db::runs::Run, queue_rank::QueueRank};
 
 /// Reasons why a specification cannot be parsed.
 #[derive(Debug, thiserror::Error)]
@@ -130,8 +134,34 @@ impl ParsedRunSpec {
         self.crons.as_ref()
     }
 
-    pub fn priority(&self) -> i64 {
-        self.configuration.run().and_then(|run| run.priority).map_or(0, |priority| priority.get())
+    pub fn rank(&self) -> QueueRank {
+        let run = self.configuration.run();
+        let class = run.and_then(|run| run.class).unwrap_or(RunClass::Normal);
+        let priority = run.and_then(|run| run.priority).map_or(0, |priority| priority.get());
+        QueueRank { class, priority: u32::try_from(priority).unwrap_or_default() }
+    }
+
+    /// Returns whether the scheduler may end its jobs. Unless it says so itself, only a run that starts again may be preempted: one
+    /// in class `idle`, an attempt of a managed job, a task that is retried after an interruption.
+    pub fn preemptibility(&self, is_managed: bool) -> Preemptibility {
+        let retries =
+            self.retry.as_ref().is_some_and(|retry| retry.on_events.contains(&retry::Event::Interruption));
+        let restarts = match &self.configuration {
+            Configuration::Task(_) => is_managed || retries || self.rank().class == RunClass::Idle,
+            // A service fails with a replica that is not retried.
+            Configuration::Service(_) if !retries => return Preemptibility::Never,
+            Configuration::Service(_) => self.rank().class == RunClass::Idle,
+            Configuration::DevEnvironment(_)
+            | Configuration::Fleet(_)
+            | Configuration::Gateway(_)
+            | Configuration::Volume(_) => return Preemptibility::Never,
+        };
+        match self.configuration.run().and_then(|run| run.preemptible) {
+            Some(true) => Preemptibility::Always,
+            None if restarts => Preemptibility::Always,
+            Some(false) if restarts => Preemptibility::Borrowed,
+            Some(false) | None => Preemptibility::Never,
+        }
     }
 
     pub fn stop_criteria(&self) -> StopWhen {
@@ -269,28 +299,17 @@ impl ParsedRunSpec {
             needs_whole_instance: requested.multinode == Some(true),
             image: ImageChoice::from_spec(spec),
             image_architectures: spec.image_architectures.clone(),
-            slurm_obstacle: self.slurm_obstacle(spec),
+            slurm_obstacles: SlurmObstacle::find_all(spec, self.is_dev_environment()),
         }
     }
 
-    /// Returns why the job cannot be a container of the queue of a Slurm cluster.
-    fn slurm_obstacle(&self, spec: &JobSpec) -> Option<SlurmObstacle> {
-        let is_dev = matches!(self.configuration, Configuration::DevEnvironment(_));
-        let is_remote = |data: &serde_json::Value| data["repo_type"] == "remote";
-        let obstacles = [
-            (spec.jobs_per_replica > 1, SlurmObstacle::SeveralNodes),
-            (spec.service_port.is_some(), SlurmObstacle::Service),
-            (is_dev, SlurmObstacle::DevEnvironment),
-            (spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()), SlurmObstacle::Volumes),
-            (spec.repo_data.as_ref().is_some_and(is_remote), SlurmObstacle::Repository),
-        ];
-        obstacles.into_iter().find(|(applies, _)| *applies).map(|(_, what)| what)
+    pub(crate) fn is_dev_environment(&self) -> bool {
+        matches!(self.configuration, Configuration::DevEnvironment(_))
     }
 
     /// Fleets that the run may use; `None` means any.
-    pub fn fleet_names(&self) -> Option<Vec<String>> {
-        let fleets = self.properties.fleets.as_ref()?;
-        Some(fleets.iter().map(|fleet| fleet.name.clone()).collect())
+    pub fn fleet_names(&self) -> Option<&[ResourceReference]> {
+        self.properties.fleets.as_deref()
     }
 
     /// Maximum idle time of instances created for the run, if it is set; -1 means without limit.
@@ -382,6 +401,71 @@ fn instance_name(selector: &InstanceSelector) -> InstanceFilter {
         InstanceSelector::Hostname { hostname } => InstanceFilter::Hostname(hostname.clone()),
         InstanceSelector::Member { fleet, instance } => {
             InstanceFilter::Number { fleet: fleet.name.clone(), instance_num: *instance }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_group_of_a_service_has_its_own_replicas_and_scaling() {
+        let configuration = json!({"type": "service", "port": 80, "groups": [
+            {"name": "small", "replicas": 2, "commands": ["a"]},
+            {"replicas": {"min": 1, "max": 4}, "commands": ["b"],
+                "scaling": {"metric": "rps", "target": 5, "scale_up_delay": 7, "scale_down_delay": 9}},
+        ]});
+        let groups =
+            ParsedRunSpec::read("run", &json!({"configuration": configuration})).unwrap().groups().unwrap();
+        let sizes: Vec<_> = groups.iter().map(|group| (group.name.as_str(), group.min, group.max)).collect();
+        assert_eq!(sizes, [("small", 2, 2), ("1", 1, 4)]);
+        let scaling = groups[1].scaling.as_ref().unwrap();
+        let delays = (scaling.scale_up_delay.as_secs(), scaling.scale_down_delay.as_secs());
+        assert_eq!((scaling.target, delays, groups[0].scaling.is_none()), (5.0, (7, 9), true));
+    }
+
+    #[test]
+    fn every_limit_of_a_configuration_is_a_requirement_of_its_jobs() {
+        let limits = json!({"backends": ["aws"], "regions": ["eu"], "availability_zones": ["eu-1"],
+            "instance_types": ["large"], "reservation": "ours", "spot_policy": "spot", "max_price": 1.5,
+            "instances": ["a-0"], "fleets": ["a"], "creation_policy": "reuse", "idle_duration": "1h",
+            "tags": {"team": "a"}});
+        let mut task =
+            json!({"type": "task", "commands": ["true"], "resources": {"cpu": "3..", "memory": "5GB.."}});
+        let task_needs = |spec: &Value| {
+            let run = ParsedRunSpec::read("run", spec).unwrap();
+            let job = run.jobs().unwrap().remove(0);
+            (run.needs_of(&job), run)
+        };
+        let (bare, _) = task_needs(&json!({"configuration": task}));
+        assert_eq!(
+            (bare.backends, bare.max_price, bare.spot, bare.is_spot_default),
+            (None, None, Some(false), true)
+        );
+        let of_profile = json!({"configuration": task, "profile": {"name": "p"}});
+        task.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        let mut with_profile = of_profile;
+        with_profile["profile"].as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        // The same limits, in the configuration and in its profile.
+        for spec in [json!({"configuration": task}), with_profile] {
+            let (needs, run) = task_needs(&spec);
+            let words = |word: &str| Some(vec![word.to_owned()]);
+            let lists = [needs.backends, needs.regions, needs.zones, needs.instance_types];
+            assert_eq!(lists, [words("aws"), words("eu"), words("eu-1"), words("large")]);
+            assert_eq!(
+                (needs.reservation.as_deref(), needs.spot, needs.is_spot_default),
+                (Some("ours"), Some(true), false)
+            );
+            assert_eq!(needs.max_price, Some(Price::from_dollars(1.5)));
+            assert_eq!(needs.instances, Some(vec![InstanceFilter::Name("a-0".to_owned())]));
+            let resources = needs.resources.unwrap();
+            assert_eq!((resources.cpu.count.min, resources.memory.min), (Some(3), Some(5.0)));
+            assert_eq!(run.fleet_names().unwrap()[0].name, "a");
+            assert_eq!((run.creation(), run.idle_duration()), (InstanceCreation::Reuse, Some(3600)));
+            assert_eq!(run.tags().unwrap()["team"], "a");
         }
     }
 }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
+    connection_shares::client_network,
     error::{Error, Result},
-    unauthenticated_connections::client_network,
 };
 
 /// Maximum number of buckets in memory. When it is exceeded, all are dropped and so are full again.

@@ -8,13 +8,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustls::{
     ServerConfig,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 use tokio_rustls::TlsAcceptor;
+use windlass_gateway::tls::CertificatePem;
 use windlass_model::error_chain::format_chain as described;
 
 /// Address and certificate of the TLS listener.
@@ -42,7 +42,7 @@ pub enum TlsSetupError {
     #[error("cannot use the certificate with its key")]
     Use(#[from] rustls::Error),
     #[error("failed to create a certificate")]
-    Make,
+    Make(#[source] windlass_gateway::tls::TlsError),
 }
 
 /// TLS on the plain port: the Arvados client always uses TLS. The certificate is created for the first such connection.
@@ -109,22 +109,15 @@ fn ensure_self_signed(wanted: &TlsSettings, data_dir: &Path) -> Result<(PathBuf,
     if !address.is_unspecified() && !address.is_loopback() {
         names.push(address.to_string());
     }
-    let (certificate, private) =
-        windlass_gateway::acme::self_signed(&names).map_err(|_| TlsSetupError::Make)?;
+    let certificate = CertificatePem::self_signed(&names).map_err(TlsSetupError::Make)?;
     crate::encryption::create_private_dirs(&folder)
         .map_err(|source| TlsSetupError::File { path: folder, source })?;
-    write_file(&key, 0o600, &encode_pem("PRIVATE KEY", &private))?;
-    write_file(&chain, 0o644, &encode_pem("CERTIFICATE", &certificate))?;
+    write_file(&key, 0o600, &certificate.key)?;
+    write_file(&chain, 0o644, &certificate.chain)?;
     Ok((chain, key))
 }
 
-fn encode_pem(label: &str, bytes: &[u8]) -> String {
-    let text = STANDARD.encode(bytes);
-    let lines: Vec<&str> = (0..text.len()).step_by(64).map(|at| &text[at..text.len().min(at + 64)]).collect();
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
-}
-
-fn write_file(path: &Path, mode: u32, text: &str) -> Result<(), TlsSetupError> {
+fn write_file(path: &Path, mode: u32, content: &[u8]) -> Result<(), TlsSetupError> {
     let failed = |source| TlsSetupError::File { path: path.to_owned(), source };
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -133,5 +126,5 @@ fn write_file(path: &Path, mode: u32, text: &str) -> Result<(), TlsSetupError> {
         .mode(mode)
         .open(path)
         .map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)
+    file.write_all(content).map_err(failed)
 }

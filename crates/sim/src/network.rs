@@ -289,7 +289,7 @@ impl AgentApi for SimNetwork {
         self.call(call.instance, Arc::new(move |host, now| host.metrics(call, now)))
     }
 
-    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64, _is_preempted: bool) -> AgentFuture<'_, ()> {
         self.call(call.instance, Arc::new(move |host, now| host.stop_job(call, now)))
     }
 

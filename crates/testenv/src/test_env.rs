@@ -114,7 +114,8 @@ impl TestEnv {
         env
     }
 
-    fn new_unstarted(machines: HostMode) -> Self {
+    /// A server in a separate directory that is not started yet.
+    pub fn new_unstarted(machines: HostMode) -> Self {
         let temp = temp_dir("e2e").unwrap();
         let mut env = Self::at(temp.path().to_owned(), machines);
         env.temp = Some(temp);
@@ -478,15 +479,23 @@ pub const IMAGE: &str = "windlass-e2e/busybox:1";
 
 /// Loads an image with only a static busybox into an engine.
 pub fn load_busybox_image(engine: &Path) {
+    load_image(engine, IMAGE, None);
+}
+
+/// Loads an image with a static busybox and perhaps one other program, in `/bin`, into an engine.
+pub fn load_image(engine: &Path, name: &str, program: Option<&Path>) {
     let temp = temp_dir("e2e-image").unwrap();
     let dir = temp.path();
     std::fs::create_dir(dir.join("bin")).unwrap();
     std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
-    for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "tail"] {
+    for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "mkdir", "tail"] {
         let _ = std::os::unix::fs::symlink("busybox", dir.join("bin").join(name));
     }
+    if let Some(program) = program {
+        std::fs::copy(program, dir.join("bin").join(program.file_name().unwrap())).unwrap();
+    }
     let host = format!("unix://{}", engine.display());
-    let script = format!("tar -C {} -c . | docker --host {host} import - {IMAGE}", dir.display());
+    let script = format!("tar -C {} -c . | docker --host {host} import - {name}", dir.display());
     assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
 }
 

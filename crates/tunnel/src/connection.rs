@@ -80,7 +80,7 @@ impl Connection {
         Self::handshake(stream, Some(below), target, cap).await
     }
 
-    async fn handshake(
+    pub(crate) async fn handshake(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         via: Option<Arc<Self>>,
         target: &SshDestination,
@@ -135,6 +135,14 @@ impl Connection {
             handle.channel_open_direct_tcpip(host, u32::from(port), from.0, from.1).await
         };
         self.open_channel("open a port", open).await
+    }
+
+    /// Starts a command on the host and opens a stream to its standard input and output.
+    pub async fn open_command(&self, command: &str) -> Result<Stream, TunnelError> {
+        let channel = self.open_session().await?;
+        let failed = |source| self.protocol_error("run a command", source);
+        channel.exec(false, command).await.map_err(failed)?;
+        Ok(Stream::new(channel, self.cap))
     }
 
     pub(crate) async fn open_session(&self) -> Result<russh::Channel<client::Msg>, TunnelError> {

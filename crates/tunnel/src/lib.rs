@@ -11,6 +11,7 @@ mod error;
 mod exec;
 mod key;
 mod pool;
+mod shell;
 mod target;
 
 pub use channel_stream::Stream;
@@ -19,4 +20,5 @@ pub use error::TunnelError;
 pub use exec::{CommandOutput, UploadedFile};
 pub use key::{HostKey, KeyError, LoginKey};
 pub use pool::{Backoff, SshPool};
+pub use shell::{ShellEvent, ShellInput, ShellOutput, TerminalSize};
 pub use target::{HostKeyPin, SshDestination};

@@ -66,6 +66,12 @@ export interface SessionInfo {
 export const session = {
   /** NEW `/api/session/open`: logs in with a token, or with a single-use code of `windlass ui`; sets the cookie. */
   open: (body: { token: string } | { code: string }) => call<Session>('/api/session/open', body, { quiet: true }),
+  /** `/api/session/methods`: how users log in, besides tokens and codes. */
+  methods: () => call<{ oidc: { name: string } | null }>('/api/session/methods', {}, { quiet: true }),
+  /** `/api/session/oidc/start`: begins a login with the identity provider, whose page the browser opens next. */
+  startOidc: () => call<{ url: string }>('/api/session/oidc/start', {}, { quiet: true }),
+  /** `/api/session/oidc/finish`: opens the session once the provider has sent the browser back to `/ui/login`. */
+  finishOidc: (body: { code: string; state: string }) => call<Session>('/api/session/oidc/finish', body, { quiet: true }),
   /** NEW `/api/session/get`: the session of the cookie; 401 without one. */
   get: () => call<Session>('/api/session/get', {}, { quiet: true }),
   /** NEW `/api/session/close`: ends the session and clears the cookie. */
@@ -946,7 +952,7 @@ export interface Costs {
   /** NEW, with `every`: dollars in each step, for the items with the largest cost and the rest together. */
   series?: { times: Time[]; items: { name: string; costs: number[] }[] };
   /** NEW: dollars by market, and what the spot part would have cost on demand. */
-  markets?: { spot: number; on_demand: number; spot_at_on_demand: number };
+  markets?: { spot: number; on_demand: number; spot_at_on_demand: number | null };
 }
 
 export const costs = {
@@ -1019,16 +1025,16 @@ export interface ManagedJob {
   job_duration: number;
   recovery_count: number;
   tasks: ManagedTask[];
-  /** NEW: the task file, secrets left out. */
+  /** NEW: the plan of the job as YAML, secrets left out. */
   text: string;
 }
 
 /** What a spot policy saved. */
 export interface Savings {
   spent: number;
-  /** The same time on demand. */
-  on_demand: number;
-  saved: number;
+  /** The same time on demand; null where a price is not known. */
+  on_demand: number | null;
+  saved: number | null;
   changeovers: number;
   /** Work in seconds; null without a deadline. */
   deadline: { from: Time; to: Time; work_seconds: number } | null;
@@ -1087,7 +1093,7 @@ export interface ConfigurationPlan {
     runs_in: string[];
     /** Configuration that runs now, as YAML; null for a new run. */
     current_text: string | null;
-    /** Defaults filled in, as YAML. */
+    /** With defaults, as YAML. */
     effective_text: string;
   } | null;
 }
@@ -1114,10 +1120,10 @@ export const configurations = {
   /** NEW `/api/project/{p}/configurations/plan` */
   plan: (p: string, body: { text: string; env: Record<string, string> }, o?: CallOptions) =>
     call<ConfigurationPlan>(`/api/project/${e(p)}/configurations/plan`, body, o),
-  /** NEW `GET /api/schema/{name}`: the JSON Schemas of `schema/`, with `ETag`. */
-  schema: (name: 'windlass' | 'profiles') => call<Document>(`/api/schema/${name}`, undefined, { method: 'GET' }),
-  /** NEW `GET /api/errors/{code}` */
-  error: (code: string) => call<ErrorPage>(`/api/errors/${e(code)}`, undefined, { method: 'GET' }),
+  /** NEW `/api/schemas/get`: the JSON Schemas of `schema/`. */
+  schema: (name: 'windlass' | 'profiles') => call<Document>('/api/schemas/get', { name }),
+  /** NEW `/api/errors/get` */
+  error: (code: string) => call<ErrorPage>('/api/errors/get', { code }),
   /** `/api/project/{p}/templates/list` */
   templates: (p: string) => call<Template[]>(`/api/project/${e(p)}/templates/list`, {}),
 };
@@ -1175,8 +1181,6 @@ export const fleets = {
   /** `/api/project/{p}/fleets/delete_instances` */
   removeInstances: (p: string, name: string, instance_nums: number[]) =>
     call<null>(`/api/project/${e(p)}/fleets/delete_instances`, { name, instance_nums }, change()),
-  /** NEW `/api/project/{p}/instances/drain`: no new jobs there; with `drain: false`: again. */
-  drain: (p: string, id: Id, drain: boolean) => call<null>(`/api/project/${e(p)}/instances/drain`, { id, drain }, change()),
   /** `/api/project/{p}/instances/get_instance_health_checks` */
   health: (p: string, fleet_name: string, instance_num: number, o?: CallOptions) =>
     call<{ health_checks: HealthCheck[] }>(`/api/project/${e(p)}/instances/get_instance_health_checks`, { fleet_name, instance_num, limit: 200 }, o),
@@ -1279,17 +1283,6 @@ export interface Pipeline {
   errors: number;
 }
 
-/** One process of the server; NEW. */
-export interface ServerReplica {
-  id: Id;
-  address: string;
-  version: string;
-  started_at: Time;
-  seen_at: Time;
-  /** Whether it answered this call. */
-  current: boolean;
-}
-
 export const admin = {
   /** `/api/projects/{p}/get` */
   project: (p: string, o?: CallOptions) => call<Project>(`/api/projects/${e(p)}/get`, {}, o),
@@ -1324,10 +1317,8 @@ export const admin = {
   removeKeys: (ids: Id[]) => call<null>('/api/users/public_keys/delete', { ids }, change()),
   /** `/api/server/pipelines` */
   pipelines: (o?: CallOptions) => call<Pipeline[]>('/api/server/pipelines', {}, o),
-  /** NEW `/api/server/replicas` (global admins) */
-  replicas: (o?: CallOptions) => call<{ replicas: ServerReplica[] }>('/api/server/replicas', {}, o),
-  /** NEW `/api/server/settings` (global admins): name, value and where it comes from; nothing secret. */
-  settings: (o?: CallOptions) => call<{ settings: { name: string; value: string; from: string }[] }>('/api/server/settings', {}, o),
+  /** NEW `/api/server/settings` (global admins): of the replica that answers; nothing secret. */
+  settings: (o?: CallOptions) => call<{ settings: { name: string; value: string }[] }>('/api/server/settings', {}, o),
 };
 
 // ---------------------------------------------------------------------------------------------- terminal (NEW)

@@ -12,7 +12,7 @@ export type FeedMessage =
 export interface FeedState {
   connected: boolean;
   /** When something last came, by the browser's clock. */
-  heardAt: number;
+  lastMessageAt: number;
   /** Answer of the server to the last try, null when there was none. */
   status: number | null;
   message: string | null;
@@ -26,7 +26,7 @@ const PAUSE_MAX = 10_000;
 export class FeedConnection {
   #emit: (message: FeedMessage) => void;
   #seq: number | null = null;
-  #heardAt = Date.now();
+  #lastMessageAt = Date.now();
   #reportedAt = 0;
   #abort: AbortController | null = null;
   #changes: FeedChange[] = [];
@@ -42,7 +42,7 @@ export class FeedConnection {
   }
 
   get state(): FeedState {
-    return { connected: this.#connected, heardAt: this.#heardAt, status: null, message: null };
+    return { connected: this.#connected, lastMessageAt: this.#lastMessageAt, status: null, message: null };
   }
 
   start(): void {
@@ -60,11 +60,11 @@ export class FeedConnection {
     while (!this.#stopped) {
       const abort = (this.#abort = new AbortController());
       const watch = setInterval(() => {
-        if (Date.now() - this.#heardAt > SILENCE_MAX) abort.abort();
+        if (Date.now() - this.#lastMessageAt > SILENCE_MAX) abort.abort();
       }, 1000);
       let status: number | null = null;
       let message: string | null = null;
-      this.#heardAt = Math.max(this.#heardAt, Date.now() - SILENCE_MAX + 8000);
+      this.#lastMessageAt = Math.max(this.#lastMessageAt, Date.now() - SILENCE_MAX + 8000);
       try {
         await readEvents(
           changesPath(this.#seq),
@@ -81,7 +81,7 @@ export class FeedConnection {
       clearInterval(watch);
       this.#connected = false;
       if (this.#stopped) return;
-      this.#emit({ type: 'state', state: { connected: false, heardAt: this.#heardAt, status, message } });
+      this.#emit({ type: 'state', state: { connected: false, lastMessageAt: this.#lastMessageAt, status, message } });
       this.#pause = Math.min(Math.max(this.#pause * 2, 250), PAUSE_MAX);
       await new Promise((done) => setTimeout(done, this.#pause));
     }
@@ -94,9 +94,9 @@ export class FeedConnection {
   }
 
   #touch(now = false): void {
-    this.#heardAt = Date.now();
-    if (now || this.#heardAt - this.#reportedAt > 2000) {
-      this.#reportedAt = this.#heardAt;
+    this.#lastMessageAt = Date.now();
+    if (now || this.#lastMessageAt - this.#reportedAt > 2000) {
+      this.#reportedAt = this.#lastMessageAt;
       this.#emit({ type: 'state', state: this.state });
     }
   }

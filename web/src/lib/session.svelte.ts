@@ -4,10 +4,12 @@ import { closeFeed, openFeed } from '../store/store.svelte';
 import { ApiError, onSessionLost } from './call';
 import { time } from './clock.svelte';
 import { prefs } from './prefs.svelte';
+import { go, route } from './route.svelte';
 
 let current = $state.raw<Session | null>(null);
 let known = $state(false);
 let failure = $state.raw<ApiError | null>(null);
+let refused = $state<string | null>(null);
 
 export const auth = {
   /** Null before login. */
@@ -21,6 +23,10 @@ export const auth = {
   /** Why the server could not be asked. */
   get failure(): ApiError | null {
     return failure;
+  },
+  /** Why the code of the address opened no session. */
+  get refused(): string | null {
+    return refused;
   },
   get isAdmin(): boolean {
     return current?.user.global_role === 'admin';
@@ -47,11 +53,23 @@ export const auth = {
 function setSession(session: Session): void {
   current = session;
   failure = null;
+  refused = null;
   time.set(session.now);
   openFeed();
 }
 
-/** Asks for the session of the cookie; a code in the fragment opens one first. */
+/** Opens a session if the identity provider has sent the browser here; undefined if it has not. */
+function finishLogin(): Promise<Session> | undefined {
+  if (route.path !== '/login') return undefined;
+  const [code, state, error] = [route.get('code'), route.get('state'), route.get('error')];
+  // Nothing of it stays in the address or the history.
+  go('/', { replace: true });
+  if (code && state) return api.finishOidc({ code, state });
+  if (error) refused = `The identity provider ended the login: ${error.replaceAll('_', ' ')}.`;
+  return undefined;
+}
+
+/** Asks for the session of the cookie; a code in the fragment or of the identity provider opens one first. */
 export async function restoreSession(): Promise<void> {
   onSessionLost(() => {
     current = null;
@@ -59,10 +77,13 @@ export async function restoreSession(): Promise<void> {
   });
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);
+  const finishing = finishLogin();
   try {
-    setSession(code ? await api.open({ code }) : await api.get());
+    setSession(await (finishing ?? (code ? api.open({ code }) : api.get())));
   } catch (error) {
-    if (error instanceof ApiError && error.status !== 401) failure = error;
+    if (error instanceof ApiError && finishing) refused = error.message;
+    else if (error instanceof ApiError && error.status !== 401) failure = error;
+    else if (error instanceof ApiError && code) refused = error.message;
   }
   known = true;
 }

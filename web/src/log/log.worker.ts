@@ -10,6 +10,11 @@ const JUMP = 128 * 1024;
 const KEEP = 64 * 1024 * 1024;
 const LINES_MAX = 1_200_000;
 const STATE_MS = 50;
+const HITS_MAX = 10_000;
+/** Pause before a search goes on with what was added to the log. */
+const SEARCH_AGAIN_MS = 300;
+const WINDOW_HITS_MAX = 1000;
+const WINDOW_SEARCH_MS = 150;
 
 let log: LogRef | null = null;
 let index = new LineIndex(0);
@@ -20,14 +25,34 @@ let ended: { status: string; exit_status: number | null; termination_reason: str
 let failure: string | null = null;
 let generation = 0;
 let stream: AbortController | null = null;
-let search: AbortController | null = null;
+let search: Search | null = null;
 let extending = false;
 let stateTimer: ReturnType<typeof setTimeout> | null = null;
+let searchTimer: ReturnType<typeof setTimeout> | null = null;
+/** Offsets of the lines that the page asked for last. */
+let seen = { from: 0, to: 0 };
+let windowSearch: AbortController | null = null;
+let windowTimer: ReturnType<typeof setTimeout> | null = null;
 let shift = 0;
 let lastMark = 0;
 let newMarks: [number, number][] = [];
 
-const decoder = new TextDecoder();
+/** A search, which goes on when the log grows. */
+interface Search {
+  request: Extract<ToWorker, { type: 'search' }>;
+  abort: AbortController;
+  /** Offsets of the hits that the page knows. */
+  offsets: number[];
+  /** Bytes that were searched; null until the first pass has ended. */
+  scanned: number | null;
+  isRunning: boolean;
+  /** Whether nothing is added any more. */
+  isOver: boolean;
+  /** Whether it found more than it lists. */
+  hasMore: boolean;
+}
+
+const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
 const post = (message: FromWorker) => postMessage(message);
 
 interface Base64Array {
@@ -51,6 +76,7 @@ function postState(landed: number | null = null): void {
     post({ type: 'marks', marks: newMarks });
     newMarks = [];
   }
+  searchAdded();
 }
 function postStateSoon(): void {
   stateTimer ??= setTimeout(() => postState(), STATE_MS);
@@ -143,6 +169,11 @@ function follow(mine: number): void {
   })();
 }
 
+function isAscii(bytes: Uint8Array): boolean {
+  for (const byte of bytes) if (byte > 127) return false;
+  return true;
+}
+
 function trimStart(): void {
   let gone = index.size > KEEP * 1.1 ? index.trimStart(KEEP) : 0;
   if (index.lines > LINES_MAX * 1.1) gone += index.trimStart(index.end - index.line(index.lines - LINES_MAX).offset);
@@ -180,45 +211,122 @@ async function extend(where: 'before' | 'after'): Promise<void> {
   }
 }
 
-async function find(message: Extract<ToWorker, { type: 'search' }>): Promise<void> {
-  search?.abort();
-  if (!log) return;
-  const abort = (search = new AbortController());
+function startSearch(request: Search['request']): void {
+  stopSearch();
+  search = { request, abort: new AbortController(), offsets: [], scanned: null, isRunning: false, isOver: false, hasMore: false };
+  if (log) void scan(search);
+}
+function stopSearch(): void {
+  search?.abort.abort();
+  search = null;
+  windowSearch?.abort();
+  windowSearch = null;
+}
+
+/** Where a search goes on: whole lines before what was searched, for their context and for a line that was not complete. */
+function resumeAt({ scanned, request }: Search): number {
+  if (scanned === null || scanned < index.start || scanned > index.end || index.lines === 0) return 0;
+  let line = Math.max(0, index.find(scanned) - 2 * request.context - 1);
+  while (line > 0 && index.line(line - 1).cut) line--;
+  return line === 0 && index.start > first ? 0 : index.line(line).offset;
+}
+
+/** Searches what was not searched yet. */
+async function scan(mine: Search): Promise<void> {
+  if (!log || mine.isRunning || mine.isOver) return;
+  mine.isRunning = true;
+  const { q, regex, ignoreCase, context, ticket } = mine.request;
+  const isFirst = mine.scanned === null;
+  const begin = resumeAt(mine);
+  mine.offsets = mine.offsets.filter((offset) => offset < begin);
+  let from: number | null = begin;
   let hits: LogHit[] = [];
-  let scanned = 0;
+  let scanned = begin;
   let whole = size;
   let more = false;
   let timer: ReturnType<typeof setTimeout> | null = null;
   const flush = (done: boolean, error: string | null = null) => {
     if (timer !== null) clearTimeout(timer);
     timer = null;
-    post({ type: 'hits', hits, scanned, size: whole, done, more, error });
+    // Another search has begun since.
+    if (mine.abort.signal.aborted) return;
+    post({ type: 'hits', ticket, from, hits, scanned, size: whole, done: done || !isFirst, more, error });
+    from = null;
     hits = [];
   };
   try {
-    await readEvents(logs.searchPath(log, { q: message.q, regex: message.regex, ignore_case: message.ignoreCase, limit: 10_000, context: message.context }), { signal: abort.signal }, (event) => {
-      if (abort.signal.aborted) return;
-      if (event.event === 'hit') hits.push(JSON.parse(event.data) as LogHit);
-      else if (event.event === 'progress') ({ scanned, size: whole } = JSON.parse(event.data) as { scanned: number; size: number });
+    const args = { q, regex, ignore_case: ignoreCase, from: begin, limit: HITS_MAX - mine.offsets.length, context };
+    await readEvents(logs.searchPath(log, args), { signal: mine.abort.signal }, (event) => {
+      if (event.event === 'hit') {
+        const hit = JSON.parse(event.data) as LogHit;
+        mine.offsets.push(hit.offset);
+        hits.push(hit);
+      } else if (event.event === 'progress') ({ scanned, size: whole } = JSON.parse(event.data) as { scanned: number; size: number });
       else if (event.event === 'end') ({ more } = JSON.parse(event.data) as { more: boolean });
-      timer ??= setTimeout(() => flush(false), 60);
+      // What is searched again replaces the hits there at once, and not one after the other.
+      if (isFirst) timer ??= setTimeout(() => flush(false), 60);
     });
-    if (!abort.signal.aborted) flush(true);
+    mine.scanned = scanned;
+    mine.isOver = mine.hasMore = more;
+    flush(true);
+    if (more) markWindowSoon();
   } catch (error) {
-    if (!abort.signal.aborted) flush(true, error instanceof Error ? error.message : String(error));
+    mine.isOver = true;
+    flush(true, error instanceof Error ? error.message : String(error));
   }
+  mine.isRunning = false;
+  searchAdded();
+}
+
+/** Searches the lines that are seen, if the list of hits ends before them. */
+async function markWindow(): Promise<void> {
+  const mine = search;
+  const { from, to } = seen;
+  if (!mine?.hasMore || !log || to <= (mine.offsets.at(-1) ?? 0)) return;
+  windowSearch?.abort();
+  const abort = (windowSearch = new AbortController());
+  const { q, regex, ignoreCase, ticket } = mine.request;
+  const hits: LogHit[] = [];
+  try {
+    await readEvents(logs.searchPath(log, { q, regex, ignore_case: ignoreCase, from, limit: WINDOW_HITS_MAX }), { signal: abort.signal }, (event) => {
+      if (event.event === 'hit') {
+        const hit = JSON.parse(event.data) as LogHit;
+        if (hit.offset < to) hits.push(hit);
+        else abort.abort();
+      } else if (event.event === 'progress' && (JSON.parse(event.data) as { scanned: number }).scanned >= to) abort.abort();
+    });
+  } catch {
+    // The search tells what is wrong.
+  }
+  if (windowSearch === abort && mine === search) post({ type: 'window-hits', ticket, hits });
+}
+function markWindowSoon(): void {
+  windowTimer ??= setTimeout(() => {
+    windowTimer = null;
+    void markWindow();
+  }, WINDOW_SEARCH_MS);
+}
+
+/** Lets the search go on if the log is longer than what was searched. */
+function searchAdded(): void {
+  if (!search || search.isRunning || search.isOver || search.scanned === null || size <= search.scanned || searchTimer !== null) return;
+  searchTimer = setTimeout(() => {
+    searchTimer = null;
+    if (search && search.scanned !== null && size > search.scanned) void scan(search);
+  }, SEARCH_AGAIN_MS);
 }
 
 onmessage = ({ data }: MessageEvent<ToWorker>) => {
   switch (data.type) {
     case 'open':
       generation++;
-      search?.abort();
       log = data.log;
       size = 0;
       ended = null;
       lastMark = 0;
       void load(data.at, generation);
+      // The search that is wanted may have been told before the log.
+      if (search) startSearch(search.request);
       break;
     case 'seek': {
       const inside = data.at === 'end' ? attached || (ended !== null && index.end >= size) : data.at >= index.start && data.at < index.end;
@@ -232,19 +340,24 @@ onmessage = ({ data }: MessageEvent<ToWorker>) => {
       const lines = [];
       for (let i = from; i < to; i++) {
         const line = index.line(i);
-        lines.push({ offset: line.offset, length: line.length, text: decoder.decode(index.bytes(line)), cut: line.cut });
+        const bytes = index.bytes(line);
+        const text = decoder.decode(bytes);
+        lines.push({ offset: line.offset, length: line.length, text, bytes: isAscii(bytes) ? null : bytes.slice(), cut: line.cut });
       }
       post({ type: 'lines', first: from, lines, ticket: data.ticket });
+      const last = lines.at(-1);
+      seen = { from: lines[0]?.offset ?? 0, to: last ? last.offset + last.length : 0 };
+      if (search?.hasMore) markWindowSoon();
       break;
     }
     case 'extend':
       void extend(data.where);
       break;
     case 'search':
-      void find(data);
+      startSearch(data);
       break;
     case 'search-stop':
-      search?.abort();
+      stopSearch();
       break;
     case 'text': {
       const parts: string[] = [];

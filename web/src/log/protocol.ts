@@ -10,7 +10,8 @@ export type ToWorker =
   | { type: 'seek'; at: number | 'end' }
   /** The reader is near an end of the part. */
   | { type: 'extend'; where: 'before' | 'after' }
-  | { type: 'search'; q: string; regex: boolean; ignoreCase: boolean; context: number }
+  /** Searches the log, and what is added to it, until another search begins or this one is stopped. */
+  | { type: 'search'; q: string; regex: boolean; ignoreCase: boolean; context: number; ticket: number }
   | { type: 'search-stop' }
   | { type: 'text'; from: number; to: number; ticket: number };
 
@@ -20,6 +21,8 @@ export interface ShownLine {
   /** Bytes of the line. */
   length: number;
   text: string;
+  /** Its bytes, where they are not its characters one by one. */
+  bytes: Uint8Array | null;
   /** Whether it goes on in the next one. */
   cut: boolean;
 }
@@ -46,5 +49,8 @@ export type FromWorker =
   | { type: 'lines'; first: number; lines: ShownLine[]; ticket: number }
   /** Times of offsets, newest last. */
   | { type: 'marks'; marks: [number, number][] }
-  | { type: 'hits'; hits: LogHit[]; scanned: number; size: number; done: boolean; more: boolean; error: string | null }
+  /** Hits of the search with this ticket, in the order of the log. They replace all known ones from offset `from` on. */
+  | { type: 'hits'; ticket: number; from: number | null; hits: LogHit[]; scanned: number; size: number; done: boolean; more: boolean; error: string | null }
+  /** Hits in the lines that were asked for last, where the search found more than it lists. */
+  | { type: 'window-hits'; ticket: number; hits: LogHit[] }
   | { type: 'text'; text: string; ticket: number };

@@ -38,7 +38,7 @@ const tables: Partial<Record<Kind, LiveTable<unknown>>> = {
   container: containers as LiveTable<unknown>,
 };
 
-let state = $state.raw<FeedState>({ connected: false, heardAt: Date.now(), status: null, message: null });
+let state = $state.raw<FeedState>({ connected: false, lastMessageAt: Date.now(), status: null, message: null });
 let summary = $state.raw<Summary | null>(null);
 let uiVersion = $state<string | null>(null);
 let resyncs = $state(0);

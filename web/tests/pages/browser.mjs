@@ -5,9 +5,10 @@ import { startServer } from '../../dev/server.mjs';
 
 const EXECUTABLE = process.env.CHROMIUM ?? '/usr/bin/chromium';
 
-export async function openBrowser() {
+/** A browser; `hasScrollbars` for pictures, where a hidden scrollbar would move the columns of lists; `host`: a name of this machine. */
+export async function openBrowser({ hasScrollbars = false, host = null } = {}) {
   if (!existsSync(EXECUTABLE)) throw new Error(`no browser at ${EXECUTABLE}: apt install chromium, or set CHROMIUM`);
-  return chromium.launch({ executablePath: EXECUTABLE, args: ['--no-sandbox', '--disable-gpu', '--force-color-profile=srgb'] });
+  return chromium.launch({ executablePath: EXECUTABLE, ignoreDefaultArgs: hasScrollbars ? ['--hide-scrollbars'] : [], args: ['--no-sandbox', '--disable-gpu', '--force-color-profile=srgb', ...(host ? [`--host-resolver-rules=MAP ${host} 127.0.0.1`] : [])] });
 }
 
 export async function openServer(options) {

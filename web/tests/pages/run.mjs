@@ -74,13 +74,26 @@ test('login by token and by code, log out', async () => {
   await view.page.waitForSelector('.login');
   assert.deepEqual(await axe(view.page), []);
   await view.page.getByLabel('Token').fill('wrong');
-  await view.page.getByRole('button', { name: 'Log in' }).click();
+  await view.page.getByRole('button', { name: 'Log in', exact: true }).click();
   await view.page.getByText('The token is not known').waitFor();
   await view.page.getByLabel('Token').fill('dev');
-  await view.page.getByRole('button', { name: 'Log in' }).click();
+  await view.page.getByRole('button', { name: 'Log in', exact: true }).click();
   await view.page.getByRole('heading', { name: 'Overview' }).waitFor();
   assert.equal(await view.page.evaluate(() => document.cookie), '', 'a script can read no cookie');
   assert.ok(!(await view.page.evaluate(() => JSON.stringify({ ...localStorage }))).includes('dev'), 'no token is stored');
+  await view.page.goto(`${server.url}me`);
+  await view.page.getByRole('button', { name: 'Log out' }).first().click();
+  await view.page.waitForSelector('.login');
+  await view.page.goto('about:blank');
+  await view.page.goto(`${server.url}login?code=dev&state=other`);
+  await view.page.getByText('not begun in this browser').waitFor();
+  assert.ok(!view.page.url().includes('code='), 'the code leaves the address');
+  assert.deepEqual(await axe(view.page), []);
+  await view.page.goto(`${server.url}login?error=access_denied&state=x`);
+  await view.page.getByText('The identity provider ended the login: access denied').waitFor();
+  await view.page.getByRole('button', { name: 'Log in with Example' }).click();
+  await view.page.getByRole('heading', { name: 'Overview' }).waitFor();
+  assert.ok(!view.page.url().includes('code='), 'the code leaves the address');
   await view.page.goto(`${server.url}me`);
   await view.page.getByRole('button', { name: 'Log out' }).first().click();
   await view.page.waitForSelector('.login');
@@ -107,7 +120,7 @@ test('changes reach every tab of a browser through one connection', async () => 
   const took = Date.now() - began;
   await view.page.locator('.fresh').click();
   await view.page.getByRole('link', { name }).first().waitFor();
-  console.log(`      a new run was told to two tabs in ${took} ms`);
+  console.log(`      a new run reached two tabs in ${took} ms`);
   assert.ok(took < 3000);
   await clean(view);
   await view.close();
@@ -117,7 +130,7 @@ test('a run that waits says why, and its cure is looked at and edited', async ()
   const view = await openPage(browser, { url: frozen.url });
   await view.open(PAGES['run-waits']);
   await view.page.getByText('It will wait for ever as it is').waitFor();
-  await view.page.getByRole('button', { name: 'Look', exact: true }).first().click();
+  await view.page.getByRole('button', { name: 'Check', exact: true }).first().click();
   await view.page.locator('.result').first().waitFor();
   await view.page.getByRole('link', { name: 'Edit and apply' }).nth(1).click();
   await view.page.getByRole('heading', { name: 'Edit train-h200' }).waitFor();
@@ -284,6 +297,38 @@ test('a search over the whole log marks its hits', async () => {
   await view.page.getByLabel('Regex').check();
   await view.page.getByText('cannot be read').waitFor();
   await clean(view, [/400/]);
+  await view.close();
+});
+
+test('a search marks what is added, and follows it', async () => {
+  const view = await openPage(browser, { url: live.url });
+  await view.open('/runs/platform/tokenize-web?tab=logs');
+  const box = view.page.getByRole('log');
+  await box.locator('.row').first().waitFor();
+  await view.page.keyboard.press('/');
+  const field = view.page.getByLabel('Search the whole log');
+  await field.fill('step');
+  await view.page.keyboard.press('Enter');
+  await view.page.locator('.a-hit').first().waitFor();
+  await view.page.keyboard.press('Escape');
+  // What is found is on the screen, so the view still follows; else it has gone to the hit.
+  const follow = view.page.locator('.bar').getByRole('button', { name: 'Follow' });
+  if ((await follow.getAttribute('aria-pressed')) === 'false') await follow.click();
+  const shown = () => box.locator('.row').evaluateAll((rows) => rows.slice(-30).map((row) => ({ text: row.textContent, hits: row.querySelectorAll('.a-hit').length })).filter((row) => row.text.includes('step')));
+  const before = (await shown()).at(-1).text;
+  await view.page.waitForFunction((before) => {
+    const rows = [...document.querySelectorAll('[role="log"] .row')].filter((row) => row.textContent.includes('step'));
+    const at = rows.findIndex((row) => row.textContent === before);
+    return rows.some((row, n) => n > at && row.querySelector('.a-hit'));
+  }, before);
+  // Another text: nothing of the one before is marked, also while the search still runs.
+  await view.page.keyboard.press('/');
+  await field.fill('loss');
+  assert.equal(await view.page.locator('.a-hit').count(), 0);
+  await view.page.keyboard.press('Enter');
+  await view.page.locator('.a-hit').first().waitFor();
+  assert.deepEqual([...new Set(await view.page.locator('.a-hit').allInnerTexts())], ['loss']);
+  await clean(view);
   await view.close();
 });
 

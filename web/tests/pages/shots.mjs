@@ -8,7 +8,7 @@ const dark = rest.includes('--dark');
 const phone = rest.includes('--phone');
 mkdirSync(dir, { recursive: true });
 const server = await openServer({ frozen: true, empty: rest.includes('--empty') });
-const browser = await openBrowser();
+const browser = await openBrowser({ hasScrollbars: true });
 const all = rest.includes('--empty') ? { overview: '/', runs: '/runs', jobs: '/jobs', queue: '/queue', services: '/services' } : addresses(server.world);
 for (const [name, path] of Object.entries(all)) {
   if (names.length && !names.includes(name)) continue;

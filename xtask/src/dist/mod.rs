@@ -62,6 +62,8 @@ pub(super) struct Packaging {
     pub(super) copyright: String,
     pub(super) changelog: String,
     pub(super) licence: String,
+    /// Alert rules and dashboard.
+    pub(super) monitoring: BTreeMap<&'static str, String>,
 }
 
 /// Everything that the files of a release are made from.
@@ -230,6 +232,10 @@ impl Packaging {
             copyright: workspace.read("packaging/debian/copyright")?,
             changelog: workspace.read("CHANGELOG.md")?,
             licence: workspace.read("LICENSE")?,
+            monitoring: ["alerts.yml", "dashboard.json"]
+                .into_iter()
+                .map(|name| Ok((name, workspace.read(&format!("docs/operations/{name}"))?)))
+                .collect::<Result<_>>()?,
         })
     }
 }
@@ -319,6 +325,9 @@ impl Release {
         for (shell, path) in COMPLETIONS {
             let script = self.completions.get(shell).with_context(|| format!("no completion for {shell}"))?;
             files.add_bytes(&format!("{share}/{path}"), 0o644, script.as_str());
+        }
+        for (name, text) in &self.packaging.monitoring {
+            files.add_bytes(&format!("{share}/doc/windlass/monitoring/{name}"), 0o644, text.as_str());
         }
         Ok(())
     }

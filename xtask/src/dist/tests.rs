@@ -91,6 +91,7 @@ fn the_debian_package_has_programs_units_settings_and_manual_pages_of_root() {
     assert_eq!(mode("./usr/share/man/man1/windlass-server.1.gz"), "-rw-r--r--");
     assert_eq!(mode("./usr/share/bash-completion/completions/windlass"), "-rw-r--r--");
     assert_eq!(mode("./usr/share/doc/windlass/copyright"), "-rw-r--r--");
+    assert_eq!(mode("./usr/share/doc/windlass/monitoring/alerts.yml"), "-rw-r--r--");
     assert_eq!(
         (field(&package, "Version"), field(&package, "Architecture")),
         ("1.2.3".into(), "amd64".into())

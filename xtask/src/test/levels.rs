@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{Scope, TestContext, TestOptions, changed};
 use crate::{
-    dist, elf,
+    dist, docs, elf,
     engine::{self, Engine},
     faults, fuzz,
     junit::{self, TestResult},
-    output, process, setup, sim, tidy, venv,
+    output, process, setup, sim, tidy, venv, web,
 };
 
 /// Number of seeds that are the same in every run.
@@ -59,6 +59,7 @@ impl LevelOutcome {
 const SET_UP: Level = Level { name: "set-up", run: set_up, is_needed_by_the_rest: true };
 const FORMAT: Level = Level { name: "format", run: format, is_needed_by_the_rest: false };
 const TIDY: Level = Level { name: "tidy", run: tidy, is_needed_by_the_rest: false };
+const DOCS: Level = Level { name: "docs", run: docs, is_needed_by_the_rest: false };
 const BUILD: Level = Level { name: "build", run: build, is_needed_by_the_rest: true };
 const TESTS: Level = Level { name: "tests", run: tests, is_needed_by_the_rest: false };
 const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed_by_the_rest: false };
@@ -66,23 +67,28 @@ const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest
 const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
 const BINARIES: Level = Level { name: "binaries", run: binaries, is_needed_by_the_rest: false };
 const PACKAGE: Level = Level { name: "package", run: package, is_needed_by_the_rest: false };
+const WEB: Level = Level { name: "web", run: web, is_needed_by_the_rest: false };
 const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
 
 pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
+    if options.web {
+        return vec![BUILD, WEB];
+    }
     if !options.only.is_empty() {
         return vec![SET_UP, BUILD, TESTS];
     }
     match (options.scope, &options.changed) {
         (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
-        (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, LINTS],
+        (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, LINTS],
         (Scope::Full, None) => {
-            vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
+            vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
         }
         (Scope::Nightly, None) => {
             vec![
                 SET_UP,
                 FORMAT,
                 TIDY,
+                DOCS,
                 BUILD,
                 TESTS,
                 SIMULATION,
@@ -90,6 +96,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
                 BAD_REQUESTS,
                 BINARIES,
                 PACKAGE,
+                WEB,
                 LINTS,
             ]
         }
@@ -108,6 +115,13 @@ fn format(context: &mut TestContext) -> Result<LevelOutcome> {
 
 fn tidy(context: &mut TestContext) -> Result<LevelOutcome> {
     Ok(LevelOutcome::from_result(tidy::run(context.workspace), "no problems", "cargo xtask tidy"))
+}
+
+/// Builds the documentation site and discards it.
+fn docs(context: &mut TestContext) -> Result<LevelOutcome> {
+    let checked = docs::check(context.workspace);
+    let summary = checked.as_ref().map_or_else(|_| String::new(), |pages| format!("{pages} pages"));
+    Ok(LevelOutcome::from_result(checked.map(drop), summary, "cargo xtask docs --check"))
 }
 
 /// Runs clippy on everything as built for tests, and on the two binaries as shipped: without the code that only tests
@@ -268,6 +282,16 @@ fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
         sent,
         "no unexpected responses",
         "cargo xtask fuzz api   (the failure above names its seed)",
+    ))
+}
+
+/// Builds the files of the web UI again, and tries its pages in a browser at the server of the tests.
+fn web(context: &mut TestContext) -> Result<LevelOutcome> {
+    let checked = web::check(context.workspace);
+    Ok(LevelOutcome::from_result(
+        checked,
+        "reproducible, within the budgets, pages without findings",
+        "cargo xtask test --web",
     ))
 }
 

@@ -27,6 +27,8 @@ struct TestOptions {
     changed: Option<changed::ChangeBase>,
     /// Limit to tests whose name contains one of these strings.
     only: Vec<String>,
+    /// Only the web UI.
+    web: bool,
     /// Print where the time was spent.
     timings: bool,
     /// Number of parallel tests.
@@ -92,6 +94,7 @@ fn parse_options(mut args: Args) -> Result<TestOptions> {
     while let Some(part) = args.value::<String>("--only")? {
         only.push(part);
     }
+    let web = args.take_flag("--web");
     let timings = args.take_flag("--timings");
     // Tests wait for databases and timers more than they compute.
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
@@ -101,7 +104,7 @@ fn parse_options(mut args: Args) -> Result<TestOptions> {
     };
     ensure!(threads > 0, "invalid `-j` value: expected a number above 0");
     args.finish()?;
-    Ok(TestOptions { scope, changed, only, timings, threads })
+    Ok(TestOptions { scope, changed, only, web, timings, threads })
 }
 
 #[cfg(test)]
@@ -142,12 +145,14 @@ mod tests {
         };
         assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
         assert_eq!(names("--only x"), ["set-up", "build", "tests"]);
+        assert_eq!(names("--web"), ["build", "web"]);
         assert_eq!(
             names(""),
             [
                 "set-up",
                 "format",
                 "tidy",
+                "docs",
                 "build",
                 "tests",
                 "simulation",
@@ -158,7 +163,7 @@ mod tests {
             ]
         );
         let mut nightly = names("--nightly");
-        assert_eq!(nightly.remove(9), "package");
+        assert_eq!(nightly.drain(10..12).collect::<Vec<_>>(), ["package", "web"]);
         assert_eq!(nightly, names(""));
     }
 }

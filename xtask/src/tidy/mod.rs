@@ -6,6 +6,7 @@
 pub(crate) mod advisories;
 mod crate_edges;
 mod documents;
+mod findings;
 mod licences;
 mod pipelines;
 mod security;
@@ -39,6 +40,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("every licence is permissive", licences::check),
     ("no dependency has a known vulnerability without a reason", advisories::check),
     ("every attack is listed with its tests", security::check_attacks),
+    ("every finding of a review is listed with its tests", findings::check),
     ("unsafe code is only in the listed crates", security::check_unsafe_code),
     ("programs are started without a shell", security::check_shells),
 ];
@@ -115,6 +117,11 @@ mod tests {
     }
 
     #[test]
+    fn every_finding_of_a_review_is_listed_with_its_tests() {
+        holds(findings::check);
+    }
+
+    #[test]
     fn unsafe_code_is_only_in_listed_crates() {
         holds(security::check_unsafe_code);
     }
@@ -136,6 +143,30 @@ mod tests {
                 panic!("\n{}", windlass_model::config::render(&problems, path, &text));
             }
         }
+    }
+
+    #[test]
+    fn every_configuration_in_the_documentation_is_valid() {
+        let workspace = Workspace::find().unwrap();
+        let is_page = |path: &&String| path.starts_with("docs/") && path.ends_with(".md");
+        let (mut wrong, mut number) = (Vec::new(), 0);
+        // The pages of errors show invalid ones.
+        for path in
+            workspace.files().unwrap().iter().filter(is_page).filter(|path| !path.starts_with("docs/errors/"))
+        {
+            let page = workspace.read(path).unwrap();
+            for block in page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+                if !block.lines().any(|line| line.starts_with("type: ")) {
+                    continue;
+                }
+                number += 1;
+                if let Err(problems) = windlass_model::config::parse(block) {
+                    wrong.push(windlass_model::config::render(&problems, path, block));
+                }
+            }
+        }
+        assert!(number > 8, "only {number} configurations were found");
+        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     }
 
     #[test]

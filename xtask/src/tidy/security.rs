@@ -36,10 +36,7 @@ fn parse_row(line: &str) -> Option<AttackRow<'_>> {
 }
 
 pub(super) fn check_attacks(workspace: &Workspace) -> Result<Problems> {
-    let mut known = BTreeSet::new();
-    for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
-        known.extend(function_names(&workspace.read(path)?).map(str::to_owned));
-    }
+    let known = known_functions(workspace)?;
     let text = workspace.read(DOCUMENT)?;
     let mut problems = find_problems(&text, &known);
     let words = text.split('`').skip(1).step_by(2);
@@ -48,6 +45,15 @@ pub(super) fn check_attacks(workspace: &Workspace) -> Result<Problems> {
     let lost = tests.filter(|name| !known.contains(*name));
     problems.extend(lost.map(|name| format!("`{DOCUMENT}` names `{name}`, which is not a test")));
     Ok(problems)
+}
+
+/// Names of all functions of the workspace, which include all tests.
+pub(super) fn known_functions(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    let mut known = BTreeSet::new();
+    for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
+        known.extend(function_names(&workspace.read(path)?).map(str::to_owned));
+    }
+    Ok(known)
 }
 
 fn function_names(source: &str) -> impl Iterator<Item = &str> {

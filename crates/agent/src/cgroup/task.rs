@@ -251,6 +251,40 @@ impl TaskGroup {
     }
 }
 
+/// Mount points of all hierarchies, also of those that are not used here.
+fn all_mounts() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    points.filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
+}
+
+/// Creates a group in every hierarchy, as container engines do: below it they create that of a container, and must not
+/// find that the end of another task removed a parent meanwhile.
+pub fn create_in_all_hierarchies(home: &str, name: &str) {
+    for mount in all_mounts() {
+        let group = mount.join(ROOT_GROUP).join(home).join(name);
+        let lost_a_race = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let create = || fs::create_dir_all(&group).err().filter(lost_a_race);
+        let _ = (0..CREATE_ATTEMPTS).find(|_| create().is_none());
+    }
+}
+
+/// Removes a group in every hierarchy: container engines create groups also in those that are not used here.
+pub fn remove_from_all_hierarchies(home: &str, name: &str) {
+    for mount in all_mounts() {
+        let group = mount.join(ROOT_GROUP).join(home).join(name);
+        let mut tries = 0;
+        // A process that has just ended keeps its group busy for a moment.
+        while remove_tree(&group).is_err() && tries < REMOVE_ATTEMPTS {
+            tries += 1;
+            std::thread::sleep(REMOVE_RETRY_DELAY);
+        }
+        for path in group.ancestors().skip(1).take(2) {
+            let _ = fs::remove_dir(path);
+        }
+    }
+}
+
 /// Returns whether `path` is the group `below` or inside it, at any position in the hierarchy.
 fn is_in_group(path: &str, below: &Path) -> bool {
     let below = below.to_string_lossy();

@@ -18,12 +18,17 @@ use nix::sys::{
     signalfd::SignalFd,
 };
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
+    process::{
+        Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal, test_kill_process_group,
+    },
 };
 
-use super::process_isolation::Isolation;
+use super::{
+    container_group::{self, CGROUP_HOME},
+    process_isolation::Isolation,
+};
 use crate::{
     cgroup::{
         Hierarchies,
@@ -36,8 +41,6 @@ use crate::{
     },
 };
 
-/// Parent of all control groups of executors.
-const CGROUP_HOME: &str = "exec";
 /// File in which the guard reports to the executor why the program could not be started.
 pub(super) const START_ERROR_FILE: &str = "not.started";
 /// Directory that programs see as their root.
@@ -45,6 +48,8 @@ pub(super) const ROOT_DIR: &str = "root";
 /// File with the program's environment, which the guard reads and removes.
 pub(super) const ENVIRONMENT_FILE: &str = "environment.json";
 const EXIT_CANNOT_START: u8 = 127;
+/// Interval of checks for processes that outlive the program after a signal.
+const GROUP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -136,17 +141,35 @@ fn read_environment(args: &Args) -> io::Result<Variables> {
     Ok(variables)
 }
 
+/// Number of times that the engine is asked to remove the container. It refuses while it is starting it.
+const REMOVALS_MAX: u32 = 10;
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Performs the cleanup that the executor would have done at the end.
 fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
-    if let [program, rest @ ..] = &args.after[..] {
-        // The child inherits the signal mask of this process, in which all signals are blocked.
-        let mut command = Command::new(program);
-        command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
-        let _ = command.status();
-    }
+    let mut is_removed = remove_container(args, environment);
     let _ = group.remove();
     let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT_DIR) });
+    for _ in 1..REMOVALS_MAX {
+        if is_removed {
+            break;
+        }
+        std::thread::sleep(REMOVAL_INTERVAL);
+        is_removed = remove_container(args, environment);
+    }
+    if !args.after.is_empty() {
+        container_group::remove(&args.group);
+    }
+}
+
+/// Returns whether the command that removes the container succeeded, or there is none.
+fn remove_container(args: &Args, environment: &Variables) -> bool {
+    let [program, rest @ ..] = &args.after[..] else { return true };
+    // The child inherits the signal mask of this process, in which all signals are blocked.
+    let mut command = Command::new(program);
+    command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
+    command.status().is_ok_and(|status| status.success())
 }
 
 fn isolation_error(error: &io::Error) -> io::Error {
@@ -188,16 +211,28 @@ fn start(
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Reaps every process that exits, and forwards signals to the program's process group.
+/// Reaps every process that exits, and forwards signals to the program's process group. After such a signal, the
+/// program has exited when nothing of its group is left: a shell exits before the program that it runs.
 fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
     let executor = io::stdin();
+    let (mut was_signalled, mut exited) = (false, None);
     loop {
-        if let ReapOutcome::Runner(status) = reap(Some(child))? {
-            return Ok(GuardOutcome::ProgramExited(status));
+        match reap(Some(child).filter(|_| exited.is_none()))? {
+            ReapOutcome::Runner(status) if was_signalled => exited = Some(status),
+            ReapOutcome::Runner(status) => return Ok(GuardOutcome::ProgramExited(status)),
+            ReapOutcome::ChildrenLeft | ReapOutcome::NoChildren => {}
         }
+        let interval = match exited {
+            Some(status) if test_kill_process_group(child).is_err() => {
+                return Ok(GuardOutcome::ProgramExited(status));
+            }
+            // The exit of a process whose parent is not this one is not signalled.
+            Some(_) => Timespec::try_from(GROUP_CHECK_INTERVAL).ok(),
+            None => None,
+        };
         let mut both =
             [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN), PollFd::new(&executor, PollFlags::IN)];
-        match poll(&mut both, None) {
+        match poll(&mut both, interval.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -206,8 +241,9 @@ fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
             return Ok(GuardOutcome::ExecutorGone);
         }
         for requested in read_stop_signals(signals, Some(Duration::ZERO))? {
-            // The program was not reaped, so its pid is still valid.
+            // The group has the program or others of its members, so its id is still valid.
             let _ = kill_process_group(child, requested);
+            was_signalled = true;
         }
     }
 }

@@ -21,11 +21,16 @@ use windlass_model::queue::REFUSED_REASON;
 
 use super::AttemptError;
 use crate::shim::{
-    docker::{ContainerConfinement, NETWORK, container_confinement, create_command, shield},
+    docker::{
+        ContainerConfinement, NETWORK, container_confinement, create_command, podman_ulimits, shield,
+        shield_subnets,
+    },
     mounts,
+    oci::seccomp::write_profile,
     policy::Policy,
 };
 
+const PODMAN: &str = "podman";
 /// Image names that mean no image.
 const NO_IMAGE: [&str; 2] = ["", "none"];
 /// Maximum length of an engine's error message that is kept.
@@ -79,6 +84,8 @@ pub(super) struct ContainerSpec<'a> {
     /// Indexes of its GPUs.
     pub(super) gpus: Option<String>,
     pub(super) confinement: ContainerConfinement,
+    /// Control group below which the engine creates that of the container.
+    pub(super) group: Option<String>,
 }
 
 fn refused_error(why: String) -> AttemptError {
@@ -102,12 +109,12 @@ pub(super) async fn choose_engine(
         ImageRuntime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
         ImageRuntime::Auto => &[
             Engine::Docker("docker"),
-            Engine::Docker("podman"),
+            Engine::Docker(PODMAN),
             Engine::Apptainer("apptainer"),
             Engine::Apptainer("singularity"),
         ],
         ImageRuntime::Docker => &[Engine::Docker("docker")],
-        ImageRuntime::Podman => &[Engine::Docker("podman")],
+        ImageRuntime::Podman => &[Engine::Docker(PODMAN)],
         ImageRuntime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
     };
     for engine in candidates {
@@ -183,7 +190,7 @@ pub(super) fn confine_container(
     .map_err(|error| AttemptError::Host(error.into()))?;
     let numbered = |path: &str| (path.to_owned(), Ok(PathBuf::from(path)));
     let devices = spec.gpu_devices.iter().map(|device| numbered(&device.path_on_host)).collect();
-    let seen = mounts::ResolvedPaths { mounts: Vec::new(), devices };
+    let seen = mounts::ResolvedPaths { devices, ..mounts::ResolvedPaths::default() };
     let verdict = policy.decide(&spec, &seen);
     if verdict.problems.is_empty() {
         Ok(container_confinement(&policy.limits(&spec), false, network))
@@ -250,13 +257,33 @@ impl Engine {
         }
     }
 
-    /// Creates the network of containers unless it exists, and returns the address by which they reach this host. With
-    /// Docker, blocks the cloud's metadata addresses before anything is started on it.
+    /// Gives a container of Podman the filter of system calls that Docker has: Podman's own permits more.
+    pub(super) fn filter_system_calls(
+        self,
+        confinement: &mut ContainerConfinement,
+        dir: &Path,
+    ) -> std::io::Result<()> {
+        if self == Self::Docker(PODMAN) {
+            let option = write_profile(&dir.join("seccomp.json"), &confinement.cap_add)?;
+            confinement.security_opt.push(option);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the engine creates control groups itself, and does not leave them to systemd.
+    pub(super) async fn creates_control_groups(self) -> bool {
+        let Self::Docker(program) = self else { return false };
+        let format = if program == PODMAN { "{{.Host.CgroupManager}}" } else { "{{.CgroupDriver}}" };
+        run_engine(program, &["info", "--format", format]).await.is_ok_and(|driver| driver == "cgroupfs")
+    }
+
+    /// Creates the network of containers unless it exists, and returns the address by which they reach this host. Blocks
+    /// the cloud's metadata addresses before anything is started on it.
     pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, AttemptError> {
         let Self::Docker(program) = self else { return Ok(None) };
-        let is_podman = program == "podman";
+        let is_podman = program == PODMAN;
         let format = if is_podman {
-            "{{.ID}} {{range .Subnets}}{{.Gateway}} {{end}}"
+            "{{.ID}} {{range .Subnets}}{{.Gateway}} {{.Subnet}} {{end}}"
         } else {
             "{{.Id}} {{range .IPAM.Config}}{{.Gateway}} {{end}}"
         };
@@ -276,12 +303,14 @@ impl Engine {
         })?;
         let mut parts = found.split_whitespace();
         let id = parts.next().unwrap_or_default();
+        let rest: Vec<&str> = parts.collect();
         if is_podman {
-            super::print_message("with Podman, containers can reach the cloud's metadata address");
+            let subnets = rest.iter().filter(|part| part.contains('/')).map(|subnet| (*subnet).to_owned());
+            shield_subnets(&subnets.collect::<Vec<_>>()).await;
         } else {
             shield(id).await;
         }
-        Ok(parts.find_map(|gateway| gateway.parse().ok()))
+        Ok(rest.iter().find_map(|gateway| gateway.parse().ok()))
     }
 
     /// Pulls the image. Called before the container is reported as running: a missing image does not use up an attempt.
@@ -332,6 +361,14 @@ impl Engine {
         let never = parts.next().is_some_and(|at| at.starts_with("0001-"));
         let error = parts.next().unwrap_or_default().to_owned();
         EngineReport { out_of_memory, lost: never.then_some(("start_failed", error)) }
+    }
+
+    /// Sends SIGTERM to every process of a container, except for the first one, which ends with them.
+    pub(super) async fn terminate_all(self, name: &str) -> Result<(), String> {
+        let program = match self {
+            Self::Docker(program) | Self::Apptainer(program) => program,
+        };
+        run_engine(program, &["exec", name, "/bin/sh", "-c", "kill -TERM -1"]).await.map(drop)
     }
 
     pub(super) async fn remove(self, name: &str) {
@@ -388,8 +425,16 @@ fn docker_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     for given in &kept_in.security_opt {
         option("--security-opt", given.clone());
     }
+    if let Some(group) = &order.group {
+        option("--cgroup-parent", group.clone());
+    }
     if let Some(pids) = kept_in.pids_limit {
         option("--pids-limit", pids.to_string());
+    }
+    if program == PODMAN {
+        for (name, value) in podman_ulimits() {
+            option("--ulimit", format!("{name}={value}:{value}"));
+        }
     }
     // Output is read from the pipe only.
     option("--log-driver", "none".to_owned());
@@ -456,6 +501,7 @@ mod tests {
             cwd: "/inside",
             binds: vec![(PathBuf::from("/tmp/r/out"), "/out".to_owned())],
             env_file: Some(PathBuf::from("/tmp/r/environment")),
+            group: Some("/windlass/exec/c.1.container".to_owned()),
             names: vec!["KEY"],
             memory: Some(1024),
             cpus: Some(2),
@@ -474,15 +520,36 @@ mod tests {
     #[test]
     fn docker_arguments_are_complete_and_contain_no_environment_values() {
         let command = ["sh", "-c", "echo 'a b'"].map(str::to_owned);
-        let (words, after) = Engine::Docker("podman").words(&order(&command));
+        let (words, after) = Engine::Docker("docker").words(&order(&command));
         assert_eq!(
             words.join(" "),
-            "podman run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
-             windlass --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges --pids-limit 100 \
-             --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out \
-             --env-file /tmp/r/environment --env KEY --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
+            "docker run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
+             windlass --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges \
+             --cgroup-parent /windlass/exec/c.1.container --pids-limit 100 --log-driver none --memory 1024b \
+             --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out --env-file /tmp/r/environment --env KEY --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
         );
-        assert_eq!(after.join(" "), "podman rm --force --volumes windlass-c.1");
+        assert_eq!(after.join(" "), "docker rm --force --volumes windlass-c.1");
+        // The same for Podman, except for limits that it cannot always raise as it would by itself.
+        let (mut podman, _) = Engine::Docker(PODMAN).words(&order(&command));
+        let first = podman.iter().position(|word| word == "--ulimit").unwrap();
+        let limits: Vec<String> = podman.drain(first..first + 4).collect();
+        assert!(limits[1].starts_with("nofile=") && limits[3].starts_with("nproc="), "{limits:?}");
+        assert_eq!((podman.remove(0).as_str(), &podman[..]), (PODMAN, &words[1..]));
+    }
+
+    #[test]
+    fn podman_gets_the_filter_of_system_calls_of_docker() {
+        let dir = windlass_testkit::temp_dir("filter").unwrap();
+        let options = |program| {
+            let mut confinement = order(&[]).confinement;
+            Engine::Docker(program).filter_system_calls(&mut confinement, dir.path()).unwrap();
+            confinement.security_opt
+        };
+        assert_eq!(options("docker"), ["no-new-privileges"]);
+        let file = dir.path().join("seccomp.json");
+        assert_eq!(options(PODMAN), ["no-new-privileges".to_owned(), format!("seccomp={}", file.display())]);
+        let written: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        assert_eq!(written["defaultAction"], "SCMP_ACT_ERRNO");
     }
 
     #[test]

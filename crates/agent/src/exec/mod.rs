@@ -5,9 +5,11 @@
 //! has an engine for it, or as a process of this host; in a separate directory and control group either way, with a
 //! guard process that cleans up if the executor is killed.
 
+mod container_group;
 mod guard;
 mod image;
 mod output;
+mod output_glob;
 mod output_upload;
 mod process_isolation;
 mod program;
@@ -15,7 +17,7 @@ mod work_dir;
 
 use std::{
     io::{Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -26,21 +28,27 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use windlass_api::queue_client::{QueueError, QueueHttpClient};
-use windlass_model::error_chain::format_chain;
+use windlass_model::{
+    error_chain::format_chain,
+    queue::{STOP_SECS_DEFAULT, STOP_SECS_MAX},
+};
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
     image::{ImageRuntime, Network},
+    output::OutputStore,
+    output_glob::OutputPatterns,
     output_upload::{FencedReceiver, OutputUpload},
     process_isolation::UserRange,
-    program::{EndRequest, Program, ProgramSpec, RunningProgram},
+    program::{EndRequest, Program, ProgramEnd, ProgramSpec, RunningProgram},
     work_dir::WorkDir,
 };
 
 /// Exit code if nothing was written, because the attempt does not belong to this executor.
 const EXIT_NOT_OWNER: u8 = 4;
-/// Time that a program has to exit after it was asked to stop.
-const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Time that a program has to exit if the cluster ends its job without a request of the queue: the cluster itself kills
+/// it soon afterwards, together with this process, which could not report the end any more.
+const RECLAIM_GRACE: Duration = Duration::from_secs(10);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
 /// Time to wait for the remaining output after the program has exited.
@@ -80,10 +88,10 @@ pub struct Args {
     /// Policy file of this host
     #[arg(long, env = "WINDLASS_AGENT_POLICY", value_name = "FILE", default_value = crate::shim::policy::DEFAULT_FILE)]
     policy: PathBuf,
-    /// Directory where output of containers is stored: files that a program leaves below its `output_path` are moved to
-    /// a separate directory there. If not given, output is discarded
-    #[arg(long, env = "WINDLASS_EXEC_OUTPUTS", value_name = "DIR")]
-    outputs: Option<PathBuf>,
+    /// Directory or bucket (`s3://BUCKET/PREFIX?endpoint=URL`) where output of containers is stored: files that a
+    /// program leaves below its `output_path` are moved to a separate directory there. If not given, output is discarded
+    #[arg(long, env = "WINDLASS_EXEC_OUTPUTS", value_name = "DIR|URL")]
+    outputs: Option<OutputStore>,
     /// URL of the server
     #[arg(long, env = "WINDLASS_QUEUE_URL", value_name = "URL")]
     url: String,
@@ -252,29 +260,30 @@ async fn run_attempt(
         Err(error) => return start_failed(&work, &error).await,
     };
     let limit = record["scheduling_parameters"]["max_run_time"].as_u64().filter(|secs| *secs > 0);
-    let watched = wait_for_end(&work, &mut running, &report, &mut calls, &mut fenced, limit).await;
+    let limits = TimeLimits { run: limit.map(Duration::from_secs), stop: configured_stop_duration(record) };
+    let watched = wait_for_end(queue, &work, &mut running, &report, &mut calls, &mut fenced, limits).await;
     // Kill the processes that it left behind, and read its last output.
     work.kill_leftovers();
     while let Ok(Some((stream, bytes))) = timeout(OUTPUT_DRAIN_TIMEOUT, running.output.recv()).await {
         report.append(stream, &bytes);
     }
-    let (status, reported) = match watched {
+    let (status, end) = match watched {
         Ok(ended) => ended,
         Err(stopped) => {
             work.clean_up().await;
             return Err(stopped);
         }
     };
-    let mut ending = work.ending(status, reported).await;
-    let kept = save_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
+    let mut ending = work.ending(status, end).await;
+    let kept = save_output(&work, record, args.outputs.as_ref(), &queue.name()).await;
     work.clean_up().await;
     let missing = report.finish().await.map_err(AttemptError::Fenced)?;
     // Path at which the server returns the program's output.
     ending["log"] = format!("containers/{}/output", queue.uuid).into();
     let lost = match kept {
-        Ok(place) => {
+        Ok((place, warning)) => {
             ending["output"] = place.into();
-            None
+            warning
         }
         Err(lost) => lost,
     };
@@ -286,14 +295,14 @@ async fn run_attempt(
     queue.put(&ending, "end").await
 }
 
-/// Stores what the program left below its `output_path`, and returns the location. Otherwise returns a warning about
+/// Stores what the program left below its `output_path`, and returns the location and a warning. Otherwise returns a warning about
 /// output that was lost; `None` if there was none.
 async fn save_output(
     work: &Program,
     record: &Value,
-    outputs: Option<&Path>,
+    outputs: Option<&OutputStore>,
     name: &str,
-) -> Result<String, Option<String>> {
+) -> Result<(String, Option<String>), Option<String>> {
     let Some(from) = record["output_path"].as_str().filter(|path| !path.is_empty()) else { return Err(None) };
     let from = work.reclaim_path(from).map_err(|error| Some(format!("the output was not saved: {error}")))?;
     let Some(outputs) = outputs else {
@@ -302,12 +311,12 @@ async fn save_output(
         });
         return Err(lost);
     };
-    let to = outputs.join(name);
-    let target = to.clone();
-    let kept = tokio::task::spawn_blocking(move || output::move_dir(&from, &target)).await;
-    match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-        Ok(()) => Ok(to.display().to_string()),
-        Err(error) => Err(Some(format!("failed to save the output in {}: {error}", to.display()))),
+    let to = outputs.address(name);
+    let patterns = record["output_glob"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let patterns = OutputPatterns::new(patterns);
+    match outputs.save(from, name, patterns).await {
+        Ok(warning) => Ok((to, warning)),
+        Err(error) => Err(Some(format!("failed to save the output in {to}: {}", format_chain(&error)))),
     }
 }
 
@@ -351,22 +360,51 @@ async fn prepare(
     Program::prepare(&given).await
 }
 
+/// Times of a program.
+#[derive(Clone, Copy)]
+struct TimeLimits {
+    run: Option<Duration>,
+    /// Time to exit after a request, unless the stop request sets another one.
+    stop: Duration,
+}
+
+/// Returns the time that a program has to exit, as its container specifies it.
+fn configured_stop_duration(record: &Value) -> Duration {
+    let secs = record["scheduling_parameters"]["stop_duration"].as_u64().unwrap_or(STOP_SECS_DEFAULT);
+    Duration::from_secs(secs.min(STOP_SECS_MAX))
+}
+
+/// Returns the time that the program has to exit, as the record of its container says after a stop request.
+fn requested_stop_duration(record: &Value) -> Duration {
+    let configured = configured_stop_duration(record);
+    match record["stop_duration"].as_u64() {
+        Some(secs) => Duration::from_secs(secs.min(STOP_SECS_MAX)),
+        None if record["priority"] == 0 => configured,
+        None => configured.min(RECLAIM_GRACE),
+    }
+}
+
 /// Waits until the program has exited, by itself or because it was stopped.
+///
+/// The program is signalled once: a second signal means to many programs that they should give up what they save. Each
+/// later stop request is only a reason to read again how much time there is.
 async fn wait_for_end(
+    queue: &AttemptClient,
     work: &Program,
     running: &mut RunningProgram,
     report: &OutputUpload,
     calls: &mut StopSignals,
     fenced: &mut FencedReceiver,
-    limit: Option<u64>,
-) -> Result<(std::process::ExitStatus, Option<EndRequest>), AttemptError> {
+    limits: TimeLimits,
+) -> Result<(std::process::ExitStatus, Option<ProgramEnd>), AttemptError> {
     let far = Instant::now() + FAR_FUTURE;
-    let ends = limit.map_or(far, |secs| Instant::now() + Duration::from_secs(secs));
-    let mut reported: Option<EndRequest> = None;
-    let mut kill_at = far;
+    let ends = limits.run.map_or(far, |limit| Instant::now() + limit);
+    let mut end: Option<ProgramEnd> = None;
+    let mut question = None;
     loop {
+        let kill_at = end.filter(|end| !end.was_killed).map_or(far, |end| end.at + end.grace);
         tokio::select! {
-            status = running.child.wait() => return status.map(|status| (status, reported)).map_err(AttemptError::Host),
+            status = running.child.wait() => return status.map(|status| (status, end)).map_err(AttemptError::Host),
             Some((stream, bytes)) = running.output.recv() => report.append(stream, &bytes),
             Ok(error) = &mut *fenced => {
                 running.kill();
@@ -374,21 +412,40 @@ async fn wait_for_end(
                 return Err(AttemptError::Fenced(error));
             }
             () = calls.next() => {
-                reported.get_or_insert(EndRequest::Stopped);
-                running.request_stop();
-                kill_at = kill_at.min(Instant::now() + STOP_GRACE);
+                end.get_or_insert_with(|| begin_end(work, running, EndRequest::Stopped, limits.stop));
+                question = Some(Box::pin(queue.stop_duration()));
             }
-            () = sleep_until(ends), if reported.is_none() => {
-                reported = Some(EndRequest::TimedOut);
-                running.request_stop();
-                kill_at = kill_at.min(Instant::now() + STOP_GRACE);
+            grace = resolve(&mut question) => {
+                question = None;
+                if let Some(end) = &mut end {
+                    end.grace = grace;
+                }
             }
-            () = sleep_until(kill_at), if reported.is_some() => {
+            () = sleep_until(ends), if end.is_none() => {
+                end = Some(begin_end(work, running, EndRequest::TimedOut, limits.stop));
+            }
+            () = sleep_until(kill_at), if kill_at < far => {
+                if let Some(end) = &mut end {
+                    end.was_killed = true;
+                }
                 running.kill();
                 work.kill().await;
-                kill_at = far;
             }
         }
+    }
+}
+
+/// Requests the program to exit.
+fn begin_end(work: &Program, running: &RunningProgram, request: EndRequest, grace: Duration) -> ProgramEnd {
+    work.request_stop(running);
+    ProgramEnd { request, at: Instant::now(), grace, was_killed: false }
+}
+
+/// Waits for a future, if there is one.
+async fn resolve<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -406,6 +463,20 @@ impl AttemptClient {
 
     async fn read(&self) -> Result<Value, QueueError> {
         self.client.get(&format!("containers/{}", self.uuid)).await
+    }
+
+    /// Returns the time that the program has to exit, as soon as the server responds.
+    async fn stop_duration(&self) -> Duration {
+        let mut pause = RETRY_DELAY_MIN;
+        loop {
+            match self.read().await {
+                Ok(record) => return requested_stop_duration(&record),
+                Err(error) if error.is_refusal() => return RECLAIM_GRACE,
+                Err(error) => print_message(&format!("failed to read the container: {error}")),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(RETRY_DELAY_MAX);
+        }
     }
 
     async fn get(&self, what: &str) -> Result<Value, AttemptError> {
@@ -434,5 +505,23 @@ impl AttemptClient {
             sleep(pause).await;
             pause = (pause * 2).min(RETRY_DELAY_MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_to_exit_is_that_of_the_request_or_else_that_of_the_container() {
+        let secs = |record: Value| requested_stop_duration(&record).as_secs();
+        assert_eq!(secs(json!({ "priority": 0 })), STOP_SECS_DEFAULT);
+        let own = json!({ "stop_duration": 90 });
+        assert_eq!(secs(json!({ "priority": 0, "scheduling_parameters": own })), 90);
+        assert_eq!(secs(json!({ "priority": 0, "scheduling_parameters": own, "stop_duration": 0 })), 0);
+        let forever = json!({ "priority": 0, "stop_duration": u64::MAX });
+        assert_eq!(secs(forever), STOP_SECS_MAX, "it does not overflow the clock");
+        // Only the cluster ends it.
+        assert_eq!(secs(json!({ "priority": 5, "scheduling_parameters": own })), RECLAIM_GRACE.as_secs());
     }
 }

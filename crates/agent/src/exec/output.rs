@@ -3,8 +3,103 @@
 use std::{
     fs, io,
     os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
+    path::{Path, PathBuf},
+    str::FromStr,
 };
+
+use windlass_objects::{S3Bucket, S3Location};
+
+use super::output_glob::OutputPatterns;
+
+/// Location where output of containers is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OutputStore {
+    Directory(PathBuf),
+    Objects(Box<S3Location>),
+}
+
+impl FromStr for OutputStore {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once("://") {
+            Some(("s3", _)) => {
+                text.parse().map(|place| Self::Objects(Box::new(place))).map_err(|error| format!("{error}"))
+            }
+            Some(_) => Err("expected a directory or `s3://BUCKET/PREFIX?endpoint=URL`".to_owned()),
+            None => Ok(Self::Directory(text.into())),
+        }
+    }
+}
+
+impl OutputStore {
+    /// Address of the output of an attempt.
+    pub(super) fn address(&self, name: &str) -> String {
+        match self {
+            Self::Directory(dir) => dir.join(name).display().to_string(),
+            Self::Objects(place) => place.address(name),
+        }
+    }
+
+    /// Stores what the patterns select of a directory under the name of an attempt. Returns a warning about entries
+    /// that could not be stored.
+    pub(super) async fn save(
+        &self,
+        from: PathBuf,
+        name: &str,
+        patterns: OutputPatterns,
+    ) -> io::Result<Option<String>> {
+        let dir = from.clone();
+        let selected = tokio::task::spawn_blocking(move || patterns.remove_others(&dir)).await;
+        selected.map_err(io::Error::other)??;
+        match self {
+            Self::Directory(dir) => {
+                let to = dir.join(name);
+                let moved = tokio::task::spawn_blocking(move || move_dir(&from, &to)).await;
+                moved.map_err(io::Error::other)?.map(|()| None)
+            }
+            Self::Objects(place) => {
+                let credentials = place.load_credentials().map_err(io::Error::other)?;
+                let bucket = S3Bucket::new((**place).clone(), credentials)?;
+                upload_dir(&bucket, from, name).await
+            }
+        }
+    }
+}
+
+/// Uploads all files below a directory. Links are not followed: a program could have created one to anything.
+async fn upload_dir(bucket: &S3Bucket, from: PathBuf, name: &str) -> io::Result<Option<String>> {
+    let mut omitted = 0_usize;
+    let mut dirs = vec![(from, name.to_owned())];
+    while let Some((dir, name)) = dirs.pop() {
+        let entries = match fs::read_dir(&dir) {
+            // A program that created nothing there has an empty output.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let file_name = entry.file_name();
+            let (kind, Some(file_name)) = (entry.file_type()?, file_name.to_str()) else {
+                omitted += 1;
+                continue;
+            };
+            let name = format!("{name}/{file_name}");
+            if kind.is_dir() {
+                dirs.push((entry.path(), name));
+            } else if kind.is_file() {
+                bucket.upload(&name, &entry.path()).await?;
+            } else {
+                omitted += 1;
+            }
+        }
+    }
+    let warning = format!(
+        "{omitted} entries of `output_path` were not stored: an object store has neither links nor names that are \
+         not UTF-8"
+    );
+    Ok((omitted > 0).then_some(warning))
+}
 
 /// Returns whether a directory has any entries.
 pub(super) fn has_entries(dir: &Path) -> bool {

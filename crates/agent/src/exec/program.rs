@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,10 +15,11 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     process::{Child, ChildStdin, Command},
     sync::mpsc,
+    time::Instant,
 };
 
 use super::{
-    AttemptError,
+    AttemptError, container_group,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
         ContainerSpec, Engine, EngineReport, ImageRuntime, Network, check_process_allowed, choose_engine,
@@ -25,12 +27,11 @@ use super::{
     },
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
 };
-use crate::cgroup::{
-    cloud_metadata,
-    task::{TaskGroup, TaskLimits},
-};
-use windlass_model::queue::{REFUSED_REASON, reuse::IMAGE_IGNORED};
+use crate::cgroup::task::{TaskGroup, TaskLimits};
+use windlass_model::queue::{JOB_VARIABLE, REFUSED_REASON, reuse::IMAGE_IGNORED};
 
+/// Exit code of a program that was killed.
+const EXIT_KILLED: i32 = 137;
 /// Maximum number of output chunks that wait to be received. A program that writes faster is blocked.
 const OUTPUT_QUEUE_MAX: usize = 64;
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -74,6 +75,29 @@ pub(super) enum EndRequest {
     TimedOut,
 }
 
+/// A request to the program to exit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProgramEnd {
+    pub(super) request: EndRequest,
+    /// Time at which the program was signalled.
+    pub(super) at: Instant,
+    /// Time that it has to exit.
+    pub(super) grace: Duration,
+    pub(super) was_killed: bool,
+}
+
+impl ProgramEnd {
+    /// Returns the message about a program that was stopped; nothing else describes one that was killed.
+    fn message(&self) -> String {
+        if self.was_killed {
+            let secs = self.grace.as_secs();
+            format!("it was still running {secs} s after the stop request (`stop_duration`) and was killed")
+        } else {
+            "it was stopped".to_owned()
+        }
+    }
+}
+
 /// Inputs of an attempt.
 pub(super) struct ProgramSpec<'a> {
     /// `UUID.NUMBER`.
@@ -113,6 +137,8 @@ pub(super) struct Program {
     group: TaskGroup,
     oom_before: u64,
     engine: Option<Engine>,
+    /// True if it is a job of a run.
+    is_job: bool,
     /// Separate user of a plain process.
     claim: Option<UserClaim>,
     hidden: Vec<PathBuf>,
@@ -131,17 +157,19 @@ pub(super) struct RunningProgram {
 
 impl RunningProgram {
     /// Sends SIGTERM to the guard, which forwards it to the program.
-    pub(super) fn request_stop(&self) {
-        if let Some(guard) = self.guard {
-            // A process that has already exited needs no signal.
-            let _ = kill_process(guard, Signal::TERM);
-        }
+    fn request_stop(&self) {
+        self.guard.into_iter().for_each(terminate);
     }
 
     /// Closes the pipe. The guard treats that as the death of the executor and kills everything.
     pub(super) fn kill(&mut self) {
         drop(self.lifeline.take());
     }
+}
+
+fn terminate(guard: Pid) {
+    // A process that has already exited needs no signal.
+    let _ = kill_process(guard, Signal::TERM);
 }
 
 /// Options for a new file that no other user can read.
@@ -213,8 +241,9 @@ impl Program {
         if let Some(engine) = engine {
             let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
             let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
-            let kept_in =
+            let mut kept_in =
                 confine_container(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
+            engine.filter_system_calls(&mut kept_in, given.dir).map_err(AttemptError::Host)?;
             if kept_in.network != "host" {
                 host = host_for_bridge(&host, engine.ensure_network().await?);
             }
@@ -242,17 +271,8 @@ impl Program {
         for limit in unenforced {
             super::print_message(&limit.to_string());
         }
-        if claim.is_some() {
-            let closed = group
-                .group
-                .v2
-                .as_deref()
-                .map_or(Err(io::ErrorKind::Unsupported.into()), cloud_metadata::block);
-            if let Err(error) = closed {
-                super::print_message(&format!(
-                    "failed to block the cloud's metadata address for the program: {error}"
-                ));
-            }
+        if claim.is_some() || matches!(engine, Some(Engine::Apptainer(_))) {
+            container_group::block_metadata(&group);
         }
         let oom_before = group.group.oom_kills();
         let mut work = Self {
@@ -266,6 +286,7 @@ impl Program {
             group,
             oom_before,
             engine,
+            is_job: record["environment"][JOB_VARIABLE].is_string(),
             claim,
             hidden: given.hidden.to_vec(),
             warning,
@@ -286,6 +307,7 @@ impl Program {
                     }
                 };
                 let order = ContainerSpec {
+                    group: container_group::create_for(engine, given.name, confinement.network).await,
                     name: &name,
                     image,
                     command: &work.command.clone(),
@@ -412,6 +434,23 @@ impl Program {
         format!("windlass-{}", self.attempt)
     }
 
+    /// Sends SIGTERM to the program. An engine forwards it to the first process of a container only; in that of a job,
+    /// which is a script, every process gets it.
+    pub(super) fn request_stop(&self, running: &RunningProgram) {
+        match self.engine.filter(|_| self.is_job) {
+            Some(engine @ Engine::Docker(_)) => {
+                let (name, guard) = (self.container_name(), running.guard);
+                tokio::spawn(async move {
+                    // A container that does not run yet.
+                    if engine.terminate_all(&name).await.is_err() {
+                        guard.into_iter().for_each(terminate);
+                    }
+                });
+            }
+            Some(Engine::Apptainer(_)) | None => running.request_stop(),
+        }
+    }
+
     pub(super) async fn kill(&self) {
         self.group.kill();
         if let Some(engine) = self.engine {
@@ -425,7 +464,7 @@ impl Program {
     }
 
     /// Builds the final update of the container: how it ended, and what it used.
-    pub(super) async fn ending(&self, status: ExitStatus, reported: Option<EndRequest>) -> Value {
+    pub(super) async fn ending(&self, status: ExitStatus, end: Option<ProgramEnd>) -> Value {
         let mut message = json!({ "usage": self.usage() });
         if let Some(warning) = &self.warning {
             message["warning"] = warning.as_str().into();
@@ -440,23 +479,24 @@ impl Program {
             message["error"] = format!("cannot start the program: {why}").into();
             return json!({ "state": "Cancelled", "runtime_status": message });
         }
-        if let (None, Some(refusal)) = (reported, verdict.refusal()) {
+        if let (None, Some(refusal)) = (end, verdict.refusal()) {
             return refusal;
         }
         if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
             message["reason"] = "oom_killed".into();
             message["error"] = "it used more memory than it requested".into();
-            return json!({ "state": "Complete", "exit_code": 137, "runtime_status": message });
+            return json!({ "state": "Complete", "exit_code": EXIT_KILLED, "runtime_status": message });
         }
-        match reported {
-            Some(EndRequest::TimedOut) => {
+        let exit_code = end.map(|end| if end.was_killed { Some(EXIT_KILLED) } else { status.code() });
+        match end {
+            Some(ProgramEnd { request: EndRequest::TimedOut, .. }) => {
                 message["reason"] = "max_run_time".into();
                 message["error"] = "it exceeded `max_run_time`".into();
-                json!({ "state": "Cancelled", "runtime_status": message })
+                json!({ "state": "Cancelled", "exit_code": exit_code, "runtime_status": message })
             }
-            Some(EndRequest::Stopped) => {
-                message["error"] = "it was stopped".into();
-                json!({ "state": "Cancelled", "runtime_status": message })
+            Some(end @ ProgramEnd { request: EndRequest::Stopped, .. }) => {
+                message["error"] = end.message().into();
+                json!({ "state": "Cancelled", "exit_code": exit_code, "runtime_status": message })
             }
             // The status of a guard that was killed does not describe the program.
             None if status.code().is_none() => {
@@ -503,6 +543,7 @@ impl Program {
     pub(super) async fn clean_up(&self) {
         if let Some(engine) = self.engine {
             engine.remove(&self.container_name()).await;
+            container_group::remove(&self.attempt);
         }
         if let Err(error) = self.group.remove() {
             super::print_message(&format!("failed to remove the control group: {error}"));
@@ -601,6 +642,22 @@ mod tests {
 
     fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
         all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn mounts_are_directories_and_files_below_the_root_and_other_kinds_are_refused() {
+        let dir = temp_dir("mounts").unwrap();
+        let mounts = json!({
+            "/out": { "kind": "tmp" }, "/etc/a.txt": { "kind": "text", "content": "x" },
+            "/../b.json": { "kind": "json", "content": { "a": 1 } },
+        });
+        create_mounts(dir.path(), &mounts).unwrap();
+        assert!(dir.path().join("out").is_dir());
+        let content = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        assert_eq!((content("etc/a.txt").as_str(), content("b.json").as_str()), ("x", r#"{"a":1}"#));
+        let refused = create_mounts(dir.path(), &json!({ "/in": { "kind": "collection" } }));
+        let Err(AttemptError::CannotRun { why, .. }) = refused else { panic!("it was accepted") };
+        assert!(why.contains("unsupported kind `collection` of mount `/in`"), "{why}");
     }
 
     #[test]

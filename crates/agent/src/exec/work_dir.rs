@@ -10,7 +10,10 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::guard::{ROOT_DIR, attempt_groups};
+use super::{
+    container_group,
+    guard::{ROOT_DIR, attempt_groups},
+};
 use crate::proc;
 
 /// Prefix of the attempt's directory if no directory is given.
@@ -96,6 +99,7 @@ fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
         group.kill();
         let _ = group.remove();
     }
+    container_group::remove(name);
     let _ = fs::remove_dir_all(if is_own { dir.to_owned() } else { dir.join(ROOT_DIR) });
 }
 

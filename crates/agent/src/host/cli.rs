@@ -18,6 +18,7 @@ use crate::{
     isolation::probe,
     shim::{
         cli::ProcessModeName,
+        oci,
         policy::{self, Policy},
     },
 };
@@ -42,6 +43,15 @@ struct HostReport {
     #[serde(flatten)]
     gpus: Inventory,
     health: Vec<String>,
+    oci: OciSupport,
+}
+
+/// Support for containers without an engine, as an agent that is started without `--runtime` would use it.
+#[derive(Debug, Serialize)]
+struct OciSupport {
+    available: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 pub fn main(args: &Args) -> ExitCode {
@@ -73,7 +83,9 @@ fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
         let gpus = gpu::discover().await;
         let watched = health::HealthInputs { home: data, data: None, engine: None, gpus: &[] };
         let health = health::find_problems(&watched).await;
+        let problem = oci::check_host(data).err();
+        let oci = OciSupport { available: problem.is_none(), problem };
         let host = info::gather(data, &gpus, probe::probe(Path::new("/proc/self/exe"), mode))?;
-        Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health })? + "\n")
+        Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health, oci })? + "\n")
     })
 }

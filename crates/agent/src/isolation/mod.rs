@@ -5,6 +5,7 @@
 //! | [`namespaces`] | separate processes, mounts, IPC; hides paths of the agent and other tasks | root, or user namespaces |
 //! | [`restrict`] | no new privileges, no capabilities, a filter on system calls | nothing |
 //! | [`user_ids`] | a separate user for each task | root |
+//! | [`user_map`] | containers of an agent that is not root | user namespaces |
 //! | [`probe`] | reports what of this works on a host | nothing |
 //!
 //! The first process of the task sets up the namespaces and stays in control of them. Everything that is started for
@@ -14,6 +15,7 @@ pub mod namespaces;
 pub mod probe;
 pub mod restrict;
 pub mod user_ids;
+pub mod user_map;
 
 use std::path::PathBuf;
 

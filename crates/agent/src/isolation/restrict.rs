@@ -231,6 +231,27 @@ pub fn restrict_self() -> io::Result<()> {
     install_filter(&build_filter())
 }
 
+/// Restricts this process to some capabilities, given by their numbers, for good.
+pub fn restrict_self_to(capabilities: &[u32]) -> io::Result<()> {
+    let kept = capabilities.iter().fold(0_u64, |set, number| set | 1 << number);
+    for capability in 0..=CAPABILITIES_MAX {
+        if kept >> capability & 1 == 1 {
+            continue;
+        }
+        match prctl(libc::PR_CAPBSET_DROP, capability) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
+            done => done?,
+        }
+    }
+    let half = |set: u64| u32::try_from(set & u64::from(u32::MAX)).unwrap_or_default();
+    let sets = [kept, kept >> 32].map(|set| {
+        let set = half(set);
+        CapabilitySets { effective: set, permitted: set, inheritable: 0 }
+    });
+    set_capabilities(&sets)?;
+    install_filter(&build_filter())
+}
+
 #[expect(unsafe_code, reason = "a setting of the process that no crate we use has")]
 fn prctl(operation: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
     // SAFETY: only settings of this process are changed, and no memory is read or written.

@@ -122,10 +122,17 @@ async fn hosts(
 struct StopParams {
     /// Time that the commands have to exit; if absent, the job's own setting applies.
     grace_secs: Option<u64>,
+    /// True if the scheduler ends the job: it finds a notice in its preemption file.
+    #[serde(default)]
+    is_preempted: bool,
 }
 
 async fn stop(State(job): State<Arc<Job>>, Query(stopping): Query<StopParams>) {
-    job.stop(StopSignal::Stop { grace: stopping.grace_secs.map(Duration::from_secs) });
+    let grace = stopping.grace_secs.map(Duration::from_secs);
+    if stopping.is_preempted {
+        job.announce_preemption(grace);
+    }
+    job.stop(StopSignal::Stop { grace });
 }
 
 #[derive(Debug, Deserialize)]

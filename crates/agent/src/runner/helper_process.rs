@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{user::Account, user_context::UserContext};
-use crate::isolation::{probe, restrict::Restrictions};
+use crate::isolation::{probe, restrict::Restrictions, user_map::can_set_groups};
 
 /// Subcommands of the agent's binary that are started as children.
 #[derive(Debug, clap::Args)]
@@ -37,6 +37,14 @@ enum HelperCommand {
     GitSsh(super::repo::ssh::Args),
     /// Check whether this host can confine plain processes
     TryConfinement,
+    /// Unpack the layer of an image on standard input into the current directory
+    UnpackLayer(crate::image::layer::subprocess::Args),
+    /// Start a container, wait for its end and record it
+    ContainerMonitor(crate::shim::oci::monitor::Args),
+    /// Check whether this user can run containers with their files in a directory
+    TryRootless(crate::shim::oci::rootless::Args),
+    /// Remove a directory with files of subordinate ids
+    RemoveTree(crate::isolation::user_map::RemoveTreeArgs),
 }
 
 pub fn main(args: &Args) -> std::process::ExitCode {
@@ -45,6 +53,10 @@ pub fn main(args: &Args) -> std::process::ExitCode {
         HelperCommand::GitCredential(args) => super::repo::credential::main(args),
         HelperCommand::GitSsh(args) => super::repo::ssh::main(args),
         HelperCommand::TryConfinement => probe::main(),
+        HelperCommand::UnpackLayer(args) => crate::image::layer::subprocess::main(args),
+        HelperCommand::ContainerMonitor(args) => crate::shim::oci::monitor::main(args),
+        HelperCommand::TryRootless(args) => crate::shim::oci::rootless::main(args),
+        HelperCommand::RemoveTree(args) => crate::isolation::user_map::remove_tree_main(args),
     }
 }
 
@@ -57,10 +69,13 @@ pub(super) fn user_command(program: impl AsRef<std::ffi::OsStr>, account: &Accou
         (Uid::from_raw(account.uid), Gid::from_raw(account.gid), groups)
     });
     let restrictions = Restrictions::for_children();
+    let can_set_groups = can_set_groups();
     let lower = move || {
         if let Some((uid, gid, groups)) = &switch {
             restrictions.drop_capabilities()?;
-            setgroups(groups)?;
+            if can_set_groups {
+                setgroups(groups)?;
+            }
             setresgid(*gid, *gid, *gid)?;
             setresuid(*uid, *uid, *uid)?;
         }

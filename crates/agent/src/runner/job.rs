@@ -172,6 +172,8 @@ pub struct Plan {
     pub gate: Option<PathBuf>,
     /// Host names of other tasks of its group, if requested.
     pub names: Option<HostsFile>,
+    /// File that is written if the scheduler ends the job.
+    pub preemption: PathBuf,
 }
 
 /// Result of a `run` call.
@@ -202,6 +204,7 @@ struct Inner {
     session: Option<Session>,
     gate: Option<PathBuf>,
     names: Option<HostsFile>,
+    preemption: Option<PathBuf>,
 }
 
 impl Job {
@@ -318,6 +321,7 @@ impl Job {
                 inner.started = Some(started.clone());
                 inner.gate.clone_from(&plan.gate);
                 inner.names.clone_from(&plan.names);
+                inner.preemption = Some(plan.preemption.clone());
                 inner.session = Some(session(&plan.site, &plan.env));
                 Ok(RunOutcome::Start(Some(started), Box::new(plan)))
             }
@@ -340,6 +344,14 @@ impl Job {
     pub fn send_hosts(&self, hosts: &[HostName]) -> io::Result<()> {
         let names = self.inner.lock().names.clone();
         names.map_or(Ok(()), |names| names.write(self.around.config.task, hosts))
+    }
+
+    /// Writes the notice of a job that the scheduler ends, before it is stopped.
+    pub fn announce_preemption(&self, grace: Option<std::time::Duration>) {
+        let Some(file) = self.inner.lock().preemption.clone() else { return };
+        if let Err(error) = phase_file::write_preemption_notice(&file, grace) {
+            tracing::warn!(%error, "failed to write the notice of the preemption");
+        }
     }
 
     /// Stops the job, now or as soon as possible.
@@ -431,7 +443,10 @@ impl Job {
         let image = self.image_config();
         let of_image = image_user(&image.user);
         let user = submit.job_spec.user.as_ref().or(of_image.as_ref());
-        let account = self.around.account(&users, user).map_err(|error| failed(&error))?;
+        let account = self
+            .around
+            .account(&users, user)
+            .map_err(|error| EndCause::CannotStart { why: error_chain(&error) })?;
         let default = self.around.site(account);
         let working_dir = match submit.job_spec.working_dir.as_deref() {
             None | Some("") => default.working_dir.clone(),
@@ -453,6 +468,11 @@ impl Job {
             phase_file::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let gate =
             phase_file::set_gate_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let preemption = phase_file::set_preemption_file(
+            &mut env,
+            self.around.scratch.as_deref(),
+            &submit.job_submission.id,
+        );
         let names = HostsFile::from_env(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), HostsFile::make).map_err(|error| failed(&error))?;
         set_host_port(&mut env, &self.around.ports);
@@ -464,7 +484,7 @@ impl Job {
         } else {
             submit.job_spec.commands.clone()
         };
-        Ok(Plan { submit, site, env, argv, hostfile, phase, gate, names })
+        Ok(Plan { submit, site, env, argv, hostfile, phase, gate, names, preemption })
     }
 
     /// Returns the image's entry point and user. Empty for a plain process.

@@ -49,6 +49,11 @@ pub enum EndCause {
         why: String,
         no_disk: bool,
     },
+    /// The job cannot be started as it is specified, on this or any other host of its kind: its program or its user does
+    /// not exist, for example.
+    CannotStart {
+        why: String,
+    },
     /// The job could not be started; `reason` is one of the termination reasons.
     NotStarted {
         reason: &'static str,
@@ -113,6 +118,9 @@ pub fn describe_end(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Job
                 detail: no_disk.then_some("no_disk"),
                 ..reported(JobStateName::Failed, "executor_error", message)
             }
+        }
+        EndCause::CannotStart { why } => {
+            JobEnd { detail: Some("setup_failed"), ..reported(JobStateName::Failed, "executor_error", why) }
         }
         EndCause::NotStarted { reason, why } => reported(JobStateName::Failed, reason, why),
     }
@@ -255,6 +263,15 @@ mod tests {
                 "executor_error",
                 Some(137),
                 Some("no_disk"),
+            ),
+            (
+                EndCause::CannotStart { why: "no such program".into() },
+                None,
+                false,
+                JobStateName::Failed,
+                "executor_error",
+                None,
+                Some("setup_failed"),
             ),
             (
                 EndCause::NotStarted { reason: "executor_error", why: "no".into() },

@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use super::{env::Env, hosts_file::HostsFile, user::Account};
-use crate::isolation::restrict::Restrictions;
+use crate::isolation::{restrict::Restrictions, user_map::can_set_groups};
 
 /// Terminal size that programs of the job see.
 const TERMINAL_SIZE: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
@@ -196,6 +196,7 @@ pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: 
     let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
     let restrictions = Restrictions::for_children();
+    let can_set_groups = can_set_groups();
     let prepare = move || {
         setsid()?;
         if with_terminal {
@@ -207,7 +208,9 @@ pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: 
         // Without root the user cannot be changed.
         if is_root {
             restrictions.drop_capabilities()?;
-            set_thread_groups(&groups)?;
+            if can_set_groups {
+                set_thread_groups(&groups)?;
+            }
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;
         }

@@ -6,9 +6,10 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs::OpenOptions,
-    io::{self, Read as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::fs::OFlags;
@@ -55,6 +56,35 @@ pub(super) fn set_gate_file(env: &mut Env, scratch: Option<&Path>, submission: &
     Some(path)
 }
 
+/// Variable with the path of the file that is written when the scheduler ends the job.
+pub(super) const PREEMPTION_FILE: &str = "WINDLASS_PREEMPTION_FILE";
+
+/// Sets the variable of the file that is written if the scheduler ends the job.
+pub(super) fn set_preemption_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> PathBuf {
+    let path = match scratch {
+        Some(scratch) => scratch.join(".windlass-preemption"),
+        None => Path::new("/tmp").join(format!(".windlass-preemption-{submission}")),
+    };
+    env.insert(PREEMPTION_FILE.into(), path.clone().into());
+    path
+}
+
+/// Writes that the scheduler ends the job, and the seconds that it has. A file that the job created itself is left as
+/// it is.
+pub(super) fn write_preemption_notice(file: &Path, grace: Option<Duration>) -> io::Result<()> {
+    let notice = match grace {
+        Some(grace) => {
+            format!("{{\"reason\": \"preempted_by_scheduler\", \"grace_seconds\": {}}}\n", grace.as_secs())
+        }
+        None => "{\"reason\": \"preempted_by_scheduler\"}\n".to_owned(),
+    };
+    match OpenOptions::new().write(true).create_new(true).mode(0o644).open(file) {
+        Ok(mut file) => file.write_all(notice.as_bytes()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Opens a gate. A gate that is open stays open, whatever file has its name.
 pub(super) fn open_gate(gate: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(gate) {
@@ -82,11 +112,14 @@ pub(super) fn is_in_phase(path: &Path, phase: Phase) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{ffi::OsStr, path::Path, time::Duration};
 
     use windlass_model::skypilot::Phase;
 
-    use super::{Env, is_in_phase, is_in_setup, open_gate, set_gate_file, set_phase_file};
+    use super::{
+        Env, is_in_phase, is_in_setup, open_gate, set_gate_file, set_phase_file, set_preemption_file,
+        write_preemption_notice,
+    };
 
     #[test]
     fn only_a_job_that_requests_them_gets_a_phase_file_and_a_private_home() {
@@ -121,6 +154,27 @@ mod tests {
         assert!(path.is_file());
         std::fs::write(dir.join("phase"), "ready\n").unwrap();
         assert!(is_in_phase(&dir.join("phase"), Phase::Ready) && !is_in_setup(&dir.join("phase")));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_preempted_job_finds_a_notice_with_its_grace_period_and_no_file_is_replaced() {
+        let dir = std::env::temp_dir().join(format!("windlass-preemption-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut env = Env::new();
+        let file = set_preemption_file(&mut env, Some(&dir), "id");
+        assert_eq!(env[OsStr::new("WINDLASS_PREEMPTION_FILE")], file.as_os_str());
+        write_preemption_notice(&file, Some(Duration::from_secs(60))).unwrap();
+        let notice: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!(notice, serde_json::json!({"reason": "preempted_by_scheduler", "grace_seconds": 60}));
+        write_preemption_notice(&file, None).unwrap();
+        assert!(std::fs::read_to_string(&file).unwrap().contains("60"));
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(dir.join("own"), "mine").unwrap();
+        std::os::unix::fs::symlink(dir.join("own"), &file).unwrap();
+        write_preemption_notice(&file, None).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.join("own")).unwrap(), "mine");
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -80,25 +80,38 @@ impl ProcessTree {
         }
     }
 
+    /// Returns the processes of the job, parents before their children: a shell that outlives its child reports how the
+    /// child ended.
     fn select(&self, all: &[ProcessEntry]) -> Vec<proc::ProcessId> {
         let is_root = |one: &ProcessEntry| one.session == self.session || Some(one.parent) == self.init;
-        let mut chosen: BTreeSet<i32> =
-            all.iter().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
         // SSH sessions are also descendants of the runner: it is not a root here, whatever its session.
-        chosen.remove(&self.own);
+        let others = || all.iter().filter(|one| one.name.pid != self.own);
+        let mut chosen: BTreeSet<i32> = others().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
         loop {
-            let more: Vec<i32> = all
-                .iter()
-                .filter(|one| chosen.contains(&one.parent) && one.name.pid != self.own)
-                .map(|one| one.name.pid)
-                .filter(|pid| !chosen.contains(pid))
-                .collect();
+            let is_new =
+                |one: &&ProcessEntry| chosen.contains(&one.parent) && !chosen.contains(&one.name.pid);
+            let more: Vec<i32> = others().filter(is_new).map(|one| one.name.pid).collect();
             if more.is_empty() {
                 break;
             }
             chosen.extend(more);
         }
-        all.iter().filter(|one| chosen.contains(&one.name.pid)).map(|one| one.name).collect()
+        let mut ordered = Vec::with_capacity(chosen.len());
+        while !chosen.is_empty() {
+            let is_next =
+                |one: &&ProcessEntry| chosen.contains(&one.name.pid) && !chosen.contains(&one.parent);
+            let generation: Vec<proc::ProcessId> = others().filter(is_next).map(|one| one.name).collect();
+            if generation.is_empty() {
+                // Processes that name each other as parents: pids were reused while the list was read.
+                ordered.extend(others().filter(|one| chosen.contains(&one.name.pid)).map(|one| one.name));
+                break;
+            }
+            generation.iter().for_each(|name| {
+                chosen.remove(&name.pid);
+            });
+            ordered.extend(generation);
+        }
+        ordered
     }
 }
 
@@ -166,10 +179,26 @@ mod tests {
             process_entry(50, 1, 50),
         ];
         let chosen: Vec<i32> = tree.select(&all).into_iter().map(|name| name.pid).collect();
-        assert_eq!(chosen, [20, 21, 22, 23, 30, 31]);
+        assert_eq!(chosen, [20, 30, 21, 31, 22, 23]);
         let without_init = ProcessTree { init: None, ..tree };
         let chosen: Vec<i32> = without_init.select(&all).into_iter().map(|name| name.pid).collect();
         assert_eq!(chosen, [20, 21, 22, 23]);
+    }
+
+    #[test]
+    fn parents_come_before_their_children_whatever_their_pids() {
+        let tree = ProcessTree { session: 20, own: 11, init: None };
+        let all = [
+            process_entry(2, 3, 20),
+            process_entry(3, 20, 20),
+            process_entry(11, 1, 11),
+            process_entry(20, 11, 20),
+            // Two entries read at different times.
+            process_entry(60, 61, 20),
+            process_entry(61, 60, 20),
+        ];
+        let chosen: Vec<i32> = tree.select(&all).into_iter().map(|name| name.pid).collect();
+        assert_eq!(chosen, [20, 3, 2, 60, 61]);
     }
 
     #[test]

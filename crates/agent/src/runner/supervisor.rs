@@ -18,7 +18,7 @@ use super::{
     env, files,
     job::{Job, Plan, StopSignal, error_chain},
     job_end::EndCause,
-    launch,
+    launch::{self, ExecError},
     node_access::{self, NodeAccess},
     output_pump::{OutputError, OutputPump},
     phase_file,
@@ -305,7 +305,14 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
         terminal: launch::terminal_mode(spec.tty, &plan.argv),
         names: plan.names.as_ref(),
     };
-    let mut started = launch::start(&launch).map_err(|error| start_failure("", &error))?;
+    let mut started = launch::start(&launch).map_err(|error| match error {
+        // The program, its working directory or its interpreter is missing or cannot be executed: another attempt with
+        // the same files would fail as well.
+        ExecError::NoCommands | ExecError::NulInArgument | ExecError::Start { .. } => {
+            EndCause::CannotStart { why: error_chain(&error) }
+        }
+        ExecError::Terminal(_) | ExecError::Pipe(_) | ExecError::Names(_) => start_failure("", &error),
+    })?;
     let deadline = run_deadline(spec.max_duration);
     let tree = ProcessTree::new(started.pid);
     // Before the first byte is read: all output is later than this.

@@ -89,7 +89,7 @@ impl UserDatabase {
     }
 
     /// Ignores malformed lines, as the C library does.
-    fn parse(passwd: &str, group: &str) -> Self {
+    pub fn parse(passwd: &str, group: &str) -> Self {
         Self {
             entries: passwd.lines().filter_map(parse_passwd_line).collect(),
             groups: group.lines().filter_map(parse_group_line).collect(),

@@ -73,7 +73,7 @@ pub struct HostAuthorizedKeys {
     root: PathBuf,
     /// Directory with one file per task, which contains the user's name.
     notes: PathBuf,
-    writing: Mutex<()>,
+    pub(super) writing: Mutex<()>,
 }
 
 /// Permission for the holders of `keys` to connect through the account of `user` during the lifetime of `task`.
@@ -139,7 +139,7 @@ impl HostAuthorizedKeys {
         Ok(())
     }
 
-    fn rewrite(
+    pub(super) fn rewrite(
         &self,
         _one_at_a_time: &MutexGuard<'_, ()>,
         user: &str,
@@ -181,7 +181,7 @@ impl HostAuthorizedKeys {
 
 /// Handling of a missing `.ssh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MissingDir {
+pub(super) enum MissingDir {
     Create,
     Ignore,
 }
@@ -299,7 +299,7 @@ fn key_options(ports: Option<&BTreeSet<u16>>) -> String {
 }
 
 /// Returns type and body of a public key. Drops its comment; options or a second line would act as directives.
-fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
+pub(super) fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
     let text = text.trim();
     if text.len() > KEY_BYTES_MAX {
         return Err("too long");

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ use super::{
     events::EventLog,
     host_resources::HostResources,
     mixed_runtime::MixedRuntime,
+    oci::{self, OciProgram, OciRuntime, OciSettings},
     output_watcher::OutputWatcher,
     policy::{Policy, PolicyError},
     process::ProcessRuntime,
@@ -35,6 +36,7 @@ use super::{
     tasks::{OpenError, Tasks, TasksSettings},
 };
 use crate::{
+    cgroup::Hierarchies,
     host::{self, gpu, health::HealthInputs},
     http,
     isolation::probe,
@@ -50,6 +52,9 @@ const HOME_MODE: u32 = 0o750;
 const ENGINE_START_TIMEOUT: Duration = Duration::from_secs(60);
 const ENGINE_RETRY_DELAY: Duration = Duration::from_secs(1);
 const ENGINE_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for the children of a killed shim to release its lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+const LOCK_RETRY_DELAY: Duration = Duration::from_millis(10);
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Settings with which a shim is started.
@@ -60,6 +65,8 @@ pub struct BootConfig {
     /// `None` selects the runtime that suits the host.
     pub runtime: Option<RuntimeName>,
     pub docker_socket: Option<PathBuf>,
+    /// Path of `crun` or `runc`; `None` searches for them.
+    pub oci_program: Option<PathBuf>,
     /// Plain processes that are accepted, unless the policy specifies it.
     pub processes: ProcessMode,
     /// Directories that confined tasks must not see and that are never mounted into a task.
@@ -95,6 +102,8 @@ pub enum BootError {
     Policy(#[from] PolicyError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    #[error("no OCI runtime found: install `crun` or `runc`, or set `--oci-program`")]
+    NoOciProgram,
     #[cfg(feature = "testing")]
     #[error("`--hosts` requires `--runtime simulated`")]
     ManyHosts,
@@ -127,12 +136,20 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
             }
         }
         #[cfg(feature = "testing")]
-        SelectedRuntime::Process | SelectedRuntime::Docker(_) | SelectedRuntime::Any(_)
+        SelectedRuntime::Process
+        | SelectedRuntime::Docker(_)
+        | SelectedRuntime::Any(_)
+        | SelectedRuntime::Oci
+        | SelectedRuntime::AnyOci
             if boot.simulated.hosts.is_some() =>
         {
             return Err(BootError::ManyHosts);
         }
-        SelectedRuntime::Process | SelectedRuntime::Docker(_) | SelectedRuntime::Any(_) => {
+        SelectedRuntime::Process
+        | SelectedRuntime::Docker(_)
+        | SelectedRuntime::Any(_)
+        | SelectedRuntime::Oci
+        | SelectedRuntime::AnyOci => {
             let shim = start_host(&boot, &chosen, policy, &stop).await?;
             if boot.write_host_info {
                 write_host_info(&shim).await?;
@@ -186,13 +203,21 @@ fn lock_home(home: &Path) -> Result<fs::File, BootError> {
     let what = format!("failed to lock {}", path.display());
     let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let file = opened.map_err(io_error(&what))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let pid = fs::read_to_string(&path).unwrap_or_default();
-            return Err(BootError::Taken { home: home.to_owned(), pid: pid.trim().to_owned() });
+    let begun = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let pid = fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+                // A shim that was killed while it started a program: the child has the lock until it executes that.
+                let is_over = !pid.is_empty() && !Path::new("/proc").join(&pid).exists();
+                if !is_over || begun.elapsed() > LOCK_TIMEOUT {
+                    return Err(BootError::Taken { home: home.to_owned(), pid });
+                }
+                std::thread::sleep(LOCK_RETRY_DELAY);
+            }
+            Err(error) => return Err(io_error(what)(error.into())),
         }
-        Err(error) => return Err(io_error(what)(error.into())),
     }
     // Informational only. The write fails on a full disk, which is when a shim is needed most.
     if let Err(error) = fs::write(&path, format!("{}\n", std::process::id())) {
@@ -209,6 +234,25 @@ enum SelectedRuntime {
     Docker(PathBuf),
     /// Containers and plain processes; path of the engine's socket.
     Any(PathBuf),
+    /// Containers without an engine.
+    Oci,
+    /// Containers without an engine, and plain processes.
+    AnyOci,
+}
+
+impl SelectedRuntime {
+    /// Name in [`RUNTIME_FILE`].
+    fn note(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "testing")]
+            Self::Simulated => "simulated",
+            Self::Process => "process",
+            Self::Docker(_) => "docker",
+            Self::Any(_) => "any",
+            Self::Oci => "oci",
+            Self::AnyOci => "any-oci",
+        }
+    }
 }
 
 /// Returns the requested runtime, else the one with which the tasks of this home were started, else the one that suits
@@ -223,20 +267,28 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
         Some(RuntimeName::Simulated) => SelectedRuntime::Simulated,
         Some(RuntimeName::Process) => SelectedRuntime::Process,
         Some(RuntimeName::Docker) => SelectedRuntime::Docker(usual()),
+        Some(RuntimeName::Oci) => SelectedRuntime::Oci,
+        Some(RuntimeName::AnyOci) => SelectedRuntime::AnyOci,
         Some(RuntimeName::Any) => SelectedRuntime::Any(usual()),
         // An engine that is not up yet still owns the containers of this home: a host that runs containers does not
         // stop being one by itself.
         None if matches!(noted.as_str(), "docker" | "any") => SelectedRuntime::Any(usual()),
+        // An engine that was installed since does not know the containers of this home.
+        None if matches!(noted.as_str(), "oci" | "any-oci") => SelectedRuntime::AnyOci,
         // A host that had no engine may have one now.
-        None => socket().map_or(SelectedRuntime::Process, SelectedRuntime::Any),
+        None => match socket() {
+            Some(socket) => SelectedRuntime::Any(socket),
+            None if boot.oci_program.is_some() => SelectedRuntime::AnyOci,
+            None => match oci::check_host(&boot.home) {
+                Ok(()) => SelectedRuntime::AnyOci,
+                Err(problem) => {
+                    tracing::info!(problem, "neither a container engine nor containers without one");
+                    SelectedRuntime::Process
+                }
+            },
+        },
     };
-    let name = match &chosen {
-        #[cfg(feature = "testing")]
-        SelectedRuntime::Simulated => "simulated",
-        SelectedRuntime::Process => "process",
-        SelectedRuntime::Docker(_) => "docker",
-        SelectedRuntime::Any(_) => "any",
-    };
+    let name = chosen.note();
     // An unchanged file is not written again: on a full disk the write would leave it empty.
     if noted != name {
         fs::write(&note, name).map_err(io_error(format!("failed to write {}", note.display())))?;
@@ -268,7 +320,7 @@ async fn start_host(
         SelectedRuntime::Docker(socket) | SelectedRuntime::Any(socket) => Some(socket.clone()),
         #[cfg(feature = "testing")]
         SelectedRuntime::Simulated => None,
-        SelectedRuntime::Process => None,
+        SelectedRuntime::Process | SelectedRuntime::Oci | SelectedRuntime::AnyOci => None,
     };
     let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
     let rules = policy.processes(boot.processes, hidden.collect());
@@ -294,7 +346,17 @@ async fn start_host(
         SelectedRuntime::Any(socket) => {
             let docker = connect_engine(socket, &boot.home).await?;
             let data = docker.data().await;
-            (Arc::new(MixedRuntime::new(docker, processes())), Some(socket.clone()), data)
+            (Arc::new(MixedRuntime::new(Arc::new(docker), processes())), Some(socket.clone()), data)
+        }
+        SelectedRuntime::Oci => {
+            let containers = open_oci(boot, &policy).await?;
+            let data = containers.data();
+            (Arc::new(containers), None, Some(data))
+        }
+        SelectedRuntime::AnyOci => {
+            let containers = open_oci(boot, &policy).await?;
+            let data = containers.data();
+            (Arc::new(MixedRuntime::new(Arc::new(containers), processes())), None, Some(data))
         }
         // A dstack server names an image for every task. A user who opens the port for it and selects processes wants
         // the images ignored.
@@ -311,7 +373,7 @@ async fn start_host(
     let policy = policy.with_agent_dirs(own).with_sensitive_paths(engine);
     let gpus = gpu::discover().await;
     let events = EventLog::new(random_boot_id());
-    let host_resources = HostResources::new(&boot.home, policy);
+    let host_resources = HostResources::new(&boot.home, &boot.socket, policy);
     let keys = host_resources.clone();
     let growth = OutputWatcher::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
     let mut settings = TasksSettings::on_disk(boot.home.clone(), gpus.gpus.clone());
@@ -335,6 +397,22 @@ async fn start_host(
         problems: Mutex::new(Vec::new()),
         stop: stop.clone(),
     }))
+}
+
+/// Opens the runtime of containers without an engine.
+async fn open_oci(boot: &BootConfig, policy: &Policy) -> Result<OciRuntime, BootError> {
+    let program = match &boot.oci_program {
+        Some(path) => Some(OciProgram::at(path.clone(), &Hierarchies::mounted().unwrap_or_default())),
+        None => OciProgram::find(),
+    };
+    let program = program.ok_or(BootError::NoOciProgram)?;
+    let mut settings = OciSettings::new(boot.home.clone(), program)
+        .map_err(io_error("failed to find the agent's binary"))?;
+    settings.store.apply(policy);
+    let opened = tokio::task::spawn_blocking(move || OciRuntime::open(settings)).await;
+    let runtime = opened.map_err(|error| io_error("failed to open images")(io::Error::other(error)))??;
+    runtime.collect_garbage_periodically();
+    Ok(runtime)
 }
 
 /// Connects to the engine; waits one minute for an engine that does not answer yet.
@@ -493,6 +571,7 @@ mod tests {
             socket: home.join("shim.sock"),
             runtime: None,
             docker_socket: socket.map(PathBuf::from),
+            oci_program: None,
             processes: ProcessMode::default(),
             hidden: Vec::new(),
             policy: home.join("policy.yml"),
@@ -501,6 +580,22 @@ mod tests {
             simulated: SimulationConfig::default(),
             write_host_info: false,
         }
+    }
+
+    #[test]
+    fn the_lock_of_a_killed_shim_is_awaited_and_that_of_a_running_one_is_not() {
+        let dir = windlass_testkit::temp_dir("lock").unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        let held = fs::File::create(&path).unwrap();
+        flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        fs::write(&path, format!("{}\n", std::process::id())).unwrap();
+        assert!(matches!(lock_home(dir.path()), Err(BootError::Taken { .. })));
+        // No process has this number.
+        fs::write(&path, "4194305\n").unwrap();
+        let home = dir.path().to_owned();
+        let waiting = std::thread::spawn(move || lock_home(&home).is_ok());
+        drop(held);
+        assert!(waiting.join().unwrap());
     }
 
     #[test]
@@ -518,6 +613,17 @@ mod tests {
             SelectedRuntime::Any(_)
         ));
         assert_eq!(fs::read_to_string(&note).unwrap(), "any");
+        for noted in ["oci", "any-oci"] {
+            fs::write(&note, noted).unwrap();
+            let chosen = select_runtime(&boot_config(dir.path(), Some("/engine.sock"))).unwrap();
+            assert!(matches!(chosen, SelectedRuntime::AnyOci), "its containers are not known to an engine");
+        }
+        fs::remove_file(&note).unwrap();
+        let with_program =
+            BootConfig { oci_program: Some("/opt/crun".into()), ..boot_config(dir.path(), None) };
+        if find_docker_socket(None).is_none() {
+            assert!(matches!(select_runtime(&with_program).unwrap(), SelectedRuntime::AnyOci));
+        }
         let requested = BootConfig {
             runtime: Some(RuntimeName::Process),
             ..boot_config(dir.path(), Some("/engine.sock"))

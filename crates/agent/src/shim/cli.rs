@@ -19,6 +19,7 @@ use windlass_model::{error_chain::format_chain, id::InstanceId};
 use super::{
     boot::{self, BootConfig},
     enrolment::{self, Enrolment},
+    gateway_key::GatewayKey,
     policy,
 };
 
@@ -51,7 +52,8 @@ struct Flags {
     /// Unix socket to listen on [default: HOME/shim.sock]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_SOCKET")]
     socket: Option<PathBuf>,
-    /// Runtime that starts tasks [default: `any` if an engine answers, else `process`]
+    /// Runtime that starts tasks [default: `any` if an engine answers, `any-oci` if none is installed and this host can
+    /// run containers without one, else `process`]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
     /// Handling of tasks without an image; the policy takes precedence
@@ -64,6 +66,9 @@ struct Flags {
     /// Socket of the container engine [default: `DOCKER_HOST`, else the usual paths, including those of Podman]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_DOCKER_SOCKET")]
     docker_socket: Option<PathBuf>,
+    /// OCI runtime that starts containers on a host without an engine [default: `crun` or `runc` of this host]
+    #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_OCI_PROGRAM")]
+    oci_program: Option<PathBuf>,
     /// Policy file with the permissions of tasks on this host; must be owned by root
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
     policy: PathBuf,
@@ -106,6 +111,12 @@ struct EnrolArgs {
     /// Public key of the server's signatures of task specifications: Ed25519, base64; may be repeated
     #[arg(long, value_name = "KEY", required = true)]
     server_key: Vec<String>,
+    /// Public key of gateways, which grants connections to the shim's socket and nothing else on this host
+    #[arg(long, value_name = "KEY", requires = "gateway_user")]
+    gateway_key: Option<String>,
+    /// Account that gateways log in to
+    #[arg(long, value_name = "USER", requires = "gateway_key")]
+    gateway_user: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -114,6 +125,10 @@ pub enum RuntimeName {
     Any,
     /// Containers only, with Docker or Podman
     Docker,
+    /// Containers only, without an engine: images are pulled by the agent and run by `crun` or `runc`
+    Oci,
+    /// Containers without an engine for tasks with an image, plain processes for the others
+    AnyOci,
     /// Plain processes only
     Process,
     /// Simulated tasks, for tests
@@ -197,6 +212,7 @@ fn start(flags: &Flags) -> ExitCode {
         home,
         runtime: flags.runtime,
         docker_socket: flags.docker_socket.clone(),
+        oci_program: flags.oci_program.clone(),
         processes: flags.processes.into(),
         hidden: flags.hide.clone(),
         policy: flags.policy.clone(),
@@ -235,6 +251,8 @@ fn enrol(args: &EnrolArgs) -> ExitCode {
         instance_id: args.instance,
         credential_sha256: args.credential_sha256.clone(),
         server_keys: args.server_key.clone(),
+        gateway: { args.gateway_user.clone().zip(args.gateway_key.clone()) }
+            .map(|(user, key)| GatewayKey { user, key }),
     };
     let written = boot::create_home(&args.home).map_err(|error| format_chain(&error)).and_then(|()| {
         enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| format_chain(&error))

@@ -67,6 +67,7 @@ pub fn main() -> ExitCode {
         home: args.shim_home,
         runtime: args.runtime,
         docker_socket: None,
+        oci_program: None,
         processes: args.processes.into(),
         hidden: Vec::new(),
         policy: PathBuf::from(policy::DEFAULT_FILE),

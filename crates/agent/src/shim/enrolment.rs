@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use windlass_api::agent::{SIGNED_PREFIX, port_pass::PortPass, shim::Claims};
 use windlass_model::id::InstanceId;
 
+use super::gateway_key::GatewayKey;
 use crate::http;
 
 pub const FILE: &str = "enrolment.json";
@@ -38,6 +39,9 @@ pub struct Enrolment {
     pub credential_sha256: Vec<String>,
     /// Ed25519 public keys, base64 of 32 bytes each.
     pub server_keys: Vec<String>,
+    /// Key of gateways. A host that the server does not reach over SSH has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayKey>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -287,6 +291,7 @@ mod tests {
             instance_id: own_instance(),
             credential_sha256: vec![sha256_hex(b"old"), sha256_hex(b"new")],
             server_keys: vec![public_key(1), public_key(2)],
+            gateway: None,
         }
     }
 

@@ -16,6 +16,8 @@ use windlass_model::id::SubmissionId;
 
 use super::{
     authorized_keys::{self, HostAuthorizedKeys, KeysError},
+    enrolment::Enrolment,
+    gateway_key::{GatewayKey, GatewayLine},
     mounts::{self, MountError},
     policy::Policy,
     runtime::BindMount,
@@ -41,6 +43,12 @@ fn accounts_root() -> PathBuf {
     elsewhere.map_or_else(|| PathBuf::from("/"), PathBuf::from)
 }
 
+/// Returns the path of a program, also if its file was replaced while it runs.
+fn installed_path(running: &Path) -> PathBuf {
+    let text = running.to_string_lossy();
+    text.strip_suffix(" (deleted)").map_or_else(|| running.to_owned(), PathBuf::from)
+}
+
 /// A real host.
 #[derive(Clone, Debug)]
 pub struct HostResources {
@@ -55,6 +63,9 @@ struct Shared {
     env: Vec<(String, String)>,
     /// Accounts that hold keys of tasks now.
     granted: Mutex<BTreeMap<SubmissionId, GrantedKeys>>,
+    gateway_line: GatewayLine,
+    /// Gateway key that was applied last; `None` before the first.
+    gateway_key: tokio::sync::Mutex<Option<Option<GatewayKey>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -64,7 +75,8 @@ struct GrantedKeys {
 }
 
 impl HostResources {
-    pub fn new(home: &Path, policy: Policy) -> Self {
+    pub fn new(home: &Path, socket: &Path, policy: Policy) -> Self {
+        let agent = std::env::current_exe().unwrap_or_default();
         let shared = Shared {
             policy,
             keys: HostAuthorizedKeys::new(&accounts_root(), home),
@@ -74,6 +86,8 @@ impl HostResources {
                 .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
                 .collect(),
             granted: Mutex::new(BTreeMap::new()),
+            gateway_line: GatewayLine::new(home, &installed_path(&agent), socket),
+            gateway_key: tokio::sync::Mutex::new(None),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -89,6 +103,31 @@ impl HostResources {
         let inspected =
             tokio::task::spawn_blocking(move || mounts::check_policy(&spec, &shared.policy)).await;
         inspected.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    /// Applies the gateway key of the enrolment, if it changed. An account that may not hold keys gets none.
+    pub async fn sync_gateway_key(&self, enrolment: &Enrolment) {
+        let mut applied = self.shared.gateway_key.lock().await;
+        if applied.as_ref() == Some(&enrolment.gateway) {
+            return;
+        }
+        *applied = Some(enrolment.gateway.clone());
+        let (instance, mut wanted) = (enrolment.instance_id, enrolment.gateway.clone());
+        if let Some(refused) = wanted.take_if(|wanted| !self.shared.policy.allows_keys_for(&wanted.user)) {
+            tracing::warn!(
+                user = refused.user,
+                "gateways cannot connect: the policy allows no keys for the account"
+            );
+        }
+        let done = self
+            .run_blocking(move |shared| {
+                let line = &shared.gateway_line;
+                line.apply(&shared.keys, instance, wanted.as_ref()).map_err(from_keys_error)
+            })
+            .await;
+        if let Err(error) = done {
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to apply the key of gateways");
+        }
     }
 
     /// Restricts the keys of a task to the port of its SSH server, once that is known.
@@ -213,7 +252,7 @@ fn from_keys_error(error: KeysError) -> HostError {
         | KeysError::Key { .. }
         | KeysError::TooMany { .. }
         | KeysError::Odd { .. }) => {
-            HostError::Refused { what: "failed to add `host_ssh_keys`".to_owned(), why: refused.to_string() }
+            HostError::Refused { what: "failed to add SSH keys".to_owned(), why: refused.to_string() }
         }
     }
 }

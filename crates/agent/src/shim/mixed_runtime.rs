@@ -4,13 +4,12 @@
 //! The choice follows from the specification alone, and from the handle once the task has one, so that a restarted shim
 //! finds it in the right runtime.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use windlass_api::agent::shim::{Port, TaskSpec};
 
 use super::{
-    docker::DockerRuntime,
     process::ProcessRuntime,
     runtime::{
         Exit, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime, RuntimeFuture,
@@ -20,21 +19,21 @@ use super::{
 use crate::task_dir::TaskDir;
 
 pub struct MixedRuntime {
-    containers: DockerRuntime,
+    containers: Arc<dyn Runtime>,
     processes: ProcessRuntime,
 }
 
 impl MixedRuntime {
-    pub fn new(containers: DockerRuntime, processes: ProcessRuntime) -> Self {
+    pub fn new(containers: Arc<dyn Runtime>, processes: ProcessRuntime) -> Self {
         Self { containers, processes }
     }
 
     fn runtime_for_spec(&self, spec: &TaskSpec) -> &dyn Runtime {
-        if is_plain_process(spec) { &self.processes } else { &self.containers }
+        if is_plain_process(spec) { &self.processes } else { &*self.containers }
     }
 
     fn runtime_for_handle(&self, handle: &Handle) -> &dyn Runtime {
-        if ProcessRuntime::made(handle) { &self.processes } else { &self.containers }
+        if ProcessRuntime::made(handle) { &self.processes } else { &*self.containers }
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use windlass_api::agent::shim::TaskSpec;
+use windlass_registry::local::LocalName;
 
 use super::{
     policy::{Policy, PolicyProblem},
@@ -34,6 +35,8 @@ pub struct ResolvedPaths {
     pub mounts: Vec<Result<MountSource, String>>,
     /// The requested path, and its target.
     pub devices: Vec<(String, Result<PathBuf, String>)>,
+    /// Path of an image that is a directory or a file of this host.
+    pub image: Option<Result<PathBuf, String>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,17 +55,21 @@ pub enum MountError {
 
 /// Follows every link. Changes nothing.
 pub fn resolve_paths(spec: &TaskSpec) -> ResolvedPaths {
+    let existing = |path: &str| {
+        let found = follow_links(path)?;
+        if found.missing.is_empty() { Ok(found.real) } else { Err("does not exist".to_owned()) }
+    };
+    let image = LocalName::parse(&spec.image_name).map(|name| {
+        let name = name.map_err(|error| error.to_string())?;
+        existing(&name.path.to_string_lossy())
+    });
     ResolvedPaths {
+        image,
         mounts: spec.instance_mounts.iter().map(|mount| follow_links(&mount.instance_path)).collect(),
         devices: spec
             .gpu_devices
             .iter()
-            .map(|device| {
-                let found = follow_links(&device.path_on_host).and_then(|source| {
-                    if source.missing.is_empty() { Ok(source.real) } else { Err("does not exist".to_owned()) }
-                });
-                (device.path_on_host.clone(), found)
-            })
+            .map(|device| (device.path_on_host.clone(), existing(&device.path_on_host)))
             .collect(),
     }
 }
@@ -175,7 +182,10 @@ mod tests {
 
     use windlass_testkit::{TempDir, temp_dir};
 
-    use super::{super::policy::PolicyRules, *};
+    use super::{
+        super::policy::{MountRule, PolicyRules},
+        *,
+    };
 
     struct TestDir {
         path: PathBuf,
@@ -190,7 +200,8 @@ mod tests {
         }
 
         fn policy(&self) -> Policy {
-            let rules = PolicyRules { mounts: vec![self.path.join("data")], ..PolicyRules::default() };
+            let rule = MountRule { path: self.path.join("data"), projects: None };
+            let rules = PolicyRules { mounts: vec![rule], ..PolicyRules::default() };
             Policy::new(Path::new("/policy.yml"), rules)
         }
     }

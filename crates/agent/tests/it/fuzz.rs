@@ -171,6 +171,7 @@ fn x8_a_specification_modified_at_any_byte_is_refused() {
         instance_id: InstanceId(uuid::Uuid::from_u128(7)),
         credential_sha256: vec![sha256_hex(b"credential")],
         server_keys: vec![BASE64_STANDARD.encode(key.public_key().as_ref())],
+        gateway: None,
     };
     let claims = Claims { instance_id: enrolment.instance_id, epoch: 1, expires_at: 100 };
     let holds = |body: &[u8], signature: &str| {

@@ -70,6 +70,11 @@ async fn a2_f20_sixteen_concurrent_calls_have_one_effect_with_docker() {
 }
 
 #[tokio::test]
+async fn a2_f20_sixteen_concurrent_calls_have_one_effect_without_an_engine() {
+    check_concurrent_calls(Setup::oci()).await;
+}
+
+#[tokio::test]
 async fn a2_f20_sixteen_concurrent_calls_have_one_effect_with_processes() {
     check_concurrent_calls(Setup::process()).await;
 }

@@ -53,8 +53,11 @@ impl RunningJob {
     async fn start_with(shim: &Shim, id: SubmissionId, runtime: &str, before: &str) -> Self {
         let run = shim.home().join("tasks").join(id.to_string()).join("run");
         let gate = run.join("let-go");
-        let inside =
-            if runtime == "docker" { "/windlass/run/let-go".to_owned() } else { gate.display().to_string() };
+        let inside = if matches!(runtime, "docker" | "oci") {
+            "/windlass/run/let-go".to_owned()
+        } else {
+            gate.display().to_string()
+        };
         shim.play(id, &job(&inside, before)).await;
         let playing = Self { id, gate };
         playing.output(shim, "first").await;
@@ -283,6 +286,7 @@ macro_rules! matrix {
 }
 
 matrix!(docker);
+matrix!(oci);
 matrix!(process);
 
 /// A job that tries to escape: it forks twice into a separate session. Its shim is killed meanwhile.

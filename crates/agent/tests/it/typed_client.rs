@@ -131,10 +131,10 @@ async fn a_stop_reaches_the_job_and_archives_reach_the_runner() {
     assert_eq!(&log.bytes[..], b"rain\n");
     host.job_metrics(id).await.unwrap();
 
-    host.stop_job(id, 2, None).await.unwrap();
+    host.stop_job(id, 2, None, false).await.unwrap();
     let ended = wait_for_job_end(&mut events, id).await;
     assert_eq!(ended.state, "terminated");
-    assert!(matches!(host.stop_job(id, 1, None).await, Err(ShimError::StaleEpoch { seen: 2 })));
+    assert!(matches!(host.stop_job(id, 1, None, false).await, Err(ShimError::StaleEpoch { seen: 2 })));
 }
 
 #[tokio::test]

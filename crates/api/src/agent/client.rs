@@ -253,17 +253,19 @@ impl ShimClient {
         serde_json::from_slice(&answer).map(Some).map_err(ShimError::Decode)
     }
 
-    /// `grace_secs`: time for the commands to exit; without it, the job's own setting applies.
+    /// `grace_secs`: time for the commands to exit; without it, the job's own setting applies. `is_preempted`: the job
+    /// finds a notice in its preemption file.
     pub async fn stop_job(
         &self,
         id: SubmissionId,
         epoch: i64,
         grace_secs: Option<u64>,
+        is_preempted: bool,
     ) -> Result<(), ShimError> {
-        let path = match grace_secs {
-            Some(secs) => runner_path(id, &format!("stop?grace_secs={secs}")),
-            None => runner_path(id, "stop"),
-        };
+        let mut path = runner_path(id, &format!("stop?is_preempted={is_preempted}"));
+        if let Some(secs) = grace_secs {
+            path.push_str(&format!("&grace_secs={secs}"));
+        }
         let request = self.post_request(&path, Some(epoch));
         self.exchange(request.body(full_body(Vec::new()))).await.map(drop)
     }

@@ -108,6 +108,9 @@ pub struct TaskSpec {
     pub instance_mounts: Vec<InstanceMount>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub gpu_devices: Vec<GpuDevice>,
+    /// Project of the job, for the policy of the host. A dstack server sends none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub project: String,
     #[serde(default)]
     pub host_ssh_user: String,
     #[serde(default, deserialize_with = "null_is_empty")]

@@ -74,8 +74,9 @@ impl<'a> HostSetup<'a> {
         if stock.files != files.sum() {
             self.run_root_script(&host, "write the agent's files", &files.write()).await?;
         }
-        if !stock.enrolment.as_ref().is_some_and(|enrolled| enrolled.matches(&self.order.enrolment)) {
-            let enrol = shell_scripts::enrol_script(&self.order.enrolment, None);
+        let (enrolment, user) = (&self.order.enrolment, &self.site.target.user);
+        if !stock.enrolment.as_ref().is_some_and(|enrolled| enrolled.matches(enrolment, user)) {
+            let enrol = shell_scripts::enrol_script(enrolment, user);
             self.run_root_script(&host, "enrol the host", &enrol).await?;
         }
         let health = self.start(&host).await?;
@@ -271,7 +272,7 @@ impl<'a> HostSetup<'a> {
             use sha2::Digest as _;
             hex::encode(sha2::Sha256::digest(&credential))
         };
-        let enrol = shell_scripts::enrol_script(&self.order.enrolment, Some(&also));
+        let enrol = shell_scripts::last_enrol_script(&self.order.enrolment, &also);
         self.run_root_script(host, "enrol the host", &enrol).await?;
         let shim = self.shim(&credential).await?;
         let failed = |error: windlass_api::agent::client::ShimError| {

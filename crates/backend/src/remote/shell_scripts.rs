@@ -212,13 +212,23 @@ pub(super) struct EnrolmentRecord {
     credential_sha256: Vec<String>,
     #[serde(default)]
     server_keys: Vec<String>,
+    #[serde(default)]
+    gateway: Option<GatewayRecord>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+struct GatewayRecord {
+    user: String,
+    key: String,
 }
 
 impl EnrolmentRecord {
-    pub(super) fn matches(&self, enrolment: &Enrolment) -> bool {
+    pub(super) fn matches(&self, enrolment: &Enrolment, user: &str) -> bool {
+        let gateway = enrolment.gateway_key.clone().map(|key| GatewayRecord { user: user.to_owned(), key });
         self.instance_id == enrolment.instance.to_string()
             && self.credential_sha256 == [enrolment.credential_sha256.clone()]
             && self.server_keys == [enrolment.server_key.clone()]
+            && self.gateway == gateway
     }
 }
 
@@ -258,15 +268,26 @@ pub(super) fn install_script(uploaded: &str) -> String {
     )
 }
 
-/// Enrols the host. A running agent applies it at once.
-pub(super) fn enrol_script(enrolment: &Enrolment, also: Option<&str>) -> String {
-    let Enrolment { instance, credential_sha256, server_key } = enrolment;
-    let also = also.map(|hash| format!(" --credential-sha256 {}", shell_quote(hash))).unwrap_or_default();
+/// Enrols the host. A running agent applies it at once. Gateways log in to the account of `user`.
+pub(super) fn enrol_script(enrolment: &Enrolment, user: &str) -> String {
+    let gateway = enrolment
+        .gateway_key
+        .as_ref()
+        .map(|key| format!(" --gateway-key {} --gateway-user {}", shell_quote(key), shell_quote(user)));
+    enrol_command(enrolment, &gateway.unwrap_or_default())
+}
+
+/// Enrols the host with a second credential and without a key of gateways, before it is released.
+pub(super) fn last_enrol_script(enrolment: &Enrolment, second: &str) -> String {
+    enrol_command(enrolment, &format!(" --credential-sha256 {}", shell_quote(second)))
+}
+
+fn enrol_command(enrolment: &Enrolment, more: &str) -> String {
     format!(
-        "exec {AGENT} shim enrol --home {ROOT}/home --instance {} --credential-sha256 {}{also} --server-key {}\n",
-        shell_quote(&instance.to_string()),
-        shell_quote(credential_sha256),
-        shell_quote(server_key)
+        "exec {AGENT} shim enrol --home {ROOT}/home --instance {} --credential-sha256 {} --server-key {}{more}\n",
+        shell_quote(&enrolment.instance.to_string()),
+        shell_quote(&enrolment.credential_sha256),
+        shell_quote(&enrolment.server_key)
     )
 }
 

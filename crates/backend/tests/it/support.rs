@@ -49,6 +49,7 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
             instance,
             credential_sha256: hex::encode(Sha256::digest(CREDENTIAL.as_bytes())),
             server_key: BASE64_STANDARD.encode(key(seed).public_key().as_ref()),
+            gateway_key: None,
         },
         tags: BTreeMap::new(),
         env: BTreeMap::new(),

@@ -36,6 +36,16 @@ impl BenchEngine {
         Ok(engine)
     }
 
+    /// Creates a bridge network, unless it exists. The engine has no default one.
+    pub(crate) fn create_network(&self, name: &str) -> Result<()> {
+        let mut inspect = self.docker();
+        inspect.args(["network", "inspect", name]).stdout(Stdio::null()).stderr(Stdio::null());
+        if inspect.status()?.success() {
+            return Ok(());
+        }
+        check_output(self.docker().args(["network", "create", name]))
+    }
+
     fn docker(&self) -> Command {
         let mut command = Command::new("docker");
         command.arg("--host").arg(format!("unix://{}", self.socket.display()));
@@ -44,8 +54,18 @@ impl BenchEngine {
 
     /// Runs `docker run` with `echo`: returns the time until the output, and until the command ended.
     pub(crate) fn run(&self, network: &[&str]) -> Result<(Duration, Duration)> {
+        self.run_image(IMAGE, network)
+    }
+
+    /// Removes an image, so that the next start pulls it.
+    pub(crate) fn remove_image(&self, image: &str) -> Result<()> {
+        check_output(self.docker().args(["rmi", "--force", image]))
+    }
+
+    /// The same as [`Self::run`] with another image, which is pulled if the engine does not have it.
+    pub(crate) fn run_image(&self, image: &str, network: &[&str]) -> Result<(Duration, Duration)> {
         let mut command = self.docker();
-        command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);
+        command.args(["run", "--rm", "--network"]).args(network).args([image, "echo", "hello"]);
         let started = Instant::now();
         let mut child = command.stdout(Stdio::piped()).spawn().context("failed to start docker")?;
         let mut message = [0; 6];

@@ -1,6 +1,7 @@
 //! A shim in a separate process, enrolled with a test key, and its tasks.
 
 use std::{
+    ffi::{OsStr, OsString},
     io::{Read, Write},
     os::unix::net::UnixStream as Blocking,
     path::{Path, PathBuf},
@@ -37,6 +38,8 @@ pub(super) struct ShimProcess {
     child: Child,
     home: PathBuf,
     hosts: usize,
+    /// Its command line.
+    words: Vec<OsString>,
     instance: Uuid,
     key: Ed25519KeyPair,
     /// Time from exec to the first response.
@@ -45,6 +48,10 @@ pub(super) struct ShimProcess {
 
 impl ShimProcess {
     pub(super) fn start(agent: &Path, home: &Path, args: &[&str]) -> Result<Self> {
+        Self::start_with_policy(agent, home, args, "")
+    }
+
+    pub(super) fn start_with_policy(agent: &Path, home: &Path, args: &[&str], policy: &str) -> Result<Self> {
         let hosts = args.iter().skip_while(|arg| **arg != "--hosts").nth(1).map_or(Ok(0), |n| n.parse())?;
         let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).ok().context("failed to create a key")?;
         let instance = random_uuid()?;
@@ -55,23 +62,51 @@ impl ShimProcess {
             std::fs::create_dir(&below)?;
             std::fs::copy(home.join("enrolment.json"), below.join("enrolment.json"))?;
         }
-        std::fs::write(home.join("policy.yml"), "")?;
-        let mut command = Command::new(agent);
-        command.arg("shim").args(args).arg("--home").arg(home).arg("--policy").arg(home.join("policy.yml"));
-        command.args(["--log", "error"]).stdin(Stdio::null()).stdout(Stdio::null());
+        std::fs::write(home.join("policy.yml"), policy)?;
+        let file = home.join("policy.yml");
+        let last: [&OsStr; 6] = [
+            "--home".as_ref(),
+            home.as_ref(),
+            "--policy".as_ref(),
+            file.as_ref(),
+            "--log".as_ref(),
+            "error".as_ref(),
+        ];
+        let mut words: Vec<OsString> = vec![agent.into(), "shim".into()];
+        words.extend(args.iter().map(OsString::from));
+        words.extend(last.map(OsStr::to_os_string));
         let started = Instant::now();
-        let child = command.spawn().context("failed to start the shim")?;
-        let mut host = Self { child, home: home.to_owned(), hosts, instance, key, ready: Duration::ZERO };
+        let child = spawn(&words)?;
+        let mut host =
+            Self { child, home: home.to_owned(), hosts, words, instance, key, ready: Duration::ZERO };
+        host.wait_until_ready(started)?;
+        host.ready = started.elapsed();
+        Ok(host)
+    }
+
+    fn wait_until_ready(&mut self, started: Instant) -> Result<()> {
         // The last of many: then all are up.
-        while !is_answering(&host.socket(hosts)) {
-            if let Some(status) = host.child.try_wait()? {
+        while !is_answering(&self.socket(self.hosts)) {
+            if let Some(status) = self.child.try_wait()? {
                 bail!("the shim exited early: {status}");
             }
             ensure!(started.elapsed() < TIMEOUT, "the shim does not respond");
             std::thread::sleep(POLL_INTERVAL);
         }
-        host.ready = started.elapsed();
-        Ok(host)
+        Ok(())
+    }
+
+    /// Kills the shim as a crash does, and starts it again.
+    pub(super) fn restart_after_kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = spawn(&self.words)?;
+        self.wait_until_ready(Instant::now())
+    }
+
+    /// Ends and removes all tasks.
+    pub(super) fn remove_all(&self) -> Result<()> {
+        self.clear()
     }
 
     fn socket(&self, number: usize) -> PathBuf {
@@ -103,10 +138,21 @@ impl ShimProcess {
         image: &str,
         isolation: ProcessIsolation,
     ) -> Result<ShimTask> {
+        self.submit_on(shim, image, isolation, "host").await
+    }
+
+    /// Submits a task on this network: `host` or `bridge`.
+    pub(super) async fn submit_on(
+        &self,
+        shim: &ShimClient,
+        image: &str,
+        isolation: ProcessIsolation,
+        network: &str,
+    ) -> Result<ShimTask> {
         let id = random_uuid()?;
         let expires = unix_secs()? + 3600;
         let body = serde_json::to_vec(&json!({
-            "id": id, "name": "bench", "image_name": image, "network_mode": "host", "process_isolation": isolation,
+            "id": id, "name": "bench", "image_name": image, "network_mode": network, "process_isolation": isolation,
             "claims": {"instance_id": self.instance, "epoch": EPOCH, "expires_at": expires},
         }))?;
         let signature = STANDARD.encode(self.key.sign(&[SIGNED_PREFIX, &body].concat()).as_ref());
@@ -193,6 +239,18 @@ impl ShimTask {
         Ok(())
     }
 
+    pub(super) async fn wait_until_running(&self) -> Result<()> {
+        self.wait_for_status(TaskStatus::Running).await
+    }
+
+    /// Ends and removes a task that has no job.
+    pub(super) async fn abort(self) -> Result<()> {
+        self.shim.terminate(self.id, &TerminateRequest::default(), EPOCH).await?;
+        self.wait_for_status(TaskStatus::Terminated).await?;
+        self.shim.remove(self.id, EPOCH).await?;
+        Ok(())
+    }
+
     /// Acknowledges the whole log, waits for the end and removes the task.
     pub(super) async fn finish(self) -> Result<()> {
         let end = loop {
@@ -235,6 +293,13 @@ impl RunnerProcess {
     pub(super) fn peak_kb(&self) -> Result<f64> {
         memory_kb(self.pid, "VmHWM")
     }
+}
+
+fn spawn(words: &[OsString]) -> Result<Child> {
+    let (program, args) = words.split_first().context("no program")?;
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().context("failed to start the shim")
 }
 
 fn enrol(agent: &Path, home: &Path, instance: Uuid, key: &Ed25519KeyPair) -> Result<()> {

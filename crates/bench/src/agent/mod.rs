@@ -1,5 +1,6 @@
 //! Benchmarks of the real agent: start time, task start time, output throughput and resource usage.
 
+pub mod containers;
 pub(super) mod engine;
 mod host;
 

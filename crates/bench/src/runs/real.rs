@@ -32,7 +32,7 @@ pub(super) async fn measure_isolation(
     let own = start_server_with(binaries, &home.join("own"), None, "own").await?;
     let confined = start_server_with(binaries, &home.join("confined"), None, "confined").await?;
     let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
-    let (mut owns, mut confineds) = (Vec::new(), Vec::new());
+    let (mut owns, mut confineds, mut differences) = (Vec::new(), Vec::new(), Vec::new());
     for time in 0..=2 * REPEATS {
         let mut job = task_config(&format!("line-{time}"), "none", "echo hello");
         job.as_object_mut().context("the configuration is not an object")?.remove("user");
@@ -41,13 +41,18 @@ pub(super) async fn measure_isolation(
         if time > 0 {
             owns.push(of_own);
             confineds.push(of_confined);
+            // Of two runs one right after the other: what else happens on the machine affects both.
+            differences.push((of_confined.as_secs_f64() - of_own.as_secs_f64()) * 1e3);
         }
     }
+    differences.sort_by(f64::total_cmp);
     sheet.say("this machine, plain processes, SQLite")?;
     sheet.times("own_first_line", "own rights: submit to first line in the log", &mut owns)?;
     sheet.times("confined_first_line", "confined: submit to first line in the log", &mut confineds)?;
     let ratio = super::median(&mut confineds).as_secs_f64() / super::median(&mut owns).as_secs_f64();
     sheet.figure("ratio", "confined, relative to own rights", ratio, "times")?;
+    let overhead = differences[differences.len() / 2];
+    sheet.figure("overhead_ms", "… in addition, median of pairs", overhead, "ms")?;
     own.stop()?;
     confined.stop()
 }

@@ -17,6 +17,7 @@ use windlass_model::{
         self,
         env::EnvValue,
         error::{Code, Diagnosis},
+        profile::{Profile, Profiles},
         references, unsupported,
     },
     skypilot::{self, CommandLineValues, SecretValue, TaskFileKind},
@@ -35,11 +36,11 @@ Examples:
   windlass check windlass.yml                  report every problem with its line
   windlass check examples/*.yml -o name        print only the names of invalid files
   windlass check -e TOKEN=x train.yml -o json  print JSON, for an editor or a CI job
-  windlass check pipeline.yaml                 check a task file of `windlass jobs launch`
+  windlass check pipeline.yaml                 check a task file of `windlass jobs launch`, or of `serve up`
   windlass check --images windlass.yml         also query the registry for the image
 
-Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups) are distinguished by their content.
-The exit code is 0 if `apply` or `jobs launch` accepts every file, else 1.";
+Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups, services) are distinguished by their
+content. The exit code is 0 if `apply`, `jobs launch` or `serve up` accepts every file, else 1.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -162,7 +163,7 @@ fn check(file: &Path, args: &Args, images: Option<&ImageChecker>) -> CheckResult
     };
     let dialect = Dialect::detect(file, &source);
     let read = match dialect {
-        Dialect::Profiles => config::parse_profiles(&source).map(|_| valid_file("profiles", Vec::new())),
+        Dialect::Profiles => config::parse_profiles(&source).map(|profiles| check_profiles(&profiles)),
         Dialect::Windlass => {
             config::parse(&source).and_then(|parsed| check_references(parsed, &args.env, images))
         }
@@ -185,6 +186,21 @@ fn valid_file(kind: &'static str, unset: Vec<String>) -> ValidFile {
     }
 }
 
+/// Collects what has no effect in the profiles.
+fn check_profiles(profiles: &Profiles) -> ValidFile {
+    let of_profile = |(number, profile): (usize, &Profile)| -> Vec<Diagnosis> {
+        let warnings = unsupported::review_profile(&profile.properties).warnings.into_iter();
+        let described = warnings.map(|warning| Diagnosis {
+            message: format!("profile `{}`: {}", profile.name, warning.message),
+            path: format!("profiles[{number}].{}", warning.path),
+            ..warning
+        });
+        described.collect()
+    };
+    let warnings = profiles.profiles.iter().enumerate().flat_map(of_profile).collect();
+    ValidFile { warnings, ..valid_file("profiles", Vec::new()) }
+}
+
 /// Runs the checks of `jobs launch`.
 fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis>> {
     let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
@@ -200,6 +216,11 @@ fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis
         TaskFileKind::Service => "SkyPilot service".to_owned(),
         TaskFileKind::Pool => "SkyPilot pool".to_owned(),
     };
+    let check_service = |parsed: skypilot::ParsedTaskFile| -> Result<(), Vec<Diagnosis>> {
+        let is_service = parsed.kind == TaskFileKind::Service && parsed.refusals.is_empty();
+        if is_service { parsed.into_service()?.check() } else { Ok(()) }
+    };
+    check_service(parsed.clone())?;
     Ok(ValidFile {
         kind: parsed.kind.as_str(),
         described,
@@ -241,7 +262,7 @@ fn check_references(
         Ok(()) => {
             let run = parsed.configuration.run();
             let image = images.zip(run).and_then(|(images, run)| images.check(run));
-            Ok(ValidFile { image, ..valid_file(kind, unset) })
+            Ok(ValidFile { image, warnings: review.warnings, ..valid_file(kind, unset) })
         }
         Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
@@ -281,8 +302,9 @@ fn print_result(file: &str, checked: &CheckResult) {
                 output::print_message(&output::printable(&format!("  {label}: {}", image.text())));
             }
             for warning in warnings {
-                let text = format!("  warning: line {}: {}", warning.span.start.line, warning.message);
-                output::print_message(&output::printable(&text));
+                let line = warning.span.start.line;
+                let at = if warning.span.is_known() { format!("line {line}: ") } else { String::new() };
+                output::print_message(&output::printable(&format!("  warning: {at}{}", warning.message)));
             }
             if !refusals.is_empty() {
                 rendered(refusals, source);
@@ -301,11 +323,10 @@ fn result_document(file: &str, checked: &CheckResult) -> Value {
             let ValidFile { kind, unset, warnings, refusals, image, .. } = &**valid;
             let mut document = json!({
                 "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
-                "unset": unset,
+                "unset": unset, "warnings": warnings,
             });
             if *dialect == Dialect::Skypilot {
                 document["launchable"] = json!(refusals.is_empty());
-                document["warnings"] = json!(warnings);
             }
             if let Some(image) = image {
                 document["image"] = image.document();

@@ -121,8 +121,16 @@ async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -
     let order = percent_encode(&json!(["priority desc", "created_at"]).to_string());
     let path = format!("containers?limit=1000&filters={}&order={order}", percent_encode(&states.to_string()));
     let found = fetch_items(client, &path).await?;
+    if found.is_empty() && format == crate::cli::Format::Name {
+        return Ok(Exit::Done);
+    }
     let names: Vec<String> = found.iter().map(|one| field_text(one, "uuid")).collect();
     output::print_one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
+        if found.is_empty() {
+            let more =
+                if all { "" } else { " Run `windlass container list --all` to include finished ones." };
+            return output::print_message(&format!("No containers.{more}"));
+        }
         let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
         for one in &found {
             let reported = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);

@@ -67,6 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         },
         since: Some(parse_since(&args.since)?),
         until: args.until.as_deref().map(parse_since).transpose()?,
+        every: None,
         limit: args.last.into(),
     };
     if request.until.is_some_and(|until| request.since > Some(until)) {

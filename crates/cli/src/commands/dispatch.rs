@@ -1,5 +1,7 @@
 //! `windlass dispatch`: claims containers from the queue and runs them on this machine or through Slurm.
 
+mod outputs;
+
 use std::{path::PathBuf, time::Duration};
 
 use serde_json::json;
@@ -87,10 +89,10 @@ pub(crate) struct CommonArgs {
     /// policy allows it. Apptainer supports only `host`
     #[arg(long, value_name = "NETWORK", default_value = "bridge", value_parser = ["bridge", "host"])]
     pub(crate) network: String,
-    /// Directory in which the `output_path` content of containers is stored; nodes must mount it under the same path.
-    /// Not stored by default
-    #[arg(long, value_name = "DIR")]
-    pub(crate) outputs: Option<PathBuf>,
+    /// Directory in which the `output_path` content of containers is stored, which nodes must mount under the same path;
+    /// or a bucket: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME&credentials=FILE`. Not stored by default
+    #[arg(long, value_name = "DIR|URL", value_parser = outputs::parse)]
+    pub(crate) outputs: Option<outputs::Outputs>,
     /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -180,6 +182,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
         }
         Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
             check_flags(&common)?;
+            common.outputs.as_ref().map_or(Ok(()), outputs::Outputs::check_cluster)?;
             init_logging(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
@@ -272,6 +275,9 @@ async fn serve(
     let certificate = login::read_certificate(common.server_cert.as_deref())
         .map_err(|problem| anyhow::anyhow!(problem.parts().0))?;
     let client = QueueHttpClient::with_certificate(&common.server, &token, certificate.as_deref())?;
+    if let Some(outputs) = common.outputs.as_ref().filter(|_| scheduler.is_here()) {
+        outputs.check_bucket().await?;
+    }
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
     let news = QueueEvents::listen(client.clone());
     let hook = common.hook_socket.as_deref().map(|path| {
@@ -296,16 +302,18 @@ async fn serve(
         log_process_isolation(scheduler.is_here());
         environment.push(("WINDLASS_EXEC_ALLOW_PROCESS".to_owned(), "true".to_owned()));
         environment.push(("WINDLASS_EXEC_PROCESS_USERS".to_owned(), common.process_users.clone()));
-        let hidden = [Some(&common.token_file), common.outputs.as_ref()];
+        let stored = common.outputs.as_ref().and_then(outputs::Outputs::hidden_path);
+        let hidden = [Some(common.token_file.clone()), stored];
         let hidden: Vec<String> =
-            hidden.into_iter().flatten().map(|path| absolute_path(path).display().to_string()).collect();
+            hidden.into_iter().flatten().map(|path| absolute_path(&path).display().to_string()).collect();
         environment.push(("WINDLASS_EXEC_HIDE".to_owned(), hidden.join(":")));
     }
     // Pass on a non-default location of this machine's policy.
     let policy = std::env::var("WINDLASS_AGENT_POLICY").ok();
     environment.extend(policy.map(|file| ("WINDLASS_AGENT_POLICY".to_owned(), file)));
-    let outputs = common.outputs.as_ref().map(|dir| dir.display().to_string());
-    environment.extend(outputs.map(|dir| ("WINDLASS_EXEC_OUTPUTS".to_owned(), dir)));
+    if let Some(outputs) = &common.outputs {
+        environment.extend(outputs.environment());
+    }
     // Nodes cannot read files of this machine, so the certificate is passed by value.
     environment.extend(certificate.map(|text| ("WINDLASS_CERT".to_owned(), text)));
     // Pass on the address of the container engine, which users conventionally set in `DOCKER_HOST`.

@@ -5,13 +5,20 @@ use std::{path::PathBuf, time::Duration};
 use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::{
+    exports,
     fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
     instances::Instance,
-    operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
+    operations::{
+        DeleteFleetInstances, DeleteFleets, ListExports, ListProjectFleets, ReadFleet, UpdateExport,
+    },
+    server::EmptyRequest,
 };
 use windlass_model::config::{Configuration, error};
 
-use super::{apply, instance::status_reason};
+use super::{
+    apply,
+    instance::{engine_error, status_reason},
+};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
@@ -109,7 +116,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         None | Some(Action::List(_)) => {
             let name = |fleet: &Fleet| fleet.name.clone();
             let list = ListView { project: Some(&cx.project), kind: "fleets", name, none: NO_FLEETS };
-            list.show(format, listing.watch, async || self::list(cx).await, table).await
+            if listing.watch || format != Format::Table {
+                return list.show(format, listing.watch, async || list_named(cx, format).await, table).await;
+            }
+            let fleets = list_named(cx, format).await?;
+            let exit = list.show(format, false, async || Ok(fleets.clone()), table).await?;
+            print_unusable(&fleets);
+            Ok(exit)
         }
         Some(Action::Get { name }) => {
             let fleet = find(cx, name).await?;
@@ -167,11 +180,45 @@ fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, CliError> {
     let applied = apply::Args::plain(args.at.clone(), args.output, yes);
     let source =
         apply::with_overrides(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
-    apply::submit(&applied, &source)
+    let exit = apply::submit(&applied, &source)?;
+    if exit == Exit::Done {
+        context::with_context(&args.at, async |cx| share_again(cx).await)?;
+    }
+    Ok(exit)
+}
+
+/// Adds the fleet to the export of the first start, which the deletion of the fleet left empty. If an admin deleted the
+/// export, other projects are not to use the fleet.
+async fn share_again(cx: &Context) -> Result<(), CliError> {
+    let known = cx.call::<ListExports>(&EmptyRequest {}).await?.exports;
+    let lacks_fleet = |export: &&exports::Export| {
+        export.name == LOCAL_FLEET && export.exported_fleets.iter().all(|fleet| fleet.name != LOCAL_FLEET)
+    };
+    if known.iter().any(|export| lacks_fleet(&export)) {
+        let request = exports::UpdateRequest {
+            name: LOCAL_FLEET.to_owned(),
+            add_exported_fleets: vec![LOCAL_FLEET.to_owned()],
+            ..exports::UpdateRequest::default()
+        };
+        cx.call::<UpdateExport>(&request).await?;
+        output::print_message("Other projects can use it again, by the export `local`.");
+    }
+    Ok(())
 }
 
 async fn list(cx: &Context) -> Result<Vec<Fleet>, CliError> {
     cx.call::<ListProjectFleets>(&ProjectListRequest { include_imported: true }).await
+}
+
+/// Fleets as people name them: `project/name` for one that another project shares.
+async fn list_named(cx: &Context, format: Format) -> Result<Vec<Fleet>, CliError> {
+    let mut fleets = list(cx).await?;
+    if !matches!(format, Format::Json | Format::Jsonl | Format::Yaml) {
+        for fleet in fleets.iter_mut().filter(|fleet| fleet.project_name != cx.project) {
+            fleet.name = format!("{}/{}", fleet.project_name, fleet.name);
+        }
+    }
+    Ok(fleets)
 }
 
 pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, CliError> {
@@ -242,15 +289,20 @@ pub(crate) fn show(fleets: &[Fleet], format: Format) {
         table.whole().print();
     } else {
         table.print();
-        for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(format_unusable_reason) {
-            output::print_message(&output::printable(&line));
-        }
+        print_unusable(fleets);
     }
 }
 
-/// Reason why an instance cannot be used, on a separate line because it is longer than a column.
+fn print_unusable(fleets: &[Fleet]) {
+    for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(format_unusable_reason) {
+        output::print_message(&output::printable(&line));
+    }
+}
+
+/// Reason why an instance cannot be used, or only without images, on a separate line because it is longer than a column.
 fn format_unusable_reason(instance: &Instance) -> Option<String> {
     let is_hindered = instance.unreachable
+        || engine_error(instance).is_some()
         || matches!(instance.status.as_str(), "pending" | "provisioning" | "terminating");
     let why = status_reason(instance);
     if !is_hindered || why.is_empty() {

@@ -223,8 +223,11 @@ fn unreachable_hint(instance: &Instance) -> String {
 fn table(instances: &[Instance], wide: bool) -> Table {
     let now = format::now();
     let mut head = vec!["NAME", "FLEET", "BACKEND", "RESOURCES", "PRICE", "STATUS", "JOB"];
+    let has_messages = instances.iter().any(|instance| !status_reason(instance).is_empty());
     if wide {
         head.extend(["BLOCKS", "TYPE", "HOST", "REGION", "DRIVER", "SEEN", "CREATED", "ERROR"]);
+    } else if has_messages {
+        head.push("MESSAGE");
     }
     let mut table = Table::new(head);
     for instance in instances {
@@ -250,6 +253,8 @@ fn table(instances: &[Instance], wide: bool) -> Table {
                 format::ago(instance.created, now).into(),
                 status_reason(instance).into(),
             ]);
+        } else if has_messages {
+            row.push(status_reason(instance).into());
         }
         table.row(row);
     }

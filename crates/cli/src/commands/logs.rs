@@ -21,7 +21,7 @@ use crate::{
     exit::Exit,
     follow::{
         LogChunk, LogMux, LogPages, LogPrinter, LogRange, LogTail, OutputMode, PollBackoff, ProgressTree,
-        PumpEnd, find_last_lines, ssh::parse_job_name,
+        PumpEnd, deployment_status, find_last_lines, ssh::parse_job_name,
     },
     output::{self, format},
 };
@@ -82,6 +82,27 @@ pub(crate) struct Args {
     pub(crate) at: ServerArgs,
 }
 
+impl Args {
+    /// Returns the arguments of a command line without any flag.
+    pub(crate) fn plain(name: String, at: ServerArgs) -> Self {
+        Self {
+            name,
+            follow: false,
+            tail: None,
+            since: None,
+            until: None,
+            grep: None,
+            replica: None,
+            job: None,
+            previous: false,
+            timestamps: false,
+            raw: false,
+            diagnose: false,
+            at,
+        }
+    }
+}
+
 /// Parsed arguments.
 struct LogQuery<'a> {
     args: &'a Args,
@@ -112,21 +133,7 @@ pub(crate) async fn print_run_logs(
     follow: bool,
     tail: Option<usize>,
 ) -> Result<Exit, CliError> {
-    let args = Args {
-        name: name.to_owned(),
-        follow,
-        tail,
-        since: None,
-        until: None,
-        grep: None,
-        replica: None,
-        job: None,
-        previous: false,
-        timestamps: false,
-        raw: false,
-        diagnose: false,
-        at: at.clone(),
-    };
+    let args = Args { follow, tail, ..Args::plain(name.to_owned(), at.clone()) };
     LogQuery { args: &args, since: None, until: None, grep: None }.print(cx).await
 }
 
@@ -196,6 +203,10 @@ impl LogQuery<'_> {
     /// Prints the existing output in the order in which it was written.
     async fn print_existing(&self, cx: &Context, run: &Run) -> Result<Exit, CliError> {
         let parts = self.parts(run);
+        if parts.is_empty() && run.jobs.is_empty() && !is_finished(&run.status) {
+            self.print_not_started(run);
+            return Ok(Exit::Done);
+        }
         if parts.is_empty() {
             return Err(self.no_such_log(run));
         }
@@ -236,9 +247,15 @@ impl LogQuery<'_> {
             return;
         }
         let name = &self.args.name;
-        let more = if self.args.follow { "" } else { ", or `windlass logs -f` to follow it" };
+        let more = if self.args.follow {
+            String::new()
+        } else {
+            format!(", or `windlass logs -f {name}` to follow it")
+        };
+        let next = deployment_status::next_start(run, format::now());
+        let next = next.map(|next| format!(": it starts at {next}")).unwrap_or_default();
         output::print_message(&format!(
-            "`{name}` has not started yet. Run `windlass why {name}` to see why{more}."
+            "`{name}` has not started yet{next}. Run `windlass why {name}` to see why{more}."
         ));
     }
 

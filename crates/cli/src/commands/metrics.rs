@@ -21,6 +21,10 @@ const PERIOD: Span = Span::hours(1);
 /// Maximum number of points in that period.
 const POINTS_MAX: i64 = 1000;
 const CHART_WIDTH: usize = 30;
+/// Minimum width of a chart on a narrow terminal.
+const CHART_WIDTH_MIN: usize = 8;
+/// Width of a line without charts and without the name of the run: `-0-0  gpu=0  … 100%  … 100.0GB/141.0GB`.
+const TEXT_WIDTH: usize = 36;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -199,11 +203,14 @@ fn latest_value(metrics: &[Metric], name: &str) -> Option<f64> {
     series(metrics, name)?.values.first()?.as_f64()
 }
 
+/// Period of a chart in microseconds, and its width in characters.
+type Frame = (i64, i64, usize);
+
 /// Chart of one series relative to its full scale.
-fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
+fn chart(metric: &Metric, full: f64, (from, until, width): Frame) -> String {
     let points = metric.timestamps.iter().zip(&metric.values);
     let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
-    sparkline::sparkline(&points, from, until, CHART_WIDTH, full)
+    sparkline::sparkline(&points, from, until, width, full)
 }
 
 /// Maximum of the series, as the scale if the capacity is unknown.
@@ -211,7 +218,7 @@ fn max_value(metric: &Metric) -> f64 {
     metric.values.iter().filter_map(serde_json::Value::as_f64).fold(0.0, f64::max)
 }
 
-fn format_memory(metrics: &[Metric], name: &str, total: &str, period: (i64, i64)) -> String {
+fn format_memory(metrics: &[Metric], name: &str, total: &str, period: Frame) -> String {
     let Some(metric) = series(metrics, name) else { return String::new() };
     let used = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0);
     match latest_value(metrics, total) {
@@ -222,8 +229,17 @@ fn format_memory(metrics: &[Metric], name: &str, total: &str, period: (i64, i64)
     }
 }
 
+/// Returns the width of charts with which a line of two fits the terminal.
+fn chart_width(used: &[JobUsage], columns: Option<usize>) -> usize {
+    let Some(columns) = columns else { return CHART_WIDTH };
+    let name = used.iter().map(|one| one.run.chars().count()).max().unwrap_or(0);
+    let charts = columns.saturating_sub(name + TEXT_WIDTH) / 2;
+    charts.clamp(CHART_WIDTH_MIN, CHART_WIDTH)
+}
+
 fn table(used: &[JobUsage], now: Timestamp) -> Table {
-    let period = period(used, now);
+    let (from, until) = period(used, now);
+    let period = (from, until, chart_width(used, output::columns(&std::io::stdout())));
     let mut table = Table::new(["JOB", "OF", "UTILIZATION", "MEMORY"]);
     for one in used {
         let metrics = &one.metrics;
@@ -263,7 +279,7 @@ mod tests {
     use windlass_api::metrics::Metric;
     use windlass_model::time::Timestamp;
 
-    use super::{JobUsage, format_bytes, table};
+    use super::{JobUsage, chart_width, format_bytes, table};
     use crate::output::style::Style;
 
     fn metric(name: &str, values: &[i64]) -> Metric {
@@ -272,6 +288,14 @@ mod tests {
             name: name.to_owned(),
             timestamps: (0..values.len()).map(minute).collect(),
             values: values.iter().map(|value| json!(value)).collect(),
+        }
+    }
+
+    #[test]
+    fn charts_are_as_wide_as_the_terminal_allows() {
+        let used = [JobUsage { run: "train".to_owned(), replica_num: 0, job_num: 0, metrics: Vec::new() }];
+        for (columns, expected) in [(None, 30), (Some(200), 30), (Some(80), 19), (Some(40), 8)] {
+            assert_eq!(chart_width(&used, columns), expected, "{columns:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod apply;
 pub(crate) mod attach;
+pub(crate) mod budget;
 pub(crate) mod check;
 pub(crate) mod completion;
 pub(crate) mod container;
@@ -13,6 +14,7 @@ pub(crate) mod dispatch;
 pub(crate) mod doctor;
 pub(crate) mod event;
 pub(crate) mod explain;
+pub(crate) mod export;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
 pub(crate) mod help;
@@ -25,15 +27,19 @@ pub(crate) mod metrics;
 pub(crate) mod offer;
 pub(crate) mod project;
 pub(crate) mod ps;
+pub(crate) mod queue;
+pub(crate) mod quota;
 mod resource_flags;
 pub(crate) mod run;
 pub(crate) mod secret;
+pub(crate) mod serve;
 pub(crate) mod server;
 pub(crate) mod show;
 pub(crate) mod ssh;
 pub(crate) mod stop;
 pub(crate) mod top;
 pub(crate) mod ui;
+pub(crate) mod usage;
 pub(crate) mod user;
 pub(crate) mod volume;
 pub(crate) mod why;
@@ -71,10 +77,16 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Volume(args) => volume::run(&args),
         Command::Gateway(args) => gateway::run(&args),
         Command::Secret(args) => secret::run(&args),
+        Command::Queue(args) => queue::run(&args),
+        Command::Quota(args) => quota::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Import(args) => export::run_import(&args),
         Command::Event(args) => event::run(&args),
         Command::Container(args) => container::run(&args),
         Command::Dispatch(args) => dispatch::run(args),
         Command::Cost(args) => cost::run(&args),
+        Command::Usage(args) => usage::run(&args),
+        Command::Budget(args) => budget::run(&args),
         Command::Project(args) => project::run(&args),
         Command::User(args) => user::run(&args),
         Command::Check(args) => check::run(&args),
@@ -84,6 +96,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Help(args) => help::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Jobs(args) => jobs::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Login(args) => login::run(&args),
         Command::Logout(args) => contexts::logout(&args),
         Command::Context(args) => contexts::run(&args),

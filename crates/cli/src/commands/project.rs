@@ -118,6 +118,10 @@ pub(crate) enum Action {
         /// Let all users of the server see and join the project
         #[arg(long, value_name = "BOOL")]
         public: Option<bool>,
+        /// Weight of the project's usage of shared fleets: with 2 it may use twice as much as others before they come
+        /// first
+        #[arg(long, value_name = "NUMBER")]
+        weight: Option<i64>,
     },
     /// Let a project use a backend of the server
     #[command(after_help = "Examples:\n  windlass project grant-backend lab local")]
@@ -195,12 +199,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             output::print_one(format, &project, name, |_| output::print_message(&message))?;
             Ok(Exit::Done)
         }
-        Some(Action::Update { name, default_image, no_default_image, public }) => {
+        Some(Action::Update { name, default_image, no_default_image, public, weight }) => {
             let name = name.as_deref().unwrap_or(&cx.project);
             let request = UpdateRequest {
                 is_public: *public,
                 default_image: default_image.clone(),
                 reset_default_image: *no_default_image,
+                weight: *weight,
                 ..UpdateRequest::default()
             };
             let project = cx.in_project(name).call::<UpdateProject>(&request).await?;
@@ -323,6 +328,9 @@ fn facts(project: &Project) -> DetailView {
     facts.add("Members", members.join("\n"));
     if let Some(image) = &project.default_image {
         facts.add("Default image", image);
+    }
+    if project.weight != 1 {
+        facts.add("Weight", project.weight.to_string());
     }
     facts.add("Backends", project.granted_backends.join(", "));
     facts.add("Created", project.created_at.map(|time| time.to_string()).unwrap_or_default());

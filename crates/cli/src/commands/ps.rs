@@ -1,6 +1,6 @@
 //! `windlass ps`: runs, newest first.
 
-use std::{io::IsTerminal as _, time::Duration};
+use std::{borrow::Cow, io::IsTerminal as _, time::Duration};
 
 use serde_json::Value;
 use windlass_api::{
@@ -186,6 +186,7 @@ async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, CliError> {
         username: args.user.clone(),
         only_active: args.only_active(),
         job_submissions_limit: Some(1),
+        queue_positions: true,
         // With client-side filters, a page may contain no match.
         limit: if args.is_filtered() { PAGE } else { PAGE.min(i64::try_from(wanted).unwrap_or(PAGE)) },
         ..ListRequest::default()
@@ -224,7 +225,7 @@ impl Columns {
                 let jobs = run.jobs.iter().filter(|_| run.jobs.len() > 1).map(Some);
                 std::iter::once(run.jobs.first().filter(|_| run.jobs.len() == 1))
                     .chain(jobs)
-                    .any(|job| !status(run, job).1.is_empty())
+                    .any(|job| !status(run, job, wide).1.is_empty() && !is_next_start(run, job, wide))
             }),
         }
     }
@@ -254,13 +255,59 @@ impl Columns {
     }
 }
 
+/// Returns whether the message is that of the column NEXT START.
+fn is_next_start(run: &Run, job: Option<&Job>, wide: bool) -> bool {
+    status(run, job, wide).1.starts_with("next start at ")
+        && deployment_status::next_start(run, format::now()).is_some()
+}
+
 /// URL of a service that has not ended.
 fn url(run: &Run, server: &str) -> Option<String> {
     deployment_status::url(run, server).filter(|_| !is_finished(&run.status))
 }
 
-/// Status of a run or of one of its jobs, with its message.
-fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
+/// The run without the replicas that an update or less traffic made superfluous, while it is active.
+fn without_replaced_jobs(run: &Run) -> Run {
+    let mut run = run.clone();
+    if !is_finished(&run.status) {
+        run.jobs.retain(|job| {
+            let latest = job.job_submissions.last();
+            latest.is_none_or(|latest| {
+                !is_finished(&latest.status) || latest.termination_reason.as_deref() != Some("scaled_down")
+            })
+        });
+    }
+    run
+}
+
+/// Status of a run or of one of its jobs, with its message. A job that waits says how many runs are before it.
+fn status<'a>(run: &'a Run, job: Option<&'a Job>, wide: bool) -> (&'a str, Cow<'a, str>) {
+    let (status, message) = described_status(run, job, wide);
+    let latest = job.and_then(|job| job.job_submissions.last());
+    let ahead = latest.and_then(|latest| latest.queue_position).filter(|ahead| *ahead > 0);
+    match ahead.and_then(|ahead| usize::try_from(ahead).ok()) {
+        Some(ahead) if message.is_empty() => {
+            (status, format!("{} before it", format::count(ahead, "run")).into())
+        }
+        Some(ahead) => (status, format!("{} before it; {message}", format::count(ahead, "run")).into()),
+        None => (status, message.into()),
+    }
+}
+
+/// Status and message; the message of a run that waits is the sentence of `why`.
+fn described_status<'a>(run: &'a Run, job: Option<&'a Job>, wide: bool) -> (&'a str, &'a str) {
+    let (status, message) = own_status(run, job);
+    if let Some(reason) = run.reason.as_deref().filter(|_| job.is_none() || run.jobs.len() == 1) {
+        return (status, reason);
+    }
+    // A separate column has the reason in the wide table, and an exit status says enough.
+    let is_explained = wide || !message.is_empty() || status.starts_with("exited");
+    let is_whole_run = job.is_none() || run.jobs.len() == 1;
+    let reason = run.reasons.first().filter(|_| run.status == "failed" && is_whole_run && !is_explained);
+    (status, reason.map_or(message, String::as_str))
+}
+
+fn own_status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
     // A run with one job shows the status of the job; with several, each job has its own.
     let is_its_own = run.status_message.contains("retry") || run.status == "pending";
     let latest = job.and_then(|job| job.job_submissions.last());
@@ -271,10 +318,13 @@ fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
 }
 
 fn table(runs: &[Run], wide: bool, server: &str) -> Table {
-    let columns = Columns::for_runs(runs, wide, server);
+    let runs: Vec<Run> = runs.iter().map(without_replaced_jobs).collect();
+    let columns = Columns::for_runs(&runs, wide, server);
     let mut table = Table::new(columns.head());
-    table.keep("URL");
-    for run in runs {
+    table.keep("STATUS");
+    table.fold("URL");
+    table.optional(["PRICE", "GPU", "BACKEND", "SUBMITTED"]);
+    for run in &runs {
         let shown = RunRows { run, columns: &columns, now: format::now() };
         let (url, name) = (url(run, server).unwrap_or_default(), run_name(run));
         match run.jobs.as_slice() {
@@ -308,8 +358,11 @@ impl RunRows<'_> {
         let region = given["region"].as_str().unwrap_or_default();
         let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
         let price = given["price"].as_f64().map(format::price).unwrap_or_default();
-        let (status, message) = status(run, job);
-        let submitted = format::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), *now);
+        let (status, message) = status(run, job, columns.wide);
+        let message = if is_next_start(run, job, columns.wide) { Cow::Borrowed("") } else { message };
+        // A retry submits the job again, and not the run.
+        let of_job = latest.filter(|_| run.jobs.len() > 1).map(|latest| latest.submitted_at);
+        let submitted = format::ago(of_job.unwrap_or(run.submitted_at), *now);
         let mut row: Vec<Cell> = vec![name.into()];
         if columns.wide {
             let spec = run.run_spec.value().unwrap_or_default();
@@ -335,7 +388,7 @@ impl RunRows<'_> {
             row.push(next.unwrap_or_default().into());
         }
         if columns.message {
-            row.push(message.into());
+            row.push(message.into_owned().into());
         }
         if columns.wide {
             row.push(error_message(run, latest).into());
@@ -410,6 +463,44 @@ mod tests {
             run("later", &json!({"status": "pending", "next_triggered_at": "2126-01-01T00:00:00Z"}), &[]);
         let lines = table(&[next], false, "http://h").lines(Style::plain());
         assert!(lines[0].contains("NEXT START") && lines[1].contains("2126-01-01T00:00:00Z"), "{lines:?}");
+        // The message would repeat that column.
+        let repeats = json!({"status": "pending", "status_message": "next start at 2126-01-01T00:00:00Z",
+            "reason": "next start at 2126-01-01T00:00:00Z", "next_triggered_at": "2126-01-01T00:00:00Z"});
+        let lines = table(&[run("later", &repeats, &[])], false, "http://h").lines(Style::plain());
+        assert!(lines[0].ends_with("NEXT START"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_failed_run_shows_its_reason_and_a_service_only_its_current_replicas() {
+        let why = "local-0: needs at least 64 CPUs, has 2";
+        let ended = json!({"status": "failed", "status_message": "no capacity"});
+        let failed = run("big", &json!({"status": "failed", "reasons": [why]}), &[ended]);
+        let lines = table(std::slice::from_ref(&failed), false, "http://h").lines(Style::plain());
+        assert!(lines[1].contains("no capacity") && lines[1].ends_with(why), "{lines:?}");
+        let exited = json!({"status": "failed", "status_message": "exited (3)"});
+        let failed = run("bad", &json!({"status": "failed", "reasons": ["the commands failed"]}), &[exited]);
+        let lines = table(&[failed], false, "http://h").lines(Style::plain());
+        assert!(!lines[0].contains("MESSAGE"), "{lines:?}");
+        let old = json!({"status": "terminated", "termination_reason": "scaled_down"});
+        let current = json!({"status": "running", "status_message": "running"});
+        let web = run("web", &json!({}), &[old, current]);
+        let lines = table(&[web], false, "http://h").lines(Style::plain());
+        assert!(
+            lines.len() == 2 && lines[1].starts_with("web ") && lines[1].contains("running"),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn a_waiting_run_shows_the_sentence_of_why() {
+        let why = "no instance for it yet: local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)";
+        let job = json!({"status": "submitted", "status_message": "local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"});
+        let waits = run("big", &json!({"status": "submitted", "reason": why}), std::slice::from_ref(&job));
+        let lines = table(std::slice::from_ref(&waits), false, "http://h").lines(Style::plain());
+        assert!(lines[1].contains("  submitted  ") && lines[1].ends_with(why), "{lines:?}");
+        let nodes = run("nodes", &json!({"status": "submitted", "reason": why}), &[job.clone(), job]);
+        let lines = table(std::slice::from_ref(&nodes), false, "http://h").lines(Style::plain());
+        assert!(lines[1].ends_with(why) && !lines[2].contains("no instance for it yet"), "{lines:?}");
     }
 
     #[test]

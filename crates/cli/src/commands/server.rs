@@ -2,6 +2,7 @@
 
 mod backup;
 mod limits;
+mod oidc;
 
 use std::{
     ffi::OsString,
@@ -105,8 +106,9 @@ pub(crate) struct Args {
     /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
-    /// Runtime of jobs on this machine: `any` (containers for jobs with an image, plain processes for others), `docker`
-    /// or `process`. Defaults to `any` if a container engine responds or once did
+    /// Runtime of jobs on this machine: `any` (containers for jobs with an image, plain processes for others), `any-oci`
+    /// (the same without a container engine), `docker` or `process`. Defaults to `any` if an engine responds or once did,
+    /// and to `any-oci` if none is installed
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
     /// Privileges of plain processes on this machine: `confined` (default; isolated from other tasks and from the
@@ -195,6 +197,8 @@ pub(crate) struct Args {
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) oidc: oidc::OidcArgs,
     #[command(flatten)]
     pub(crate) limits: limits::LimitArgs,
 }
@@ -463,6 +467,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         no_ui: args.no_ui.then_some(true),
         services_port: args.services_port,
         insecure_web_login: args.insecure_web_login.then_some(true),
+        oidc: args.oidc.into(),
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

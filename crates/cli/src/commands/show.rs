@@ -9,7 +9,7 @@ use crate::{
     context::{self, run_name},
     error::CliError,
     exit::Exit,
-    follow::{deployment_status, reasons},
+    follow::deployment_status,
     output::{
         self,
         detail_view::DetailView,
@@ -59,8 +59,8 @@ fn facts(run: &Run, server: &str) -> DetailView {
     let mut facts = DetailView::new();
     facts.add("Name", run_name(run));
     facts.status("Status", word);
-    facts.add("Message", sentence);
-    facts.add("Why", if is_finished(&run.status) { reasons(run).join("\n") } else { String::new() });
+    facts.add("Message", run.reason.as_deref().unwrap_or(sentence));
+    facts.add("Why", if is_finished(&run.status) { run.reasons.join("\n") } else { String::new() });
     facts.add("Type", field_text(&configuration["type"]));
     facts.add("Project", &run.project_name);
     facts.add("User", &run.user);

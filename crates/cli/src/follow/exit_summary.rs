@@ -46,68 +46,9 @@ fn is_stopped_by_limit(run: &Run) -> bool {
         .any(|reason| limits.contains(&reason))
 }
 
-/// Returns why the run ended or waits: every distinct message, most specific first.
-pub(crate) fn reasons(run: &Run) -> Vec<String> {
-    let mut all: Vec<String> = Vec::new();
-    // A replica that was scaled down does not describe the others.
-    let is_active = !matches!(run.status.as_str(), "terminated" | "failed" | "done");
-    let is_gone = |submission: &&JobSubmission| {
-        is_active && submission.termination_reason.as_deref() == Some("scaled_down")
-    };
-    for submission in latest_submissions(run).filter(|submission| !is_gone(submission)) {
-        if submission.status == "running" && submission.status_message.starts_with("not ready") {
-            all.push(submission.status_message.clone());
-        }
-        let message = submission.termination_reason_message.iter().chain(&submission.error);
-        let before = all.len();
-        all.extend(message.filter(|message| !message.trim().is_empty()).cloned());
-        // The agent's message contains the exit code already.
-        if all.len() == before
-            && let Some(code) = submission.exit_status.filter(|code| *code != 0)
-        {
-            all.push(format!("exit code {code}"));
-        }
-        if let Some(reason) = &submission.termination_reason
-            && reason != "done_by_runner"
-            && all.is_empty()
-        {
-            all.push(reason.replace('_', " "));
-        }
-    }
-    all.extend(run.error.iter().filter(|message| !message.trim().is_empty()).cloned());
-    let mut seen = std::collections::BTreeSet::new();
-    all.retain(|message| seen.insert(message.trim().to_lowercase()));
-    all
-}
-
 /// Indents the lines after the first, for output after `why:`.
 pub(crate) fn indent_lines(text: &str) -> String {
     text.trim_end().replace('\n', "\n        ")
-}
-
-/// Suggests a fix.
-pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
-    let reason =
-        latest_submissions(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
-    let text = match reason? {
-        "failed_to_start_due_to_no_capacity" => {
-            format!("run `windlass why {name}` to see what does not fit, and `windlass fleet` to list fleets")
-        }
-        "creating_container_error" => {
-            "check `image` and `registry_auth`, and that the host can reach the registry".to_owned()
-        }
-        "executor_error" | "waiting_runner_limit_exceeded" => {
-            format!("run `windlass logs --diagnose {name}` to see the log of the agent")
-        }
-        "instance_unreachable" => "run `windlass fleet` to see the status of the instance".to_owned(),
-        "max_duration_exceeded" => "raise `max_duration`, or set it to `off`".to_owned(),
-        "ports_binding_failed" => {
-            "another process on the host uses the port; choose another one in `ports`".to_owned()
-        }
-        "volume_error" => "run `windlass volume` to see the status of the volumes".to_owned(),
-        _ => return None,
-    };
-    Some(text)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use windlass_model::time::Timestamp;
 use self::interrupt::{InterruptListener, UserRequest};
 pub(crate) use self::{
     events::EventWriter,
-    exit_summary::{hint, indent_lines, reasons},
+    exit_summary::indent_lines,
     forward::{ForwardSpec as Ports, PortForwards},
     log_mux::{LogMux, OutputMode, PumpEnd},
     log_printer::LogPrinter,
@@ -313,9 +313,9 @@ impl RunFollower<'_> {
         if let Some(login) = &self.login {
             ssh::remove_entry(&self.name, login.place);
         }
-        let reasons = exit_summary::reasons(run);
+        let reasons = &run.reasons;
         if self.events.is_some() {
-            EventWriter::end(run, &reasons, exit);
+            EventWriter::end(run, reasons, exit);
             return exit;
         }
         let style = Style::stderr();
@@ -342,7 +342,7 @@ impl RunFollower<'_> {
                     exit_summary::indent_lines(&output::printable(shown))
                 ));
             }
-            if let Some(hint) = exit_summary::hint(run, &self.name) {
+            if let Some(hint) = &run.hint {
                 text.push_str(&format!("\n  hint: {hint}"));
             }
         }

@@ -4,8 +4,9 @@
 
 use serde::Serialize;
 use serde_json::Map;
+use windlass_model::yaml_text::to_yaml;
 
-use super::{print_data, print_message, table::Table, watch, yaml};
+use super::{print_data, print_message, table::Table, watch};
 use crate::{cli::Format, error::CliError, exit::Exit};
 
 /// Increases when a field of any document is removed or changes its meaning. New fields do not increase it.
@@ -118,7 +119,7 @@ pub(crate) fn print_yaml_stream<T: Serialize>(values: &[T]) -> Result<(), CliErr
 fn yaml_text<T: Serialize>(value: &T) -> Result<String, CliError> {
     let value =
         serde_json::to_value(value).map_err(|error| CliError::from_error("failed to write YAML", &error))?;
-    Ok(yaml::to_yaml(&value))
+    Ok(to_yaml(&value))
 }
 
 /// Prints one document per line.

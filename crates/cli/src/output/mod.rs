@@ -11,7 +11,6 @@ pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod terminal_filter;
 pub(crate) mod watch;
-mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 

@@ -1,5 +1,5 @@
-//! Tables: columns as wide as their widest cell, two spaces between. On a terminal they fit its width: the widest cells
-//! are truncated.
+//! Tables: columns as wide as their widest cell, two spaces between. On a terminal they fit its width: addresses move to
+//! separate lines, the least important columns are left out, and the widest cells are truncated.
 
 use super::{
     columns, print_data, printable,
@@ -8,6 +8,10 @@ use super::{
 
 /// Minimum width of a truncated column.
 const WIDTH_MIN: usize = 8;
+/// Width that a column gets before another one is left out for it.
+const WIDTH_USEFUL: usize = 24;
+/// Indentation of a cell on a separate line.
+const FOLD_INDENT: &str = "  ";
 /// Number of spaces between two columns.
 const GAP: usize = 2;
 
@@ -46,6 +50,10 @@ pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
     /// Columns that are truncated last.
     kept: Vec<&'static str>,
+    /// Column whose cells move to separate lines on a narrow terminal.
+    folded: Option<&'static str>,
+    /// Columns that are left out on a narrow terminal, the least important one first.
+    optional: Vec<&'static str>,
     is_whole: bool,
 }
 
@@ -53,12 +61,22 @@ impl Table {
     pub(crate) fn new(head: impl Into<Vec<&'static str>>) -> Self {
         let head: Vec<&'static str> = head.into();
         let kept = head.first().copied().into_iter().collect();
-        Self { head, rows: Vec::new(), kept, is_whole: false }
+        Self { head, rows: Vec::new(), kept, folded: None, optional: Vec::new(), is_whole: false }
     }
 
     /// Marks a column to be truncated last, like the first one.
     pub(crate) fn keep(&mut self, column: &'static str) {
         self.kept.push(column);
+    }
+
+    /// Marks a column whose cells move to separate lines on a narrow terminal, because a part of them is useless.
+    pub(crate) fn fold(&mut self, column: &'static str) {
+        self.folded = Some(column);
+    }
+
+    /// Marks columns to be left out on a narrow terminal, the least important one first.
+    pub(crate) fn optional(&mut self, columns: impl Into<Vec<&'static str>>) {
+        self.optional = columns.into();
     }
 
     /// Disables truncation, for users who requested all details.
@@ -101,18 +119,47 @@ impl Table {
                 .unwrap_or(0)
         };
         let mut widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        let mut shown = vec![true; widths.len()];
         if let Some(columns) = columns.filter(|_| !self.is_whole) {
-            self.shrink_columns(&mut widths, columns);
+            self.leave_out_columns(&widths, &mut shown, columns);
+            self.shrink_columns(&mut widths, &shown, columns);
         }
-        all.iter().map(|row| render_line(row, &widths, style)).collect()
+        let folded = self.folded.and_then(|name| self.position(name)).filter(|at| !shown[*at]);
+        let lines = all.iter().enumerate().flat_map(|(num, row)| {
+            let cell = folded.and_then(|at| row.get(at)).filter(|cell| num > 0 && cell.text != "-");
+            let below = cell.map(|cell| format!("{FOLD_INDENT}{}", style.paint(cell.colour, &cell.text)));
+            std::iter::once(render_line(row, &widths, &shown, style)).chain(below)
+        });
+        lines.collect()
+    }
+
+    fn position(&self, column: &str) -> Option<usize> {
+        self.head.iter().position(|name| *name == column)
+    }
+
+    /// Leaves out columns until the others have a useful width.
+    fn leave_out_columns(&self, widths: &[usize], shown: &mut [bool], columns: usize) {
+        let is_short = |name: &'static str| !self.kept.contains(&name) && self.folded != Some(name);
+        let useful =
+            |at: usize| if is_short(self.head[at]) { widths[at].min(WIDTH_USEFUL) } else { widths[at] };
+        for name in self.folded.iter().chain(&self.optional) {
+            let wanted: usize = (0..widths.len()).filter(|at| shown[*at]).map(|at| useful(at) + GAP).sum();
+            if wanted <= columns + GAP {
+                return;
+            }
+            if let Some(at) = self.position(name) {
+                shown[at] = false;
+            }
+        }
     }
 
     /// Shrinks the widest column, one character at a time.
-    fn shrink_columns(&self, widths: &mut [usize], columns: usize) {
-        let room = columns.saturating_sub(GAP * widths.len().saturating_sub(1));
+    fn shrink_columns(&self, widths: &mut [usize], shown: &[bool], columns: usize) {
+        let at_shown: Vec<usize> = (0..widths.len()).filter(|at| shown[*at]).collect();
+        let room = columns.saturating_sub(GAP * at_shown.len().saturating_sub(1));
         let is_kept = |at: usize| self.head.get(at).is_some_and(|name| self.kept.contains(name));
-        while widths.iter().sum::<usize>() > room {
-            let candidates = (0..widths.len()).filter(|at| widths[*at] > WIDTH_MIN);
+        while at_shown.iter().map(|at| widths[*at]).sum::<usize>() > room {
+            let candidates = at_shown.iter().copied().filter(|at| widths[*at] > WIDTH_MIN);
             let Some(at) = candidates.max_by_key(|at| (!is_kept(*at), widths[*at])) else { return };
             widths[at] -= 1;
         }
@@ -127,13 +174,14 @@ pub(crate) fn truncate(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-fn render_line(row: &[Cell], widths: &[usize], style: Style) -> String {
+fn render_line(row: &[Cell], widths: &[usize], shown: &[bool], style: Style) -> String {
     let mut line = String::new();
-    for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
-        let text = truncate(&cell.text, *width);
+    let cells: Vec<_> = row.iter().zip(widths).zip(shown).filter(|(_, shown)| **shown).collect();
+    for (at, ((cell, width), _)) in cells.iter().enumerate() {
+        let text = truncate(&cell.text, **width);
         line.push_str(&style.paint(cell.colour, &text));
-        if at + 1 < row.len() {
-            line.push_str(&" ".repeat(width - text.chars().count() + GAP));
+        if at + 1 < cells.len() {
+            line.push_str(&" ".repeat(*width - text.chars().count() + GAP));
         }
     }
     line
@@ -184,5 +232,36 @@ mod tests {
         let mut table = Table::new(["NAME"]);
         table.row(vec!["a\nb\u{1b}[2J".into()]);
         assert_eq!(table.lines(Style::plain())[1], "a b\\u{1b}[2J");
+    }
+
+    #[test]
+    fn a_narrow_table_moves_addresses_below_and_leaves_out_optional_columns() {
+        let url = "http://127.0.0.1:33253/proxy/services/main/up/";
+        let mut table = Table::new(["NAME", "BACKEND", "PRICE", "STATUS", "URL", "MESSAGE"]);
+        table.fold("URL");
+        table.optional(["PRICE", "BACKEND"]);
+        let message = "attempt 2 failed: no capacity; attempt 3 begins at 10:00";
+        table.row(vec!["up".into(), "local".into(), "$0".into(), "running".into(), url.into(), "".into()]);
+        table.row(vec!["waits".into(), "-".into(), "-".into(), "pending".into(), "-".into(), message.into()]);
+        let whole = table.lines(Style::plain());
+        assert_eq!(table.lines_fitting(Style::plain(), Some(200)), whole);
+        assert_eq!(
+            table.lines_fitting(Style::plain(), Some(80)),
+            [
+                "NAME   BACKEND  PRICE  STATUS   MESSAGE",
+                "up     local    $0     running  -",
+                &format!("  {url}"),
+                "waits  -        -      pending  attempt 2 failed: no capacity; attempt 3 begins…",
+            ]
+        );
+        assert_eq!(
+            table.lines_fitting(Style::plain(), Some(42)),
+            [
+                "NAME   STATUS   MESSAGE",
+                "up     running  -",
+                &format!("  {url}"),
+                "waits  pending  attempt 2 failed: no capa…",
+            ]
+        );
     }
 }

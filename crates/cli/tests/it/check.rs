@@ -139,6 +139,11 @@ fn managed_job_files_are_detected_and_checked_as_launch_would() {
     let fine =
         check(dir.path(), &["-e", "MODEL=x", "single.yaml", "pipeline.yaml", "group.yaml", "ours.yaml"]);
     assert_eq!(fine.code, Some(0), "{}", fine.stderr);
+    let open =
+        "service: {readiness_probe: /health, replicas: 2}\nresources: {ports: 80}\nrun: python serve.py\n";
+    std::fs::write(dir.path().join("open.yaml"), open).unwrap();
+    let open = check(dir.path(), &["open.yaml"]);
+    assert_eq!((open.code, open.stderr.as_str()), (Some(0), "open.yaml: valid SkyPilot service\n"));
     assert!(fine.stderr.contains("single.yaml: valid SkyPilot task\n"), "{}", fine.stderr);
     assert!(fine.stderr.contains("pipeline.yaml: valid SkyPilot pipeline of 2 tasks\n"), "{}", fine.stderr);
     assert!(fine.stderr.contains("group.yaml: valid SkyPilot job group of 2 tasks\n"), "{}", fine.stderr);
@@ -159,6 +164,28 @@ fn managed_job_files_are_detected_and_checked_as_launch_would() {
     assert_eq!((&all[0]["problems"][0]["line"], &all[0]["problems"][0]["code"]), (&2.into(), &"C011".into()));
     let service = (&all[1]["valid"], &all[1]["launchable"], &all[1]["type"]);
     assert_eq!(service, (&true.into(), &false.into(), &"service".into()));
+}
+
+#[test]
+fn check_prints_the_warnings_of_every_dialect() {
+    let dir = TestDir::new();
+    dir.file("dev.yml", "type: dev-environment\nide: vscode\nversion: '1.2'\n");
+    dir.file("profiles.yml", "profiles:\n- name: a\n  backend_options: [{type: vastai, min_score: 1}]\n");
+    dir.file("task.yaml", "run: a\nresources:\n  disk_tier: best\n");
+    let files = ["dev.yml", "profiles.yml", "task.yaml"];
+    let shown = check(dir.path(), &files);
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    for warning in [
+        "  warning: line 3: `version` has no effect: the IDE installs what it needs when it connects\n",
+        "  warning: profile `a`: `backend_options` has no effect",
+        "  warning: line 3: `disk_tier` has no effect: the disk of a node is fixed\n",
+    ] {
+        assert!(shown.stderr.contains(warning), "{warning}: {}", shown.stderr);
+    }
+    let json = check(dir.path(), &[&["-o", "json"], &files[..]].concat());
+    let all: Vec<serde_json::Value> = serde_json::from_str(&json.stdout).unwrap();
+    let paths: Vec<&str> = all.iter().filter_map(|one| one["warnings"][0]["path"].as_str()).collect();
+    assert_eq!(paths, ["version", "profiles[0].backend_options", "resources.disk_tier"]);
 }
 
 /// Task files of other projects, if available.

@@ -246,9 +246,22 @@ fn the_local_fleet_can_be_deleted_and_added_again() {
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
     local(&["fleet", "delete", "-y", "--wait", "local"]).ok().says("`windlass fleet add local`");
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "");
-    local(&["fleet", "add", "-y", "local"]).ok();
+    local(&["project", "add", "lab"]).ok();
+    local(&["fleet", "add", "-y", "local"]).ok().says("Other projects can use it again");
     assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
+    assert_eq!(local(&["fleet", "-o", "name", "--project", "lab"]).ok().stdout, "main/local\n");
     let requirements = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
     let done = local(&[&["run", "-y"], &requirements[..], &["--", "echo back"]].concat()).ok();
     assert_eq!(done.stdout.replace('\r', ""), "back\n");
+}
+
+#[test]
+fn logs_of_a_scheduled_run_name_its_next_start() {
+    let env = CliEnv::new();
+    env.file("later.yml", WAITING);
+    env.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let logs = env.windlass(&["logs", "later"]).ok();
+    assert_eq!(logs.stdout, "");
+    logs.says("`later` has not started yet: it starts at ");
+    logs.says("-01-01T00:00:00Z");
 }

@@ -245,6 +245,11 @@ fn an_instance_is_deleted_by_its_number_and_costs_of_the_last_runs_are_shown() {
     assert_eq!(instances(&["instance"]), "burst-0\n");
     env.windlass(&["fleet", "delete", "-y", "--wait", "--instance", "0", "burst"]).ok();
     assert_eq!(instances(&["instance"]), "");
+    for list in [&["instance", "--all"][..], &["instance", "list", "--all"]] {
+        assert_eq!(instances(list), "burst-0\n");
+    }
+    let ended = env.windlass(&["instance", "--all", "-o", "json"]).ok().json();
+    assert_eq!(ended["instances"][0]["status"], "terminated", "{ended}");
     assert_eq!(env.windlass(&["fleet", "-o", "name"]).ok().stdout, "burst\n");
 }
 
@@ -429,4 +434,39 @@ fn dev_server_uses_the_given_port_directory_agent_and_runtime() {
     refused.says("the instance refuses plain processes");
     interrupt(&child);
     child.wait().unwrap();
+}
+
+#[test]
+fn a_missing_engine_socket_is_reported_by_every_command_that_it_concerns() {
+    require_agent();
+    let home = TestHome::new();
+    let socket = home.path().join("engine.sock").display().to_string();
+    home.windlass(&["server", "start", "--docker-socket", &socket]).ok();
+    let missing = format!("no Docker engine at {socket}");
+    eventually("the instance shows what is missing", || {
+        home.windlass(&["instance", "-o", "json"]).ok().stdout.contains(&missing)
+    });
+    for command in [&["instance", "get", "local-0"][..], &["doctor"], &["fleet"]] {
+        let shown = home.windlass(command).ok();
+        assert!(
+            (shown.stdout.clone() + &shown.stderr).contains(&missing),
+            "{command:?}: {}{}",
+            shown.stdout,
+            shown.stderr
+        );
+    }
+    let listed = home.windlass(&["instance"]).ok().stdout;
+    assert!(listed.contains("its container engine is not available"), "{listed}");
+    home.0.file("job.yml", "type: task\nname: job\nimage: busybox\ncommands: [echo hi]\nresources: {cpu: 1.., memory: 0.., disk: null}\n");
+    home.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
+    eventually("the run says what it waits for", || {
+        home.windlass(&["why", "job"]).ok().stdout.contains(&missing)
+    });
+    let listed = home.windlass(&["ps", "-o", "json"]).ok().json();
+    assert!(listed["runs"][0]["reason"].as_str().unwrap().contains(&missing), "{listed}");
+    // Plain processes need no engine.
+    home.windlass(&["stop", "-xy", "--wait", "job"]).ok();
+    let ran = home.windlass(&[&["run", "-y"], &REQUIREMENTS[..], &["--", "echo", "hi"]].concat()).ok();
+    assert!(ran.stdout.contains("hi"), "{}", ran.stdout);
+    home.windlass(&["server", "stop"]).ok();
 }

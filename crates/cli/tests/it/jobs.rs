@@ -5,7 +5,7 @@ use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 #[test]
 fn managed_job_commands_print_clear_results_and_errors() {
     let env = CliEnv::new();
-    env.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
+    env.file("good.yaml", "name: good\nresources:\n  disk_tier: best\nrun: echo hi\n");
     env.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
     env.file("service.yaml", "service:\n  replicas: 1\nrun: echo hi\n");
     env.file("secret.yaml", "secrets:\n  TOKEN: null\nrun: echo hi\n");
@@ -33,10 +33,18 @@ fn managed_job_commands_print_clear_results_and_errors() {
         let why = env.windlass(&["why", name]).ok().stdout;
         assert!(why.starts_with("good: managed job 1, FAILED_PRECHECKS, DONE (launched "), "{why}");
         assert!(why.contains("\n  why:  no fleet can run it\n"), "{why}");
-        assert!(why.contains("\n  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
+        assert!(why.contains("\n  to make it fit:\n    create a fleet\n"), "{why}");
+    }
+    let table = env.windlass(&["jobs", "queue", "-a"]).ok().stdout;
+    assert!(table.contains("REASON") && table.contains("FAILED_PRECHECKS  no fleet can run it"), "{table}");
+    for command in ["cancel", "logs", "resume"] {
+        let refused = env.windlass(&["jobs", command, "good"]);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        refused.says("expected the number of a job, as `windlass jobs queue` shows it");
     }
     let why = env.windlass(&["why", "1", "-o", "json"]).ok().json();
     let queue = env.windlass(&["jobs", "queue", "-a", "-o", "json"]).ok().json();
     let of_queue = queue["jobs"].as_array().unwrap().iter().find(|job| job["job_id"] == 1).unwrap();
-    assert_eq!((&why["reason"], &why["tasks"][0]["reason"]), (&of_queue["reason"], &of_queue["reason"]));
+    let task = &why["managed_job"]["tasks"][0];
+    assert_eq!((&why["sentence"], &task["reason"]), (&of_queue["reason"], &of_queue["reason"]));
 }

@@ -12,6 +12,9 @@ fn an_empty_list_prints_a_hint_instead_of_a_table() {
         }
     }
     transcript.end();
+    let containers = env.windlass(&["container", "list"]).ok();
+    assert_eq!(containers.stdout, "");
+    containers.says("No containers. Run `windlass container list --all` to include finished ones.");
 }
 
 #[test]

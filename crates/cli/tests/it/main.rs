@@ -20,6 +20,7 @@ mod follow;
 mod jobs;
 mod lists;
 mod login;
+mod metrics;
 mod relay;
 mod resources;
 mod runs;

@@ -5,6 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use serde_json::Value;
 use windlass_testkit::wait::eventually;
 
 use crate::{
@@ -63,6 +64,153 @@ fn a_secret_is_stored_read_and_deleted() {
     // A multi-line value keeps its lines; only the last line break is removed.
     run_with_input(&mut env.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
     assert_eq!(env.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
+}
+
+#[test]
+fn projects_share_fleets_by_exports() {
+    let env = CliEnv::new();
+    for project in ["vision", "speech"] {
+        env.windlass(&["project", "add", project]).ok();
+    }
+    env.file("entry.yml", "type: gateway\nname: entry\nbackend: remote\nregion: here\ndomain: example.org\n");
+    env.file("racks.yml", "type: fleet\nname: racks\nnodes: 0..1\n");
+    for file in ["entry.yml", "racks.yml"] {
+        env.windlass(&["apply", "-y", "-d", "-f", file]).ok();
+    }
+    let ok = |args: &[&str]| env.windlass(args).ok().stdout;
+    let shared = ["--fleet", "racks", "--gateway", "entry", "--importer", "vision"];
+    ok(&[&["export", "create", "site"], &shared[..]].concat());
+    let listed = ok(&["export"]);
+    assert!(listed.contains("site") && listed.contains("racks") && listed.contains("vision"), "{listed}");
+    assert_eq!(ok(&["import", "--project", "vision", "-o", "name"]), "main/site\n");
+    assert!(ok(&["fleet", "--project", "vision", "-o", "name"]).contains("main/racks\n"));
+    let update = |flags: &[&str]| ok(&[&["export", "update", "site"], flags].concat());
+    update(&["--add-importer", "speech", "--remove-importer", "vision"]);
+    update(&["--remove-fleet", "racks", "--remove-gateway", "entry"]);
+    let listed = ok(&["export", "list"]);
+    assert!(!listed.contains("racks") && listed.contains("speech"), "{listed}");
+    update(&["--add-fleet", "racks", "--add-gateway", "entry"]);
+    update(&["--set-global"]);
+    assert!(ok(&["import", "list", "--project", "vision", "-o", "name"]).contains("main/site\n"));
+    update(&["--unset-global"]);
+    ok(&["import", "delete", "-y", "main/site", "--project", "speech"]);
+    let unknown = env.windlass(&["import", "delete", "-y", "main/site", "--project", "speech"]);
+    assert_ne!(unknown.code, Some(0));
+    ok(&["export", "delete", "-y", "site"]);
+    ok(&["export", "create", "all", "--global", "--fleet", "racks"]);
+}
+
+#[test]
+fn quotas_are_set_listed_and_deleted() {
+    let env = CliEnv::new();
+    let mut transcript = CliSnapshot::new("quota", &env);
+    transcript.run(&["quota"]);
+    transcript.run(&["quota", "set", "gpu=8", "memory=512GB", "price=20"]);
+    transcript.run(&["quota", "set", "gpu:H100=2", "--user", "admin", "-o", "json"]);
+    run_in_all_formats(&mut transcript, &["quota"]);
+    transcript.run(&["quota", "set", "gpu=0"]);
+    transcript.run(&["quota", "set", "disk=1"]);
+    transcript.run(&["quota", "set", "gpu=many"]);
+    transcript.run(&["quota", "set", "cpu=1", "--user", "stranger"]);
+    env.file("gpu.yml", "type: task\nname: gpu\ncommands: [\"true\"]\nresources: {gpu: 1}\n");
+    transcript.run(&["apply", "-y", "-f", "gpu.yml"]);
+    transcript.run(&["quota", "delete", "gpu:h100", "--user", "admin"]);
+    transcript.run(&["quota", "delete", "cpu"]);
+    transcript.run(&["quota", "delete", "gpu", "memory", "price"]);
+    transcript.end();
+}
+
+#[test]
+fn budgets_are_set_listed_and_deleted() {
+    let env = CliEnv::new();
+    env.windlass(&["budget"]).ok().says("No budgets. Run `windlass budget set cost=AMOUNT` to set one.");
+    env.windlass(&["budget", "set", "cost=500", "--warn", "cost=$400"]).ok();
+    let set = ["budget", "set", "gpu-hours=10", "--period", "week", "--user", "admin"];
+    let listed = env.windlass(&set).ok().stdout;
+    assert!(listed.contains("$400.00  $500.00  within"), "{listed}");
+    let names = env.windlass(&["budget", "list", "-o", "name"]).ok().stdout;
+    assert_eq!(names, "cost/month\nadmin/gpu-hours/week\n");
+    let document = env.windlass(&["budget", "-o", "json"]).ok().json();
+    let member = &document["budgets"][1];
+    assert_eq!(
+        (&member["unit"], &member["cap"], &member["warn"]),
+        (&"gpu-hours".into(), &10.0.into(), &Value::Null)
+    );
+    for wrong in
+        [&["gpu=1"][..], &["cost=much"], &["cost=1", "--warn", "cost=2"], &["cost=1", "--user", "stranger"]]
+    {
+        assert_ne!(env.windlass(&[&["budget", "set"], wrong].concat()).code, Some(0), "{wrong:?}");
+    }
+    // A run that cannot end within the budget is refused.
+    env.file(
+        "gpu.yml",
+        "type: task\nname: gpu\ncommands: [\"true\"]\nresources: {gpu: 1}\nmax_duration: 11h\n",
+    );
+    let refused = env.windlass(&["apply", "-y", "-f", "gpu.yml"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("11.0 GPU hours"), "{}", refused.stderr);
+    env.windlass(&["budget", "delete", "gpu-hours", "--period", "week", "--user", "admin"]).ok();
+    env.windlass(&["budget", "delete", "cost"]).ok();
+    assert_eq!(env.windlass(&["budget", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn usage_is_listed_by_group_and_as_csv() {
+    let cloud = CloudServer::new();
+    let env = &cloud.0;
+    let requirements = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
+    env.windlass(&[&["run", "-y", "-n", "one"], &requirements[..], &["--", "true"]].concat()).ok();
+    eventually("the usage of the run is counted", || {
+        env.windlass(&["usage", "-o", "json"]).ok().json()["total"]["jobs"] == 1
+    });
+    let table = env.windlass(&["usage", "--by", "project,user,class"]).ok().stdout;
+    let words = table.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.starts_with("PROJECT USER CLASS JOBS GPU HOURS CPU HOURS COST main admin normal 1 "),
+        "{table}"
+    );
+    assert!(words.contains("total - - 1 "), "{table}");
+    let csv = env.windlass(&["usage", "--all-projects", "--by", "project,day", "--csv"]).ok().stdout;
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines[0], "from,project,user,class,jobs,gpu_hours,cpu_hours,cost");
+    assert!(lines.len() == 2 && lines[1].contains(",main,,,1,"), "{csv}");
+    let old = ["usage", "--since", "2020-01-01T00:00:00Z", "--until", "2020-02-01T00:00:00Z"];
+    env.windlass(&old).ok().says("No usage in this period.");
+    assert_eq!(env.windlass(&["usage", "-o", "name"]).ok().stdout, "admin\n");
+    assert_ne!(env.windlass(&["usage", "--by", "day,week"]).code, Some(0));
+}
+
+#[test]
+fn the_queue_lists_waiting_runs_and_updates() {
+    let cloud = CloudServer::new();
+    let env = &cloud.0;
+    let task =
+        "type: task\nname: busy\ncommands: ['sleep 600']\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
+    env.file("busy.yml", task);
+    let apply = |name: &str| env.windlass(&["apply", "-f", "busy.yml", "-y", "-d", "-n", name]).ok();
+    // The fleet has at most two instances, so that further runs wait for one of them.
+    for (name, count) in [("one", 1), ("two", 2)] {
+        apply(name);
+        eventually(&format!("{name} runs"), || {
+            env.windlass(&["ps"]).ok().stdout.matches("running").count() == count
+        });
+    }
+    env.windlass(&["queue"]).ok().says("No run waits for an instance.");
+    apply("job");
+    let terminal = Terminal::run(env, &["queue", "-w"]);
+    terminal.wait_for_text("main/job  ");
+    apply("other");
+    let screen = terminal.wait_for_text("main/other  ");
+    assert_eq!(screen.matches("AHEAD").count(), 1, "{screen}");
+    terminal.keys(&["C-c"]);
+    let listed = env.windlass(&["queue", "-o", "json"]).ok().json();
+    let ahead: Vec<_> = listed["queue"].as_array().unwrap().iter().map(|entry| &entry["position"]).collect();
+    assert_eq!(ahead, [0, 1], "{listed}");
+    assert_eq!(env.windlass(&["queue", "-o", "name"]).ok().stdout, "main/job\nmain/other\n");
+    let why = env.windlass(&["why", "other"]).ok().stdout;
+    assert!(why.contains("  queue:\n    The other run in the queue comes before it.\n"), "{why}");
+    assert!(why.contains("  before it:\n    main/job ("), "{why}");
+    let ps = env.windlass(&["ps"]).ok().stdout;
+    assert!(ps.contains("1 run before it"), "{ps}");
 }
 
 #[test]
@@ -375,7 +523,7 @@ fn apply_warns_about_fields_without_effect_and_refuses_fleets_of_other_projects(
     env.file("far.yml", "type: task\nname: far\ncommands: [echo hi]\nfleets: [other/local]\n");
     let refused = env.windlass(&["apply", "-f", "far.yml", "-y", "-d"]);
     assert_ne!(refused.code, Some(0));
-    refused.says("`other/local` is a fleet of another project; only those of `main` can be used");
+    refused.says("`other/local` is a fleet of another project that is not exported to `main`");
 }
 
 #[test]
@@ -405,6 +553,43 @@ fn resource_commands_have_examples_in_their_help() {
     for command in commands {
         let help = home.windlass(&[command, "--help"]).ok().stdout;
         assert!(help.contains("Examples:\n  windlass "), "{command}: {help}");
+    }
+}
+
+#[test]
+fn lists_are_updated_while_they_are_watched() {
+    let cloud = CloudServer::new();
+    let apply = |file: &str, text: &str| {
+        cloud.0.file(file, text);
+        cloud.0.windlass(&["apply", "-f", file, "-y", "-d"]).ok();
+    };
+    let create = |name: &str| {
+        apply("fleet.yml", &format!("type: fleet\nname: fleet-{name}\nnodes: 0..1\nbackends: [mock]\n"));
+        apply(
+            "disk.yml",
+            &format!("type: volume\nname: disk-{name}\nbackend: mock\nregion: east\nsize: 100GB\n"),
+        );
+        let domain = format!("backend: remote\nregion: here\ndomain: {name}.example\n");
+        apply("entry.yml", &format!("type: gateway\nname: entry-{name}\n{domain}"));
+        let commands = "commands: ['sleep 600']\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
+        apply("task.yml", &format!("type: task\nname: task-{name}\n{commands}"));
+    };
+    create("one");
+    let lists = [("fleet", "fleet"), ("volume", "disk"), ("gateway", "entry"), ("instance", "task")];
+    for (list, prefix) in lists {
+        let shown = || cloud.0.windlass(&[list]).ok().stdout.contains(&format!("{prefix}-one"));
+        eventually(&format!("the first entry is in `{list}`"), shown);
+    }
+    let watched = lists.map(|(list, prefix)| (Terminal::run(&cloud.0, &[list, "-w"]), prefix));
+    for (terminal, prefix) in &watched {
+        terminal.wait_for_text(&format!("{prefix}-one"));
+    }
+    create("two");
+    for (terminal, prefix) in &watched {
+        terminal.wait_for_text(&format!("{prefix}-two"));
+        let heads = terminal.screen().lines().filter(|line| line.starts_with("NAME")).count();
+        assert_eq!(heads, 1, "{}", terminal.screen());
+        terminal.keys(&["C-c"]);
     }
 }
 

@@ -25,8 +25,8 @@ fn a_waiting_run_can_be_listed_explained_changed_and_stopped() {
     wait_until_no_capacity(&env);
     transcript.run(&["ps", "-o", "name"]);
     let why = env.windlass(&["why", "job"]).ok().stdout;
-    assert!(why.contains("  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
-    assert!(why.contains(" failed: job 0 of replica 0 ended: ") && why.contains(" begins at "), "{why}");
+    assert!(why.contains("  to make it fit:\n    create a fleet\n"), "{why}");
+    assert!(why.contains(" failed: no capacity; attempt ") && why.contains(" begins at "), "{why}");
     assert_eq!(why.matches("no fleet exists").count(), 1, "the nearest miss is printed once: {why}");
     assert!(!why.contains("fits now"), "no count beside the list of what does not fit: {why}");
     transcript.run(&["logs", "job"]);

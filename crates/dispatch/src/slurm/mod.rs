@@ -128,7 +128,11 @@ impl Scheduler for Slurm {
         self.commands.read("scontrol", &["ping"]).await?;
         let requested_at = self.now();
         let nodes = self.list_nodes().await?;
-        let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", parse::JOB_FORMAT]).await?;
+        // Names of jobs may contain anything, also lines that look like jobs of this dispatcher: only jobs of its own
+        // account are listed. Those of a `slurmrestd` may belong to another one.
+        let own: &[&str] = if self.settings.rest.is_none() { &["--me"] } else { &[] };
+        let words = [own, &["-h", "-t", "all", "-o", parse::JOB_FORMAT]].concat();
+        let listed = self.commands.read("squeue", &words).await?;
         let mut ended = self.ended.lock();
         let jobs = parse::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
             *ended.entry(attempt.clone()).or_insert(requested_at)

@@ -110,8 +110,8 @@ pub(super) fn nodes(listed: &str) -> Result<Vec<ClusterNode>, SchedulerError> {
             is_up: is_up(state),
             size: ResourceAmount {
                 cpus,
-                memory: memory * MIB,
-                gpus: parse_gpus(gres).map(|(_, count)| count).sum(),
+                memory: memory.saturating_mul(MIB),
+                gpus: parse_gpus(gres).fold(0, |sum: u32, (_, count)| sum.saturating_add(count)),
             },
             gpu_types: parse_gpus(gres)
                 .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
@@ -173,6 +173,8 @@ pub(super) fn is_already_finished(message: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const TAG: &str = "windlass:d1";
@@ -297,5 +299,38 @@ mod tests {
         assert!(!is_refusal(
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
         ));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// Every output is parsed or rejected.
+        #[test]
+        fn fuzz_of_slurm_output(
+            fields in prop::collection::vec(
+                prop_oneof![
+                    prop::sample::select(vec![
+                        "", TAG, "a.1", "RUNNING", "(null)", "18446744073709551615", "4294967295", "-9", "gpu:4294967295",
+                        "gpu:a100:4294967295,gpu:a100:1(S:0-1)", "idle*", "unknown", "partition*", "\n",
+                    ])
+                    .prop_map(str::to_owned),
+                    "(?s).{0,12}",
+                ],
+                0..40,
+            ),
+            text in "(?s).{0,60}",
+        ) {
+            for text in [&fields.join(";"), &text] {
+                if let Ok(jobs) = jobs(text, TAG, 1_000, |_| Timestamp(7)) {
+                    prop_assert!(jobs.len() <= text.lines().count());
+                }
+                let _ = (nodes(text), have_all_reported(text), is_refusal(text), is_already_finished(text));
+                prop_assert!(job_id(text).is_none_or(|id| id.bytes().all(|byte| byte.is_ascii_digit())));
+            }
+        }
     }
 }

@@ -11,7 +11,8 @@ const PRIORITY_MAX: i64 = 1_000;
 /// Maximum absolute nice value that Slurm accepts.
 const NICE_MAX: i64 = 2_147_483_645;
 const MIB: u64 = 1 << 20;
-/// Time for the executor to end a container that exceeds its time limit, before Slurm ends both.
+/// Time in which the executor reports the end of a container that exceeded its time limit, before Slurm ends both. The
+/// program has its own time to exit before that.
 const GRACE_MINUTES: i64 = 5;
 /// Delimiter of the token in the script.
 const TOKEN_DELIMITER: &str = "END-OF-TOKEN";
@@ -62,7 +63,10 @@ impl<'a> JobParameters<'a> {
                 Some(gpu_type) => format!("gpu:{gpu_type}:{}", needs.gpus),
                 None => format!("gpu:{}", needs.gpus),
             }),
-            minutes: needs.max_run_time.map(|limit| limit.as_secs().div_euclid(60) + 1 + GRACE_MINUTES),
+            minutes: needs.max_run_time.map(|limit| {
+                let secs = limit.as_secs().saturating_add(needs.stop_duration.as_secs());
+                secs.div_euclid(60) + 1 + GRACE_MINUTES
+            }),
             partition: joined(&needs.partitions, ",").or_else(|| settings.partition.clone()),
             constraint: joined(&needs.features, "&"),
             account: settings.account.as_deref(),
@@ -161,6 +165,7 @@ mod tests {
             partitions: vec!["gpu".into(), "night".into()],
             features: vec!["fast".into(), "quiet".into()],
             max_run_time: Some(Span::mins(60)),
+            stop_duration: Span::mins(10),
             is_preemptible: true,
         };
         let mut settings = Settings::new("windlass:d1", "/usr/bin/windlass-agent");
@@ -176,7 +181,7 @@ mod tests {
             "--no-requeue",
             "--export=ALL",
             "--gres=gpu:a100:2",
-            "--time=66",
+            "--time=76",
             "--partition=gpu,night",
             "--constraint=fast&quiet",
             "--account=lab",

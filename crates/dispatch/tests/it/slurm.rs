@@ -1,6 +1,6 @@
 //! Slurm's commands, as a dispatcher uses them.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command, time::Instant};
 
 use windlass_dispatch::{
     scheduler::{Scheduler as _, StopMode, SubmitError, SubmitRequest},
@@ -90,6 +90,25 @@ async fn slurm_container_gets_its_token_on_stdin_and_not_the_dispatchers_environ
     // The end keeps the time at which it was first observed.
     let again = kit.slurm.snapshot().await.unwrap();
     assert_eq!(find(&again, "a").unwrap().state, job.state);
+}
+
+#[tokio::test]
+async fn jobs_of_other_users_are_never_taken_for_those_of_the_dispatcher() {
+    let kit = SlurmFixture::start(&[SIZE], "while [ ! -e go ]; do sleep 0.05; done");
+    // Its name prints a line that looks like a job of the dispatcher, and one that looks like nothing known.
+    let name = format!("x\n7;wlass-dz642-forged.1;RUNNING;0;n1;None;{TAG}\ny");
+    let mut sbatch = Command::new("setpriv");
+    sbatch.args(["--reuid=65534", "--regid=65534", "--clear-groups", "env"]);
+    sbatch.arg(format!("SLURM_CONF={}", kit.cluster.config().display())).args(["sbatch", "--hold"]);
+    sbatch.args(["--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600", "--job-name", &name]);
+    let requested = sbatch.output().unwrap();
+    assert!(requested.status.success(), "{requested:?}");
+    let all = kit.cluster.say("squeue", &["-h", "-t", "all", "-o", "%i;%j;%k"]);
+    assert!(all.contains("\n7;wlass-dz642-forged.1;"), "the scheduler prints the name as it is: {all}");
+    kit.slurm.submit(&order("own", 500, 1)).await.unwrap();
+    let seen = kit.wait_until("the own job is listed", |lower| find(lower, "own").is_some()).await;
+    assert_eq!(seen.jobs.len(), 1, "{seen:?}");
+    fs::write(kit.cluster.dir().join("go"), "").unwrap();
 }
 
 #[tokio::test]

@@ -22,10 +22,11 @@ use tokio::{
 };
 use windlass_dial::{Endpoint, TlsRoots};
 use windlass_model::error_chain::format_chain;
+use x509_cert::{Certificate, der::Decode as _, time::Time};
 
 use super::NodeError;
 use crate::{
-    acme::{Account, AccountKey, AcmeError, Challenges, Dialer, validity},
+    acme::{Account, AccountKey, AcmeError, Challenges, Dialer},
     connect::Stream,
     gateway_config::{CertificateSource, GatewayConfig},
     tls::{CertificatePem, Certificates},
@@ -225,7 +226,7 @@ impl CertificateManager {
     fn is_current(&self, name: &str) -> bool {
         let Ok(kept) = fs::read(self.path_for(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
-        let Some((from, until)) = validity::period(&first) else { return false };
+        let Some((from, until)) = validity_period(&first) else { return false };
         if unix_now() > from + (until - from) / 3 * 2 {
             return false;
         }
@@ -248,9 +249,9 @@ impl CertificateManager {
     async fn open_account(&self) -> Result<Account, OrderError> {
         let path = self.folder.join("account.key");
         let key = match fs::read(&path) {
-            Ok(kept) => AccountKey::load(&kept).map_err(AcmeError::from)?,
+            Ok(kept) => AccountKey::load(&kept)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let key = AccountKey::generate().map_err(AcmeError::from)?;
+                let key = AccountKey::generate()?;
                 write_private_file(&path, key.pkcs8())
                     .map_err(|source| OrderError::Store { path, source })?;
                 key
@@ -258,7 +259,7 @@ impl CertificateManager {
             Err(source) => return Err(OrderError::Store { path, source }),
         };
         let dialer = Arc::new(AuthorityDialer { roots: self.acme.roots.clone() });
-        Ok(Account::open(dialer, &self.acme.directory, key, self.acme.contact.as_deref()).await?)
+        Ok(Account::open(dialer, &self.acme.directory, &key, self.acme.contact.as_deref()).await?)
     }
 
     fn path_for(&self, name: &str) -> PathBuf {
@@ -279,6 +280,14 @@ fn is_valid_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(['.', '-'])
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
+}
+
+/// Returns the start and the end of the validity of a certificate, in seconds of Unix time.
+fn validity_period(der: &[u8]) -> Option<(i64, i64)> {
+    let certificate = Certificate::from_der(der).ok()?;
+    let validity = certificate.tbs_certificate().validity();
+    let seconds = |time: &Time| i64::try_from(time.to_unix_duration().as_secs()).ok();
+    Some((seconds(&validity.not_before)?, seconds(&validity.not_after)?))
 }
 
 /// Builds a PEM from text that contains both chain and key.
@@ -316,5 +325,20 @@ impl Dialer for AuthorityDialer {
             };
             Ok(peer.connect(CONNECT_TIMEOUT).await?)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validity_period_of_a_certificate_is_parsed() {
+        let pem = CertificatePem::self_signed(&["a.test".to_owned()]).unwrap();
+        let der = CertificateDer::from_pem_slice(&pem.chain).unwrap();
+        assert_eq!(validity_period(&der), Some((1_704_067_200, 253_402_214_400)));
+        for end in 0..der.len() {
+            assert_eq!(validity_period(&der[..end]), None);
+        }
     }
 }

@@ -42,6 +42,8 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of cached token checks.
 const TOKENS_MAX: usize = 100_000;
+/// Maximum time for which a revoked token opens services, while the server is reachable.
+const FRESH_FOR: Duration = Duration::from_secs(3);
 /// Short, because a rejected token may become valid.
 const DENY_TTL: Duration = Duration::from_secs(5);
 /// Maximum time to deregister on exit. The server does not depend on it.
@@ -129,8 +131,12 @@ impl Node {
         };
         let follower = Arc::new(RouteSync::new(Arc::clone(&server), id, address, &state, keeper.clone()));
         follower.restore()?;
-        let trust =
-            TokenCacheConfig { allow_ttl: trust, deny_ttl: DENY_TTL.min(trust), entries_max: TOKENS_MAX };
+        let trust = TokenCacheConfig {
+            fresh_for: FRESH_FOR.min(trust),
+            allow_ttl: trust,
+            deny_ttl: DENY_TTL.min(trust),
+            entries_max: TOKENS_MAX,
+        };
         let proxy = Proxy {
             routes: Arc::clone(follower.routes()),
             connector: follower.connector(),

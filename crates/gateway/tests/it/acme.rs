@@ -50,6 +50,7 @@ struct AuthorityState {
     drawn: u64,
     refused: u64,
     key: Option<Value>,
+    contact: Value,
     names: Vec<String>,
     authorization: &'static str,
     detail: String,
@@ -158,6 +159,10 @@ impl Authority {
                 assert_eq!(payload["termsOfServiceAgreed"], json!(true));
                 with_location(json!({ "status": "valid" }), &format!("{base}/account/1"))
             }
+            "/account/1" => {
+                self.book.lock().contact = payload["contact"].clone();
+                text_response(json!({ "status": "valid" }).to_string())
+            }
             "/order" => {
                 let names = payload["identifiers"].as_array().unwrap();
                 let mut book = self.book.lock();
@@ -170,7 +175,9 @@ impl Authority {
             "/authorization" => text_response(self.authorization(base).to_string()),
             "/challenge" => {
                 self.fetch_proof().await;
-                text_response(json!({ "status": "processing" }).to_string())
+                let challenge = json!({ "type": "http-01", "status": "processing", "token": "tok-1",
+                    "url": format!("{base}/challenge") });
+                text_response(challenge.to_string())
             }
             "/finalize" => {
                 assert_eq!(self.book.lock().authorization, "valid");
@@ -185,7 +192,11 @@ impl Authority {
 
     fn order(&self, base: &str) -> Value {
         let book = self.book.lock();
-        let status = if book.chain.is_some() { "valid" } else { "pending" };
+        let status = match book.authorization {
+            _ if book.chain.is_some() => "valid",
+            "valid" => "ready",
+            other => other,
+        };
         json!({ "status": status, "authorizations": [format!("{base}/authorization")],
             "finalize": format!("{base}/finalize"), "certificate": format!("{base}/certificate") })
     }
@@ -194,9 +205,9 @@ impl Authority {
         let book = self.book.lock();
         json!({ "status": book.authorization, "identifier": { "type": "dns", "value": book.names[0] },
             "challenges": [
-                { "type": "dns-01", "url": format!("{base}/dns"), "token": "x" },
-                { "type": "http-01", "url": format!("{base}/challenge"), "token": "tok-1",
-                  "error": { "detail": book.detail } },
+                { "type": "dns-01", "status": "pending", "url": format!("{base}/dns"), "token": "x" },
+                { "type": "http-01", "status": book.authorization, "url": format!("{base}/challenge"),
+                  "token": "tok-1", "error": { "detail": book.detail } },
             ] })
     }
 
@@ -245,7 +256,7 @@ async fn open(authority: &Upstream) -> Account {
     let directory = format!("http://{}/directory", authority.address);
     let key = AccountKey::load(AccountKey::generate().unwrap().pkcs8()).unwrap();
     let account =
-        Account::open(Arc::new(PlainDialer), &directory, key, Some("ops@example.org")).await.unwrap();
+        Account::open(Arc::new(PlainDialer), &directory, &key, Some("ops@example.org")).await.unwrap();
     account.with_poll_interval(Duration::from_millis(10))
 }
 
@@ -259,7 +270,8 @@ async fn an_acme_certificate_is_ordered_validated_and_served() {
     let bed = TestProxy::with(plain, vec![secure.clone()]).await;
     let authority = Authority::new("good", bed.address);
     let serving = authority.serve().await;
-    let mut account = open(&serving).await;
+    let account = open(&serving).await;
+    assert_eq!(authority.book.lock().contact, json!(["mailto:ops@example.org"]));
     let pem = account.order_certificate(&["llm.test".to_owned()], &challenges).await.unwrap();
     assert!(authority.book.lock().refused > 0, "no nonce was ever refused");
     // The challenge is removed again, and the path belongs to the service.
@@ -280,7 +292,7 @@ async fn a_failed_domain_validation_reports_the_reason() {
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let authority = Authority::new("bad", bed.address);
     let serving = authority.serve().await;
-    let mut account = open(&serving).await;
+    let account = open(&serving).await;
     // The key authorization is stored where it is not served.
     let error =
         account.order_certificate(&["llm.test".to_owned()], &Challenges::default()).await.unwrap_err();

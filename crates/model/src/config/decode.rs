@@ -253,6 +253,9 @@ pub(crate) fn decode_word<T>(
     cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
 }
 
+/// Fields of `resources` that are written one level too high.
+const RESOURCE_KEYS: [&str; 5] = ["cpu", "gpu", "memory", "disk", "shm_size"];
+
 /// Rejects unknown keys. Lenient mode ignores them.
 pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     let Value::Map(entries) = &node.value else { return };
@@ -268,7 +271,9 @@ pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
         }
         let message = format!("unknown field `{}`", excerpt(&entry.key));
         let mut diagnosis = Diagnosis::new(Code::UnknownField, entry.key_span, message).at(entry.key.clone());
+        let is_resource = known.contains(&"resources") && RESOURCE_KEYS.contains(&entry.key.as_str());
         diagnosis.hint = Some(match closest(&entry.key, free.iter().copied()) {
+            _ if is_resource => format!("it is a field of `resources`: `resources: {{{}: …}}`", entry.key),
             Some(key) => format!("did you mean `{key}`?"),
             None => format!("known fields: {}", known.join(", ")),
         });

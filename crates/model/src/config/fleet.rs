@@ -11,7 +11,7 @@ use super::{
     error::{Code, Diagnosis},
     name::Name,
     profile::{BackendType, Provisioning},
-    quantities::parse_range,
+    quantities::{Seconds, parse_range},
     schema::subschema,
     yaml::{Node, Value},
 };
@@ -281,6 +281,70 @@ impl SshConfig {
 }
 
 table! {
+    /// Rules by which running jobs of a fleet end so that others can start.
+    pub struct PreemptionPolicy {
+        /// Time that a job runs before it may be preempted. It doubles each time that a job is preempted.
+        pub min_run: Seconds = Seconds(1_800),
+        /// Time that a job waits before others are preempted for it.
+        pub wait: Seconds = Seconds(60),
+        /// Time that a preempted job has to exit.
+        pub grace: Seconds = Seconds(60),
+        /// Maximum number of replicas that are preempted in ten minutes.
+        pub budget: Int<1, 10_000> = Int(32),
+    }
+    check = Self::check;
+}
+
+impl PreemptionPolicy {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        let times = [("min_run", self.min_run), ("wait", self.wait), ("grace", self.grace)];
+        for (name, time) in times {
+            if !(0..=PREEMPTION_TIME_MAX).contains(&time.0) {
+                let message = format!("`{name}` must be between 0s and 7d");
+                cx.problem(Diagnosis::new(Code::OutOfRange, node.key_span(name), message).at(name));
+            }
+        }
+    }
+}
+
+/// Longest time of a preemption policy, in seconds.
+const PREEMPTION_TIME_MAX: i64 = 7 * 24 * 3_600;
+
+/// `on`, `off` or a policy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum PreemptionSetting {
+    Flag(bool),
+    Policy(PreemptionPolicy),
+}
+
+impl PreemptionSetting {
+    /// Returns the policy, unless preemption is off.
+    pub fn policy(&self) -> Option<PreemptionPolicy> {
+        match self {
+            Self::Flag(false) => None,
+            Self::Flag(true) => Some(PreemptionPolicy {
+                min_run: Seconds(1_800),
+                wait: Seconds(60),
+                grace: Seconds(60),
+                budget: Int(32),
+            }),
+            Self::Policy(policy) => Some(policy.clone()),
+        }
+    }
+}
+
+impl Decode for PreemptionSetting {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        if is_map(node) {
+            PreemptionPolicy::decode(node, cx).map(Self::Policy)
+        } else {
+            bool::decode(node, cx).map(Self::Flag)
+        }
+    }
+}
+
+table! {
     /// A set of instances.
     pub struct Fleet {
         /// Name of the fleet. Generated if absent.
@@ -301,6 +365,9 @@ table! {
         pub dispatcher: Option<String> = None,
         /// Partition of the cluster. Any if absent.
         pub partition: Option<String> = None,
+        /// Whether running jobs end so that jobs of a higher class, or of a project below its share, can start. Default:
+        /// `off`.
+        pub preemption: Option<PreemptionSetting> = None,
         /// Environment variables for the agent on each host and for its jobs; SSH fleets only.
         pub env: Env = Env::default(),
     }
@@ -364,10 +431,28 @@ impl Fleet {
                 cx.conflict(node, key, format!("`{key}` requires `backend: slurm`"));
             }
         }
+        self.check_slurm(node, cx);
+    }
+
+    /// Checks that a fleet of Slurm clusters has no setting that the cluster would ignore.
+    fn check_slurm(&self, node: &Node, cx: &mut Ctx) {
+        let is_slurm = |backend: &BackendType| *backend == BackendType::Slurm;
+        let mut backends = self.provisioning.backends.iter().flatten().chain(&self.backend).peekable();
+        if backends.peek().is_none() || !backends.all(is_slurm) {
+            return;
+        }
+        if self.blocks != Blocks::Count(1) {
+            let message = "`blocks` does not apply to `slurm`: each job is a job of the cluster, which divides its nodes";
+            cx.conflict(node, "blocks", message);
+        }
+        if self.placement == Some(Placement::Cluster) {
+            let message = "`placement: cluster` does not apply to `slurm`: jobs there have one node";
+            cx.conflict(node, "placement", message);
+        }
     }
 }
 
-deserialize_by_decoding!(Blocks, FleetNodes, Host, InternalIp, Network);
+deserialize_by_decoding!(Blocks, FleetNodes, Host, InternalIp, Network, PreemptionSetting);
 
 schema_literal! {
     Blocks, "Blocks" => _g { "anyOf": [{ "const": "auto" }, { "type": "integer", "minimum": 1 }] };
@@ -380,6 +465,9 @@ schema_literal! {
             "max": { "type": ["integer", "null"], "minimum": 0 } } },
     ] };
     Host, "Host" => generator { "anyOf": [{ "type": "string", "minLength": 1 }, subschema::<HostParams>(generator)] };
+    PreemptionSetting, "Preemption" => generator { "anyOf": [
+        { "type": "boolean" }, { "enum": ["on", "off"] }, subschema::<PreemptionPolicy>(generator),
+    ] };
     InternalIp, "InternalIp" => _g { "type": "string" };
     Network, "Network" => _g { "type": "string" };
 }

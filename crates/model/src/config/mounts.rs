@@ -18,6 +18,22 @@ pub enum Mount {
     Instance(InstanceMount),
 }
 
+/// Returns whether instances can clone from a URL: not from local files, and not without encryption.
+pub fn is_clonable(url: &str) -> bool {
+    match url.split_once("://") {
+        Some((scheme, _)) => matches!(scheme.to_ascii_lowercase().as_str(), "https" | "ssh" | "git"),
+        // `login@host:path`
+        None => url.split_once(':').is_some_and(|(login, _)| !login.contains('/') && !login.is_empty()),
+    }
+}
+
+/// Returns the last component of a URL, without `.git`.
+pub fn repository_name(url: &str) -> &str {
+    let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    let name = last.strip_suffix(".git").unwrap_or(last);
+    if name.is_empty() { "repo" } else { name }
+}
+
 /// A volume to mount. Several names are alternatives: the first usable one is mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeMount {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    config_macros::{deserialize_by_decoding, schema_literal, table},
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, Int, excerpt, text},
     env::Env,
     error::{Code, Diagnosis},
@@ -66,6 +66,15 @@ impl Decode for AbsolutePath {
     }
 }
 
+words! {
+    /// Class of a run in the queue.
+    pub enum RunClass {
+        Idle = "idle",
+        Normal = "normal",
+        Urgent = "urgent",
+    }
+}
+
 table! {
     /// Properties of every run.
     pub struct Run {
@@ -98,8 +107,15 @@ table! {
         pub shell: Option<Shell> = None,
         /// Resources that each job requests.
         pub resources: ResourcesSpec = ResourcesSpec::default(),
-        /// Priority from 0 to 100; a higher priority is scheduled first.
+        /// Class: `urgent` runs are scheduled before `normal` ones, whatever their priority or project, and `idle` ones
+        /// last. Default: `normal`.
+        pub class: Option<RunClass> = None,
+        /// Priority from 0 to 100; of the runs of a project and class, those with a higher priority are scheduled first.
         pub priority: Option<Int<0, 100>> = None,
+        /// Whether the scheduler may end the run's jobs so that others can start, on fleets with `preemption`. Default:
+        /// `true` in class `idle` and for tasks that are retried after an interruption. What a project holds beyond its
+        /// share can be reclaimed from those even if this is `false`.
+        pub preemptible: Option<bool> = None,
         /// Volumes and host directories to mount.
         pub volumes: Vec<Mount> = vec![],
         /// Git repository to clone; at most one.
@@ -126,6 +142,11 @@ impl Run {
         let elsewhere = node.entry("type").is_some_and(|kind| !is_dev_environment(&kind.value));
         if elsewhere && !self.setup.is_empty() {
             cx.conflict(node, "setup", "`setup` is allowed only in dev environments; use `commands`");
+        }
+        if self.preemptible == Some(true)
+            && node.entry("type").is_some_and(|kind| is_dev_environment(&kind.value))
+        {
+            cx.conflict(node, "preemptible", "dev environments are never preempted");
         }
         let mut paths: Vec<&str> = self.volumes.iter().map(Mount::path).collect();
         paths.sort_unstable();

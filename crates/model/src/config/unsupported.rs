@@ -3,6 +3,8 @@
 //! Such a file is valid elsewhere. A setting that is essential is a refusal; one that can be ignored without harm is a
 //! warning, which clients show before they ask for confirmation. No setting is dropped silently.
 
+use std::collections::BTreeSet;
+
 use super::{
     Configuration,
     error::{Code, Diagnosis, SourceSpan},
@@ -14,7 +16,7 @@ use super::{
     traffic::{GatewayChoice, Model},
     yaml::Node,
 };
-use crate::resources::ResourcesSpec;
+use crate::{plan::execution_mode::PLAIN_PROCESS_IMAGE, resources::ResourcesSpec};
 
 /// Local port that clients send for a service if the user chose none.
 const LOCAL_PORT: u16 = 80;
@@ -28,6 +30,15 @@ pub struct ReviewContext<'a> {
     pub project: Option<&'a str>,
     /// Properties of the run merged with its profile; those of the configuration if absent.
     pub properties: Option<&'a ProfileProperties>,
+    /// Resources of other projects that the project may use; none if absent.
+    pub imports: Option<&'a ImportedResources>,
+}
+
+/// Fleets and gateways of other projects that are exported to a project.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportedResources {
+    pub fleets: BTreeSet<ResourceReference>,
+    pub gateways: BTreeSet<ResourceReference>,
 }
 
 /// Unsupported settings, and settings without effect.
@@ -114,8 +125,14 @@ impl Reviewer<'_> {
         if run.home_dir != run::HOME_DIR {
             self.warn("home_dir", "`home_dir` has no effect: a job uses the home directory of its user");
         }
+        self.plain_process(run);
         let properties = self.context.properties.unwrap_or(own);
+        let imports = self.context.imports;
+        let is_imported = |fleet| imports.is_some_and(|imports| imports.fleets.contains(fleet));
         for (index, fleet) in properties.fleets.iter().flatten().enumerate() {
+            if is_imported(fleet) {
+                continue;
+            }
             self.reference(&format!("fleets[{index}]"), "fleet", fleet);
         }
         for (index, selector) in properties.instances.iter().flat_map(|list| &list.0).enumerate() {
@@ -127,6 +144,24 @@ impl Reviewer<'_> {
             }
         }
         self.provisioning(&properties.provisioning);
+    }
+
+    /// Warns about settings of containers in a run that is a plain process.
+    fn plain_process(&mut self, run: &Run) {
+        if run.image.as_deref() != Some(PLAIN_PROCESS_IMAGE) {
+            return;
+        }
+        if run.privileged {
+            let message =
+                "`privileged` has no effect with `image: none`: the host decides what its processes may do";
+            self.warn("privileged", message);
+        }
+        if run.registry_auth.is_some() {
+            self.warn(
+                "registry_auth",
+                "`registry_auth` has no effect with `image: none`: no image is pulled",
+            );
+        }
     }
 
     /// Warns about `resources` next to `groups`: each group has its own.
@@ -161,11 +196,14 @@ impl Reviewer<'_> {
         let (Some(named), Some(own)) = (&reference.project, self.context.project) else { return };
         if named != own {
             let message = format!(
-                "`{named}/{}` is a {what} of another project; only those of `{own}` can be used",
+                "`{named}/{0}` is a {what} of another project that is not exported to `{own}`",
                 reference.name
             );
-            let hint =
-                format!("remove `{named}/` to use the {what} of `{own}`, or apply with `--project {named}`");
+            let hint = format!(
+                "remove `{named}/` to use the {what} of `{own}`, or have an admin of `{named}` run `windlass export \
+                 create NAME --{what} {0} --importer {own}`",
+                reference.name
+            );
             self.refuse(path, &message, &hint);
         }
     }
@@ -177,7 +215,10 @@ impl Reviewer<'_> {
             self.warn("port", message);
         }
         if let Some(GatewayChoice::Named(gateway)) = &service.gateway {
-            self.reference("gateway", "gateway", gateway);
+            let is_imported = self.context.imports.is_some_and(|imports| imports.gateways.contains(gateway));
+            if !is_imported {
+                self.reference("gateway", "gateway", gateway);
+            }
         }
         if let Some(Model::Tgi { .. }) = &service.model {
             let message = "`format: tgi` is not supported: the model endpoint supports only the OpenAI API";

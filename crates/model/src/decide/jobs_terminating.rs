@@ -220,7 +220,7 @@ fn check_proxy_drained(job: &TerminatingJobView, now: Timestamp) -> StepProof<Pr
         return step(TerminationStep::Unregister, "the proxy to unregister it", now);
     }
     let drained_by = job.terminating_since + DRAIN_GRACE;
-    if job.has_open_requests && should_request_stop(job.ending.reason()) && now < drained_by {
+    if job.has_open_requests && should_request_stop(&job.ending) && now < drained_by {
         return step(
             TerminationStep::Wait,
             "requests in flight",
@@ -244,7 +244,7 @@ fn check_logs_drained(
         return Ok(LogsDrained(before));
     }
     let Some(deadline) = job.deadline else {
-        let grace = should_request_stop(reason).then_some(job.stop_grace);
+        let grace = should_request_stop(&job.ending).then_some(job.stop_grace);
         let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
         return step(TerminationStep::Stop { grace, deadline }, "the job to stop", now);
     };
@@ -254,7 +254,7 @@ fn check_logs_drained(
     match seen.logs {
         LogDrain::Drained => Ok(LogsDrained(before)),
         LogDrain::NotRequested => step(TerminationStep::DrainLogs, "its last output", now),
-        LogDrain::More if should_request_stop(reason) => {
+        LogDrain::More if should_request_stop(&job.ending) => {
             step(TerminationStep::DrainLogs, "the job to stop", (now + POLL_INTERVAL).min(deadline))
         }
         LogDrain::More => {
@@ -269,8 +269,9 @@ fn check_logs_drained(
 }
 
 /// Returns whether to request a stop: not if the job ended by itself, and not if no runner would respond.
-const fn should_request_stop(reason: TerminationReason) -> bool {
-    match reason {
+const fn should_request_stop(ending: &Ending) -> bool {
+    match ending.reason() {
+        TerminationReason::InterruptedByNoCapacity => ending.is_preempted(),
         TerminationReason::TerminatedByUser
         | TerminationReason::TerminatedByServer
         | TerminationReason::ScaledDown
@@ -281,7 +282,6 @@ const fn should_request_stop(reason: TerminationReason) -> bool {
         | TerminationReason::VolumeError
         | TerminationReason::InstanceAccessRevoked => true,
         TerminationReason::FailedToStartDueToNoCapacity
-        | TerminationReason::InterruptedByNoCapacity
         | TerminationReason::InstanceUnreachable
         | TerminationReason::WaitingInstanceLimitExceeded
         | TerminationReason::WaitingRunnerLimitExceeded
@@ -395,7 +395,7 @@ fn final_release(job: &TerminatingJobView, VolumesDetached(gone): &VolumesDetach
             instance::Status::Idle | instance::Status::Busy => InstanceRelease::Freed,
         },
     };
-    let reason = job.ending.reason().as_str();
+    let reason = job.ending.event_reason();
     let message = match (job.ending.message(), gone.has_given_up) {
         (Some(text), false) => text.to_owned(),
         (None, false) => "all resources are released".to_owned(),

@@ -100,6 +100,8 @@ pub struct ContainerNeeds {
     /// Features that a node must have, as its administrator names them.
     pub features: Vec<String>,
     pub max_run_time: Option<Span>,
+    /// Time that its program has to exit once it is stopped.
+    pub stop_duration: Span,
     pub is_preemptible: bool,
 }
 

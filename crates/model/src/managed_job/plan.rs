@@ -18,6 +18,12 @@ use crate::{
 
 /// Lowest and highest priority of a job.
 pub const PRIORITY: std::ops::RangeInclusive<i64> = -1000..=1000;
+
+/// Maps the priority of a job to that of its runs, so that the queue for nodes keeps the order of the queue for slots.
+pub fn run_priority(of_job: i64) -> i64 {
+    let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
+    (of_job.clamp(low, high) - low) * 100 / (high - low)
+}
 /// Maximum number of tasks of one job.
 pub const TASKS_MAX: usize = 1_000;
 /// Maximum number of jobs that one call may create from a file.
@@ -152,6 +158,9 @@ pub struct Script {
     pub workdir: Option<Workdir>,
     pub files: Vec<FileMapping>,
     pub volumes: Vec<Mount>,
+    /// Size of shared memory in gibibytes; `None`: the default of the container engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm_size: Option<f64>,
 }
 
 /// Source of the working directory of a task.
@@ -183,6 +192,15 @@ pub struct Candidate {
     pub image: Option<String>,
     /// `cloud/region/zone`, mapped to a fleet of the project or to a backend of the server.
     pub infra: Option<String>,
+    /// Highest price of a node, per hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_price: Option<f64>,
+    /// Minimum size of the disk, in gibibytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<f64>,
+    /// Name of the type that a provider gives its instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
     pub ports: Vec<u16>,
     pub labels: BTreeMap<String, String>,
 }

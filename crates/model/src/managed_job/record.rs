@@ -88,6 +88,12 @@ pub struct TaskRecord {
     /// Failed launches in a row, and the time since which they fail.
     pub launch_tries: u32,
     pub waiting_since: Option<Stamp>,
+    /// Attempts in a row that had running nodes and whose program could not be started there.
+    #[serde(default)]
+    pub failed_starts: u32,
+    /// Attempts in a row whose program failed right after its start and was started again.
+    #[serde(default)]
+    pub early_failures: u32,
     pub next_retry_at: Option<Stamp>,
     /// Internal errors in a row, and the time of the last one.
     pub emergencies: u32,
@@ -135,6 +141,8 @@ impl Default for TaskRecord {
             sought: None,
             launch_tries: 0,
             waiting_since: None,
+            failed_starts: 0,
+            early_failures: 0,
             next_retry_at: None,
             emergencies: 0,
             emergency_at: None,

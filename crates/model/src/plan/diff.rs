@@ -58,7 +58,8 @@ const SERVICE_ROLLING: [&str; 18] = [
 const REPO_STATE: [&str; 4] = ["repo_id", "repo_data", "repo_code_hash", "file_archives"];
 /// Fields of the client that applied the run, of the server's settings or of a registry, not of the run.
 const CLIENT_ONLY: [&str; 3] = ["configuration_path", "default_images", "image_architectures"];
-const FLEET_IN_PLACE: [&str; 10] = [
+const FLEET_IN_PLACE: [&str; 11] = [
+    "preemption",
     "nodes",
     "reservation",
     "tags",

@@ -76,8 +76,10 @@ impl Runtimes {
     /// is not one of real hosts.
     pub fn parse(name: &str, processes: ProcessSupport) -> Option<Self> {
         match name {
-            "any" => Some(Self { containers: ContainerSupport::Run, processes }),
-            "docker" => Some(Self { containers: ContainerSupport::Run, processes: ProcessSupport::None }),
+            "any" | "any-oci" => Some(Self { containers: ContainerSupport::Run, processes }),
+            "docker" | "oci" => {
+                Some(Self { containers: ContainerSupport::Run, processes: ProcessSupport::None })
+            }
             "process" => Some(Self { containers: ContainerSupport::None, processes }),
             _ => None,
         }
@@ -334,6 +336,7 @@ mod tests {
     fn runtimes_parse_from_their_names() {
         let parse = |name| Runtimes::parse(name, ProcessSupport::Users);
         assert_eq!(parse("any"), Some(BOTH));
+        assert_eq!(parse("any-oci"), Some(BOTH));
         assert_eq!(parse("docker"), Some(CONTAINERS));
         assert_eq!(parse("process"), Some(PROCESSES));
         assert_eq!(parse("simulated"), None);

@@ -76,7 +76,7 @@ impl<'a> PlacementRound<'a> {
     }
 
     /// Returns a gang whose nodes share the only instance that the fleet can have, if all of it is free, or once it is.
-    fn gang_on_one_instance(
+    pub(super) fn gang_on_one_instance(
         &self,
         query: &PlacementQuery,
         fleet: usize,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     explain::Shortfall,
-    id::SubmissionId,
+    id::{InstanceId, SubmissionId},
     plan::{
         blocks::{self, Blocks},
         offers::{InstanceNeeds, Offer, compare, is_instance_selected},
@@ -93,13 +93,34 @@ impl FleetSlots<'_> {
     }
 }
 
+/// Blocks of an instance in this round.
+#[derive(Clone, Copy, Default)]
+struct BlockCounts {
+    /// Held by no job, promised or not.
+    unheld: u32,
+    /// Promised to jobs for which others were preempted.
+    promised: u32,
+    /// Held by preempted jobs: promises are kept from these first.
+    leaving: u32,
+    /// Held by preempted jobs beyond what their successors need; counted in this round only.
+    spare: u32,
+}
+
+impl BlockCounts {
+    const fn free(self) -> u32 {
+        self.unheld.saturating_sub(self.promised.saturating_sub(self.leaving))
+    }
+}
+
 pub(super) struct IndexedInventory<'a> {
     pub(super) instances: Vec<&'a InstanceSnapshot>,
     pub(super) shapes: Vec<InstanceShape<'a>>,
     pub(super) fleets: Vec<FleetSlots<'a>>,
     /// Cheapest first, with the caller's index.
     pub(super) offers: Vec<(usize, &'a Offer)>,
+    /// Free blocks that are not promised to others.
     pub(super) free_blocks: Vec<u32>,
+    blocks: Vec<BlockCounts>,
     pub(super) reserved: BTreeMap<usize, Reservation>,
     /// All instances that accept jobs, tightest first.
     pub(super) open_instances: BTreeSet<Tightness>,
@@ -122,12 +143,17 @@ impl<'a> IndexedInventory<'a> {
             offers,
             shapes: Vec::new(),
             free_blocks: Vec::with_capacity(instances.len()),
+            blocks: Vec::with_capacity(instances.len()),
             reserved: BTreeMap::new(),
             open_instances: BTreeSet::new(),
             shape_of: Vec::with_capacity(instances.len()),
             instances,
         };
         let mut shapes: BTreeMap<(usize, &Offer), usize> = BTreeMap::new();
+        let mut promised: BTreeMap<InstanceId, u32> = BTreeMap::new();
+        for promise in &inventory.promises {
+            *promised.entry(promise.instance).or_default() += promise.blocks;
+        }
         for at in 0..stock.instances.len() {
             let instance = stock.instances[at];
             let fleet = number[&instance.fleet];
@@ -142,7 +168,13 @@ impl<'a> IndexedInventory<'a> {
                 stock.shapes.len() - 1
             });
             let held: u32 = instance.holds.iter().map(|held| held.blocks).sum();
-            let free = instance.offer.total_blocks.max(1).saturating_sub(held);
+            let leaving =
+                instance.holds.iter().filter(|held| held.is_preempted).map(|held| held.blocks).sum();
+            let unheld = instance.offer.total_blocks.max(1).saturating_sub(held);
+            let promised = promised.get(&instance.id).copied().unwrap_or_default();
+            let counts = BlockCounts { unheld, promised, leaving, spare: 0 };
+            let free = counts.free();
+            stock.blocks.push(counts);
             stock.shapes[shape].members.push(at);
             stock.fleets[fleet].count_instance(instance);
             stock.free_blocks.push(free);
@@ -159,13 +191,54 @@ impl<'a> IndexedInventory<'a> {
         &self.shapes[self.shape_of[instance]]
     }
 
+    pub(super) fn position(&self, instance: InstanceId) -> Option<usize> {
+        self.instances.binary_search_by_key(&instance, |known| known.id).ok()
+    }
+
     pub(super) fn shape_index(&self, instance: usize) -> usize {
         self.shape_of[instance]
     }
 
     pub(super) fn allocate(&mut self, instance: usize, blocks: u32) {
+        self.change(instance, |counts| counts.unheld = counts.unheld.saturating_sub(blocks));
+    }
+
+    /// Counts blocks as free that a job holds.
+    pub(super) fn release(&mut self, instance: usize, blocks: u32) {
+        self.change(instance, |counts| counts.unheld += blocks);
+    }
+
+    /// Keeps blocks for a job, preferably those that preempted jobs hold.
+    pub(super) fn promise(&mut self, instance: usize, blocks: u32, leaving: u32) {
+        self.change(instance, |counts| {
+            counts.promised += blocks;
+            counts.leaving += leaving;
+        });
+    }
+
+    pub(super) fn withdraw_promise(&mut self, instance: usize, blocks: u32) {
+        self.change(instance, |counts| counts.promised = counts.promised.saturating_sub(blocks));
+    }
+
+    /// Returns the blocks of preempted jobs that are promised to no other.
+    pub(super) fn surplus_leaving(&self, instance: usize) -> u32 {
+        let counts = self.blocks[instance];
+        counts.leaving.saturating_sub(counts.promised) + counts.spare
+    }
+
+    pub(super) fn leave_spare(&mut self, instance: usize, blocks: u32) {
+        self.blocks[instance].spare += blocks;
+    }
+
+    /// Returns whether blocks are kept free for other jobs.
+    fn has_kept_blocks(&self, instance: usize) -> bool {
+        self.blocks[instance].free() < self.blocks[instance].unheld
+    }
+
+    fn change(&mut self, instance: usize, change: impl FnOnce(&mut BlockCounts)) {
         let was_open = self.remove_open(instance);
-        self.free_blocks[instance] = self.free_blocks[instance].saturating_sub(blocks);
+        change(&mut self.blocks[instance]);
+        self.free_blocks[instance] = self.blocks[instance].free();
         if was_open {
             self.shapes[self.shape_of[instance]]
                 .open_instances
@@ -258,6 +331,9 @@ impl<'a> IndexedInventory<'a> {
             Readiness::Ready => match self.reserved.get(&instance) {
                 Some(reserved) if self.free_blocks[instance] >= wanted => {
                     Shortfall::Reserved { by: reserved.by }
+                }
+                None if self.has_kept_blocks(instance) && self.blocks[instance].unheld >= wanted => {
+                    Shortfall::Promised
                 }
                 Some(_) | None => Shortfall::Busy {
                     wanted,

@@ -12,6 +12,7 @@ use crate::{
     plan::{
         blocks::{self, HostShare},
         execution_mode::{ImageChoice, Runtimes},
+        slurm::SlurmObstacle,
     },
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
 };
@@ -166,39 +167,6 @@ pub enum InstanceFilter {
     Number { fleet: String, instance_num: u32 },
 }
 
-/// Property of a job that cannot be a container of the queue, which is how jobs run on a Slurm cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlurmObstacle {
-    SeveralNodes,
-    /// Its port cannot be reached.
-    Service,
-    /// It cannot be attached to.
-    DevEnvironment,
-    Volumes,
-    Repository,
-}
-
-impl SlurmObstacle {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::SeveralNodes => "several nodes",
-            Self::Service => "a service",
-            Self::DevEnvironment => "a dev environment",
-            Self::Volumes => "a job with volumes",
-            Self::Repository => "a job with a repository",
-        }
-    }
-
-    /// Returns what would make the job fit.
-    pub const fn cure(self) -> &'static str {
-        match self {
-            Self::SeveralNodes | Self::Service | Self::DevEnvironment => "use a fleet of hosts",
-            Self::Volumes => "use a file system that the nodes of the cluster share",
-            Self::Repository => "clone it in `commands`, or send files with `files`",
-        }
-    }
-}
-
 /// Requirements of a job (or of a fleet, for new instances) on one instance. `None` means no requirement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceNeeds {
@@ -226,8 +194,8 @@ pub struct InstanceNeeds {
     pub image: Option<ImageChoice>,
     /// Architectures of that image; empty: any.
     pub image_architectures: Vec<CpuArch>,
-    /// Reason why no Slurm cluster can run it.
-    pub slurm_obstacle: Option<SlurmObstacle>,
+    /// Reasons why no Slurm cluster can run it.
+    pub slurm_obstacles: Vec<SlurmObstacle>,
 }
 
 impl InstanceNeeds {
@@ -386,10 +354,10 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     {
         short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
     }
-    if offer.backend == SLURM_BACKEND
-        && let Some(what) = needs.slurm_obstacle
-    {
-        short.add(|| Shortfall::NotOnSlurm { what });
+    if offer.backend == SLURM_BACKEND {
+        for &what in &needs.slurm_obstacles {
+            short.add(|| Shortfall::NotOnSlurm { what });
+        }
     }
     if let Some(location) = needs.avoid_locations.iter().find(|location| location.covers(offer)) {
         short.add(|| Shortfall::Avoided { place: location.to_string() });

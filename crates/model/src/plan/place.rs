@@ -1,13 +1,13 @@
 //! Placement: assigns instances to a queue of waiting jobs, or returns all reasons why not.
 //!
-//! Order    Priority first, then age. Each replica in turn uses the tightest free blocks that exist, or else requests
+//! Order    As in `queue_order`. Each replica in turn uses the tightest free blocks that exist, or else requests
 //!          a new instance from the cheapest offers. A replica that cannot start does not block the others.
 //! Turn     A job that has waited `RESERVE_AFTER` and is blocked only by the use of others reserves the instances that
 //!          become free soonest; later jobs may use them only if they are certain to end in time. Reserved
 //!          instances only become emptier, so the job starts eventually.
 //! Nodes    All nodes of a replica or none, whole instances, one backend and region, cluster fleets. In a fleet with a
 //!          single instance they share it, so that a cluster can be tried out on one machine.
-//! Why not  preempt? Users do not expect their jobs to be killed; a bounded wait is the better contract.
+//! Others   Running jobs are ended for a waiting one only in fleets with `preemption`: see `preemption`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,17 @@ use std::{
 };
 
 use crate::{
+    config::run::RunClass,
     explain::{Refusal, Shortfall},
-    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId, UserId},
     plan::{
         blocks::Blocks,
+        budget::Budget,
         offers::{InstanceNeeds, Offer},
         placement_round::PlacementRound,
+        preemption::{BlockPromise, HeldByClass, Preemption, PreemptionRules, RunningReplica},
+        queue_order::{ProjectUsage, QueueOrder},
+        quota::Quota,
     },
     time::{Span, Timestamp},
 };
@@ -59,24 +64,36 @@ pub struct WaitingNode {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitingReplica {
     pub project: ProjectId,
+    /// User who submitted the run.
+    pub user: UserId,
     pub run: RunId,
     pub replica_num: u32,
+    pub class: RunClass,
     /// From 0 to 100; higher is placed first.
     pub priority: u32,
     pub since: Timestamp,
     pub nodes: Vec<WaitingNode>,
     pub fleet_choice: FleetChoice,
+    /// Fleets that its project may use; `None` means all.
+    pub usable_fleets: Option<Arc<BTreeSet<FleetId>>>,
     /// `fleets:` of the run; `None` means any.
     pub fleets: Option<Vec<FleetId>>,
     pub creation: InstanceCreation,
     /// `max_duration`: lets a short job use reserved instances in the meantime.
     pub max_duration: Option<Span>,
+    /// Time at which it was submitted again, if it keeps its place from before it was preempted.
+    pub resubmitted_at: Option<Timestamp>,
 }
 
 impl WaitingReplica {
     /// Returns its first node, which represents it.
     pub fn first_job(&self) -> Option<SubmissionId> {
         self.nodes.first().map(|node| node.job)
+    }
+
+    /// Returns for how long it has waited since it was submitted.
+    pub fn waited(&self, now: Timestamp) -> Span {
+        now.since(self.resubmitted_at.unwrap_or(self.since))
     }
 }
 
@@ -96,6 +113,8 @@ pub struct FleetSnapshot {
     /// Requirements of the fleet on new instances; both these and the job's needs must hold.
     pub limits: InstanceNeeds,
     pub blocks: Blocks,
+    /// Rules by which its jobs may be preempted; `None`: they are not.
+    pub preemption: Option<PreemptionRules>,
 }
 
 impl FleetSnapshot {
@@ -121,6 +140,8 @@ pub struct BlockHold {
     pub blocks: u32,
     /// Time by which it is certain to end, if known.
     pub until: Option<Timestamp>,
+    /// True if the job ends because the scheduler preempted it: its blocks are promised to another job.
+    pub is_preempted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -144,6 +165,17 @@ pub struct Inventory {
     pub instances: Vec<InstanceSnapshot>,
     /// Instances that backends would create.
     pub offers: Vec<Offer>,
+    /// Quotas of the projects whose replicas are placed, with what they hold now.
+    pub quotas: Vec<Quota>,
+    /// Budgets of these projects, with what they have spent.
+    pub budgets: Vec<Budget>,
+    /// Usage of these projects. One that is not listed has used nothing.
+    pub usage: Vec<ProjectUsage>,
+    /// Blocks that are kept for jobs for which others were preempted.
+    pub promises: Vec<BlockPromise>,
+    /// Replicas that run on the instances, if some may be preempted, and what all projects hold by class.
+    pub running: Vec<RunningReplica>,
+    pub held_by_class: Vec<HeldByClass>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -213,6 +245,8 @@ pub struct ReplicaPlacement {
     /// Nodes of the replica, as in `Waiting`.
     pub jobs: Vec<SubmissionId>,
     pub outcome: PlacementOutcome,
+    /// Replicas that end so that this one, which waits, can start.
+    pub preemption: Option<Preemption>,
 }
 
 /// Assigns instances to the waiting replicas. The result has one entry per waiting replica, in the order in which they
@@ -222,39 +256,33 @@ pub fn place_replicas(
     inventory: &Inventory,
     now: Timestamp,
 ) -> Vec<ReplicaPlacement> {
-    let mut order: Vec<&WaitingReplica> = queue.iter().filter(|waiting| !waiting.nodes.is_empty()).collect();
-    order.sort_by_key(|waiting| {
-        (
-            std::cmp::Reverse(waiting.priority),
-            waiting.since,
-            waiting.run,
-            waiting.replica_num,
-            waiting.first_job(),
-        )
-    });
     let mut round = PlacementRound::new(inventory, now);
+    let mut order = QueueOrder::new(queue, &inventory.usage, &round.quotas);
     let mut chosen: BTreeMap<RunId, FleetId> = BTreeMap::new();
-    let mut placements = Vec::with_capacity(order.len());
-    for waiting in order {
+    let mut placements = Vec::with_capacity(queue.len());
+    while let Some(waiting) = order.pop() {
         let choice = match waiting.fleet_choice {
             FleetChoice::Follow => chosen.get(&waiting.run).copied().map(FleetChoice::Chosen),
             FleetChoice::Choose | FleetChoice::Chosen(_) => Some(waiting.fleet_choice),
         };
-        let outcome = match choice {
+        let (outcome, preemption) = match choice {
             Some(choice) => round.place_replica(waiting, choice),
-            None => PlacementOutcome::Waits {
-                why: Arc::new(RefusalReport::single("every fleet", Shortfall::FleetNotChosen)),
-                reserved: Vec::new(),
-            },
+            None => {
+                let why = Arc::new(RefusalReport::single("every fleet", Shortfall::FleetNotChosen));
+                (PlacementOutcome::Waits { why, reserved: Vec::new() }, None)
+            }
         };
         if let PlacementOutcome::Placed { fleet, .. } = &outcome {
             chosen.entry(waiting.run).or_insert(*fleet);
         }
+        let is_placed = matches!(outcome, PlacementOutcome::Placed { .. });
+        order.record(waiting, is_placed, &round.quotas);
         placements.push(ReplicaPlacement {
             run: waiting.run,
             replica_num: waiting.replica_num,
             jobs: waiting.nodes.iter().map(|node| node.job).collect(),
             outcome,
+            preemption,
         });
     }
     placements

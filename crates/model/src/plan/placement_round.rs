@@ -1,27 +1,33 @@
 //! One round of placement: each waiting replica in order, over an inventory that only shrinks.
 
 use std::{
-    cell::OnceCell,
+    cell::{Cell, OnceCell},
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
 use crate::{
-    id::{InstanceId, ProjectId, SubmissionId},
+    explain::{Refusal, Shortfall},
+    id::{InstanceId, ProjectId, SubmissionId, UserId},
     plan::{
+        budget::Budget,
         gang::{CandidatePool, Gang, GangMember},
         inventory::{IndexedInventory, InstanceShape, Reservation, Tightness},
-        offers::{InstanceNeeds, compare},
+        offers::{InstanceNeeds, Offer, compare},
         place::{
             FleetChoice, InstanceCreation, Inventory, NewOffer, NodePlacement, OFFERS_MAX, PlacementOutcome,
             RESERVE_AFTER, RefusalReport, WaitingNode, WaitingReplica,
         },
+        preemption::{Preemption, PreemptionState},
+        quota::{HeldResources, QuotaBook, QuotaExcess},
     },
     time::Timestamp,
 };
 
-/// Offers from which a fleet could create instances, cheapest first, by position in the inventory's offers.
-pub(super) type NewOffers = Arc<Vec<(usize, NewOffer)>>;
+/// Offers by position in the inventory's offers.
+type PositionedOffers = Vec<(usize, NewOffer)>;
+/// Offers from which a fleet could create instances, cheapest first.
+pub(super) type NewOffers = Arc<PositionedOffers>;
 
 /// Fit of one class of needs to one shape.
 #[derive(Clone, Copy)]
@@ -46,25 +52,51 @@ pub(super) struct NeedsClass {
 pub(super) struct PlacementQuery {
     pub(super) classes: Vec<usize>,
     pub(super) fleets: Vec<usize>,
+    /// Fleets that the project may use, whether the run names them or not.
+    pub(super) usable: Vec<usize>,
     pub(super) creation: InstanceCreation,
+    /// Project and user, if a quota applies to them.
+    quota_of: Option<(ProjectId, UserId)>,
 }
 
 pub(super) struct PlacementRound<'a> {
     pub(super) inventory: IndexedInventory<'a>,
+    /// As given, by the index in `NewOffer`.
+    offers: &'a [Offer],
     pub(super) now: Timestamp,
     pub(super) classes: Vec<NeedsClass>,
     refusals: BTreeMap<PlacementQuery, (Arc<RefusalReport>, bool)>,
     reserving_projects: BTreeSet<ProjectId>,
+    pub(super) quotas: QuotaBook,
+    /// As given.
+    pub(super) stock: &'a Inventory,
+    pub(super) preemption: PreemptionState,
+    /// Resources promised in earlier rounds, by project.
+    pub(super) earlier_promises: Vec<(ProjectId, HeldResources)>,
+    /// Quota because of which the replica in question does not use something that fits.
+    excess: Cell<Option<QuotaExcess>>,
 }
 
 impl<'a> PlacementRound<'a> {
     pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
+        let indexed = IndexedInventory::new(inventory);
+        let promises = inventory.promises.iter().filter_map(|promise| {
+            let offer = indexed.shape_of(indexed.position(promise.instance)?).offer;
+            Some((promise.project, HeldResources::of(offer, promise.blocks, offer.total_blocks)))
+        });
+        let earlier_promises = promises.collect();
         Self {
-            inventory: IndexedInventory::new(inventory),
+            inventory: indexed,
+            stock: inventory,
+            preemption: PreemptionState::default(),
+            earlier_promises,
+            offers: &inventory.offers,
             now,
             classes: Vec::new(),
             refusals: BTreeMap::new(),
             reserving_projects: BTreeSet::new(),
+            quotas: QuotaBook::new(inventory.quotas.clone()),
+            excess: Cell::new(None),
         }
     }
 
@@ -72,16 +104,50 @@ impl<'a> PlacementRound<'a> {
         &mut self,
         waiting: &WaitingReplica,
         choice: FleetChoice,
-    ) -> PlacementOutcome {
+    ) -> (PlacementOutcome, Option<Preemption>) {
+        let promised: Vec<(usize, u32)> = self
+            .promises_of(waiting)
+            .filter_map(|promise| Some((self.inventory.position(promise.instance)?, promise.blocks)))
+            .collect();
+        promised.iter().for_each(|(at, blocks)| self.inventory.withdraw_promise(*at, *blocks));
+        let (mut outcome, preemption) = self.place_unpromised(waiting, choice, !promised.is_empty());
+        if let PlacementOutcome::Waits { reserved, .. } = &mut outcome {
+            promised.iter().for_each(|(at, blocks)| self.inventory.promise(*at, *blocks, 0));
+            reserved.extend(promised.iter().map(|(at, _)| self.inventory.instances[*at].id));
+        }
+        (outcome, preemption)
+    }
+
+    fn query(&mut self, waiting: &WaitingReplica, choice: FleetChoice) -> PlacementQuery {
         let several = waiting.nodes.len() > 1;
-        let query = PlacementQuery {
+        PlacementQuery {
             classes: waiting.nodes.iter().map(|node| self.class_index(node, several)).collect(),
             fleets: self.allowed_fleets(waiting, choice, several),
+            usable: (0..self.inventory.fleets.len()).filter(|at| self.may_use(waiting, *at)).collect(),
             creation: waiting.creation,
-        };
+            quota_of: Some((waiting.project, waiting.user))
+                .filter(|(project, user)| self.quotas.applies_to(*project, *user)),
+        }
+    }
+
+    fn place_unpromised(
+        &mut self,
+        waiting: &WaitingReplica,
+        choice: FleetChoice,
+        has_promises: bool,
+    ) -> (PlacementOutcome, Option<Preemption>) {
+        let several = waiting.nodes.len() > 1;
+        // Nothing is kept for it: others go on.
+        let budgets = self.stock.budgets.iter().filter(|one| one.applies_to(waiting.project, waiting.user));
+        if let Some(excess) = budgets.into_iter().find_map(Budget::excess) {
+            let why = Arc::new(RefusalReport::single("budget", Shortfall::OverBudget(excess)));
+            return (PlacementOutcome::Waits { why, reserved: Vec::new() }, None);
+        }
+        let query = self.query(waiting, choice);
+        self.excess.set(None);
         // A job with a known end may use reserved instances, so an earlier refusal does not apply to it.
         let may_backfill = waiting.max_duration.is_some() && !self.reserving_projects.is_empty();
-        let known = if may_backfill { None } else { self.refusals.get(&query).cloned() };
+        let known = if may_backfill || has_promises { None } else { self.refusals.get(&query).cloned() };
         let (why, passes) = match known {
             Some(refused) => refused,
             None => {
@@ -91,29 +157,51 @@ impl<'a> PlacementRound<'a> {
                     self.place_single(waiting, &query)
                 };
                 if let Some(placed) = placed {
-                    return placed;
+                    return (placed, None);
                 }
-                let (why, passes) = self.refusal_report(&query);
+                let excess = self.excess.take();
+                let (mut why, mut passes) = self.refusal_report(&query);
+                if let Some(excess) = excess {
+                    passes |= excess.passes();
+                    let mut report = RefusalReport::single("quota", Shortfall::OverQuota(excess));
+                    report.refusals.extend(why.refusals.iter().cloned());
+                    report.left_out = why.left_out;
+                    why = Arc::new(report);
+                }
                 self.refusals.insert(query.clone(), (Arc::clone(&why), passes));
                 (why, passes)
             }
         };
-        if passes {
-            let reserved = self.reserve_instances(waiting, &query);
-            PlacementOutcome::Waits { why, reserved }
-        } else {
-            PlacementOutcome::Never { why }
+        if !passes {
+            return (PlacementOutcome::Never { why }, None);
         }
+        // A job that waits for its quota leaves instances to others.
+        if has_promises || why.refusals.iter().any(Refusal::is_over_quota) {
+            return (PlacementOutcome::Waits { why, reserved: Vec::new() }, None);
+        }
+        let preemption = self.preempt(waiting, &query);
+        let reserved = match preemption.is_some() {
+            true => Vec::new(),
+            false => self.reserve_instances(waiting, &query),
+        };
+        (PlacementOutcome::Waits { why, reserved }, preemption)
+    }
+
+    /// Returns whether the project of the replica may use the fleet.
+    fn may_use(&self, waiting: &WaitingReplica, fleet: usize) -> bool {
+        let id = self.inventory.fleets[fleet].fleet.id;
+        waiting.usable_fleets.as_ref().is_none_or(|usable| usable.contains(&id))
     }
 
     fn allowed_fleets(&self, waiting: &WaitingReplica, choice: FleetChoice, several: bool) -> Vec<usize> {
-        let fleets = self.inventory.fleets.iter().enumerate().filter(|(_, room)| {
+        let fleets = self.inventory.fleets.iter().enumerate().filter(|(at, room)| {
             let id = room.fleet.id;
             let chosen = match choice {
                 FleetChoice::Chosen(fleet) => fleet == id,
                 FleetChoice::Choose | FleetChoice::Follow => true,
             };
             chosen
+                && self.may_use(waiting, *at)
                 && waiting.fleets.as_ref().is_none_or(|fleets| fleets.contains(&id))
                 && (!several || room.fleet.is_cluster || room.has_one_instance_at_most())
         });
@@ -152,18 +240,23 @@ impl<'a> PlacementRound<'a> {
         if let Some((instance, blocks)) = self.tightest_instance(waiting, query, class) {
             let fleet = self.inventory.instances[instance].fleet;
             let id = self.inventory.instances[instance].id;
+            self.count_held(query, &[self.held_on(instance, blocks)]);
             self.inventory.allocate(instance, blocks);
             return Some(PlacementOutcome::Placed {
                 fleet,
                 seats: vec![NodePlacement::Existing { job, instance: id, blocks }],
             });
         }
-        let mut best: Option<(u64, usize, NewOffers)> = None;
+        let mut best: Option<(u64, usize, PositionedOffers)> = None;
         for &fleet in &query.fleets {
             if self.inventory.fleets[fleet].free_slots() == 0 {
                 continue;
             }
             let offers = self.new_offers(query, class, fleet);
+            let affordable = offers
+                .iter()
+                .filter(|(at, new)| self.is_within_quota(query, || vec![self.held_on_new(*at, new)]));
+            let offers: PositionedOffers = affordable.take(OFFERS_MAX).cloned().collect();
             let Some((cheapest, _)) = offers.first() else { continue };
             let price = self.inventory.offers[*cheapest].1.price.0;
             if best.as_ref().is_none_or(|(least, ..)| price < *least) {
@@ -172,7 +265,9 @@ impl<'a> PlacementRound<'a> {
         }
         let (_, fleet, offers) = best?;
         let instance_num = self.inventory.fleets[fleet].claim_slot();
-        let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
+        let held = HeldResources::largest(offers.iter().map(|(at, new)| self.held_on_new(*at, new)));
+        self.count_held(query, &[held]);
+        let offers = offers.into_iter().map(|(_, offer)| offer).collect();
         let seats = vec![NodePlacement::New { job, instance_num, offers }];
         Some(PlacementOutcome::Placed { fleet: self.inventory.fleets[fleet].fleet.id, seats })
     }
@@ -184,28 +279,37 @@ impl<'a> PlacementRound<'a> {
         query: &PlacementQuery,
         class: usize,
     ) -> Option<(usize, u32)> {
-        let needs = &self.classes[class].needs;
-        let suits = |instance: usize| {
-            if self.inventory.free_blocks[instance] == 0 {
-                return None;
-            }
-            let blocks = self.fit_shape(class, self.inventory.shape_index(instance)).blocks;
-            let usable = blocks > 0
-                && self.inventory.free_blocks[instance] >= blocks
-                && query.fleets.contains(&self.inventory.shape_of(instance).fleet)
-                && self.inventory.is_eligible(instance, needs);
-            usable.then_some((instance, blocks))
-        };
+        let open = self.tightest_open(query, class);
+        let over = waiting.max_duration.map(|lasts| self.now + lasts);
+        let backfill = self.inventory.reserved.iter().filter_map(|(&instance, reserved)| {
+            if over? <= reserved.from { self.fit_instance(query, class, instance) } else { None }
+        });
+        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.inventory.tightness(*instance))
+    }
+
+    /// Returns the tightest of the instances that are not reserved.
+    pub(super) fn tightest_open(&self, query: &PlacementQuery, class: usize) -> Option<(usize, u32)> {
         // Ordered by free GPUs first, so those with too few are skipped.
+        let needs = &self.classes[class].needs;
         let gpus = needs.resources.as_ref().and_then(|wanted| wanted.gpu.as_ref()?.count.min).unwrap_or(0);
         let from: Tightness = (gpus as usize, 0, 0, 0, 0);
-        let open = self.inventory.open_instances.range(from..).find_map(|tightness| suits(tightness.4));
-        let over = waiting.max_duration.map(|lasts| self.now + lasts);
-        let backfill =
-            self.inventory.reserved.iter().filter_map(|(&instance, reserved)| {
-                if over? <= reserved.from { suits(instance) } else { None }
-            });
-        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.inventory.tightness(*instance))
+        let mut open = self.inventory.open_instances.range(from..);
+        open.find_map(|tightness| self.fit_instance(query, class, tightness.4))
+    }
+
+    /// Returns the blocks that a node needs there, if they are free.
+    fn fit_instance(&self, query: &PlacementQuery, class: usize, instance: usize) -> Option<(usize, u32)> {
+        let needs = &self.classes[class].needs;
+        if self.inventory.free_blocks[instance] == 0 {
+            return None;
+        }
+        let blocks = self.fit_shape(class, self.inventory.shape_index(instance)).blocks;
+        let usable = blocks > 0
+            && self.inventory.free_blocks[instance] >= blocks
+            && query.fleets.contains(&self.inventory.shape_of(instance).fleet)
+            && self.inventory.is_eligible(instance, needs)
+            && self.is_within_quota(query, || vec![self.held_on(instance, blocks)]);
+        usable.then_some((instance, blocks))
     }
 
     /// Returns the offers from which a fleet would create an instance for these needs, cheapest first.
@@ -234,12 +338,61 @@ impl<'a> PlacementRound<'a> {
 
     fn place_gang(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<PlacementOutcome> {
         let gang = self.best_gang(query, CandidatePool::Free)?;
+        let held: Vec<HeldResources> = gang.members.iter().map(|member| self.held_by(member)).collect();
+        if !self.is_within_quota(query, || held.clone()) {
+            return None;
+        }
+        self.count_held(query, &held);
         let fleet = self.inventory.fleets[gang.fleet].fleet.id;
         let mut seats = Vec::with_capacity(waiting.nodes.len());
         for (node, member) in waiting.nodes.iter().zip(gang.members) {
             seats.push(self.allocate_member(node.job, gang.fleet, member));
         }
         Some(PlacementOutcome::Placed { fleet, seats })
+    }
+
+    /// Returns whether all quotas admit replicas that hold this; remembers the first that does not.
+    pub(super) fn is_within_quota(
+        &self,
+        query: &PlacementQuery,
+        held: impl FnOnce() -> Vec<HeldResources>,
+    ) -> bool {
+        let Some((project, user)) = query.quota_of else { return true };
+        let excess = self.quotas.excess(project, user, &held());
+        let is_within = excess.is_none();
+        if !is_within {
+            self.excess.set(excess);
+        }
+        is_within
+    }
+
+    fn count_held(&mut self, query: &PlacementQuery, held: &[HeldResources]) {
+        if let Some((project, user)) = query.quota_of {
+            self.quotas.add(project, user, held);
+        }
+    }
+
+    pub(super) fn held_on(&self, instance: usize, blocks: u32) -> HeldResources {
+        let offer = self.inventory.shape_of(instance).offer;
+        HeldResources::of(offer, blocks, offer.total_blocks)
+    }
+
+    fn held_on_new(&self, position: usize, new: &NewOffer) -> HeldResources {
+        HeldResources::of(self.inventory.offers[position].1, new.blocks, new.total_blocks)
+    }
+
+    pub(super) fn held_by(&self, member: &GangMember) -> HeldResources {
+        match member {
+            GangMember::Existing(instance) => {
+                self.held_on(*instance, self.inventory.shape_of(*instance).offer.total_blocks.max(1))
+            }
+            GangMember::Part { instance, blocks } => self.held_on(*instance, *blocks),
+            GangMember::New(offers) => HeldResources::largest(
+                offers
+                    .iter()
+                    .map(|new| HeldResources::of(&self.offers[new.offer], new.blocks, new.total_blocks)),
+            ),
+        }
     }
 
     fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> NodePlacement {
@@ -262,8 +415,7 @@ impl<'a> PlacementRound<'a> {
     /// Reserves the soonest instances for a job that has waited long enough; one job per project.
     fn reserve_instances(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Vec<InstanceId> {
         let Some(by) = waiting.first_job() else { return Vec::new() };
-        if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving_projects.contains(&waiting.project)
-        {
+        if waiting.waited(self.now) < RESERVE_AFTER || self.reserving_projects.contains(&waiting.project) {
             return Vec::new();
         }
         let chosen =
@@ -334,7 +486,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         needs_whole_instance: _,
         image,
         image_architectures,
-        slurm_obstacle,
+        slurm_obstacles,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -351,7 +503,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *avoid_instances == right.avoid_instances
         && *image == right.image
         && *image_architectures == right.image_architectures
-        && *slurm_obstacle == right.slurm_obstacle
+        && *slurm_obstacles == right.slurm_obstacles
 }
 
 fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {

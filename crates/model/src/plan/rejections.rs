@@ -83,8 +83,16 @@ impl PlacementRound<'_> {
         let wanted = u32::try_from(query.classes.len()).unwrap_or(u32::MAX);
         for spot in self.gang_locations(query) {
             let fit = self.gang_at(query, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
-            let could = self.gang_at(query, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
+            if fit >= wanted {
+                // Only a quota prevents it.
+                continue;
+            }
             let (fleet, backend, region) = spot;
+            if self.gang_on_one_instance(query, fleet, CandidatePool::Free).is_some() {
+                // The nodes fit on the only instance of the fleet now: here, too, only a quota prevents it.
+                continue;
+            }
+            let could = self.gang_at(query, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
             let could = if self.fits_on_one_instance(query, fleet) { wanted } else { could };
             let place = format!("fleet {}, {backend} {region}", self.inventory.fleets[fleet].fleet.name);
             misses.push(rank(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
@@ -171,7 +179,7 @@ impl PlacementRound<'_> {
     }
 
     fn fleet_rejections(&self, query: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
-        for (at, room) in self.inventory.fleets.iter().enumerate() {
+        for (at, room) in query.usable.iter().map(|at| (*at, &self.inventory.fleets[*at])) {
             let place = || format!("fleet {}", room.fleet.name);
             if !query.fleets.contains(&at) {
                 let shortfall = if several && !room.fleet.is_cluster && !room.has_one_instance_at_most() {
@@ -184,7 +192,7 @@ impl PlacementRound<'_> {
                 misses.push(rank(place(), 1, vec![Shortfall::FleetEmpty]));
             }
         }
-        if self.inventory.fleets.is_empty() {
+        if query.usable.is_empty() {
             misses.push(rank("fleets".into(), 1, vec![Shortfall::NoFleets]));
         }
     }
@@ -238,14 +246,11 @@ impl PlacementRound<'_> {
     }
 }
 
-/// Merges refusals with the same location and the same reasons, with their count: both markets of one instance type,
-/// for example.
+/// Merges refusals with the same reasons, with their count: a reason is listed once, with the nearest location.
 fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
     let mut reported: Vec<Refusal> = Vec::new();
     for refusal in all {
-        let is_same =
-            |known: &&mut Refusal| known.place == refusal.place && known.shortfalls == refusal.shortfalls;
-        match reported.iter_mut().find(is_same) {
+        match reported.iter_mut().find(|known| known.shortfalls == refusal.shortfalls) {
             Some(known) => known.count += refusal.count,
             None => reported.push(refusal),
         }

@@ -4,10 +4,13 @@
 
 use std::fmt::Write as _;
 
-use crate::plan::{
-    execution_mode::ImageChoice,
-    offers::InstanceNeeds,
-    place::{FleetChoice, WaitingReplica},
+use crate::{
+    config::name::ResourceReference,
+    plan::{
+        execution_mode::ImageChoice,
+        offers::InstanceNeeds,
+        place::{FleetChoice, WaitingReplica},
+    },
 };
 
 /// Returns a text that is equal for replicas of one class; `None` for a replica that waits by itself.
@@ -15,20 +18,29 @@ use crate::plan::{
 /// Several nodes, volumes, and a run whose fleet another job chooses wait for more than capacity: each of them is
 /// evaluated by itself. `fleet_names` is used instead of the ids of the fleets, because a fleet with a known name may be
 /// created later.
-pub fn class_text(waiting: &WaitingReplica, fleet_names: Option<&[String]>) -> Option<String> {
+pub fn class_text(waiting: &WaitingReplica, fleet_names: Option<&[ResourceReference]>) -> Option<String> {
     // Every field by name, so that one that is added later cannot be forgotten.
     let WaitingReplica {
         project,
+        user,
         run: _,
         replica_num: _,
+        class,
         priority,
         since: _,
         nodes,
         fleet_choice,
+        // Follow from the project.
+        usable_fleets: _,
         fleets: _,
         creation,
         max_duration,
+        resubmitted_at,
     } = waiting;
+    // Its place in the queue is not the time of its submission.
+    if resubmitted_at.is_some() {
+        return None;
+    }
     let [node] = nodes.as_slice() else { return None };
     let fleet = match fleet_choice {
         FleetChoice::Chosen(fleet) => Some(*fleet),
@@ -38,7 +50,9 @@ pub fn class_text(waiting: &WaitingReplica, fleet_names: Option<&[String]>) -> O
     if !node.needs.volumes.is_empty() {
         return None;
     }
-    let mut text = format!("{project} {priority} {fleet:?} {fleet_names:?} {creation:?} {max_duration:?} ");
+    let mut text = format!(
+        "{project} {user} {class} {priority} {fleet:?} {fleet_names:?} {creation:?} {max_duration:?} "
+    );
     let needs = InstanceNeeds { image: None, ..InstanceNeeds::clone(&node.needs) };
     // Writing to a string does not fail.
     let _ = write!(text, "{} {needs:?}", image_kind(node.needs.image.as_ref()));
@@ -64,7 +78,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        id::{FleetId, ProjectId, RunId, SubmissionId},
+        config::run::RunClass,
+        id::{FleetId, ProjectId, RunId, SubmissionId, UserId},
         plan::{
             offers::Location,
             place::{InstanceCreation, WaitingNode},
@@ -77,15 +92,19 @@ mod tests {
             InstanceNeeds { image: Some(ImageChoice::Image(image.to_owned())), ..InstanceNeeds::default() };
         WaitingReplica {
             project: ProjectId(Uuid::from_u128(1)),
+            user: UserId(Uuid::from_u128(1)),
             run: RunId(Uuid::from_u128(number)),
             replica_num: 0,
+            class: RunClass::Normal,
             priority: 50,
             since: Timestamp(i64::try_from(number).unwrap()),
             nodes: vec![WaitingNode { job: SubmissionId(Uuid::from_u128(number)), needs: Arc::new(needs) }],
             fleet_choice: FleetChoice::Choose,
+            usable_fleets: None,
             fleets: None,
             creation: InstanceCreation::Reuse,
             max_duration: None,
+            resubmitted_at: None,
         }
     }
 
@@ -107,7 +126,9 @@ mod tests {
         let one = waiting(1, "debian");
         let mut others = vec![
             WaitingReplica { project: ProjectId(Uuid::from_u128(2)), ..one.clone() },
+            WaitingReplica { user: UserId(Uuid::from_u128(2)), ..one.clone() },
             WaitingReplica { priority: 51, ..one.clone() },
+            WaitingReplica { class: RunClass::Idle, ..one.clone() },
             WaitingReplica { creation: InstanceCreation::ReuseOrCreate, ..one.clone() },
             WaitingReplica { max_duration: Some(Span::secs(1)), ..one.clone() },
             WaitingReplica { fleet_choice: FleetChoice::Chosen(FleetId(Uuid::from_u128(3))), ..one.clone() },
@@ -117,7 +138,8 @@ mod tests {
         ];
         let texts: Vec<_> = others.drain(..).map(|other| class_text(&other, None).unwrap()).collect();
         let first = class_text(&one, None).unwrap();
-        let named = class_text(&one, Some(&["gpus".to_owned()])).unwrap();
+        let named =
+            class_text(&one, ResourceReference::parse("gpus").as_ref().map(std::slice::from_ref)).unwrap();
         for (at, text) in texts.iter().chain([&named]).enumerate() {
             assert_ne!(*text, first, "change {at} makes no difference");
         }
@@ -130,7 +152,8 @@ mod tests {
         let place = Location { backend: "b".to_owned(), region: "r".to_owned(), zone: None };
         let with_volume = with_needs(|needs| needs.volumes = vec![vec![place]]);
         let follower = WaitingReplica { fleet_choice: FleetChoice::Follow, ..waiting(1, "debian") };
-        for one in [several, with_volume, follower] {
+        let preempted = WaitingReplica { resubmitted_at: Some(Timestamp(9)), ..waiting(1, "debian") };
+        for one in [several, with_volume, follower, preempted] {
             assert_eq!(class_text(&one, None), None);
         }
     }

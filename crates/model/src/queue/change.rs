@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{Container, QueueCaller, QueueRefusal, apply_patch, refuse_invalid, request::initial_status};
+use super::{
+    Container, QueueCaller, QueueRefusal, STOP_SECS_MAX, apply_patch, refuse_invalid, request::initial_status,
+};
 use crate::{
     container::{ContainerActor, Event, LOCKS_MAX, Status, is_allowed, step},
     state_machine::Step,
@@ -99,6 +101,12 @@ pub fn unlock(
         set_reason(&mut free, "attempts", &format!("returned to the queue {} times", container.lock_count));
     }
     Ok(free)
+}
+
+/// Sets the time that the program has to exit once it is stopped.
+#[must_use]
+pub fn with_stop_duration(container: &Container, secs: u64) -> Container {
+    Container { stop_duration: Some(secs.min(STOP_SECS_MAX)), ..container.clone() }
 }
 
 fn set_reason(container: &mut Container, reason: &str, error: &str) {

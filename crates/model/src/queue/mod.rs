@@ -22,6 +22,12 @@ use crate::{
 
 /// Highest priority of a request.
 pub const PRIORITY_MAX: u64 = 1000;
+/// Time that a program has to exit once it is stopped, in seconds, if its container sets none.
+pub const STOP_SECS_DEFAULT: u64 = 10;
+/// Maximum of that time.
+pub const STOP_SECS_MAX: u64 = 24 * 3600;
+/// Variable of a container that names the job of a run that it is.
+pub const JOB_VARIABLE: &str = "WINDLASS_JOB_ID";
 
 words! {
     /// State of a request.
@@ -59,6 +65,12 @@ impl ContainerSpec {
 
     pub fn max_run_time(&self) -> u64 {
         self.scheduling_parameters.get("max_run_time").and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// Returns the time that the program has to exit once it is stopped, in seconds.
+    pub fn stop_duration(&self) -> u64 {
+        let given = self.scheduling_parameters.get("stop_duration").and_then(Value::as_u64);
+        given.unwrap_or(STOP_SECS_DEFAULT).min(STOP_SECS_MAX)
     }
 
     pub fn partitions(&self) -> Vec<String> {
@@ -122,6 +134,9 @@ pub struct Container {
     pub reusable: bool,
     pub secret_mounts_digest: Option<String>,
     pub last_call: Option<LastCall>,
+    /// Time that the program has to exit, in seconds, if the stop request sets another one than the specification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_duration: Option<u64>,
 }
 
 impl Container {
@@ -159,6 +174,7 @@ impl Container {
             reusable: true,
             secret_mounts_digest: None,
             last_call: None,
+            stop_duration: None,
         }
     }
 

@@ -68,11 +68,12 @@ const CUDA: [(&str, FieldType); 3] = [
     ("driver_version", FieldType::Text),
     ("hardware_capability", FieldType::Text),
 ];
-const SCHEDULING: [(&str, FieldType); 7] = [
+const SCHEDULING: [(&str, FieldType); 8] = [
     ("partitions", FieldType::Identifiers),
     ("features", FieldType::Identifiers),
     ("preemptible", FieldType::Boolean),
     ("max_run_time", FieldType::Integer(0)),
+    ("stop_duration", FieldType::Integer(0)),
     ("supervisor", FieldType::Boolean),
     ("dispatcher", FieldType::Identifier),
     ("gpu_type", FieldType::Identifier),
@@ -325,6 +326,7 @@ mod tests {
             ("runtime_constraints", "gpu", json!({ "hardware_target": "9.0" })),
             ("scheduling_parameters", "max_run_time", json!("2")),
             ("scheduling_parameters", "max_run_time", json!(-5)),
+            ("scheduling_parameters", "stop_duration", json!("2m")),
             ("scheduling_parameters", "preemptible", json!("yes")),
             ("scheduling_parameters", "supervisor", json!(1)),
             ("scheduling_parameters", "dispatcher", json!(["a"])),

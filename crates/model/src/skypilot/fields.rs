@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::{
-    CommandLineValues, ParseNotes, SecretValue,
+    CommandLineValues, ParseNotes, SecretValue, config_overrides,
     recovery::{self, DurationSeconds},
     resources::{self, TaskResources},
     script::SCRIPT_BYTES_MAX,
+    service::{self, ServiceSection},
     substitute,
 };
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
         decode::{Ctx, Decode, Int, check_keys, excerpt, expect_map, is_map, optional_field, scalar, text},
         env::is_env_name,
         error::{Code, Diagnosis, SourceSpan},
-        mounts::{FileMapping, Mount, VolumeMount},
+        mounts::{FileMapping, Mount, VolumeMount, is_clonable},
         quantities::{OneOrMany, parse_duration},
         unsupported,
         yaml::{Entry, Node, Value},
@@ -76,6 +77,8 @@ pub(super) enum DocumentRole {
 pub(super) struct TaskDocument {
     pub(super) task: TaskPlan,
     pub(super) role: DocumentRole,
+    /// Present in a service that can run here.
+    pub(super) service: Option<ServiceSection>,
     pub(super) priority: Option<i32>,
     pub(super) depends_on: Vec<(String, SourceSpan)>,
     pub(super) secrets: BTreeMap<String, SecretValue>,
@@ -106,7 +109,13 @@ pub(super) fn decode(
     }
     check_keys(node, &KEYS, cx);
     report_ignored_fields(node, notes);
-    let (envs, secrets) = (envs(node, given, cx), secrets(node, given, cx, notes));
+    let overrides = config_overrides::decode(node, notes);
+    let role = match (node.field("service").is_some(), node.field("pool").is_some()) {
+        (true, _) => DocumentRole::Service,
+        (false, true) => DocumentRole::Pool,
+        (false, false) => DocumentRole::Task,
+    };
+    let (envs, secrets) = (envs(node, given, cx), secrets(node, given, role, cx, notes));
     let name: Option<Option<String>> = optional_field(node, "name", cx, || None);
     let setup: Option<Option<String>> = optional_field(node, "setup", cx, || None);
     let run: Option<Option<String>> = optional_field(node, "run", cx, || None);
@@ -116,7 +125,7 @@ pub(super) fn decode(
         Some(value) => cx.under("resources", |cx| resources::decode(value, cx, notes)),
     };
     let vars = envs.clone().unwrap_or_default();
-    let workdir = workdir(node, &vars, cx);
+    let workdir = workdir(node, &vars, cx, notes);
     let files = files(node, &vars, cx, notes);
     let volumes = volumes(node, &vars, cx, notes);
     let depends_on = depends_on(node, cx);
@@ -132,12 +141,12 @@ pub(super) fn decode(
         workdir: workdir?,
         files: files?,
         volumes: volumes?,
+        shm_size: overrides.shm_size,
     };
     bound(&script, node, notes);
-    let role = match (node.field("service").is_some(), node.field("pool").is_some()) {
-        (true, _) => DocumentRole::Service,
-        (false, true) => DocumentRole::Pool,
-        (false, false) => DocumentRole::Task,
+    let service = match role {
+        DocumentRole::Service => service::decode(node, &vars, &resources, cx, notes),
+        DocumentRole::Task | DocumentRole::Pool => None,
     };
     let task = TaskPlan {
         name: name?,
@@ -153,6 +162,7 @@ pub(super) fn decode(
     Some(TaskDocument {
         task,
         role,
+        service,
         priority: resources.priority,
         depends_on: depends_on?,
         secrets: secrets.values,
@@ -170,14 +180,6 @@ fn report_ignored_fields(node: &Node, notes: &mut ParseNotes) {
     for (key, why) in tolerated {
         if node.field(key).is_some() {
             notes.warn(node.key_span(key), key, format!("`{key}` has no effect: {why}"));
-        }
-    }
-    for key in ["config", "experimental"] {
-        let Some(Value::Map(entries)) = node.field(key).map(|value| &value.value) else { continue };
-        for entry in entries {
-            let message =
-                format!("`{key}.{}` has no effect: it configures another system", excerpt(&entry.key));
-            notes.warn(entry.key_span, format!("{key}.{}", entry.key), message);
         }
     }
 }
@@ -259,10 +261,12 @@ struct DeclaredSecrets {
     values: BTreeMap<String, SecretValue>,
 }
 
-/// Returns the secrets of the file and of the command line. One without a value parses, and cannot be launched.
+/// Returns the secrets of the file and of the command line. One without a value parses, and cannot be launched, unless
+/// it belongs to a service: there it refers to the secret of the project.
 fn secrets(
     node: &Node,
     given: &CommandLineValues,
+    role: DocumentRole,
     cx: &mut Ctx,
     notes: &mut ParseNotes,
 ) -> Option<DeclaredSecrets> {
@@ -277,6 +281,7 @@ fn secrets(
             Some(value) => {
                 values.insert(entry.key.clone(), SecretValue(value));
             }
+            None if role == DocumentRole::Service => {}
             None => {
                 let message = format!("secret `{}` has no value", entry.key);
                 let hint = format!("set it with `--secret {}=…`", entry.key);
@@ -288,7 +293,12 @@ fn secrets(
     Some(DeclaredSecrets { names, values })
 }
 
-fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option<Option<Workdir>> {
+fn workdir(
+    node: &Node,
+    vars: &BTreeMap<String, String>,
+    cx: &mut Ctx,
+    notes: &mut ParseNotes,
+) -> Option<Option<Workdir>> {
     let Some(value) = node.field("workdir") else { return Some(None) };
     let value = substitute::substitute_tree(value, vars);
     cx.under("workdir", |cx| {
@@ -299,6 +309,12 @@ fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option
         let url: Option<Option<String>> = optional_field(&value, "url", cx, || None);
         let reference: Option<Option<String>> = optional_field(&value, "ref", cx, || None);
         match url? {
+            Some(url) if !is_clonable(&url) => {
+                let message = format!("nodes cannot clone the repository `{}`", excerpt(&url));
+                let hint = "use an `https:`, `ssh:` or `git:` URL, or a local directory".to_owned();
+                notes.refuse(value.key_span("url"), "workdir.url", message, Some(hint));
+                Some(None)
+            }
             Some(url) => Some(Some(Workdir::Git { url, reference: reference? })),
             None => cx.fail(
                 Diagnosis::new(Code::MissingField, value.span, "a repository requires `url`").at("url"),
@@ -496,5 +512,12 @@ fn configuration(
         max_duration: None,
     };
     let secrets = given.secrets.clone();
-    Some(TaskDocument { task, role: DocumentRole::Task, priority, depends_on: depends_on?, secrets })
+    Some(TaskDocument {
+        task,
+        role: DocumentRole::Task,
+        service: None,
+        priority,
+        depends_on: depends_on?,
+        secrets,
+    })
 }

@@ -18,7 +18,8 @@ pub enum Infra {
     OwnInstances,
     Fleet(String),
     Place {
-        backend: String,
+        /// `None`: any backend that has the region.
+        backend: Option<String>,
         region: Option<String>,
         zone: Option<String>,
     },
@@ -32,7 +33,13 @@ impl ServerContext {
         let mut parts = text.split('/').map(str::trim).map(|part| Some(part).filter(|part| *part != "*"));
         let mut next = || parts.next().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
         let (first, second, third) = (next(), next(), next());
-        let Some(first) = first else { return Infra::Anywhere };
+        let Some(first) = first else {
+            return match (second, third) {
+                (None, None) => Infra::Anywhere,
+                (_, _) if self.backends.is_empty() => Infra::OwnInstances,
+                (region, zone) => Infra::Place { backend: None, region, zone },
+            };
+        };
         let is_fleet = |name: &&String| self.fleets.iter().any(|fleet| fleet == *name);
         if let Some(fleet) =
             second.as_ref().filter(is_fleet).filter(|_| OWNED_KINDS.contains(&first.as_str()))
@@ -44,7 +51,7 @@ impl ServerContext {
         }
         let name = if first == "k8s" { "kubernetes" } else { first.as_str() };
         if let Some(backend) = self.backends.iter().find(|backend| backend.eq_ignore_ascii_case(name)) {
-            return Infra::Place { backend: backend.clone(), region: second, zone: third };
+            return Infra::Place { backend: Some(backend.clone()), region: second, zone: third };
         }
         if self.backends.is_empty() { Infra::OwnInstances } else { Infra::Unknown }
     }
@@ -62,7 +69,7 @@ mod tests {
     #[test]
     fn infra_resolves_to_a_fleet_first_then_a_backend_then_own_instances() {
         let place = |backend: &str, region: Option<&str>, zone: Option<&str>| Infra::Place {
-            backend: backend.to_owned(),
+            backend: Some(backend.to_owned()).filter(|backend| backend != "*"),
             region: region.map(str::to_owned),
             zone: zone.map(str::to_owned),
         };
@@ -76,11 +83,13 @@ mod tests {
             ("lab", Infra::Fleet("lab".to_owned())),
             ("gcp/europe", Infra::Fleet("gcp".to_owned())),
             ("*", Infra::Anywhere),
-            ("*/us-east-1", Infra::Anywhere),
+            ("*/us-east-1", place("*", Some("us-east-1"), None)),
             ("azure", Infra::Unknown),
         ] {
             assert_eq!(rents.resolve_infra(text), want, "{text}");
         }
-        assert_eq!(site(&["local"], &[]).resolve_infra("aws/us-east-1"), Infra::OwnInstances);
+        for text in ["aws/us-east-1", "*/us-east-1"] {
+            assert_eq!(site(&["local"], &[]).resolve_infra(text), Infra::OwnInstances);
+        }
     }
 }

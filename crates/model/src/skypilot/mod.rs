@@ -1,10 +1,11 @@
-//! SkyPilot task files, and their conversion to a managed job.
+//! SkyPilot task files, and their conversion to a managed job or a service.
 //!
 //! A file holds one task, a pipeline of several documents, or a group after a header. Parsing answers two separate
 //! questions. Is the file valid? If not, there are problems, with line and hint. Can it run here? A valid but
-//! unsupported feature (a service, a machine image, a bucket) is a refusal; one without effect is a warning. So a file
+//! unsupported feature (a pool, a machine image, a bucket) is a refusal; one without effect is a warning. So a file
 //! written for elsewhere is never reported as invalid, and never silently executed in part.
 
+mod config_overrides;
 mod fields;
 mod graph;
 mod header;
@@ -14,6 +15,8 @@ mod recovery;
 mod resources;
 mod run_spec;
 mod script;
+mod service;
+mod service_spec;
 mod substitute;
 
 use std::{collections::BTreeMap, fmt};
@@ -29,6 +32,11 @@ pub use self::{
     overrides::Overrides,
     run_spec::{AttemptRunSpec, Error, JobIdentity, ServerContext, task_id},
     script::{GATE_FILE, HOSTS_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
+    service::{Balance, ReadinessProbe, ServiceSection, TargetQps},
+    service_spec::{
+        Error as ServiceError, SECRETS_VERSION, ServiceAlternative, ServiceAlternatives, ServiceFile,
+        ServiceSettings, UpdateMode, stored_secret_name, stored_secret_prefix,
+    },
 };
 use crate::{
     config::{
@@ -36,7 +44,7 @@ use crate::{
         error::{Code, Diagnosis, SourceSpan},
         yaml::{self, Node},
     },
-    managed_job::plan::{JobGroup, ManagedJobPlan, Shape, TASKS_MAX},
+    managed_job::plan::{JobGroup, ManagedJobPlan, Shape, TASKS_MAX, TaskBody},
 };
 
 /// Values from the command line: `--env` and `--secret`.
@@ -95,6 +103,10 @@ pub struct ParsedTaskFile {
     pub warnings: Vec<Diagnosis>,
     /// Reasons why it cannot run here.
     pub refusals: Vec<Diagnosis>,
+    /// The service of a service file, unless a refusal says why it cannot run here.
+    service: Option<ServiceSection>,
+    /// Reason why the file is not a job, although it can run here: the command that runs it.
+    job_refusal: Option<Diagnosis>,
 }
 
 /// A job that can be launched here.
@@ -109,8 +121,35 @@ pub struct LaunchableJob {
 impl ParsedTaskFile {
     /// Returns the job, unless something in the file is not supported here.
     pub fn into_launchable(self) -> Result<LaunchableJob, Vec<Diagnosis>> {
-        let Self { kind: _, plan, secrets, warnings, refusals } = self;
+        let Self { kind: _, plan, secrets, warnings, refusals, service: _, job_refusal } = self;
+        if let Some(refusal) = job_refusal {
+            return Err(vec![refusal]);
+        }
         if refusals.is_empty() { Ok(LaunchableJob { plan, secrets, warnings }) } else { Err(refusals) }
+    }
+
+    /// Returns the service, unless something in the file is not supported here or it contains no service.
+    pub fn into_service(self) -> Result<ServiceFile, Vec<Diagnosis>> {
+        let Self { kind, plan, mut secrets, warnings, mut refusals, service, job_refusal: _ } = self;
+        let ManagedJobPlan { name, mut tasks, .. } = plan;
+        let (task, secrets) = (tasks.pop(), secrets.pop().unwrap_or_default());
+        let task = task.map(|task| (task.body, task.candidates, task.cheapest_first, task.name));
+        match (service, task) {
+            (Some(section), Some((TaskBody::Script(script), candidates, is_cheapest_first, own)))
+                if refusals.is_empty() =>
+            {
+                let name = name.or(own);
+                Ok(ServiceFile { name, section, script, candidates, is_cheapest_first, secrets, warnings })
+            }
+            (_, _) => {
+                if kind != TaskFileKind::Service {
+                    let message = "the file contains no `service`";
+                    let refusal = Diagnosis::new(Code::MissingField, SourceSpan::NONE, message).at("service");
+                    refusals.push(refusal.hint("launch jobs with `windlass jobs launch`"));
+                }
+                Err(refusals)
+            }
+        }
     }
 }
 
@@ -159,8 +198,9 @@ pub fn parse_task_file(text: &str, given: &CommandLineValues) -> Result<ParsedTa
     let parsed = decode_documents(&documents, given, &mut cx, &mut notes);
     let problems = cx.into_problems();
     match parsed {
-        Some((kind, plan, secrets)) if problems.is_empty() => {
-            Ok(ParsedTaskFile { kind, plan, secrets, warnings: notes.warnings, refusals: notes.refusals })
+        Some(DecodedJob { kind, plan, secrets, service, job_refusal }) if problems.is_empty() => {
+            let ParseNotes { warnings, refusals } = notes;
+            Ok(ParsedTaskFile { kind, plan, secrets, warnings, refusals, service, job_refusal })
         }
         Some(_) | None => Err(problems),
     }
@@ -179,20 +219,36 @@ pub fn is_task_file(text: &str) -> bool {
     }
 }
 
+/// Returns whether a text is a task file with a service, which `windlass apply` accepts.
+pub fn is_service_file(text: &str) -> bool {
+    let documents = yaml::read_all(text).unwrap_or_default();
+    documents.iter().any(|node| node.field("service").is_some() && node.entry("type").is_none())
+}
+
 /// Returns every field that a file may have, as a path; fields of the header of a group begin with `group.`.
 pub fn known_fields() -> Vec<String> {
-    let parts: [(&str, &[&str]); 6] = [
+    let parts: [(&str, &[&str]); 10] = [
         ("group.", &header::GROUP_KEYS),
         ("", &fields::KEYS),
         ("workdir.", &fields::WORKDIR_KEYS),
         ("deadline.", &fields::DEADLINE_KEYS),
         ("resources.", &resources::KEYS),
         ("resources.job_recovery.", &recovery::KEYS),
+        ("service.", &service::KEYS),
+        ("service.readiness_probe.", &service::PROBE_KEYS),
+        ("service.replica_policy.", &service::POLICY_KEYS),
+        ("service.tls.", &service::TLS_KEYS),
     ];
     parts.iter().flat_map(|(above, keys)| keys.iter().map(move |key| format!("{above}{key}"))).collect()
 }
 
-type DecodedJob = (TaskFileKind, ManagedJobPlan, Vec<TaskSecrets>);
+struct DecodedJob {
+    kind: TaskFileKind,
+    plan: ManagedJobPlan,
+    secrets: Vec<TaskSecrets>,
+    service: Option<ServiceSection>,
+    job_refusal: Option<Diagnosis>,
+}
 
 fn decode_documents(
     documents: &[Node],
@@ -218,9 +274,14 @@ fn decode_documents(
         bodies.iter().map(|node| fields::decode(node, given, cx, notes)).collect();
     let tasks: Vec<TaskDocument> = tasks.into_iter().collect::<Option<_>>()?;
     let (kind, shape, after) = job_shape(header.as_ref(), bodies, &tasks, cx, notes)?;
-    if kind == TaskFileKind::Service || kind == TaskFileKind::Pool {
-        refuse_kind(kind, bodies, notes);
-    }
+    let job_refusal = match kind {
+        TaskFileKind::Service => refuse_service(bodies, &tasks, notes),
+        TaskFileKind::Pool => {
+            refuse_pool(bodies, notes);
+            None
+        }
+        TaskFileKind::Single | TaskFileKind::Pipeline | TaskFileKind::Dag | TaskFileKind::JobGroup => None,
+    };
     let name = header.and_then(|header| header.name).or_else(|| match tasks.as_slice() {
         [only] => only.task.name.clone(),
         _ => None,
@@ -228,31 +289,44 @@ fn decode_documents(
     let priority = tasks.iter().filter_map(|task| task.priority).max().unwrap_or(0);
     let mut secrets = Vec::with_capacity(tasks.len());
     let mut plan = Vec::with_capacity(tasks.len());
+    let mut service = None;
     for (mut document, after) in tasks.into_iter().zip(after) {
         document.task.after = after.into_iter().filter_map(|task| u32::try_from(task).ok()).collect();
         secrets.push(document.secrets);
+        service = service.or(document.service);
         plan.push(document.task);
     }
     let image_architectures = BTreeMap::new();
-    Some((kind, ManagedJobPlan { name, shape, priority, tasks: plan, image_architectures }, secrets))
+    let plan = ManagedJobPlan { name, shape, priority, tasks: plan, image_architectures };
+    Some(DecodedJob { kind, plan, secrets, service, job_refusal })
 }
 
-fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {
-    let (key, message, hint) = if kind == TaskFileKind::Pool {
-        (
-            "pool",
-            "`pool` is not supported in managed jobs",
-            "create a fleet instead: `windlass apply -f FLEET.yml`",
-        )
-    } else {
-        (
-            "service",
-            "`service` is not supported in managed jobs",
-            "run services with `windlass apply -f SERVICE.yml`",
-        )
-    };
-    for body in bodies.iter().filter(|body| body.entry(key).is_some()) {
-        notes.refuse(body.key_span(key), key, message, Some(hint.to_owned()));
+/// Refuses files with several documents and replicas with several nodes. Returns the reason why a service is no job.
+fn refuse_service(bodies: &[Node], tasks: &[TaskDocument], notes: &mut ParseNotes) -> Option<Diagnosis> {
+    let body = bodies.iter().find(|body| body.field("service").is_some())?;
+    if bodies.len() > 1 {
+        let message = "a file with a `service` has one document";
+        let hint = "write each service into a separate file".to_owned();
+        notes.refuse(body.key_span("service"), "service", message, Some(hint));
+    }
+    if tasks.iter().any(|task| task.task.nodes > 1) {
+        let message = "`num_nodes` is not supported in a service: a replica has one node";
+        notes.refuse(body.key_span("num_nodes"), "num_nodes", message, None);
+    }
+    if tasks.iter().any(|task| task.task.body.is_empty()) {
+        let message = "a service requires `run`";
+        notes.refuse(body.key_span("service"), "run", message, None);
+    }
+    let message = "a `service` is not a managed job";
+    let refusal = Diagnosis::new(Code::Unsupported, body.key_span("service"), message).at("service");
+    Some(refusal.hint("start it with `windlass serve up FILE`, or with `windlass apply -f FILE`"))
+}
+
+fn refuse_pool(bodies: &[Node], notes: &mut ParseNotes) {
+    let hint = "create a fleet instead, whose instances stay: `windlass apply -f FLEET.yml`".to_owned();
+    for body in bodies.iter().filter(|body| body.field("pool").is_some()) {
+        let message = "`pool` is not supported in managed jobs";
+        notes.refuse(body.key_span("pool"), "pool", message, Some(hint.clone()));
     }
 }
 

@@ -14,24 +14,18 @@ use crate::{
     config::{
         decode::{Ctx, Decode, Int, check_keys, excerpt, expect_map, is_map, optional_field, scalar, text},
         error::{Code, Diagnosis},
+        quantities::PositiveNumber,
         yaml::{Entry, Node, Value},
     },
     managed_job::plan::{Accelerator, Candidate, RecoveryPolicy, RequestedAmount},
 };
 
 /// Fields that are parsed and have no effect, each with the reported reason.
-const IGNORED_FIELDS: [(&str, &str); 12] = [
-    ("disk_size", "the disk of a node is fixed"),
+const IGNORED_FIELDS: [(&str, &str); 5] = [
     ("disk_tier", "the disk of a node is fixed"),
     ("network_tier", "the network of a node is fixed"),
     ("local_disk", "the disk of a node is fixed"),
-    ("instance_type", "nodes are chosen by their resources"),
     ("autostop", "nodes of a job are released when its task ends"),
-    ("max_hourly_cost", "use `max_price` of the fleet"),
-    ("cloud", "use `infra`, which selects a fleet or a backend"),
-    ("region", "use `infra`, which selects a fleet or a backend"),
-    ("zone", "use `infra`, which selects a fleet or a backend"),
-    ("volumes", "use `volumes` of the task"),
     ("priority_class", "use `priority`"),
 ];
 
@@ -195,6 +189,11 @@ fn report_ignored_fields(node: &Node, path: &str, notes: &mut ParseNotes) {
             "`accelerator_args` is not supported: it applies to TPUs, which windlass does not support";
         notes.refuse(node.key_span("accelerator_args"), format!("{path}.accelerator_args"), message, None);
     }
+    if node.field("volumes").is_some() {
+        let message = "`volumes` in `resources` is not supported: a node has the disk that its instance has";
+        let hint = "mount volumes with `volumes` of the task: `{PATH: NAME}`".to_owned();
+        notes.refuse(node.key_span("volumes"), format!("{path}.volumes"), message, Some(hint));
+    }
 }
 
 fn decode_mapping(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<ResourceMapping> {
@@ -205,7 +204,10 @@ fn decode_mapping(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes)
     let ports: Option<Option<PortList>> = optional_field(node, "ports", cx, || None);
     let labels: Option<Option<BTreeMap<String, String>>> = optional_field(node, "labels", cx, || None);
     let priority: Option<Option<Int<-1000, 1000>>> = optional_field(node, "priority", cx, || None);
-    let infra: Option<Option<String>> = optional_field(node, "infra", cx, || None);
+    let infra = infra(node, cx);
+    let max_price: Option<Option<PositiveNumber>> = optional_field(node, "max_hourly_cost", cx, || None);
+    let disk: Option<Option<DiskSize>> = optional_field(node, "disk_size", cx, || None);
+    let instance_type: Option<Option<String>> = optional_field(node, "instance_type", cx, || None);
     warn_labels(node, path, labels.as_ref().and_then(Option::as_ref), notes);
     let image = image(node, path, cx, notes);
     let recovery = recovery::field(node, cx, notes);
@@ -216,7 +218,10 @@ fn decode_mapping(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes)
         accelerator: None,
         spot: spot?,
         image: image?,
-        infra: infra?.filter(|infra| infra != "*"),
+        infra: infra?,
+        max_price: max_price?.map(|price| price.0),
+        disk: disk?.map(|size| size.0),
+        instance_type: instance_type?,
         ports: ports?.map(|ports| ports.0).unwrap_or_default(),
         labels: labels?.unwrap_or_default(),
     };
@@ -236,6 +241,29 @@ fn decode_mapping(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes)
     })
 }
 
+/// Decodes `infra`, or the older fields `cloud`, `region` and `zone`, which mean the same.
+fn infra(node: &Node, cx: &mut Ctx) -> Option<Option<String>> {
+    const PARTS: [&str; 3] = ["cloud", "region", "zone"];
+    let infra: Option<String> = optional_field(node, "infra", cx, || None)?;
+    if let (Some(_), Some(part)) = (&infra, PARTS.into_iter().find(|part| node.field(part).is_some())) {
+        cx.conflict(
+            node,
+            part,
+            format!("`infra` and `{part}` are mutually exclusive: write `infra: CLOUD/REGION/ZONE`"),
+        );
+        return None;
+    }
+    let mut parts = Vec::new();
+    for part in PARTS {
+        let value: Option<String> = optional_field(node, part, cx, || None)?;
+        parts.push(value.unwrap_or_else(|| "*".to_owned()));
+    }
+    while parts.last().is_some_and(|part| part == "*") {
+        parts.pop();
+    }
+    Some(infra.or_else(|| Some(parts.join("/"))).filter(|infra| !infra.is_empty() && infra != "*"))
+}
+
 /// Warns about labels that cannot become tags, which allow fewer characters.
 fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut ParseNotes) {
     let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
@@ -249,15 +277,32 @@ fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>
     }
 }
 
-/// Decodes `docker:IMAGE`; anything else is a machine image, which parses and cannot be launched.
+/// Returns the image of a mapping by region, if it is the same in all regions.
+fn image_of_all_regions(node: &Node) -> Option<&str> {
+    let Value::Map(entries) = &node.value else { return None };
+    let mut words = entries.iter().map(|entry| scalar(&entry.value).map(|word| word.text.as_str()));
+    let first = words.next()??;
+    words.all(|word| word == Some(first)).then_some(first)
+}
+
+/// Decodes `docker:IMAGE`, also as a mapping by region; anything else is a machine image, which parses and cannot be launched.
 fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<Option<String>> {
     let Some(value) = node.field("image_id") else { return Some(None) };
-    let word = if is_map(value) { None } else { Some(cx.under("image_id", |cx| text(value, cx))?) };
+    let word = match is_map(value) {
+        true => image_of_all_regions(value),
+        false => Some(cx.under("image_id", |cx| text(value, cx))?),
+    };
     if let Some(image) = word.and_then(|word| word.strip_prefix("docker:")) {
         if image.is_empty() {
             return cx.under("image_id", |cx| cx.invalid(value, "expected an image after `docker:`"));
         }
         return Some(Some(image.to_owned()));
+    }
+    if is_map(value) && word.is_none() {
+        let message = "`image_id` names different images by region; windlass supports one container image";
+        let hint = "list the regions in `any_of`, each with its `image_id: docker:IMAGE`".to_owned();
+        notes.refuse(node.key_span("image_id"), format!("{path}.image_id"), message, Some(hint));
+        return Some(None);
     }
     let message = "`image_id` names a machine image; windlass supports only container images";
     let hint = "use `image_id: docker:IMAGE`".to_owned();
@@ -317,13 +362,31 @@ impl Decode for MemoryRequest {
             Some(unit) => (unit.trim(), true),
             None => (rest, false),
         };
-        let factor = match unit.to_ascii_lowercase().as_str() {
-            "" | "g" | "gb" | "gi" | "gib" => 1.0,
-            "m" | "mb" | "mi" | "mib" => 1.0 / 1024.0,
-            "t" | "tb" | "ti" | "tib" => 1024.0,
-            _ => return bad(cx),
-        };
+        let Some(factor) = gigabytes_per(unit) else { return bad(cx) };
         Some(Self::Gb(RequestedAmount { of: of * factor, or_more }))
+    }
+}
+
+/// Returns the factor of a unit; without a unit, sizes are in gigabytes.
+fn gigabytes_per(unit: &str) -> Option<f64> {
+    match unit.to_ascii_lowercase().as_str() {
+        "" | "g" | "gb" | "gi" | "gib" => Some(1.0),
+        "m" | "mb" | "mi" | "mib" => Some(1.0 / 1024.0),
+        "t" | "tb" | "ti" | "tib" => Some(1024.0),
+        _ => None,
+    }
+}
+
+/// Size of a disk in gigabytes.
+struct DiskSize(f64);
+
+impl Decode for DiskSize {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        match number(word).and_then(|(of, unit)| Some(of * gigabytes_per(unit)?)) {
+            Some(size) => Some(Self(size)),
+            None => cx.invalid(node, format!("`{}` is not a size in GB such as 100 or 100GB", excerpt(word))),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     managed_job::plan::{
         Accelerator, Candidate, ManagedJobPlan, Script, Shape, TaskBody, TaskPlan, WORKDIR, Workdir,
     },
-    resources::{CpuSpec, GpuSpec, Range, ResourcesSpec},
+    resources::{CpuSpec, DiskSpec, GpuSpec, Range, ResourcesSpec},
     time::Timestamp,
 };
 
@@ -108,6 +108,7 @@ impl AttemptRunSpec {
                 let spot = spot.or(one.spot).unwrap_or(false);
                 let mut json = configuration(found, script, &one, variables, spot_policy(spot, site), site);
                 bind_to_infra(&mut json, one.infra.as_deref(), site);
+                bind_to_offers(&mut json, &one);
                 let configuration = Configuration::from_json(&json)
                     .map_err(|problems| Error::Configuration { task, problems })?;
                 Ok(Self { configuration, secrets: script.secrets.clone() })
@@ -125,13 +126,13 @@ fn spot_policy(spot: bool, site: &ServerContext) -> SpotPolicy {
 }
 
 /// Restricts a configuration to the meaning of its `infra`.
-fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &ServerContext) {
+pub(super) fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &ServerContext) {
     let Some(text) = infra else { return };
     match site.resolve_infra(text) {
         Infra::Anywhere | Infra::OwnInstances => {}
         Infra::Fleet(fleet) => json["fleets"] = json!([fleet]),
         Infra::Place { backend, region, zone } => {
-            json["backends"] = json!([backend]);
+            json["backends"] = backend.map_or(serde_json::Value::Null, |backend| json!([backend]));
             json["regions"] = region.map_or(serde_json::Value::Null, |region| json!([region]));
             json["availability_zones"] = zone.map_or(serde_json::Value::Null, |zone| json!([zone]));
         }
@@ -141,6 +142,12 @@ fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Serve
             json["fleets"] = json!([name]);
         }
     }
+}
+
+/// Restricts a configuration to instances of a type and a price.
+pub(super) fn bind_to_offers(json: &mut serde_json::Value, one: &Candidate) {
+    json["max_price"] = json!(one.max_price);
+    json["instance_types"] = json!(one.instance_type.as_ref().map(|name| [name]));
 }
 
 /// Returns the environment of every process of the task, the same on each node.
@@ -194,9 +201,7 @@ fn configuration(
         None => {}
         // Comes first, since files may be copied into it.
         Some(Workdir::Local(path)) => files.insert(0, json!({ "local_path": path, "path": WORKDIR })),
-        Some(Workdir::Git { url, reference }) => {
-            repos.push(json!({ "url": url, "branch": reference, "path": WORKDIR }));
-        }
+        Some(Workdir::Git { url, reference }) => repos.push(git_workdir(url, reference.as_deref())),
     }
     json!({
         "type": "task",
@@ -205,7 +210,7 @@ fn configuration(
         "nodes": task.nodes,
         "env": env,
         "image": one.image,
-        "resources": resources(one),
+        "resources": ResourcesSpec { shm_size: script.shm_size, ..resources(one) },
         "ports": one.ports,
         "files": files,
         "repos": repos,
@@ -218,8 +223,15 @@ fn configuration(
     })
 }
 
+/// Returns the repository of a working directory. `reference` is a commit, or else a branch or a tag.
+pub(super) fn git_workdir(url: &str, reference: Option<&str>) -> serde_json::Value {
+    let is_commit = |text: &&str| text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let (commit, branch) = (reference.filter(is_commit), reference.filter(|text| !is_commit(text)));
+    json!({ "url": url, "branch": branch, "hash": commit, "path": WORKDIR })
+}
+
 /// Returns the labels that are valid tags; the parser of the file warns about the others.
-fn tags(labels: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
+pub(super) fn tags(labels: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
     let kept = labels.iter().filter(|(key, value)| is_tag(key, value));
     kept.map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
@@ -232,14 +244,14 @@ pub(super) fn is_tag(key: &str, value: &str) -> bool {
 
 /// Returns the resources that a candidate requests. `4` means at least four here: an existing instance is shared, not
 /// ordered, and unspecified resources are not required.
-fn resources(one: &Candidate) -> ResourcesSpec {
+pub(super) fn resources(one: &Candidate) -> ResourcesSpec {
     let cpus = one.cpus.map_or(1, |cpus| cpus.of.ceil().max(1.0) as u32);
     ResourcesSpec {
         cpu: CpuSpec { arch: None, count: Range::at_least(cpus) },
         memory: Range::at_least(one.memory.map_or(0.0, |memory| memory.of)),
         shm_size: None,
         gpu: Some(one.accelerator.as_ref().map_or(GpuSpec::count(Range::at_least(0)), gpu)),
-        disk: None,
+        disk: one.disk.map(|size| DiskSpec { size: Range::at_least(size) }),
     }
 }
 

@@ -86,6 +86,14 @@ pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String
     lines.join("\n")
 }
 
+/// Number of the replica, from 1.
+const REPLICA_ID: &str = r#"export SKYPILOT_SERVE_REPLICA_ID="$((${WINDLASS_REPLICA_NUM:-0} + 1))""#;
+
+/// Returns the bash program of one replica of a service.
+pub(super) fn service_program(script: &Script, private_home: bool) -> String {
+    format!("{REPLICA_ID}\n{}", program(script, 1, private_home))
+}
+
 /// Returns a command that runs one script in a separate shell.
 fn shell(variables: &[(&str, &str)], text: &str) -> String {
     // Messages of the interactive shell are discarded; the subshell has the task's streams.
@@ -96,5 +104,7 @@ fn shell(variables: &[(&str, &str)], text: &str) -> String {
     // The text is an argument, so that it is quoted once, and it is evaluated line by line, as a script is: the lines
     // before a syntax error are executed.
     script.push_str("cd ~/sky_workdir\nwindlass_text=$1; shift; eval \"$windlass_text\"\n)");
-    format!("/bin/bash -i -c {} /bin/bash {} 3>&2 2>/dev/null", quote(&script), quote(text))
+    // `${{` is a reference in commands: two quotes between its characters change nothing for the shell.
+    let text = quote(text).replace("${{", "$''{{");
+    format!("/bin/bash -i -c {} /bin/bash {text} 3>&2 2>/dev/null", quote(&script))
 }

@@ -1,5 +1,7 @@
 //! Managed jobs, scenario by scenario.
 
+use std::collections::BTreeMap;
+
 use windlass_model::{
     deadline_policy::Market,
     decide::managed_jobs::{
@@ -8,6 +10,7 @@ use windlass_model::{
         internal_error,
         slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant_slots, job_schedule},
     },
+    id::ProjectId,
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{Event, RecoverySource, ScheduleState, Status, record::NodeLocation},
     skypilot::Phase,
@@ -61,7 +64,9 @@ fn a_failed_setup_is_distinguished_from_a_failed_program() {
     let end = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(3)) };
     fixture.running(0, "east").observe(0, ended_observation(end));
     assert_eq!(fixture.statuses(), ["FAILED_SETUP"]);
-    assert!(fixture.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
+    assert!(
+        fixture.records[0].failure_reason.as_ref().unwrap().contains("the commands exited with status 3")
+    );
     let mut fixture = started(ONE);
     fixture.running(0, "east").observe(0, failure(3));
     assert_eq!(fixture.statuses(), ["FAILED"]);
@@ -162,6 +167,43 @@ fn three_container_creation_errors_end_a_task_as_failed_prechecks() {
             .run_until_stable();
     }
     assert_eq!(fixture.statuses(), ["FAILED_PRECHECKS"]);
+}
+
+#[test]
+fn a_program_that_does_not_exist_fails_the_setup_at_once() {
+    let end = NodeEnd {
+        detail: Some(TerminationDetail::SetupFailed),
+        phase: Some(Phase::Setup),
+        ..ended(Reason::ExecutorError, None)
+    };
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, ended_observation(end.clone()));
+    assert_eq!((fixture.statuses(), fixture.last_submit().attempt), (vec!["FAILED_SETUP"], 1));
+    let mut fixture = started(ONE);
+    fixture.observe(0, ended_observation(end));
+    assert_eq!((fixture.statuses(), fixture.last_submit().attempt), (vec!["FAILED_SETUP"], 1));
+}
+
+#[test]
+fn a_third_failed_start_in_a_row_ends_the_task_and_a_loss_of_nodes_resets_the_count() {
+    let not_started = || ended_observation(ended(Reason::ExecutorError, None));
+    let mut fixture = started(ONE);
+    fixture.running(0, "east").observe(0, not_started()).running(0, "west").observe(0, not_started());
+    assert_eq!(fixture.statuses(), ["RECOVERING"]);
+    fixture.running(0, "east").observe(0, loss()).running(0, "west").observe(0, not_started());
+    fixture.running(0, "east").observe(0, not_started());
+    assert_eq!(fixture.statuses(), ["RECOVERING"]);
+    fixture.running(0, "west").observe(0, not_started());
+    assert_eq!(fixture.statuses(), ["FAILED"]);
+    assert!(
+        fixture.records[0].failure_reason.as_ref().unwrap().starts_with("failed to start 3 times in a row")
+    );
+    // A program that ran for some time had started.
+    let mut fixture = started(ONE);
+    for _ in 0..4 {
+        fixture.running(0, "east").wait(60).observe(0, not_started());
+    }
+    assert_eq!(fixture.statuses(), ["RECOVERING"]);
 }
 
 #[test]
@@ -275,11 +317,36 @@ fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
 fn listed_exit_codes_are_always_restarted_without_being_counted() {
     let mut fixture = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
     for _ in 0..5 {
-        fixture.running(0, "east").observe(0, failure(33));
+        fixture.running(0, "east").wait(60).observe(0, failure(33));
     }
     assert_eq!((fixture.statuses(), fixture.records[0].restarts_on_errors), (vec!["RECOVERING"], 0));
     fixture.running(0, "east").observe(0, failure(34));
     assert_eq!((fixture.statuses(), fixture.records[0].recovery_count), (vec!["FAILED"], 5));
+}
+
+#[test]
+fn restarts_of_a_program_that_fails_right_after_its_start_are_delayed_more_and_more() {
+    let mut fixture = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
+    for _ in 0..3 {
+        fixture.running(0, "east").observe(0, failure(33));
+        assert_eq!(fixture.records[0].next_retry_at, None);
+    }
+    let mut delays = Vec::new();
+    for _ in 0..2 {
+        fixture.running(0, "east").observe(0, failure(33));
+        let (now, attempt) = (fixture.now, fixture.last_submit().attempt);
+        let at = fixture.records[0].next_retry_at.unwrap();
+        assert_eq!(fixture.statuses(), ["RECOVERING"]);
+        fixture.run_until_stable();
+        assert_eq!(fixture.last_submit().attempt, attempt, "not before its time");
+        delays.push(at.since(now));
+        fixture.wait(at.since(now).as_secs() + 1).run_until_stable();
+        assert_eq!(fixture.last_submit().attempt, attempt + 1);
+    }
+    assert!(delays[0].as_secs() > 5 && delays[1] > delays[0], "{delays:?}");
+    // A program that ran for a minute is started again at once.
+    fixture.running(0, "east").wait(60).observe(0, failure(33));
+    assert_eq!((fixture.records[0].next_retry_at, fixture.records[0].early_failures), (None, 0));
 }
 
 #[test]
@@ -602,10 +669,17 @@ fn m5_a_group_takes_a_slot_for_each_launch() {
 
 #[test]
 fn m5_slots_go_by_priority_then_age_and_a_blocked_job_blocks_no_other() {
-    let waiting = |job, priority, alive| SlotRequest { job, task: 0, priority, has_alive_slot: alive };
+    let waiting = |job, priority, has_alive_slot| SlotRequest {
+        project: ProjectId(uuid::Uuid::nil()),
+        weight: 1,
+        job,
+        task: 0,
+        priority,
+        has_alive_slot,
+    };
     let queue = [waiting(3, 0, false), waiting(1, 0, false), waiting(2, 10, false), waiting(4, -5, true)];
     let names =
-        |limits, in_use| grant_slots(&queue, limits, in_use).iter().map(|w| w.job).collect::<Vec<_>>();
+        |limits, in_use| grant_slots(&queue, limits, in_use, None).iter().map(|w| w.job).collect::<Vec<_>>();
     let limits = |max_launching, max_alive| SlotLimits { max_launching, max_alive };
     assert_eq!(names(limits(9, 9), SlotUsage::default()), [2, 1, 3, 4]);
     assert_eq!(names(limits(2, 9), SlotUsage::default()), [2, 1]);
@@ -616,6 +690,39 @@ fn m5_slots_go_by_priority_then_age_and_a_blocked_job_blocks_no_other() {
         "the living need no alive slot"
     );
     assert_eq!(names(limits(9, 9), SlotUsage { launching: 20, alive: 20 }), Vec::<u64>::new());
+}
+
+#[test]
+fn projects_take_turns_for_launch_slots_and_leave_some_to_others() {
+    let project = |number| ProjectId(uuid::Uuid::from_u128(number));
+    let waiting = |owner, weight, job| SlotRequest {
+        project: project(owner),
+        weight,
+        job,
+        task: 0,
+        priority: if owner == 1 { 100 } else { 0 },
+        has_alive_slot: false,
+    };
+    let limits = SlotLimits { max_launching: 8, max_alive: 99 };
+    let grant = |queue: &[SlotRequest], held: &[(u128, u32)]| -> Vec<u64> {
+        let held: BTreeMap<ProjectId, u32> =
+            held.iter().map(|(owner, count)| (project(*owner), *count)).collect();
+        let in_use = SlotUsage { launching: held.values().sum(), alive: 0 };
+        grant_slots(queue, limits, in_use, Some(&held)).iter().map(|granted| granted.job).collect()
+    };
+    // A high priority does not get a project ahead of others.
+    let first: Vec<SlotRequest> = (1..=20).map(|job| waiting(1, 1, job)).collect();
+    let both = [&first[..], &[waiting(2, 1, 30), waiting(2, 1, 31)]].concat();
+    assert_eq!(grant(&both, &[]), [1, 30, 2, 31, 3, 4]);
+    // Alone, it leaves a quarter to projects that come later; each of those gets one.
+    assert_eq!(grant(&first, &[]), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(grant(&both, &[(1, 6)]), [30]);
+    assert_eq!(grant(&[waiting(3, 1, 40)], &[(1, 6), (2, 1)]), [40]);
+    assert_eq!(grant(&first, &[(1, 6)]), Vec::<u64>::new());
+    // With twice the weight, it gets twice as many.
+    let weighted: Vec<SlotRequest> =
+        (1..=9).map(|job| waiting(1, 2, job)).chain((30..39).map(|job| waiting(2, 1, job))).collect();
+    assert_eq!(grant(&weighted, &[]), [1, 30, 2, 3, 31, 4, 32]);
 }
 
 #[test]

@@ -129,6 +129,32 @@ fn a_graceful_cancel_tells_the_run_how_long_it_has() {
 }
 
 #[test]
+fn a_cancelled_task_reports_that_its_program_was_killed_after_the_grace_period() {
+    let killed = || ended_observation(ended(Reason::TerminatedByUser, Some(137)));
+    for (grace, end, expected) in [
+        (
+            Some(Span::secs(3)),
+            killed(),
+            "a user cancelled the job; its program was still running after 3 s and was killed",
+        ),
+        (
+            Some(Span::secs(3)),
+            ended_observation(ended(Reason::TerminatedByUser, Some(0))),
+            "a user cancelled the job",
+        ),
+        // Without a grace period it is killed at once, as requested.
+        (None, killed(), "a user cancelled the job"),
+    ] {
+        let mut fixture = started(ONE);
+        fixture.running(0, "east");
+        fixture.cancel = Some(CancelRequest { grace });
+        fixture.observe(0, end);
+        assert_eq!(fixture.statuses(), ["CANCELLED"]);
+        assert_eq!(fixture.records[0].failure_reason.as_deref(), Some(expected));
+    }
+}
+
+#[test]
 fn a_run_stopped_by_a_user_cancels_its_task() {
     let mut fixture = started(ONE);
     fixture.running(0, "east").observe(0, ended_observation(ended(Reason::TerminatedByUser, None)));

@@ -10,6 +10,7 @@ use windlass_model::{
         decide, internal_error,
         slots::{SlotLimits, SlotRequest, SlotUsage, apply_grant, grant_slots},
     },
+    id::ProjectId,
     job::TerminationReason as Reason,
     managed_job::{
         self, ScheduleEvent, ScheduleState, Status,
@@ -193,9 +194,16 @@ impl ManagedJobFixture {
         let queue: Vec<SlotRequest> = decision
             .waiting_for_slot
             .iter()
-            .map(|task| SlotRequest { job: 1, task: *task, priority: 0, has_alive_slot: in_use.alive > 0 })
+            .map(|task| SlotRequest {
+                project: ProjectId(uuid::Uuid::nil()),
+                weight: 1,
+                job: 1,
+                task: *task,
+                priority: 0,
+                has_alive_slot: in_use.alive > 0,
+            })
             .collect();
-        for waiting in grant_slots(&queue, self.limits, in_use) {
+        for waiting in grant_slots(&queue, self.limits, in_use, None) {
             let record = &self.records[waiting.task as usize];
             let from = record.status;
             let (next, event) = apply_grant(record, self.now).unwrap();

@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use uuid::Uuid;
 use windlass_model::{
+    config::run::RunClass,
     explain::{Shortfall, refusal_summary},
-    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId, UserId},
     money::Price,
     plan::{
         blocks::Blocks,
@@ -15,6 +16,7 @@ use windlass_model::{
             NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness, ReplicaPlacement, WaitingNode,
             WaitingReplica, place_replicas,
         },
+        quota::{Quota, QuotaResource},
     },
     resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
     time::{Span, Timestamp},
@@ -82,6 +84,7 @@ pub(super) fn fleet(n: u128, name: &str) -> FleetSnapshot {
         instance_nums: BTreeSet::new(),
         limits: InstanceNeeds::default(),
         blocks: Blocks::Count(1),
+        preemption: None,
     }
 }
 
@@ -100,7 +103,12 @@ pub(super) fn instance(n: u128, fleet: &FleetSnapshot, offer: Offer) -> Instance
 }
 
 pub(super) fn held(n: u128, blocks: u32, until: Option<i64>) -> BlockHold {
-    BlockHold { job: SubmissionId(uuid(n)), blocks, until: until.map(Timestamp::from_secs) }
+    BlockHold {
+        job: SubmissionId(uuid(n)),
+        blocks,
+        until: until.map(Timestamp::from_secs),
+        is_preempted: false,
+    }
 }
 
 /// Returns a run of one replica, named by its number, waiting since that second.
@@ -110,16 +118,20 @@ pub(super) fn waiting(n: u128, since: i64, nodes: Vec<InstanceNeeds>) -> Waiting
         needs: Arc::new(needs),
     };
     WaitingReplica {
+        user: UserId(uuid(1)),
         project: ProjectId(uuid(1)),
         run: RunId(uuid(n)),
         replica_num: 0,
+        class: RunClass::Normal,
         priority: 0,
         since: Timestamp::from_secs(since),
         nodes: nodes.into_iter().enumerate().map(node).collect(),
         fleet_choice: FleetChoice::Choose,
+        usable_fleets: None,
         fleets: None,
         creation: InstanceCreation::ReuseOrCreate,
         max_duration: None,
+        resubmitted_at: None,
     }
 }
 
@@ -161,8 +173,8 @@ fn check(queue: &[WaitingReplica], inventory: &Inventory, expect: &[&str]) {
     assert_eq!(message, expect);
 }
 
-fn stock(fleet: FleetSnapshot, instances: Vec<InstanceSnapshot>) -> Inventory {
-    Inventory { fleets: vec![fleet], instances, offers: Vec::new() }
+pub(super) fn stock(fleet: FleetSnapshot, instances: Vec<InstanceSnapshot>) -> Inventory {
+    Inventory { fleets: vec![fleet], instances, offers: Vec::new(), ..Inventory::default() }
 }
 
 #[test]
@@ -228,7 +240,8 @@ fn the_local_instance_is_refused_once_though_it_is_also_an_offer() {
     };
     let local = Offer { backend: "local".into(), ..offer(host(4, 0), 1, 0.0) };
     let there = instance(1, &f, local.clone());
-    let inventory = Inventory { fleets: vec![f], instances: vec![there], offers: vec![local] };
+    let inventory =
+        Inventory { fleets: vec![f], instances: vec![there], offers: vec![local], ..Inventory::default() };
     let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     let PlacementOutcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
     let message: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
@@ -264,7 +277,7 @@ fn idle_instances_are_preferred_to_new_ones_and_cheap_offers_to_expensive_ones()
     let f = FleetSnapshot { can_create: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
     let idle = instance(1, &f, offer(host(4, 0), 1, 9.0));
     let offers = vec![offer(host(8, 0), 1, 3.0), offer(host(4, 0), 1, 1.0)];
-    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
+    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers, ..Inventory::default() };
     let queue = [waiting(1, 0, vec![needs(2, 0)]), waiting(2, 1, vec![needs(2, 0)])];
     check(&queue, &inventory, &["1: f1 i1x1", "2: f1 new2(o1x1 o0x1)"]);
 }
@@ -277,8 +290,12 @@ fn r23_a_placeholder_takes_an_instance_number_and_counts_toward_the_maximum() {
         instance_nums: BTreeSet::from([1]),
         ..fleet(1, "f")
     };
-    let inventory =
-        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
+    let inventory = Inventory {
+        fleets: vec![f],
+        instances: Vec::new(),
+        offers: vec![offer(host(4, 0), 1, 1.0)],
+        ..Inventory::default()
+    };
     let queue: Vec<_> = (1..=3).map(|n| waiting(n, n as i64, vec![needs(2, 0)])).collect();
     check(
         &queue,
@@ -303,8 +320,12 @@ fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String 
         ..fleet(1, "f")
     };
     let misfit = InstanceSnapshot { is_kept: stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
-    let inventory =
-        Inventory { fleets: vec![f], instances: vec![misfit], offers: vec![offer(host(8, 0), 1, 1.0)] };
+    let inventory = Inventory {
+        fleets: vec![f],
+        instances: vec![misfit],
+        offers: vec![offer(host(8, 0), 1, 1.0)],
+        ..Inventory::default()
+    };
     let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     match &placements[0].outcome {
         PlacementOutcome::Waits { .. } => "waits".to_owned(),
@@ -342,7 +363,8 @@ fn r2_a_multi_node_job_waits_for_a_full_fleet_only_if_room_may_become_free() {
         let misfit = InstanceSnapshot { is_kept: stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
         let fits = instance(2, &f, offer(host(8, 0), 1, 0.0));
         let offers = vec![offer(host(8, 0), 1, 1.0)];
-        let inventory = Inventory { fleets: vec![f], instances: vec![misfit, fits], offers };
+        let inventory =
+            Inventory { fleets: vec![f], instances: vec![misfit, fits], offers, ..Inventory::default() };
         let placements = place_replicas(&[waiting(1, 0, vec![needs(8, 0), needs(8, 0)])], &inventory, NOW);
         let outcome = &placements[0].outcome;
         assert_eq!(matches!(outcome, PlacementOutcome::Waits { .. }), waits, "{outcome:?}");
@@ -353,8 +375,12 @@ fn r2_a_multi_node_job_waits_for_a_full_fleet_only_if_room_may_become_free() {
 #[test]
 fn creation_policy_reuse_never_creates_an_instance() {
     let f = FleetSnapshot { can_create: true, ..fleet(1, "f") };
-    let inventory =
-        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
+    let inventory = Inventory {
+        fleets: vec![f],
+        instances: Vec::new(),
+        offers: vec![offer(host(4, 0), 1, 1.0)],
+        ..Inventory::default()
+    };
     let reuse = WaitingReplica { creation: InstanceCreation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
     check(
         &[reuse],
@@ -369,15 +395,19 @@ fn a_fleets_own_limits_hold_for_new_instances() {
     let limits = InstanceNeeds { max_price: Some(Price::from_dollars(2.0)), ..InstanceNeeds::default() };
     let f = FleetSnapshot { can_create: true, limits, ..fleet(1, "f") };
     let offers = vec![offer(host(4, 0), 1, 3.0), offer(host(16, 0), 1, 1.5)];
-    let inventory = Inventory { fleets: vec![f], instances: Vec::new(), offers };
+    let inventory = Inventory { fleets: vec![f], instances: Vec::new(), offers, ..Inventory::default() };
     check(&[waiting(1, 0, vec![needs(2, 0)])], &inventory, &["1: f1 new0(o1x1)"]);
 }
 
 #[test]
 fn new_instances_are_split_into_blocks_as_the_fleet_configures() {
     let f = FleetSnapshot { can_create: true, blocks: Blocks::Auto, ..fleet(1, "f") };
-    let inventory =
-        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(32, 8), 1, 1.0)] };
+    let inventory = Inventory {
+        fleets: vec![f],
+        instances: Vec::new(),
+        offers: vec![offer(host(32, 8), 1, 1.0)],
+        ..Inventory::default()
+    };
     let placements = place_replicas(&[waiting(1, 0, vec![needs(2, 2)])], &inventory, NOW);
     let PlacementOutcome::Placed { seats, .. } = &placements[0].outcome else { panic!("{placements:?}") };
     let NodePlacement::New { offers, .. } = &seats[0] else { panic!("{seats:?}") };
@@ -399,7 +429,7 @@ fn followers_take_the_fleet_that_replica_0_chose() {
         ..waiting(1, 0, vec![needs(1, 0)])
     };
     second.nodes[0].job = SubmissionId(uuid(77));
-    let inventory = Inventory { fleets: vec![f, g], instances, offers: Vec::new() };
+    let inventory = Inventory { fleets: vec![f, g], instances, offers: Vec::new(), ..Inventory::default() };
     check(&[second.clone(), first], &inventory, &["1: f1 i1x1", "1: f1 i2x1"]);
     let alone = ["1: waits, every fleet: waits until job 0 of replica 0 has chosen the fleet \
                   (wait for job 0 of replica 0)"];
@@ -425,8 +455,8 @@ fn r9_several_nodes_go_to_one_region_or_nowhere() {
         &[waiting(1, 0, nodes())],
         &stock(f.clone(), vec![here(1), there(2)]),
         &[
-            "1: never, fleet f, ssh here: needs 2 whole instances in one location: 1 free now, at most 1 possible \
-         (set `nodes` to at most 1, or add instances to the fleet); and 1 other place does not fit",
+            "1: never, fleet f, ssh here and 1 more: needs 2 whole instances in one location: 1 free now, at most 1 \
+         possible (set `nodes` to at most 1, or add instances to the fleet)",
         ],
     );
 }
@@ -478,7 +508,8 @@ fn several_nodes_wait_for_the_only_instance_only_if_the_fleet_creates_it() {
     let nodes = [waiting(1, 0, vec![needs(1, 0), needs(1, 0)])];
     let outcome = |f: &FleetSnapshot| {
         let offers = vec![offer(host(8, 0), 8, 0.0)];
-        let inventory = Inventory { fleets: vec![f.clone()], instances: Vec::new(), offers };
+        let inventory =
+            Inventory { fleets: vec![f.clone()], instances: Vec::new(), offers, ..Inventory::default() };
         place_replicas(&nodes, &inventory, NOW).remove(0).outcome
     };
     assert!(matches!(outcome(&none), PlacementOutcome::Never { .. }), "{:?}", outcome(&none));
@@ -497,6 +528,71 @@ fn several_nodes_do_not_wait_for_the_only_instance_if_they_may_not_use_it() {
 }
 
 #[test]
+fn several_nodes_that_may_share_the_only_instance_do_not_wait_for_a_quota_that_they_can_never_meet() {
+    let f = FleetSnapshot { instance_nums: BTreeSet::from([0]), ..fleet(1, "f") };
+    let nodes = [waiting(1, 0, vec![needs(1, 0), needs(1, 0)])];
+    let outcome = |max| {
+        let cpus = Quota {
+            project: ProjectId(uuid(1)),
+            member: None,
+            resource: QuotaResource::Cpus,
+            max: Some(max),
+            share: None,
+            used: 0,
+        };
+        let here = instance(1, &f, offer(host(8, 0), 8, 0.0));
+        let inventory = Inventory { quotas: vec![cpus], ..stock(f.clone(), vec![here]) };
+        place_replicas(&nodes, &inventory, NOW).remove(0).outcome
+    };
+    // Together they hold all of the instance.
+    assert!(matches!(outcome(7), PlacementOutcome::Never { .. }), "{:?}", outcome(7));
+    assert!(matches!(outcome(8), PlacementOutcome::Placed { .. }), "{:?}", outcome(8));
+}
+
+#[test]
+fn a_job_over_a_quota_waits_and_leaves_the_instance_to_others() {
+    let f = fleet(1, "f");
+    let here = |n, held| InstanceSnapshot { holds: held, ..instance(n, &f, offer(host(8, 0), 4, 0.0)) };
+    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 2, vec![needs(2, 0)]) };
+    let queue = [waiting(1, 0, vec![needs(2, 0)]), waiting(2, 1, vec![needs(2, 0)]), other];
+    let cpus = |max, used| Quota {
+        project: ProjectId(uuid(1)),
+        member: None,
+        resource: QuotaResource::Cpus,
+        max: Some(max),
+        share: None,
+        used,
+    };
+    let stock = |quotas| Inventory { quotas, ..stock(f.clone(), vec![here(1, vec![])]) };
+    let waits = "2: waits, quota: needs 2 of `cpu`, of which the project holds 6 and may hold 6 (wait until others of \
+                 your jobs end; `windlass quota` shows the quotas)";
+    check(&queue, &stock(vec![cpus(6, 4)]), &["1: f1 i1x1", "3: f1 i1x1", waits]);
+    check(&queue, &stock(vec![cpus(8, 4)]), &["1: f1 i1x1", "3: f1 i1x1", "2: f1 i1x1"]);
+    let never = "1: never, quota: needs 2 of `cpu`, of which the project holds 0 and may hold 1 (request less, or have an \
+                 admin raise it with `windlass quota set`)";
+    check(&queue[..1], &stock(vec![cpus(1, 0)]), &[never]);
+}
+
+#[test]
+fn nodes_of_a_gang_count_together_for_a_quota() {
+    let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
+    let instances = (1..=2).map(|n| instance(n, &f, offer(host(8, 2), 1, 0.0))).collect();
+    let gpus = |max| Quota {
+        project: ProjectId(uuid(1)),
+        member: Some(UserId(uuid(1))),
+        resource: QuotaResource::Gpus,
+        max: Some(max),
+        share: None,
+        used: 0,
+    };
+    let queue = [waiting(1, 0, vec![needs(1, 1), needs(1, 1)])];
+    let inventory = |max| Inventory { quotas: vec![gpus(max)], ..stock(f.clone(), Vec::clone(&instances)) };
+    check(&queue, &inventory(4), &["1: f1 i1x1 i2x1"]);
+    let outcome = place_replicas(&queue, &inventory(3), NOW).remove(0).outcome;
+    assert!(matches!(outcome, PlacementOutcome::Never { .. }), "{outcome:?}");
+}
+
+#[test]
 fn idle_and_new_instances_make_up_a_gang_together() {
     let f = FleetSnapshot {
         is_cluster: true,
@@ -509,7 +605,7 @@ fn idle_and_new_instances_make_up_a_gang_together() {
     let mut elsewhere = offer(host(4, 0), 1, 0.5);
     elsewhere.region = "there".into();
     let offers = vec![elsewhere, offer(host(4, 0), 1, 1.0)];
-    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
+    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers, ..Inventory::default() };
     let nodes = vec![needs(1, 0), needs(1, 0), needs(1, 0)];
     check(&[waiting(1, 0, nodes)], &inventory, &["1: f1 i1x1 new1(o1x1) new2(o1x1)"]);
 }

@@ -38,6 +38,7 @@ fn local() -> Inventory {
         instances: vec![instance(1, &fleet, local.clone())],
         fleets: vec![fleet],
         offers: vec![local],
+        ..Inventory::default()
     }
 }
 
@@ -49,6 +50,7 @@ fn a_request_larger_than_every_existing_host_is_refused_permanently() {
         instances: vec![instance(1, &ssh, offer(host(2, 0), 1, 0.0))],
         fleets: vec![ssh],
         offers: Vec::new(),
+        ..Inventory::default()
     };
     assert!(is_for_good(64, &hosts), "a fleet of hosts makes none");
 }

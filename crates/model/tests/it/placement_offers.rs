@@ -213,8 +213,21 @@ fn a_shortfall_on_the_wire_has_kind_message_and_cure() {
     let shortfall = Shortfall::Cpus { wanted: Range::at_least(8), has: 4 };
     let json = serde_json::to_value(&shortfall).unwrap();
     let expect = serde_json::json!({"kind": "cpus", "message": "needs at least 8 CPUs, has 4",
-        "cure": "lower cpu to 4", "passes": false});
+        "cure": "lower cpu to 4", "passes": false, "patch": {"resources.cpu.count": 4}});
     assert_eq!(json, expect);
+}
+
+#[test]
+fn a_shortfall_has_a_patch_only_if_one_field_of_the_configuration_resolves_it() {
+    let patch = |shortfall: Shortfall| serde_json::to_value(shortfall).unwrap()["patch"].clone();
+    let memory = Shortfall::Memory { wanted: Range::at_least(64.0), has: 62.789 };
+    assert_eq!(patch(memory), serde_json::json!({"resources.memory": "62.78GB.."}), "rounded down");
+    let gpus = |has| Shortfall::GpuCount { wanted: Range::at_least(8), has };
+    assert_eq!(patch(gpus(4)), serde_json::json!({"resources.gpu.count": 4}));
+    assert_eq!(patch(gpus(0)), serde_json::Value::Null);
+    let backend = Shortfall::NotListed { what: "backend", wanted: vec!["aws".into()], has: "gcp".into() };
+    assert_eq!(patch(backend), serde_json::json!({"backends": null}));
+    assert_eq!(patch(Shortfall::Unreachable), serde_json::Value::Null);
 }
 
 proptest! {

@@ -56,7 +56,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
         fleets[2].nodes_max = Some(fleets[2].instance_nums.len() as u32 + room);
         let offers =
             offers.into_iter().map(|(cpus, gpus, price)| offer(host(cpus, gpus), 1, f64::from(price)));
-        Inventory { fleets: fleets.to_vec(), instances, offers: offers.collect() }
+        Inventory { fleets: fleets.to_vec(), instances, offers: offers.collect(), ..Inventory::default() }
     })
 }
 
@@ -293,8 +293,12 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
             next += 1;
             queue.push(waiting(next, round * 60 + 1, vec![needs(2, 0)]));
         }
-        let inventory =
-            Inventory { fleets: vec![f.clone()], instances: instances.clone(), offers: Vec::new() };
+        let inventory = Inventory {
+            fleets: vec![f.clone()],
+            instances: instances.clone(),
+            offers: Vec::new(),
+            ..Inventory::default()
+        };
         for placement in place_replicas(&queue, &inventory, now) {
             let PlacementOutcome::Placed { seats, .. } = placement.outcome else { continue };
             if placement.run == big.run {
@@ -334,7 +338,8 @@ fn a_follower_replica_waits_until_the_fleet_is_chosen_even_if_older() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(8, 0), 1, 0.0));
     let follower = WaitingReplica { fleet_choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
-    let inventory = Inventory { fleets: vec![f], instances: vec![only], offers: Vec::new() };
+    let inventory =
+        Inventory { fleets: vec![f], instances: vec![only], offers: Vec::new(), ..Inventory::default() };
     let placements = place_replicas(&[follower], &inventory, NOW);
     assert!(matches!(placements[0].outcome, PlacementOutcome::Waits { .. }), "{placements:?}");
     assert_eq!(uuid(1), placements[0].run.0);

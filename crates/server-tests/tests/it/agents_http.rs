@@ -86,7 +86,7 @@ async fn files_reach_the_job_and_a_stop_ends_its_commands() {
     assert!(pulled.no_connections_secs.is_some(), "the runner lives and tells: {pulled:?}");
     wire.metrics(at).await.unwrap();
     let stopped = Instant::now();
-    wire.stop_job(at, 5).await.unwrap();
+    wire.stop_job(at, 5, false).await.unwrap();
     assert_eq!(kit.wait_until_ended(at).await.0, "terminated");
     print_measurement(format_args!("stop, from the call to the recorded end: {:?}", stopped.elapsed()));
     kit.discard(at).await;
@@ -117,7 +117,7 @@ async fn l2_an_older_epoch_is_refused_by_the_host() {
         wire.submit_task(at(4), &minimal_task(submission_id())).await,
         wire.terminate_task(at(4), "x", 0).await,
         wire.remove_task(at(4)).await,
-        wire.stop_job(at(4), 5).await,
+        wire.stop_job(at(4), 5, false).await,
     ] {
         assert!(matches!(refused, Err(AgentError::Fenced { epoch: 4, seen: 5 })), "{refused:?}");
     }

@@ -295,25 +295,29 @@ async fn x7_a_removed_member_loses_access_at_once(ground: &ServerFixture) {
 }
 
 /// Users of one test, each with a unique name.
-struct TestUsers<'a> {
-    server: &'a TestServer,
+pub(crate) struct TestUsers<'a> {
+    pub(crate) server: &'a TestServer,
     made: std::cell::Cell<u32>,
 }
 
 /// A user with a token, or an anonymous caller.
-struct TestUser {
-    name: String,
-    token: Option<String>,
+pub(crate) struct TestUser {
+    pub(crate) name: String,
+    pub(crate) token: Option<String>,
 }
 
-impl TestUsers<'_> {
+impl<'a> TestUsers<'a> {
+    pub(crate) fn new(server: &'a TestServer) -> Self {
+        Self { server, made: std::cell::Cell::default() }
+    }
+
     fn name(&self, kind: &str) -> String {
         self.made.set(self.made.get() + 1);
         format!("{kind}-{}", self.made.get())
     }
 
     /// A new user with this role in `main`.
-    async fn with_role(&self, role: CallerRole) -> TestUser {
+    pub(crate) async fn with_role(&self, role: CallerRole) -> TestUser {
         let (global, word) = match role {
             CallerRole::Anonymous => return TestUser { name: "nobody".into(), token: None },
             CallerRole::GlobalAdmin => ("admin", None),
@@ -344,7 +348,8 @@ impl TestUsers<'_> {
         let main = |path: &str| format!("/api/project/main/{path}");
         let post = |path: String, body: Value| TestRequest { method: "POST", path, body };
         match operation {
-            "apply_run" | "stop_runs" | "delete_runs" | "connect_job" => {
+            "apply_run" | "stop_runs" | "delete_runs" | "connect_job" | "open_terminal"
+            | "redeploy_service" => {
                 let run = json!({ "plan": { "run_spec": task("true") } });
                 let run = server.ok(token, &main("runs/apply"), run).await;
                 let names = json!({ "runs_names": [name], "abort": false });
@@ -355,6 +360,13 @@ impl TestUsers<'_> {
                     }
                     "stop_runs" => post(main("runs/stop"), names),
                     "delete_runs" => post(main("runs/delete"), names),
+                    "redeploy_service" => post(main("runs/redeploy"), json!({ "run_name": name, "num": 0 })),
+                    "open_terminal" => {
+                        let job = run["latest_job_submission"]["id"].as_str().unwrap();
+                        let query = format!("run_name={name}&job_submission_id={job}");
+                        let path = format!("{}?{query}", main("runs/terminal"));
+                        TestRequest { method: "GET", path, body: Value::Null }
+                    }
                     _ => {
                         let job = run["latest_job_submission"]["id"].as_str().unwrap();
                         let query = format!("run_name={name}&job_submission_id={job}&port=8000");
@@ -434,7 +446,11 @@ impl TestRequest {
             .header("host", &server.authority)
             .header("content-type", "application/json");
         if self.method == "GET" {
-            request = request.header("upgrade", "tcp").header("connection", "upgrade");
+            request = request
+                .header("upgrade", "tcp")
+                .header("connection", "upgrade")
+                .header("sec-websocket-key", "x3JJHMbDL1EzLkh9GBhXDw==")
+                .header("sec-websocket-protocol", "windlass.terminal.v1");
         }
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -449,7 +465,7 @@ impl TestRequest {
 /// of `docs/reference/rights.md`.
 async fn access_to_objects_of_others_matches_the_rights_table(ground: &ServerFixture) {
     let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
-    let users = TestUsers { server: &server, made: std::cell::Cell::default() };
+    let users = TestUsers::new(&server);
     let mut tried = 0;
     for entry in operations::table().into_iter().filter(|entry| entry.access.depends_on_owner()) {
         for role in CallerRole::ALL {

@@ -74,6 +74,9 @@ fn new_job(
         job_spec: "{}".into(),
         secrets_sealed: Some(vec![1, 2]),
         priority: 50,
+        preemptible: "never".into(),
+        preempted_before: 0,
+        queued_at: None,
     }
 }
 

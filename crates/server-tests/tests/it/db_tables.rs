@@ -163,7 +163,7 @@ async fn projects_list_their_members(db: &Db) {
     }
     write(
         db,
-        Unit::new().and([projects::update(project, true, Some("https://example.org/t"), Some("base:1"))]),
+        Unit::new().and([projects::update(project, true, Some("https://example.org/t"), Some("base:1"), 3)]),
     )
     .await;
     assert!(projects::find(db, "main", user).await.unwrap().unwrap().0.is_public);
@@ -384,7 +384,12 @@ async fn fleets_and_their_instances_are_stored_and_listed(db: &Db) {
     assert_eq!(found, fleets::find(db, id).await.unwrap().unwrap());
     assert_eq!(fleets::sealed_column(db, id).await.unwrap().unwrap(), [4]);
     write(db, Unit::new().and([fleets::set_spec(id, r#"{"b":1}"#, None)])).await;
-    let query = fleets::Query { projects: Some(vec![made.project]), only_active: true, page: full_page() };
+    let query = fleets::Query {
+        projects: Some(vec![made.project]),
+        only_active: true,
+        page: full_page(),
+        ..fleets::Query::default()
+    };
     assert_eq!(fleets::list(db, &query).await.unwrap()[0].spec, r#"{"b":1}"#);
 
     let one = InstanceId(db.new_id().unwrap());
@@ -398,12 +403,13 @@ async fn fleets_and_their_instances_are_stored_and_listed(db: &Db) {
     assert_eq!(found[0], instances::find(db, one).await.unwrap().unwrap());
     assert_eq!(found[0].price, Some(0.25));
     assert_eq!(instances::sealed_columns(db, one).await.unwrap(), (Some(vec![6]), None));
-    assert!(instances::job_names(db, &[one]).await.unwrap().is_empty());
+    assert!(instances::job_names(db, &[one], None).await.unwrap().is_empty());
     let query = instances::Query {
         projects: Some(vec![made.project]),
         fleets: Some(vec![id]),
         only_active: true,
         page: Page { limit: 1, ..Page::default() },
+        ..instances::Query::default()
     };
     let first = instances::list(db, &query).await.unwrap();
     let rest = Page { time: Some(first[0].created_at), id: Some(first[0].id.0), ..full_page() };
@@ -423,7 +429,7 @@ async fn a_fleet_in_use_is_not_deleted(db: &Db) {
                VALUES ($1, $2, $3, 'train-0-0', 0, 0, 0, 'running', '{}', $4, now_us(), now_us())";
     write(db, Unit::new().exec(sql, params![job, run, made.project, instance])).await;
     assert_eq!(jobs::list_by_instance(db, instance).await.unwrap().len(), 1);
-    assert_eq!(instances::job_names(db, &[instance]).await.unwrap()[0].1, "train-0-0");
+    assert_eq!(instances::job_names(db, &[instance], None).await.unwrap()[0].1, "train-0-0");
     let delete = || Unit::new().and([fleets::request_delete(id)]);
     assert_eq!(db.write(delete()).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     write(db, Unit::new().exec("UPDATE jobs SET finished = TRUE WHERE id = $1", params![job])).await;

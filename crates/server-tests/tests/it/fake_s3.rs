@@ -78,6 +78,7 @@ impl FakeS3 {
             port: self.port,
             tls: false,
             roots: None,
+            credentials: None,
         };
         let identity = S3Credentials {
             key: KEY.into(),

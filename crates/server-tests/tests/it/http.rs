@@ -195,8 +195,8 @@ impl TestServer {
         let stream = TcpStream::connect(&self.authority).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
-        // The feed of changes does not end: its first message is returned.
-        let is_feed = request.uri().path() == "/api/changes/stream";
+        // These feeds do not end: their first message is returned.
+        let is_feed = ["/api/changes/stream", "/api/metrics/stream"].contains(&request.uri().path());
         let response = sender.send_request(request).await.unwrap();
         let status = response.status().as_u16();
         if is_feed && status == 200 {

@@ -102,8 +102,9 @@ async fn listing_runs_takes_a_constant_number_of_queries(ground: &ServerFixture)
         assert_eq!(runs.len(), 5 * (round + 1));
         costs.push(counter.0.load(Ordering::SeqCst));
     }
-    // The rows of the list, its runs that were not cached as finished, and their jobs.
-    assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 3), "queries per list: {costs:?}");
+    // The rows of the list, its runs that were not cached as finished, their jobs, and the queue of the project, because
+    // runs of the list wait in it.
+    assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 4), "queries per list: {costs:?}");
     app.db().close().await;
 }
 

@@ -112,6 +112,10 @@ async fn costs_are_limited_to_the_requested_period(ground: &ServerFixture) {
     server.stop().await;
 }
 
+fn words(all: [&str; 2]) -> Vec<String> {
+    all.map(str::to_owned).to_vec()
+}
+
 async fn gpus_are_grouped_by_the_requested_fields(ground: &ServerFixture) {
     let server = ground.start().await;
     insert_hosts(&server).await;
@@ -134,6 +138,21 @@ async fn gpus_are_grouped_by_the_requested_fields(ground: &ServerFixture) {
     let split = server.admin("/api/project/main/gpus/list", split).await["gpus"][0].clone();
     assert_eq!((&split["backend"], &split["backends"]), (&json!("remote"), &Value::Null));
     assert!(split["region"].is_string() && split["count"] == json!({ "min": 2, "max": 2 }), "{split}");
+    let other = kind.to_string().replace("H100", "A10").replace("h100x2", "a10x2");
+    write(
+        &server,
+        "UPDATE instances SET status = 'idle', finished = FALSE, finished_at = NULL, total_blocks = 1, price = 1.0, \
+         instance_type = $1 WHERE instance_num = 1",
+        params![other],
+    )
+    .await;
+    let ordered = async |reverse: bool| {
+        let request = json!({ "run_spec": spec, "reverse": reverse });
+        let found = server.admin("/api/project/main/gpus/list", request).await;
+        let gpus = found["gpus"].as_array().unwrap().iter();
+        gpus.map(|gpu| gpu["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((ordered(false).await, ordered(true).await), (words(["A10", "H100"]), words(["H100", "A10"])));
     for (wrong, code) in [(["region"], 400), (["colour"], 422)] {
         let body = list(&wrong).to_string();
         let (status, answer) = server.post(ADMIN_TOKEN, "/api/project/main/gpus/list", &body).await;

@@ -18,7 +18,6 @@ on_both! {
     managed_jobs_and_instances_are_explained
     a_timeline_shows_the_phases_of_a_run_and_of_earlier_ones
     variants_of_a_run_are_planned
-    a_service_lists_its_stored_deployments
 }
 
 async fn submit(server: &TestServer, project: &str, name: &str, priority: i64) -> Value {
@@ -50,7 +49,9 @@ async fn a_waiting_run_is_explained_with_its_refusals_and_cures(ground: &ServerF
     exec(&server, "UPDATE jobs SET shortfalls = $1", params![refusals()]).await;
     for body in [json!({ "run_name": "second" }), json!({ "id": run["id"] })] {
         let why = server.admin("/api/project/main/runs/why", body).await;
-        assert_eq!(why["sentence"], "It will not start as it is: one needs 8 CPUs, has 2.");
+        // The sentence of the run itself, which lists show.
+        let read = server.admin("/api/project/main/runs/get", json!({ "run_name": "second" })).await;
+        assert_eq!((&why["sentence"], &read["reason"]), (&json!("waiting for its turn"), &why["sentence"]));
         let job = &why["jobs"][0];
         assert_eq!((&job["position"], &job["in_front"][0]["run"]), (&json!(1), &json!("first")));
         assert_eq!((&job["left_out"], &job["refusals"][0]["place_kind"]), (&json!(2), &json!("instance")));
@@ -110,8 +111,12 @@ async fn the_queue_lists_runs_in_their_order(ground: &ServerFixture) {
     let queue = server.admin("/api/queue/list", json!({})).await;
     let entries = queue["entries"].as_array().unwrap();
     let order: Vec<_> = entries.iter().map(|entry| entry["run"].as_str().unwrap()).collect();
-    assert_eq!(order, ["urgent", "usual", "other"]);
-    let usual = &entries[1];
+    // The projects share no fleet, so each has a queue of its own.
+    assert_eq!(order, ["urgent", "other", "usual"]);
+    let positions: Vec<_> = entries.iter().map(|entry| (&entry["position"], &entry["rule"])).collect();
+    let none = Value::Null;
+    assert_eq!(positions, [(&json!(0), &none), (&json!(0), &none), (&json!(1), &json!("priority"))]);
+    let usual = &entries[2];
     assert_eq!(
         (&usual["nearest"]["place"], &usual["passes"], &usual["mine"]),
         (&json!("one"), &json!(false), &json!(true))
@@ -212,25 +217,5 @@ async fn variants_of_a_run_are_planned(ground: &ServerFixture) {
         let (status, _) = server.post(crate::http::ADMIN_TOKEN, path, &body.to_string()).await;
         assert!([400, 422].contains(&status), "{body}");
     }
-    server.stop().await;
-}
-
-async fn a_service_lists_its_stored_deployments(ground: &ServerFixture) {
-    let server = ground.start().await;
-    let spec = json!({ "run_name": "web", "configuration": { "type": "service", "port": 80, "commands": ["true"] } });
-    server
-        .admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec }, "force": false }))
-        .await;
-    let sql = "UPDATE runs SET deployment_num = 1, settled_spec = '{\"configuration\":{\"port\":81}}' WHERE name = $1";
-    exec(&server, sql, params!["web"]).await;
-    let found = server.admin("/api/project/main/runs/deployments", json!({ "run_name": "web" })).await;
-    let list = found["deployments"].as_array().unwrap();
-    let shown: Vec<_> =
-        list.iter().map(|one| (one["num"].as_i64().unwrap(), one["current"] == true)).collect();
-    assert_eq!(shown, [(1, true), (0, false)]);
-    assert!(
-        list[0]["text"].as_str().unwrap().contains("\"service\"")
-            && list[1]["text"].as_str().unwrap().contains("81")
-    );
     server.stop().await;
 }

@@ -216,9 +216,10 @@ async fn ssh_fleet_changes_require_permission(ground: &ServerFixture) {
 async fn volumes_are_created_read_and_marked_for_deletion(ground: &ServerFixture) {
     let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let base = "/api/project/main/volumes";
-    let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
+    let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local", "tags": { "team": "a" } } });
     let volume = server.admin(&format!("{base}/create"), body.clone()).await;
     dstack_wire::assert_volume(&volume);
+    assert_eq!(volume["configuration"]["tags"], json!({ "team": "a" }));
     assert_eq!(
         (&volume["status"], &volume["external"], &volume["user"]),
         (&json!("submitted"), &json!(false), &json!("admin"))
@@ -246,7 +247,10 @@ async fn volumes_are_created_read_and_marked_for_deletion(ground: &ServerFixture
 async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     let server = ground.start().await;
     let base = "/api/project/main/gateways";
-    let configuration = |name: &str, domain: &str| json!({ "type": "gateway", "name": name, "backend": "remote", "region": "eu-west-1", "domain": domain });
+    let configuration = |name: &str, domain: &str| {
+        json!({ "type": "gateway", "name": name, "backend": "remote", "region": "eu-west-1", "domain": domain,
+            "tags": { "team": "a" } })
+    };
     let spec = |name: &str, domain: &str| json!({ "configuration": configuration(name, domain), "configuration_path": "g.yml" });
     let plan = server.admin(&format!("{base}/get_plan"), json!({ "spec": spec("edge", "a.example") })).await;
     assert_eq!((&plan["action"], &plan["spec"]), (&json!("create"), &spec("edge", "a.example")));
@@ -255,6 +259,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
         .await;
     dstack_wire::assert_gateway(&edge);
     assert_eq!((&edge["default"], &edge["wildcard_domain"]), (&json!(true), &json!("a.example")));
+    assert_eq!(edge["configuration"]["tags"], json!({ "team": "a" }));
     let other = server
         .admin(&format!("{base}/create"), json!({ "configuration": configuration("other", "b.example") }))
         .await;
@@ -295,7 +300,6 @@ async fn empty_responses_are_well_formed(ground: &ServerFixture) {
     let lists = [
         ("/api/project/main/exports/list", json!({ "exports": [], "warnings": [] })),
         ("/api/project/main/imports/list", json!({ "imports": [], "warnings": [] })),
-        ("/api/project/main/templates/list", json!([])),
         ("/api/auth/list_providers", json!([])),
         ("/api/instances/list", json!([])),
     ];

@@ -1,5 +1,7 @@
 //! The server's API for gateway processes, and HTTP/2 on its port.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, Version, client::conn::http2};
@@ -14,6 +16,7 @@ const NODE_ID: &str = "00000000-0000-4000-8000-000000000001";
 on_both! {
     a_gateway_plan_returns_its_path_and_the_default_is_a_gateway_of_the_project
     a_gateway_receives_only_its_own_services_and_domains_are_unique
+    a_pending_request_of_a_gateway_ends_when_its_token_is_replaced
     the_server_accepts_http2
 }
 
@@ -132,6 +135,27 @@ async fn a_gateway_plan_returns_its_path_and_the_default_is_a_gateway_of_the_pro
     server.admin(&set_default, json!({ "name": "edge" })).await;
     let gateway = server.admin(&format!("{base}/get"), json!({ "name": "edge" })).await;
     assert_eq!(gateway["default"], true, "{gateway}");
+    server.stop().await;
+}
+
+async fn a_pending_request_of_a_gateway_ends_when_its_token_is_replaced(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let token = create_gateway(&server, "main").await;
+    let first = server.ok(&token, "/api/gateway/routes", json!({ "node": NODE_ID })).await;
+    let pending = json!({ "node": NODE_ID, "version": first["version"], "wait_ms": 10_000 }).to_string();
+    let replace = async {
+        // The pending request is connected first: it waits for ten seconds, this does not.
+        tokio::task::yield_now().await;
+        server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
+        Instant::now()
+    };
+    let ended = async {
+        let (status, answer) = server.post(&token, "/api/gateway/routes", &pending).await;
+        (status, answer, Instant::now())
+    };
+    let ((status, answer, ended), replaced) = tokio::join!(ended, replace);
+    assert_eq!(status, 403, "{answer}");
+    assert!(ended.duration_since(replaced) < Duration::from_secs(5), "it went on");
     server.stop().await;
 }
 

@@ -410,6 +410,38 @@ async fn incomplete_requests_from_one_address_do_not_block_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_of_one_user_do_not_block_other_users() {
+    let ground = ServerFixture::sqlite();
+    let mut settings = fixture_settings(&ground);
+    settings.connections_max = Some(40);
+    let server = TestServer::start_with_settings(settings).await;
+    let body = r#"{"username":"alice","global_role":"user"}"#;
+    let (status, alice) = server.post(ADMIN_TOKEN, "/api/users/create", body).await;
+    assert_eq!(status, 200, "{alice}");
+    let request = |token: &str| {
+        format!(
+            "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"
+        )
+    };
+    let of_alice = request(alice["creds"]["token"].as_str().unwrap());
+    let mut idle = Vec::new();
+    for _ in 0..60 {
+        let mut stream = connect_from("127.0.0.1", &server).await;
+        assert_eq!(read_status_line(&mut stream, &of_alice).await, "HTTP/1.1 200 OK");
+        idle.push(stream);
+    }
+    let mut other = connect_from("127.0.0.1", &server).await;
+    assert_eq!(read_status_line(&mut other, &request(ADMIN_TOKEN)).await, "HTTP/1.1 200 OK");
+    // The newest is still open, and those above the share of the user were closed.
+    let mut newest = idle.pop().unwrap();
+    assert_eq!(read_status_line(&mut newest, &of_alice).await, "HTTP/1.1 200 OK");
+    for (at, stream) in idle.iter_mut().take(30).enumerate() {
+        assert!(matches!(stream.read(&mut [0]).await, Ok(0) | Err(_)), "connection {at} is still open");
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deeply_nested_documents_are_refused_by_every_operation_that_takes_one() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(fixture_settings(&ground)).await;

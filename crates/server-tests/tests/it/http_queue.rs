@@ -16,6 +16,7 @@ on_both! {
     r14_ten_failed_locks_end_a_container_and_its_request_gets_another
     identical_requests_share_a_container_within_one_user_only
     lists_are_filtered_ordered_and_counted
+    attributes_that_describe_a_request_are_stored_and_shown
     a_repeated_request_id_is_executed_once
     container_output_is_stored_byte_for_byte
 }
@@ -283,6 +284,22 @@ async fn identical_requests_share_a_container_within_one_user_only(ground: &Serv
     assert_eq!(status, 403);
     let seen = queue.ok(&ann, "GET", "logs?limit=1000", Value::Null).await;
     assert!(!seen.to_string().contains(&first));
+}
+
+async fn attributes_that_describe_a_request_are_stored_and_shown(ground: &ServerFixture) {
+    let server = &ground.start().await;
+    let queue = QueueClient { server };
+    let described = json!({ "name": "align", "description": "aligns reads", "output_name": "aligned",
+        "output_ttl": 3600, "properties": { "lab": "a" } });
+    let request = queue.submit(ADMIN_TOKEN, described.clone()).await;
+    let path = format!("container_requests/{}", text_field(&request, "uuid"));
+    let shown = queue.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
+    for (name, value) in described.as_object().unwrap() {
+        assert_eq!(&shown[name], value, "{name}");
+    }
+    let change = json!({ "container_request": { "description": "aligned all reads" } });
+    let changed = queue.ok(ADMIN_TOKEN, "PUT", &path, change).await;
+    assert_eq!(changed["description"], "aligned all reads");
 }
 
 async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {

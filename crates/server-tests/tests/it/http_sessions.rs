@@ -19,31 +19,37 @@ on_both! {
 const GET_SESSION: &str = "/api/session/get";
 
 /// Response of a browser's request.
-struct Answer {
-    status: u16,
-    body: Value,
-    set_cookie: Vec<String>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: Value,
+    pub(crate) set_cookie: Vec<String>,
     clear: Option<String>,
 }
 
 /// A browser on this machine.
-struct TestBrowser<'a> {
+pub(crate) struct TestBrowser<'a> {
     server: &'a TestServer,
     /// `NAME=VALUE`.
-    cookie: Option<String>,
+    pub(crate) cookie: Option<String>,
 }
 
 impl<'a> TestBrowser<'a> {
-    fn new(server: &'a TestServer) -> Self {
+    pub(crate) fn new(server: &'a TestServer) -> Self {
         Self { server, cookie: None }
     }
 
-    fn origin(&self) -> String {
+    pub(crate) fn origin(&self) -> String {
         format!("http://{}", self.server.authority)
     }
 
     /// Sends a request with exactly these headers, besides `Host` and the cookie.
-    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
         let mut request = Request::builder().method(method).uri(path).header("host", &self.server.authority);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -65,7 +71,7 @@ impl<'a> TestBrowser<'a> {
     }
 
     /// Posts as a page of the web UI does.
-    async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
         let origin = self.origin();
         let headers =
             [("origin", origin.as_str()), ("x-windlass-ui", "1"), ("content-type", "application/json")];

@@ -22,7 +22,7 @@ use crate::{
 
 on_both! {
     running_jobs_are_sampled_and_shown_as_series
-    metric_samples_are_deleted_after_their_retention_period
+    metric_samples_are_thinned_out_and_deleted_after_their_retention_period
     a_gpu_idle_for_the_whole_window_is_detected
     only_logs_of_old_or_deleted_runs_are_removed
 }
@@ -136,6 +136,13 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     let (_, newest) = scene.read("?limit=1").await;
     assert_eq!(newest["metrics"][1]["values"], json!([102]));
     assert_eq!(scene.read("?job_num=7").await.0, 400);
+    assert_eq!(scene.read("?replica_num=7").await.0, 400);
+    for empty in ["?after=2100-01-01T00:00:00Z", "?before=2001-01-01T00:00:00Z"] {
+        assert_eq!(scene.read(empty).await, (200, json!({ "metrics": [] })), "{empty}");
+    }
+    let whole = scene.read("?after=2001-01-01T00:00:00Z&before=2100-01-01T00:00:00Z&limit=1000").await;
+    assert_eq!(whole, (200, answer.clone()));
+    assert_eq!(scene.read("?run_id=5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10").await.0, 400);
     assert_eq!(scene.read("?limit=0").await.0, 422);
     let (_, text) = scene.server.get(ADMIN_TOKEN, "/metrics").await;
     let text = String::from_utf8(text).unwrap();
@@ -145,21 +152,27 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     scene.server.stop().await;
 }
 
-async fn metric_samples_are_deleted_after_their_retention_period(ground: &ServerFixture) {
+async fn metric_samples_are_thinned_out_and_deleted_after_their_retention_period(ground: &ServerFixture) {
     let scene = MetricsTestEnv::new(ground).await;
     let (host, db) = (hosts_with_metrics(), scene.server.app.db().clone());
+    // Two whole minutes of samples, more than 60 and less than 63 minutes ago.
+    let insert = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+                  VALUES ($1, now_us() - now_us() % 60000000 - 3720000000 + $2, 0, 0, 0, 0, '[]')";
+    for second in (0..120).step_by(10) {
+        let values = params![scene.job, second * 1_000_000_i64];
+        db.write(Unit::new().exec(insert, values)).await.unwrap().done().unwrap();
+    }
+    assert_eq!(scene.count().await, 12);
     sampler::round(&db, &host).await;
-    scene.age_samples(Span::mins(59)).await;
+    assert_eq!(scene.count().await, 3, "one of each minute, and the new one");
+    scene.age_samples(Span::mins(10)).await;
     sampler::round(&db, &host).await;
-    assert_eq!(scene.count().await, 2);
-    scene.age_samples(Span::mins(2)).await;
-    sampler::round(&db, &host).await;
-    assert_eq!(scene.count().await, 2, "of a job that runs the last hour is kept");
+    assert_eq!(scene.count().await, 4, "the last hour is kept as it is");
     let ended = "UPDATE jobs SET status = 'done', finished = TRUE WHERE id = $1";
     db.write(Unit::new().expect_one(ended, params![scene.job])).await.unwrap().done().unwrap();
-    scene.age_samples(Span::days(6)).await;
+    scene.age_samples(Span::days(29)).await;
     sampler::round(&db, &host).await;
-    assert_eq!(scene.count().await, 2, "what was there at the end stays");
+    assert_eq!(scene.count().await, 4, "what was there at the end stays");
     scene.age_samples(Span::days(1)).await;
     sampler::round(&db, &host).await;
     assert_eq!(scene.count().await, 0);

@@ -278,7 +278,7 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     wanted.push_str(&format!("<{}>\n", "*".repeat(VALUE.len())));
     // The beginning of a value that turns out to be none.
     end = scene.write(end, b"hunter").await;
-    scene.write(end, b"s\n").await;
+    end = scene.write(end, b"s\n").await;
     wanted.push_str("hunters\n");
     let polled = async |limit: usize| {
         let (mut text, mut next) = (Vec::new(), Value::Null);
@@ -297,6 +297,15 @@ async fn secret_values_are_masked_for_readers_however_they_are_split(ground: &Se
     };
     assert_eq!(polled(1000).await, wanted);
     assert_eq!(polled(1).await, wanted, "each piece is a page of its own");
+    // A secret that was stored a moment ago is masked, too.
+    for name in ["FRESH", "NEW"] {
+        let value = format!("value of {name}");
+        let set = json!({ "name": name, "value": value });
+        server.admin("/api/project/main/secrets/create_or_update", set).await;
+        end = scene.write(end, format!("<{value}>\n").as_bytes()).await;
+        wanted.push_str(&format!("<{}>\n", "*".repeat(value.len())));
+        assert_eq!(polled(1000).await, wanted);
+    }
     scene.end_job().await;
     assert_eq!(String::from_utf8(read_to_end(&mut stream).await.0).unwrap(), wanted);
     let from = StreamRequest { offset: 5, ..scene.requested() };

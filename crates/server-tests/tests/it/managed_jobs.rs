@@ -1,7 +1,7 @@
 //! Managed jobs over HTTP, with and without running pipelines.
 
 use serde_json::{Value, json};
-use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest};
+use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest, grant_slots};
 use windlass_server::{
     config::{Settings, SettingsSource},
     db::pipeline_rows::managed_jobs as rows,
@@ -18,6 +18,7 @@ on_both! {
     launched_managed_jobs_are_listed_read_and_cancelled
     an_invalid_or_unsupported_task_file_is_refused_with_the_cause
     launched_copies_are_queued_by_number
+    launch_slots_are_shared_between_projects
     m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits
     a_task_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
     secrets_of_a_managed_job_are_sealed_and_never_shown
@@ -82,7 +83,9 @@ async fn an_invalid_or_unsupported_task_file_is_refused_with_the_cause(ground: &
         server.refused(ADMIN_TOKEN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
     };
     assert!(refused("run: echo\nrnu: x\n").await.contains("rnu"));
-    assert!(refused("service: {replicas: 1}\nrun: echo\n").await.contains("windlass apply"));
+    assert!(refused("service: {readiness_probe: /}\nrun: echo\n").await.contains("windlass apply"));
+    let local = "workdir: {url: /data/code}\nrun: echo\n";
+    assert!(refused(local).await.contains("cannot clone the repository `/data/code`"));
     assert!(refused("run: echo\nsecrets: {TOKEN: null}\n").await.contains("TOKEN"));
     let circle = "name: a\ndepends_on: [b]\nrun: x\n---\nname: b\ndepends_on: [a]\nrun: y\n";
     assert!(refused(circle).await.contains("cycle"));
@@ -97,12 +100,12 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         post_jobs(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
     }
     let limits = SlotLimits { max_launching: 2, max_alive: 3 };
-    let (line, in_use) = rows::slot_queue(db, limits).await.unwrap();
-    let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
-    assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
+    let line = rows::slot_queue(db, limits).await.unwrap();
+    let jobs: Vec<u64> = line.waiting.iter().map(|(waiting, _)| waiting.job).collect();
+    assert_eq!((jobs, line.in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
     // Two replicas grant the same and further slots at the same moment: the limit holds.
     let all: Vec<(SlotRequest, _)> =
-        rows::slot_queue(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
+        rows::slot_queue(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().waiting;
     assert_eq!(all.len(), 4);
     let (one, two) = tokio::join!(rows::grant(db, &all, limits), rows::grant(db, &all, limits));
     one.unwrap();
@@ -115,6 +118,36 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     // With free launch slots, the number of alive jobs is the limit.
     rows::grant(db, &all, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
+    server.stop().await;
+}
+
+async fn launch_slots_are_shared_between_projects(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
+    let db = server.app.db();
+    post_jobs(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 9, "priority": 900})).await;
+    let limits = SlotLimits { max_launching: 4, max_alive: 99 };
+    // A single project may have all slots.
+    let alone = rows::slot_queue(db, limits).await.unwrap();
+    assert_eq!((alone.waiting.len(), alone.held.is_none()), (4, true));
+    server.admin("/api/projects/create", json!({"project_name": "lab"})).await;
+    server.admin("/api/project/lab/jobs/launch", json!({"text": "run: echo\n", "num_jobs": 2})).await;
+    let grant = async || {
+        let line = rows::slot_queue(db, limits).await.unwrap();
+        let queue: Vec<SlotRequest> = line.waiting.iter().map(|(waiting, _)| *waiting).collect();
+        let granted = grant_slots(&queue, limits, line.in_use, line.held.as_ref());
+        let chosen: Vec<_> =
+            line.waiting.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
+        rows::grant(db, &chosen, limits).await.unwrap();
+        let mut jobs: Vec<u64> = chosen.iter().map(|(waiting, _)| waiting.job).collect();
+        jobs.sort_unstable();
+        jobs
+    };
+    // The jobs of `lab` are 10 and 11; one slot stays free for a project that comes later.
+    assert_eq!(grant().await, [1, 2, 10]);
+    assert_eq!(grant().await, Vec::<u64>::new());
+    server.admin("/api/projects/create", json!({"project_name": "later"})).await;
+    server.admin("/api/project/later/jobs/launch", json!({"text": "run: echo\n"})).await;
+    assert_eq!(grant().await, [12]);
     server.stop().await;
 }
 
@@ -132,8 +165,9 @@ async fn launched_copies_are_queued_by_number(ground: &ServerFixture) {
         post_jobs(&server, "launch", one).await;
     }
     let limits = SlotLimits { max_launching: 9, max_alive: 9 };
-    let (line, _) = rows::slot_queue(server.app.db(), limits).await.unwrap();
-    let order: Vec<(u64, u32)> = line.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
+    let line = rows::slot_queue(server.app.db(), limits).await.unwrap();
+    let order: Vec<(u64, u32)> =
+        line.waiting.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
     // Of a job with sequential tasks only the first, and nothing of a job that has nothing to run.
     assert_eq!(order, [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (7, 1)]);
     server.stop().await;

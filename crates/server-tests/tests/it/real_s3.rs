@@ -160,6 +160,7 @@ impl RealS3 {
             port: self.port,
             tls: self.over == S3Transport::Tls,
             roots: Some(roots.display().to_string()),
+            credentials: None,
         };
         S3Bucket::new(place, S3Credentials { key: self.key.0.clone(), secret: secret.into(), session: None })
             .unwrap()

@@ -265,8 +265,11 @@ impl AgentApi for ScriptedHosts {
             None => Err(AgentError::silent(call.instance)),
         })
     }
-    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
-        self.calls.lock().push("stop".into());
+    fn stop_job(&self, call: CallContext, grace_secs: u64, is_preempted: bool) -> AgentFuture<'_, ()> {
+        self.calls.lock().push(match is_preempted {
+            true => format!("stop within {grace_secs} s, preempted"),
+            false => "stop".into(),
+        });
         ready_answer(self.on(call, |_, task| {
             task.stopped = true;
             task.ended.get_or_insert_with(|| end_state("terminated", "", Some(130)));

@@ -4,7 +4,10 @@
 //! stored first, so an agent that one replica enrolled accepts calls from all of them.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ring::signature::{Ed25519KeyPair, KeyPair};
+use ring::{
+    hmac,
+    signature::{Ed25519KeyPair, KeyPair},
+};
 use sha2::{Digest, Sha256};
 use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, port_pass::PortPass, shim::TaskSpec};
 use windlass_backend::Enrolment;
@@ -13,10 +16,13 @@ use windlass_model::id::InstanceId;
 use crate::{
     db::{Db, DbError, Unit, agents as rows},
     encryption::{AssociatedData, KeyError, Keyring},
+    ssh_keys::{KeyPairError, key_pair_from_seed},
 };
 
 /// Name of the key for task specifications in the table.
 const SIGNING_KEY_PURPOSE: &str = "task_specifications";
+/// Separates the derived keys of gateways from other uses of the secret.
+const GATEWAY_KEY_PREFIX: &[u8] = b"windlass SSH key of gateways 1\n";
 const CREDENTIAL_BYTES: usize = 32;
 const SEED_BYTES: usize = 32;
 
@@ -37,6 +43,8 @@ pub enum EnrolmentError {
     Seed,
     #[error("invalid credential of instance {instance}: not valid UTF-8")]
     Credential { instance: InstanceId },
+    #[error(transparent)]
+    GatewayKey(#[from] KeyPairError),
     #[error("failed to encode the task specification")]
     Spec(#[source] serde_json::Error),
 }
@@ -57,6 +65,7 @@ pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<
         instance,
         credential_sha256: hex::encode(Sha256::digest(credential.as_bytes())),
         server_key: signer.public(),
+        gateway_key: Some(signer.gateway_key(instance)?.0),
     })
 }
 
@@ -73,7 +82,11 @@ fn credential_aad(instance: InstanceId) -> AssociatedData<'static> {
 }
 
 /// Key that signs task specifications, the same in all replicas.
-pub struct Signer(Ed25519KeyPair);
+pub struct Signer {
+    key: Ed25519KeyPair,
+    /// Secret from which the keys of gateways are derived.
+    seed: Vec<u8>,
+}
 
 impl Signer {
     /// Reads the key; generates it if there is none.
@@ -95,23 +108,34 @@ impl Signer {
         let Some((id, sealed)) = rows::signing_key(db, SIGNING_KEY_PURPOSE).await? else { return Ok(None) };
         let seed = keys.open_sealed(&AssociatedData::row("signing_keys", "seed_sealed", id), &sealed)?;
         let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| EnrolmentError::Seed)?;
-        Ok(Some(Self(key)))
+        Ok(Some(Self { key, seed }))
     }
 
     /// Public key, in base64.
     pub fn public(&self) -> String {
-        BASE64_STANDARD.encode(self.0.public_key().as_ref())
+        BASE64_STANDARD.encode(self.key.public_key().as_ref())
+    }
+
+    /// Public and private SSH key with which gateways connect to the agent of this instance, and to nothing else. It is
+    /// derived, not stored: all replicas compute the same.
+    pub fn gateway_key(&self, instance: InstanceId) -> Result<(String, String), EnrolmentError> {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.seed);
+        let message = [GATEWAY_KEY_PREFIX, instance.0.as_bytes()].concat();
+        let mut seed = [0_u8; SEED_BYTES];
+        seed.copy_from_slice(hmac::sign(&key, &message).as_ref());
+        let (public, private) = key_pair_from_seed(&seed, "windlass-gateway")?;
+        Ok((public.trim().to_owned(), private))
     }
 
     /// Encodes and signs a pass.
     pub fn pass(&self, pass: &PortPass) -> Result<String, EnrolmentError> {
-        pass.encode(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolmentError::Spec)
+        pass.encode(|message| self.key.sign(message).as_ref().to_vec()).map_err(EnrolmentError::Spec)
     }
 
     /// Signs the specification, including its claims.
     pub fn sign(&self, spec: &TaskSpec) -> Result<SignedSpec, EnrolmentError> {
         let body = serde_json::to_vec(spec).map_err(EnrolmentError::Spec)?;
-        let signature = self.0.sign(&[SIGNED_PREFIX, &body].concat());
+        let signature = self.key.sign(&[SIGNED_PREFIX, &body].concat());
         Ok(SignedSpec { signature: BASE64_STANDARD.encode(signature.as_ref()), body })
     }
 }

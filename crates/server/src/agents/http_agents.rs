@@ -290,9 +290,9 @@ impl AgentApi for HttpAgents {
         })
     }
 
-    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()> {
+    fn stop_job(&self, call: CallContext, grace_secs: u64, is_preempted: bool) -> AgentFuture<'_, ()> {
         Box::pin(self.call(call, move |shim| async move {
-            shim.stop_job(call.submission, call.epoch, Some(grace_secs)).await
+            shim.stop_job(call.submission, call.epoch, Some(grace_secs), is_preempted).await
         }))
     }
 
@@ -350,7 +350,8 @@ fn unsigned(error: EnrolmentError) -> AgentError {
         | EnrolmentError::NoInstance { .. }
         | EnrolmentError::NotEnrolled { .. }
         | EnrolmentError::Seed
-        | EnrolmentError::Credential { .. } => AgentError::Unsigned { why },
+        | EnrolmentError::Credential { .. }
+        | EnrolmentError::GatewayKey(_) => AgentError::Unsigned { why },
     }
 }
 

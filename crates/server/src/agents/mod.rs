@@ -156,8 +156,9 @@ pub trait AgentApi: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
     fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics>;
-    /// Requests the end of the commands; the runner kills them after the grace period.
-    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()>;
+    /// Requests the end of the commands; the runner kills them after the grace period. A job that was preempted also finds
+    /// a notice in a file.
+    fn stop_job(&self, call: CallContext, grace_secs: u64, is_preempted: bool) -> AgentFuture<'_, ()>;
 
     /// Lets the commands continue: the other nodes are prepared too.
     fn open_gate(&self, _call: CallContext) -> AgentFuture<'_, ()> {
@@ -225,7 +226,7 @@ impl AgentApi for NoAgents {
     fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         no_agent(call.instance)
     }
-    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64, _is_preempted: bool) -> AgentFuture<'_, ()> {
         no_agent(call.instance)
     }
     fn forget(&self, _instance: InstanceId) {}

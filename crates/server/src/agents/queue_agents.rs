@@ -20,6 +20,7 @@ use windlass_model::{
     container::Status,
     error_chain::format_chain,
     id::{InstanceId, SubmissionId},
+    job::TerminationReason,
     queue::Container,
     time::Timestamp,
 };
@@ -122,8 +123,9 @@ impl QueueAgents {
         }
     }
 
-    /// Cancels a queued container; a running one is ended by the process that runs it.
-    async fn stop(&self, call: CallContext) -> Result<(), AgentError> {
+    /// Cancels a queued container; a running one is ended by the process that runs it, which leaves the program this
+    /// number of seconds. `is_renewed`: also if an earlier call set another one.
+    async fn stop(&self, call: CallContext, secs: u64, is_renewed: bool) -> Result<(), AgentError> {
         let (app, container) = self.known(call).await?;
         self.check_epoch(&app, call).await?;
         if container.is_final() {
@@ -131,6 +133,10 @@ impl QueueAgents {
         }
         let admin = Requester::server();
         let reported = |error| agent_error(call.instance, error);
+        // First: the process reads it when it is signalled.
+        if container.stop_duration.is_none_or(|known| is_renewed && known != secs) {
+            execution::set_stop_duration(&app, &container.uuid, secs).await.map_err(reported)?;
+        }
         let none = Map::from_iter([("priority".to_owned(), json!(0))]);
         requests::update(&app, &admin, &request_uuid(call.submission), &none).await.map_err(reported)?;
         let cancel = Map::from_iter([("state".to_owned(), json!("Cancelled"))]);
@@ -241,10 +247,12 @@ impl AgentApi for QueueAgents {
     fn terminate_task<'a>(
         &'a self,
         call: CallContext,
-        _reason: &'a str,
-        _timeout_secs: i64,
+        reason: &'a str,
+        timeout_secs: i64,
     ) -> AgentFuture<'a, ()> {
-        self.stop(call).boxed()
+        // The signal may be late, because dispatchers and clusters are: only an abort ends the time of an earlier stop.
+        let is_abort = reason == TerminationReason::AbortedByUser.as_str();
+        self.stop(call, u64::try_from(timeout_secs).unwrap_or_default(), is_abort).boxed()
     }
 
     fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
@@ -298,8 +306,8 @@ impl AgentApi for QueueAgents {
         .boxed()
     }
 
-    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
-        self.stop(call).boxed()
+    fn stop_job(&self, call: CallContext, grace_secs: u64, _is_preempted: bool) -> AgentFuture<'_, ()> {
+        self.stop(call, grace_secs, true).boxed()
     }
 
     fn is_listening(&self, _instance: InstanceId) -> bool {

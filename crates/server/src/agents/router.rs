@@ -87,8 +87,8 @@ impl AgentApi for AgentRouter {
     fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         passed_on!(self, call.instance, metrics(call))
     }
-    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()> {
-        passed_on!(self, call.instance, stop_job(call, grace_secs))
+    fn stop_job(&self, call: CallContext, grace_secs: u64, is_preempted: bool) -> AgentFuture<'_, ()> {
+        passed_on!(self, call.instance, stop_job(call, grace_secs, is_preempted))
     }
     fn open_gate(&self, call: CallContext) -> AgentFuture<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))

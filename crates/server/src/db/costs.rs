@@ -15,6 +15,25 @@ use super::{
 use crate::params;
 
 record! {
+    /// Time during which a job or an instance cost something.
+    pub struct CostInterval {
+        pub name: String,
+        pub user_name: String,
+        pub from: Timestamp,
+        pub to: Timestamp,
+        /// Dollars per hour.
+        pub price: f64,
+        pub spot: bool,
+        /// Market price and the type of the instance, for the price on demand.
+        pub backend: Option<String>,
+        pub region: Option<String>,
+        pub instance_type: Option<String>,
+        /// Share of the instance.
+        pub share: f64,
+    }
+}
+
+record! {
     /// One item of a cost report. Prices are dollars per hour times microseconds.
     pub struct CostLine {
         pub id: Uuid,
@@ -56,6 +75,16 @@ const OF_JOB: &str = "SELECT r.name, CAST(coalesce(sum(1.0 \
     * j.blocks / coalesce(nullif(i.total_blocks, 0), 1) * coalesce(i.price, 0.0)), 0) AS DOUBLE PRECISION) \
     FROM runs r JOIN jobs j ON j.run_id = r.id JOIN instances i ON i.id = j.instance_id \
     WHERE r.managed_job_id = $1 AND j.provisioned_at < $2 GROUP BY r.name";
+/// End of a job or an instance, at most `$3`.
+const JOB_END: &str =
+    "(CASE WHEN coalesce(j.finished_at, $3) < $3 THEN coalesce(j.finished_at, $3) ELSE $3 END)";
+const JOB_START: &str = "(CASE WHEN j.provisioned_at > $2 THEN j.provisioned_at ELSE $2 END)";
+const JOB_SHARE: &str = "CAST(j.blocks AS DOUBLE PRECISION) / coalesce(nullif(i.total_blocks, 0), 1)";
+const INSTANCE_END: &str =
+    "(CASE WHEN coalesce(i.finished_at, $3) < $3 THEN coalesce(i.finished_at, $3) ELSE $3 END)";
+const INSTANCE_START: &str = "(CASE WHEN i.started_at > $2 THEN i.started_at ELSE $2 END)";
+const OF_JOBS_BETWEEN: &str = "FROM jobs j JOIN runs r ON r.id = j.run_id JOIN users u ON u.id = r.user_id \
+    JOIN instances i ON i.id = j.instance_id WHERE j.project_id = $1 AND j.provisioned_at < $3";
 const MICROS_PER_HOUR: f64 = 3.6e9;
 const INSTANCES: &str = "(SELECT i.fleet_id, \
     1.0 * ((CASE WHEN coalesce(i.finished_at, $3) < $3 THEN coalesce(i.finished_at, $3) ELSE $3 END) \
@@ -79,6 +108,18 @@ statements! {
                FROM runs r JOIN jobs j ON j.run_id = r.id JOIN instances i ON i.id = j.instance_id \
                WHERE r.managed_job_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                AND j.provisioned_at IS NOT NULL GROUP BY r.managed_job_id, r.name";
+    ENDED_JOBS = "SELECT r.name, u.name, {JOB_START}, {JOB_END}, coalesce(i.price, 0.0), i.spot, i.backend, i.region, \
+                  i.instance_type, {JOB_SHARE} {OF_JOBS_BETWEEN} AND j.finished AND j.finished_at > $2 LIMIT 100000";
+    ACTIVE_JOBS = "SELECT r.name, u.name, {JOB_START}, {JOB_END}, coalesce(i.price, 0.0), i.spot, i.backend, i.region, \
+                   i.instance_type, {JOB_SHARE} {OF_JOBS_BETWEEN} AND NOT j.finished LIMIT 100000";
+    INSTANCE_TIMES = "SELECT f.name, '', {INSTANCE_START}, {INSTANCE_END}, coalesce(i.price, 0.0), i.spot, i.backend, \
+                      i.region, i.instance_type, CAST(1 AS DOUBLE PRECISION) FROM instances i JOIN fleets f ON f.id = i.fleet_id \
+                      WHERE i.project_id = $1 AND i.started_at < $3 \
+                      AND (i.finished_at IS NULL OR i.finished_at > $2) LIMIT 100000";
+    ATTEMPTS = "SELECT r.name, u.name, j.provisioned_at, coalesce(j.finished_at, now_us()), coalesce(i.price, 0.0), \
+                i.spot, i.backend, i.region, i.instance_type, {JOB_SHARE} FROM jobs j JOIN runs r ON r.id = j.run_id \
+                JOIN users u ON u.id = r.user_id JOIN instances i ON i.id = j.instance_id \
+                WHERE r.managed_job_id = $1 AND j.provisioned_at IS NOT NULL ORDER BY j.provisioned_at LIMIT 20000";
     TOTAL_OF_JOBS = "SELECT {SUMS} FROM {}", jobs();
     TOTAL_OF_INSTANCES = "SELECT {SUMS} FROM {INSTANCES}";
 }
@@ -141,6 +182,32 @@ pub async fn total(
     let rows = db.query(sql.as_str(), params![project, period.since, period.until]).await?;
     let read = |row: &Row| Ok((row.int(0)?, row.real(1)?, row.real(2)?));
     rows.first().map_or(Ok((0, 0.0, 0.0)), read)
+}
+
+/// Times during which jobs, or the instances of fleets, cost something, clipped to the period.
+pub async fn intervals(
+    db: &Db,
+    project: ProjectId,
+    by: CostGroup,
+    period: Period,
+) -> Result<Vec<CostInterval>, DbError> {
+    let statements: &[&std::sync::LazyLock<String>] = match by {
+        CostGroup::Run | CostGroup::User => &[&ENDED_JOBS, &ACTIVE_JOBS],
+        CostGroup::Fleet => &[&INSTANCE_TIMES],
+    };
+    let mut all = Vec::new();
+    for sql in statements {
+        let rows = db.query(sql.as_str(), params![project, period.since, period.until]).await?;
+        for row in rows {
+            all.push(CostInterval::read(row)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Times of the nodes of all attempts of a managed job.
+pub async fn intervals_of_job(db: &Db, job: ManagedJobId) -> Result<Vec<CostInterval>, DbError> {
+    db.query(ATTEMPTS.as_str(), params![job]).await?.into_iter().map(CostInterval::read).collect()
 }
 
 /// Converts a sum of microseconds to hours, and a sum of prices per hour times microseconds to dollars.

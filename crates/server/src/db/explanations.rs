@@ -40,6 +40,17 @@ record! {
 }
 
 record! {
+    /// A job on an instance.
+    pub struct PlacedJob {
+        pub project: String,
+        pub run: String,
+        pub instance: String,
+        pub fleet: Option<String>,
+        pub ends_at: Option<Timestamp>,
+    }
+}
+
+record! {
     /// Times of a submission.
     pub struct JobTimes {
         pub id: SubmissionId,
@@ -83,6 +94,11 @@ statements! {
         JOIN projects p ON p.id = r.project_id JOIN instances i ON i.id = j.instance_id \
         WHERE j.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
         AND j.run_deadline_at IS NOT NULL ORDER BY j.run_deadline_at LIMIT $2";
+    PLACED = "SELECT p.name, r.name, i.name, f.name, j.run_deadline_at FROM jobs j JOIN runs r ON r.id = j.run_id \
+        JOIN projects p ON p.id = r.project_id JOIN instances i ON i.id = j.instance_id \
+        LEFT JOIN fleets f ON f.id = i.fleet_id \
+        WHERE j.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
+        ORDER BY coalesce(j.run_deadline_at, 9223372036854775807), j.submitted_at LIMIT $2";
     TIMES_OF_RUNS = "SELECT {TIMES} WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
         ORDER BY r.submitted_at, j.replica_num, j.job_num, j.submission_num LIMIT 5000";
     TIMES_OF_JOB = "SELECT {TIMES} WHERE r.managed_job_id = $1 \
@@ -102,6 +118,12 @@ pub async fn waiting_jobs(db: &Db, projects: &[ProjectId], limit: i64) -> Result
 pub async fn ending_jobs(db: &Db, projects: &[ProjectId], limit: i64) -> Result<Vec<EndingJob>, DbError> {
     let rows = db.query(ENDING.as_str(), params![Val::list(projects), limit]).await?;
     rows.into_iter().map(EndingJob::read).collect()
+}
+
+/// Jobs on instances, the first to end first; those without a time limit last.
+pub async fn placed_jobs(db: &Db, projects: &[ProjectId], limit: i64) -> Result<Vec<PlacedJob>, DbError> {
+    let rows = db.query(PLACED.as_str(), params![Val::list(projects), limit]).await?;
+    rows.into_iter().map(PlacedJob::read).collect()
 }
 
 pub async fn times_of_runs(db: &Db, runs: &[RunId]) -> Result<Vec<JobTimes>, DbError> {

@@ -102,6 +102,8 @@ pub async fn sealed_column(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbEr
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub projects: Option<Vec<ProjectId>>,
+    /// Also those that other projects export to these.
+    pub include_imported: bool,
     pub only_active: bool,
     pub page: Page,
 }
@@ -111,7 +113,14 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
     let mut filter = Filter::new();
     filter.and("NOT f.deleted");
     if let Some(projects) = &query.projects {
-        filter.and_in("f.project_id", projects);
+        match query.include_imported {
+            true => filter.is(
+                "f.id IN (SELECT u.fleet_id FROM usable_fleets u WHERE u.project_id IN \
+                 (SELECT value FROM json_each(CAST(? AS TEXT))))",
+                Val::list(projects),
+            ),
+            false => filter.and_in("f.project_id", projects),
+        }
     }
     if query.only_active {
         filter.and("NOT f.finished");

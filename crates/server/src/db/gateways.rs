@@ -57,6 +57,14 @@ statements! {
     FIND = "SELECT {} FROM gateways g WHERE g.id = $1", Gateway::columns("g");
     FIND_BY_NAME = "SELECT {} FROM gateways g WHERE g.project_id = $1 AND g.name = $2 AND NOT g.deleted",
                    Gateway::columns("g");
+    /// A gateway of a project by name, if another project may use it.
+    FIND_USABLE = "SELECT {} FROM gateways g JOIN projects p ON p.id = g.project_id WHERE p.name = $2 \
+                   AND NOT p.deleted AND g.name = $3 AND NOT g.deleted AND EXISTS (SELECT 1 FROM usable_gateways u \
+                   WHERE u.project_id = $1 AND u.gateway_id = g.id)", Gateway::columns("g");
+    /// Gateways of other projects that the project may use.
+    LIST_IMPORTED = "SELECT {}, p.name FROM gateways g JOIN projects p ON p.id = g.project_id WHERE g.id IN \
+                     (SELECT u.gateway_id FROM usable_gateways u WHERE u.project_id = $1) AND g.project_id <> $1 \
+                     AND NOT g.deleted ORDER BY p.name, g.name", Gateway::columns("g");
     LIST = "SELECT {} FROM gateways g WHERE g.project_id = $1 AND NOT g.deleted \
             ORDER BY g.created_at DESC, g.id", Gateway::columns("g");
     SET_WILDCARD_DOMAIN = "UPDATE gateways SET wildcard_domain = $2 WHERE id = $1 AND NOT deleted";
@@ -68,6 +76,7 @@ statements! {
               (SELECT 1 FROM runs r WHERE r.gateway_id = gateways.id AND NOT r.finished)";
     USERS = "SELECT r.name FROM runs r WHERE r.gateway_id = $1 AND NOT r.finished ORDER BY r.name LIMIT 10";
     FIND_BY_TOKEN = "SELECT g.id, g.token_hash FROM gateways g WHERE g.token_hash = $1 AND NOT g.deleted";
+    TOKEN_HASH = "SELECT g.token_hash FROM gateways g WHERE g.id = $1 AND NOT g.deleted";
     SET_TOKEN = "UPDATE gateways SET token_hash = $2 WHERE id = $1 AND NOT deleted";
     SET_STATUS = "UPDATE gateways SET status = $3 WHERE id = $1 AND status = $2 AND NOT deleted";
     /// Recently seen processes of the gateway.
@@ -97,6 +106,26 @@ pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Opt
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Gateway::read).transpose()
 }
 
+/// Gateway `owner/name`, if services of the project may use it.
+pub async fn find_usable(
+    db: &Db,
+    project: ProjectId,
+    owner: &str,
+    name: &str,
+) -> Result<Option<Gateway>, DbError> {
+    db.query_opt(FIND_USABLE.as_str(), params![project, owner, name]).await?.map(Gateway::read).transpose()
+}
+
+/// Gateways of other projects that services of the project may use, with the names of those projects.
+pub async fn list_imported(db: &Db, project: ProjectId) -> Result<Vec<(Gateway, String)>, DbError> {
+    let rows = db.query(LIST_IMPORTED.as_str(), params![project]).await?;
+    let each = rows.into_iter().map(|mut row| {
+        let owner = row.text(Gateway::WIDTH)?;
+        Ok((Gateway::read_from(&mut row, 0)?, owner))
+    });
+    each.collect()
+}
+
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Gateway>, DbError> {
     db.query(LIST.as_str(), params![project]).await?.into_iter().map(Gateway::read).collect()
 }
@@ -124,6 +153,11 @@ pub async fn published_services(db: &Db, id: GatewayId) -> Result<Vec<String>, D
 pub async fn find_by_token(db: &Db, hash: &str) -> Result<Option<(GatewayId, String)>, DbError> {
     let row = db.query_opt(FIND_BY_TOKEN.as_str(), params![hash]).await?;
     row.map(|row| Ok((row.id(0)?, row.text(1)?))).transpose()
+}
+
+/// Hash of the present token. `None`: there is no such gateway, or it has no token.
+pub async fn token_hash(db: &Db, id: GatewayId) -> Result<Option<String>, DbError> {
+    db.query_opt(TOKEN_HASH.as_str(), params![id]).await?.map_or(Ok(None), |row| row.opt_text(0))
 }
 
 pub fn set_token(id: GatewayId, hash: &str) -> Change {

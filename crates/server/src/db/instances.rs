@@ -64,6 +64,8 @@ record! {
         pub made_for: Option<SubmissionId>,
         /// Reason of the requested end; `None`: a user requested it.
         pub end_reason: Option<String>,
+        /// Number of times that blocks were kept here for a waiting job.
+        pub promise_num: i64,
     }
 }
 
@@ -109,11 +111,11 @@ statements! {
     /// Hides ended instances when each host of the fleet is tried again.
     HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
-    PLACED_JOBS = "SELECT j.instance_id, r.name, p.name, r.id, j.job_name, j.blocks FROM jobs j \
+    PLACED_JOBS = "SELECT j.instance_id, r.name, r.project_id, p.name, r.id, j.job_name, j.blocks FROM jobs j \
                    JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = r.project_id WHERE j.instance_id IN \
                    (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
     /// Name of the job that a busy instance shows.
-    JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
+    JOB_NAMES = "SELECT j.instance_id, j.project_id, j.job_name FROM jobs j WHERE j.instance_id IN \
                  (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
 }
 
@@ -122,6 +124,7 @@ record! {
     pub struct PlacedJob {
         pub instance_id: InstanceId,
         pub run_name: String,
+        pub project_id: ProjectId,
         pub project_name: String,
         pub run_id: RunId,
         pub job_name: String,
@@ -129,13 +132,27 @@ record! {
     }
 }
 
-/// Unfinished jobs on these instances.
-pub async fn list_jobs(db: &Db, instances: &[InstanceId]) -> Result<Vec<PlacedJob>, DbError> {
-    db.query(PLACED_JOBS.as_str(), vec![Val::list(instances)])
-        .await?
-        .into_iter()
-        .map(PlacedJob::read)
-        .collect()
+/// Projects whose jobs may be named; `None`: all. Instances are shared between projects, their jobs are not.
+pub type NamedProjects<'a> = Option<&'a [ProjectId]>;
+
+fn may_name(projects: NamedProjects<'_>, project: ProjectId) -> bool {
+    projects.is_none_or(|projects| projects.contains(&project))
+}
+
+/// Unfinished jobs of these projects on these instances.
+pub async fn list_jobs(
+    db: &Db,
+    instances: &[InstanceId],
+    projects: NamedProjects<'_>,
+) -> Result<Vec<PlacedJob>, DbError> {
+    let mut jobs = Vec::new();
+    for row in db.query(PLACED_JOBS.as_str(), vec![Val::list(instances)]).await? {
+        let job = PlacedJob::read(row)?;
+        if may_name(projects, job.project_id) {
+            jobs.push(job);
+        }
+    }
+    Ok(jobs)
 }
 
 /// Two live instances of one number in a fleet are a conflict on `instances_num_key`.
@@ -198,31 +215,51 @@ pub async fn sealed_columns(db: &Db, id: InstanceId) -> Result<(Option<Vec<u8>>,
     row.map_or(Ok((None, None)), |row| Ok((row.opt_bytes(0)?, row.opt_bytes(1)?)))
 }
 
-pub async fn job_names(db: &Db, instances: &[InstanceId]) -> Result<Vec<(InstanceId, String)>, DbError> {
-    let rows = db.query(JOB_NAMES.as_str(), vec![Val::list(instances)]).await?;
-    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+/// Names of the unfinished jobs of these projects on these instances.
+pub async fn job_names(
+    db: &Db,
+    instances: &[InstanceId],
+    projects: NamedProjects<'_>,
+) -> Result<Vec<(InstanceId, String)>, DbError> {
+    let mut names = Vec::new();
+    for row in db.query(JOB_NAMES.as_str(), vec![Val::list(instances)]).await? {
+        if may_name(projects, row.id(1)?) {
+            names.push((row.id(0)?, row.text(2)?));
+        }
+    }
+    Ok(names)
 }
 
 /// Selection of instances: newest first unless the page specifies otherwise, ties by id.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub projects: Option<Vec<ProjectId>>,
+    /// Also those of fleets that other projects export to these.
+    pub include_imported: bool,
     pub fleets: Option<Vec<FleetId>>,
+    /// Without those that ended.
     pub only_active: bool,
     pub page: Page,
 }
 
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Instance>, DbError> {
     let mut filter = Filter::new();
-    filter.and("NOT i.deleted");
     if let Some(projects) = &query.projects {
-        filter.and_in("i.project_id", projects);
+        match query.include_imported {
+            true => filter.is(
+                "i.fleet_id IN (SELECT u.fleet_id FROM usable_fleets u WHERE u.project_id IN \
+                 (SELECT value FROM json_each(CAST(? AS TEXT))))",
+                Val::list(projects),
+            ),
+            false => filter.and_in("i.project_id", projects),
+        }
     }
     if let Some(fleets) = &query.fleets {
         filter.and_in("i.fleet_id", fleets);
     }
     if query.only_active {
         filter.and("NOT i.finished");
+        filter.and("NOT i.deleted");
     }
     filter.after("i.created_at", "i.id", &query.page);
     let (found, params) = filter.done();

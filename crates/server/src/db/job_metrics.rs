@@ -55,7 +55,10 @@ statements! {
     /// Duplicates are ignored: two replicas may sample at the same time.
     INSERT = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
               VALUES ($1, now_us(), $2, $3, $4, $5, $6) ON CONFLICT (job_id, at) DO NOTHING";
-    TRIM = "DELETE FROM job_metrics WHERE job_id = $1 AND at < now_us() - $2";
+    /// Deletes samples between two ages if an earlier one of the same step is kept.
+    THIN = "DELETE FROM job_metrics WHERE job_id = $1 AND at < now_us() - $2 AND at >= now_us() - $2 - $4 \
+            AND EXISTS (SELECT 1 FROM job_metrics o WHERE o.job_id = $1 AND o.at < job_metrics.at \
+            AND o.at >= job_metrics.at - job_metrics.at % $3)";
     EXPIRE = "DELETE FROM job_metrics WHERE (job_id, at) IN \
               (SELECT m.job_id, m.at FROM job_metrics m WHERE m.at < now_us() - $1 ORDER BY m.at LIMIT $2)";
     RECENT = "SELECT {} FROM job_metrics m WHERE m.job_id = $1 AND m.at > $2 AND m.at < $3 \
@@ -73,8 +76,20 @@ pub async fn list_due(db: &Db, younger: Span, limit: usize) -> Result<Vec<DueJob
     db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(DueJob::read).collect()
 }
 
-/// Stores a sample taken now, and deletes those of the job that are older than `keep`.
-pub async fn insert(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> Result<(), DbError> {
+/// Age from which one sample of each step is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Thinning {
+    pub after: Span,
+    pub step: Span,
+}
+
+/// Stores a sample taken now, and thins out those of the job that have just become older than these ages.
+pub async fn insert(
+    db: &Db,
+    job: SubmissionId,
+    sample: Sample,
+    thinning: &[Thinning],
+) -> Result<(), DbError> {
     let values = params![
         job,
         sample.host_at,
@@ -83,8 +98,12 @@ pub async fn insert(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> R
         sample.working_set_bytes,
         sample.gpus
     ];
-    let unit = Unit::new().exec(TRIM.as_str(), params![job, keep.0]).exec(INSERT.as_str(), values);
-    db.write(unit).await?.done().map(drop)
+    let mut unit = Unit::new();
+    for Thinning { after, step } in thinning {
+        // Three steps: those that were thinned out before are not looked at again.
+        unit = unit.exec(THIN.as_str(), params![job, after.0, step.0, step.0.saturating_mul(3)]);
+    }
+    db.write(unit.exec(INSERT.as_str(), values)).await?.done().map(drop)
 }
 
 /// Deletes up to `limit` samples older than `keep`, regardless of the state of their jobs.

@@ -8,7 +8,7 @@ use windlass_model::{
 
 use super::{
     Change, Db, DbError, Expect, Val,
-    pipeline_rows::wait_classes,
+    pipeline_rows::{preemption::PreemptionNote, wait_classes},
     record::{record, statements},
     runs::DUE_SOON,
 };
@@ -47,7 +47,23 @@ record! {
         pub fleet_id: Option<FleetId>,
         pub instance_assigned: bool,
         pub blocks: i64,
+        /// Time since which it holds its part of the instance, and that part.
+        pub held_at: Option<Timestamp>,
+        pub held_units: i64,
+        pub held_gpus: i64,
+        pub held_cpus: i64,
+        pub held_price: i64,
+        /// See `QueueRank`.
         pub priority: i64,
+        /// Number of times that it was preempted before, and its place in the queue from then.
+        pub preempted_before: i64,
+        pub queued_at: Option<Timestamp>,
+        /// Request of the scheduler to end it, the job for which it ends, and a `PreemptionNote`.
+        pub preempted_at: Option<Timestamp>,
+        pub preempted_for: Option<SubmissionId>,
+        pub preemption: Option<String>,
+        /// Time until which blocks are kept for it while it waits.
+        pub promised_until: Option<Timestamp>,
         /// Class of waiting jobs that placement cannot tell apart, while it waits in one.
         pub wait_class: Option<String>,
         /// True if it waits behind another job of its class, which is evaluated for all of them.
@@ -92,6 +108,21 @@ impl Job {
         })
     }
 
+    /// Rule, grace period and message of its preemption.
+    pub fn preemption_note(&self) -> Option<PreemptionNote> {
+        PreemptionNote::parse(self.preemption.as_deref()?)
+    }
+
+    /// End that the run's pipeline or the scheduler requested.
+    pub fn requested_end(&self) -> Option<Ending> {
+        let preempted = || {
+            self.preempted_at?;
+            let message = self.preemption_note().map_or_else(String::new, |note| note.message);
+            Some(Ending::preempted().with_message(message))
+        };
+        self.end_asked().or_else(preempted)
+    }
+
     /// End that the run's pipeline requested.
     pub fn end_asked(&self) -> Option<Ending> {
         let ending = Ending::new(self.end_asked.as_deref()?.parse().ok()?);
@@ -117,6 +148,9 @@ record! {
         pub job_spec: String,
         pub secrets_sealed: Option<Vec<u8>>,
         pub priority: i64,
+        pub preemptible: String,
+        pub preempted_before: i64,
+        pub queued_at: Option<Timestamp>,
     }
 }
 
@@ -137,12 +171,6 @@ statements! {
              AND id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     /// For each waiting job of a run, the number of jobs of other runs before it. Limited: beyond that the exact number
     /// does not matter.
-    QUEUE_POSITIONS = "SELECT j.id, (SELECT COUNT(*) FROM (SELECT 1 FROM jobs f WHERE f.project_id = j.project_id \
-                       AND NOT f.finished AND f.status = 'submitted' AND f.instance_id IS NULL \
-                       AND f.run_id <> j.run_id AND (f.priority > j.priority \
-                       OR (f.priority = j.priority AND f.submitted_at < j.submitted_at)) LIMIT 1000) ahead) \
-                       FROM jobs j WHERE j.run_id = $1 AND j.status = 'submitted' AND j.instance_id IS NULL \
-                       AND NOT j.finished";
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
     EPOCH = "SELECT lock_epoch FROM jobs WHERE id = $1";
     ON_INSTANCE = "SELECT id FROM jobs WHERE instance_id = $1 AND NOT finished ORDER BY id";
@@ -218,12 +246,6 @@ record! {
 /// Finished submissions among these.
 pub async fn list_ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<SubmissionEnd>, DbError> {
     db.query(ENDED.as_str(), params![Val::list(ids)]).await?.into_iter().map(SubmissionEnd::read).collect()
-}
-
-/// Number of jobs before each job of a run that waits for an instance.
-pub async fn queue_positions(db: &Db, run: RunId) -> Result<Vec<(SubmissionId, i64)>, DbError> {
-    let rows = db.query(QUEUE_POSITIONS.as_str(), params![run]).await?;
-    rows.iter().map(|row| Ok((SubmissionId(row.uuid(0)?), row.int(1)?))).collect()
 }
 
 /// Sealed; never part of `Job`, so that no list or log contains it.

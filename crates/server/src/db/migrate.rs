@@ -52,6 +52,13 @@ const MIGRATIONS: &[Migration] = migrations! {
     23 "0023_default_images.sql";
     24 "0024_wait_classes.sql";
     25 "0025_web_ui.sql";
+    26 "0026_exports.sql";
+    27 "0027_quotas.sql";
+    28 "0028_usage.sql";
+    29 "0029_preemption.sql";
+    30 "0030_web_ui_pages.sql";
+    31 "0031_budgets.sql";
+    32 "0032_identities.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

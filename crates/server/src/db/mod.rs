@@ -15,6 +15,7 @@
 pub mod agents;
 pub mod backends;
 pub mod backup;
+pub mod budgets;
 pub mod changes;
 mod clock;
 pub mod containers;
@@ -25,12 +26,15 @@ pub mod encrypted_columns;
 mod error;
 pub mod events;
 pub mod explanations;
+pub mod exports;
 #[cfg(feature = "testing")]
 mod fault_hook;
 mod filter;
 pub mod fleets;
 pub mod gateways;
+pub mod identities;
 mod ids;
+pub mod instance_queue;
 pub mod instances;
 pub mod invariant_queries;
 pub mod job_metrics;
@@ -45,6 +49,7 @@ mod postgres;
 pub mod projects;
 pub mod queue_list;
 pub mod queue_tokens;
+pub mod quotas;
 mod record;
 pub mod registry_passwords;
 pub mod repos;
@@ -52,11 +57,13 @@ pub mod retention;
 pub mod run_rows;
 pub mod runs;
 pub mod secrets;
+pub mod series;
 pub mod service_replicas;
 pub mod sessions;
 mod sqlite;
 pub mod tokens;
 pub mod unit;
+pub mod usage;
 pub mod users;
 pub mod value;
 pub mod volumes;
@@ -355,19 +362,24 @@ pub fn statements() -> Vec<&'static str> {
     [
         agents::statements(),
         backends::statements(),
+        budgets::statements(),
         changes::statements(),
         containers::statements(),
         costs::statements(),
         dispatchers::statements(),
         explanations::statements(),
+        exports::statements(),
+        quotas::statements(),
         fleets::statements(),
         gateways::statements(),
+        instance_queue::statements(),
         instances::statements(),
         job_metrics::statements(),
         jobs::statements(),
         managed_jobs::statements(),
         overview::statements(),
         pipeline_rows::statements(),
+        series::statements(),
         service_replicas::statements(),
         queue_tokens::statements(),
         repos::statements(),
@@ -376,6 +388,7 @@ pub fn statements() -> Vec<&'static str> {
         runs::statements(),
         secrets::statements(),
         sessions::statements(),
+        usage::statements(),
         volumes::statements(),
     ]
     .concat()

@@ -15,7 +15,9 @@ use super::{
 use crate::params;
 
 const COLUMNS: &str =
-    "p.id, p.name, p.is_public, p.templates_repo, p.created_at, p.owner_id, p.default_image";
+    "p.id, p.name, p.is_public, p.templates_repo, p.created_at, p.owner_id, p.default_image, p.usage_weight";
+/// Number of [`COLUMNS`].
+const WIDTH: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct Project {
@@ -27,6 +29,8 @@ pub struct Project {
     pub owner: UserId,
     /// Image of runs that name none; `None`: the setting of the server.
     pub default_image: Option<String>,
+    /// A project with twice the weight may use twice as much before others come first.
+    pub usage_weight: i64,
 }
 
 impl Project {
@@ -39,6 +43,7 @@ impl Project {
             created_at: Timestamp(row.int(4)?),
             owner: row.id(5)?,
             default_image: row.opt_text(6)?,
+            usage_weight: row.int(7)?,
         })
     }
 }
@@ -70,10 +75,12 @@ pub async fn find(
          WHERE p.name = $1 AND NOT p.deleted"
     );
     let Some(row) = db.query_opt(sql, params![name, user]).await? else { return Ok(None) };
-    let membership = match row.opt_text(7)? {
-        Some(role) => {
-            Some(Membership { role, can_manage_ssh_fleets: row.bool(8)?, can_manage_secrets: row.bool(9)? })
-        }
+    let membership = match row.opt_text(WIDTH)? {
+        Some(role) => Some(Membership {
+            role,
+            can_manage_ssh_fleets: row.bool(WIDTH + 1)?,
+            can_manage_secrets: row.bool(WIDTH + 2)?,
+        }),
         None => None,
     };
     Ok(Some((Project::read(&row)?, membership)))
@@ -277,10 +284,11 @@ pub fn update(
     is_public: bool,
     templates_repo: Option<&str>,
     default_image: Option<&str>,
+    usage_weight: i64,
 ) -> Change {
     exec(
-        "UPDATE projects SET is_public = $2, templates_repo = $3, default_image = $4 WHERE id = $1",
-        params![id, is_public, templates_repo, default_image],
+        "UPDATE projects SET is_public = $2, templates_repo = $3, default_image = $4, usage_weight = $5 WHERE id = $1",
+        params![id, is_public, templates_repo, default_image, usage_weight],
     )
 }
 

@@ -46,6 +46,8 @@ statements! {
     DELETE_HOLDS = "DELETE FROM volume_holds WHERE job_id IN (SELECT id FROM jobs WHERE run_id = $1)";
     DELETE_SEATS = "DELETE FROM proxy_seats WHERE job_id IN (SELECT id FROM jobs WHERE run_id = $1)";
     DELETE_REQUESTS = "DELETE FROM service_requests WHERE run_id = $1";
+    DELETE_MINUTES = "DELETE FROM service_minutes WHERE run_id = $1";
+    DELETE_DEPLOYMENTS = "DELETE FROM deployments WHERE run_id = $1";
     DELETE_ANSWERS = "DELETE FROM service_answers WHERE run_id = $1";
     DELETE_DOMAINS = "DELETE FROM service_domains WHERE run_id = $1";
     DELETE_JOBS = "DELETE FROM jobs WHERE run_id = $1 AND finished";
@@ -117,6 +119,8 @@ pub async fn delete_run(db: &Db, run: RunId) -> Result<(), DbError> {
         &DELETE_SEATS,
         &DELETE_REQUESTS,
         &DELETE_ANSWERS,
+        &DELETE_MINUTES,
+        &DELETE_DEPLOYMENTS,
         &DELETE_DOMAINS,
         &DELETE_JOBS,
         &DELETE_RUN,

@@ -65,12 +65,6 @@ statements! {
         LEFT JOIN managed_jobs m ON m.id = r.managed_job_id \
         WHERE r.id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) GROUP BY r.id";
     INSTANCE_NAMES = "SELECT i.id, i.name FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
-    /// For each waiting run, the lowest number of jobs of other runs before one of its jobs.
-    POSITIONS = "SELECT j.run_id, min((SELECT count(*) FROM (SELECT 1 FROM jobs f WHERE f.project_id = j.project_id \
-        AND NOT f.finished AND f.status = 'submitted' AND f.instance_id IS NULL AND f.run_id <> j.run_id \
-        AND (f.priority > j.priority OR (f.priority = j.priority AND f.submitted_at < j.submitted_at)) LIMIT 1000) ahead)) \
-        FROM jobs j WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND j.status = 'submitted' \
-        AND j.instance_id IS NULL AND NOT j.finished GROUP BY j.run_id";
 }
 
 impl RunFilter {
@@ -196,10 +190,4 @@ pub async fn instance_names(
 ) -> Result<HashMap<InstanceId, String>, DbError> {
     let rows = db.query(INSTANCE_NAMES.as_str(), params![Val::list(instances)]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
-}
-
-/// Number of jobs before each of these runs that waits for an instance.
-pub async fn queue_positions(db: &Db, runs: &[RunId]) -> Result<HashMap<RunId, i64>, DbError> {
-    let rows = db.query(POSITIONS.as_str(), params![Val::list(runs)]).await?;
-    rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
 }

@@ -114,6 +114,19 @@ statements! {
     /// only if they are unchanged.
     UPDATE_SPEC = "UPDATE runs SET spec = $3, priority = $4, deployment_num = deployment_num + $5, due_at = NULL \
                    WHERE id = $1 AND spec = $2 AND NOT finished AND stop_asked_at IS NULL";
+    /// The current deployment of a service, as it was before an update.
+    KEEP_DEPLOYMENT = "INSERT INTO deployments (run_id, num, at, user_id, spec) \
+                       SELECT r.id, r.deployment_num, r.submitted_at, r.user_id, r.spec FROM runs r \
+                       WHERE r.id = $1 AND r.service IS NOT NULL ON CONFLICT (run_id, num) DO NOTHING";
+    /// The current deployment, after an update. One that changes in place keeps its number.
+    RECORD_DEPLOYMENT = "INSERT INTO deployments (run_id, num, at, user_id, spec) \
+                         SELECT r.id, r.deployment_num, now_us(), CAST($2 AS TEXT), r.spec FROM runs r \
+                         WHERE r.id = $1 AND r.service IS NOT NULL \
+                         ON CONFLICT (run_id, num) DO UPDATE SET spec = excluded.spec";
+    TRIM_DEPLOYMENTS = "DELETE FROM deployments WHERE run_id = $1 AND num < (SELECT max(d.num) - 50 FROM deployments d \
+                        WHERE d.run_id = $1)";
+    DEPLOYMENTS = "SELECT d.num, d.at, u.name, d.spec FROM deployments d LEFT JOIN users u ON u.id = d.user_id \
+                   WHERE d.run_id = $1 ORDER BY d.num DESC LIMIT 100";
     SET_SERVICE = "UPDATE runs SET service = $2, gateway_id = $3 WHERE id = $1 AND NOT finished";
     COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";
 }
@@ -248,6 +261,36 @@ pub(super) fn mark_due_soon(id: RunId) -> Change {
 /// Replaces the spec of an active run. Stale if the spec has changed, or the run is ending.
 pub fn update_spec(id: RunId, old: &str, new: &str, priority: i64, new_deployment: bool) -> Change {
     exec(&UPDATE_SPEC, params![id, old, new, priority, i64::from(new_deployment)])
+}
+
+record! {
+    /// A deployment of a service that was applied.
+    pub struct Deployment {
+        pub num: i64,
+        pub at: Timestamp,
+        /// `None`: the server rolled back to it.
+        pub user_name: Option<String>,
+        pub spec: String,
+    }
+}
+
+/// Deployments of a service, newest first.
+pub async fn deployments(db: &Db, run: RunId) -> Result<Vec<Deployment>, DbError> {
+    db.query(DEPLOYMENTS.as_str(), params![run]).await?.into_iter().map(Deployment::read).collect()
+}
+
+impl Unit {
+    /// Stores the deployment of a service that an update is about to replace.
+    #[must_use]
+    pub fn keep_deployment(self, run: RunId) -> Self {
+        self.exec(KEEP_DEPLOYMENT.as_str(), params![run])
+    }
+
+    /// Stores the deployment of a service that an update has set. `by`: `None` for the server.
+    #[must_use]
+    pub fn record_deployment(self, run: RunId, by: Option<UserId>) -> Self {
+        self.exec(RECORD_DEPLOYMENT.as_str(), params![run, by]).exec(TRIM_DEPLOYMENTS.as_str(), params![run])
+    }
 }
 
 /// Sets the URL of a service. Stale if the run is finished.

@@ -30,6 +30,7 @@ record! {
 statements! {
     FIND = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name = $2", Secret::columns("s");
     LIST = "SELECT {} FROM secrets s WHERE s.project_id = $1 ORDER BY s.name", Secret::columns("s");
+    STATE = "SELECT count(*), coalesce(max(s.updated_at), 0) FROM secrets s WHERE s.project_id = $1";
     /// Only if the version is unchanged: a value is sealed for its version.
     REPLACE = "UPDATE secrets SET version = $2 + 1, sealed = $3, key_id = $4, users = $5, updated_at = now_us() \
                WHERE id = $1 AND version = $2";
@@ -44,6 +45,20 @@ pub async fn find(db: &Db, project: ProjectId, name: &str) -> Result<Option<Secr
 
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
     db.query(LIST.as_str(), params![project]).await?.into_iter().map(Secret::read).collect()
+}
+
+/// State of the secrets of a project. It differs after each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecretsState {
+    count: i64,
+    updated_at: i64,
+}
+
+pub async fn state(db: &Db, project: ProjectId) -> Result<SecretsState, DbError> {
+    match db.query_opt(STATE.as_str(), params![project]).await? {
+        Some(row) => Ok(SecretsState { count: row.int(0)?, updated_at: row.int(1)? }),
+        None => Ok(SecretsState { count: 0, updated_at: 0 }),
+    }
 }
 
 /// Existing secrets with these names.

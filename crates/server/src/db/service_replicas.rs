@@ -63,6 +63,15 @@ statements! {
     ANSWERED = "INSERT INTO service_answers (run_id, told_at, proxy_id, answers) VALUES ($1, now_us(), $2, $3) \
                 ON CONFLICT (run_id, told_at, proxy_id) DO NOTHING";
     ANSWERS = "SELECT a.answers FROM service_answers a WHERE a.run_id = $1 AND a.told_at >= now_us() - $2";
+    /// Written again by later sweeps while the counts exist, so that two servers that sweep at once count nothing twice.
+    SUM_MINUTES = "INSERT INTO service_minutes (run_id, at, requests, in_flight_us, waiting_us) \
+        SELECT q.run_id, q.window_at - q.window_at % 60000000, CAST(sum(q.requests) AS BIGINT), \
+        CAST(sum(q.in_flight_us) AS BIGINT), CAST(sum(q.waiting_us) AS BIGINT) FROM service_requests q \
+        WHERE q.window_at >= now_us() - now_us() % 60000000 - 180000000 \
+        AND q.window_at < now_us() - now_us() % 60000000 GROUP BY q.run_id, q.window_at - q.window_at % 60000000 \
+        ON CONFLICT (run_id, at) DO UPDATE SET requests = excluded.requests, in_flight_us = excluded.in_flight_us, \
+        waiting_us = excluded.waiting_us";
+    OLD_MINUTES = "DELETE FROM service_minutes WHERE at < now_us() - $1";
     OLD_ANSWERS = "DELETE FROM service_answers WHERE told_at < now_us() - $1";
     OLD_COUNTS = "DELETE FROM service_requests WHERE window_at < now_us() - $1";
     TRAFFIC = "SELECT CAST(coalesce(sum(q.requests), 0) AS BIGINT), CAST(coalesce(sum(q.in_flight_us), 0) AS BIGINT), \
@@ -245,6 +254,8 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
     let unit = Unit::new()
         .exec(LOST.as_str(), params![PROXY_LOST_AFTER.0])
         .exec(LOST_SEATS.as_str(), params![])
+        .exec(SUM_MINUTES.as_str(), params![])
+        .exec(OLD_MINUTES.as_str(), params![super::series::KEEP_MINUTES.0])
         .exec(OLD_COUNTS.as_str(), params![REQUESTS_TTL.0])
         .exec(OLD_ANSWERS.as_str(), params![REQUESTS_TTL.0]);
     db.write(unit).await.map(drop)

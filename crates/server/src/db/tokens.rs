@@ -194,6 +194,14 @@ pub fn revoke_named(user: UserId, name: &str) -> Change {
     }
 }
 
+/// Revokes a named token, if the user has one of that name.
+pub fn revoke_named_if_any(user: UserId, name: &str) -> Change {
+    exec(
+        "UPDATE tokens SET revoked_at = $3 WHERE user_id = $1 AND name = $2 AND revoked_at IS NULL",
+        params![user, name, Val::Now],
+    )
+}
+
 /// Revokes all tokens of the user.
 pub fn revoke_all(user: UserId) -> Change {
     exec(

@@ -102,6 +102,14 @@ pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
     db.query(sql, params![Val::list(names)]).await?.iter().map(|row| User::read(row, 0)).collect()
 }
 
+/// Active users with this address, ignoring case.
+pub async fn by_email(db: &Db, email: &str) -> Result<Vec<User>, DbError> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM users u WHERE lower(u.email) = lower($1) AND u.active AND NOT u.deleted LIMIT 2"
+    );
+    db.query(sql, params![email]).await?.iter().map(|row| User::read(row, 0)).collect()
+}
+
 /// Ids of all users, including deleted ones.
 pub async fn all_ids(db: &Db) -> Result<Vec<UserId>, DbError> {
     db.query("SELECT id FROM users", vec![]).await?.iter().map(|row| row.id(0)).collect()

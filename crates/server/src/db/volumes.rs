@@ -78,6 +78,8 @@ statements! {
     ATTACHMENTS = "SELECT {} FROM volume_attachments a WHERE a.volume_id IN \
                    (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY a.volume_id, a.attached_at",
                   VolumeAttachment::columns("a");
+    DISK_ELSEWHERE = "SELECT {} FROM volumes v WHERE v.project_id <> $1 AND v.volume_id = $2 AND NOT v.deleted",
+                     Volume::columns("v");
     /// Waits for a transaction that is attaching the volume, so that the next statement sees its result.
     QUEUE_UP = "UPDATE volumes SET due_at = NULL WHERE id = $1";
     /// A request that the pipeline reads; rejected while the volume is attached.
@@ -99,6 +101,12 @@ pub async fn find(db: &Db, id: VolumeId) -> Result<Option<Volume>, DbError> {
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Volume>, DbError> {
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Volume::read).transpose()
+}
+
+/// Volumes of other projects with this id of a provider.
+pub async fn with_disk_elsewhere(db: &Db, project: ProjectId, disk: &str) -> Result<Vec<Volume>, DbError> {
+    let rows = db.query(DISK_ELSEWHERE.as_str(), params![project, disk]).await?;
+    rows.into_iter().map(Volume::read).collect()
 }
 
 /// Selection of volumes: newest first unless the page specifies otherwise, ties by id.

@@ -14,7 +14,10 @@ use crate::{
     app::App,
     auth::{self, Caller},
     error::{Error, Result},
-    services::sessions::{Browser, BrowserOrigin, INSECURE_COOKIE},
+    services::{
+        oidc::{INSECURE_LOGIN_COOKIE, LOGIN_COOKIE},
+        sessions::{Browser, BrowserOrigin, INSECURE_COOKIE},
+    },
 };
 
 pub(crate) use windlass_gateway::SESSION_COOKIE;
@@ -65,6 +68,11 @@ impl Credentials {
 
 /// Value of the cookie of a session.
 pub(crate) fn session_cookie<'a>(app: &App, headers: &'a HeaderMap) -> Option<&'a str> {
+    find_cookie(app, headers, SESSION_COOKIE, INSECURE_COOKIE)
+}
+
+/// Value of a cookie, or of the one that replaces it without TLS if that is permitted.
+fn find_cookie<'a>(app: &App, headers: &'a HeaderMap, secure: &str, insecure: &str) -> Option<&'a str> {
     let allows_insecure = app.settings().insecure_web_login;
     headers
         .get_all(header::COOKIE)
@@ -72,7 +80,7 @@ pub(crate) fn session_cookie<'a>(app: &App, headers: &'a HeaderMap) -> Option<&'
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(';'))
         .filter_map(|cookie| cookie.trim().split_once('='))
-        .find(|(name, _)| *name == SESSION_COOKIE || (allows_insecure && *name == INSECURE_COOKIE))
+        .find(|(name, _)| *name == secure || (allows_insecure && *name == insecure))
         .map(|(_, value)| value)
 }
 
@@ -86,9 +94,11 @@ fn require_web_ui<O: Operation>(arrived: &IncomingRequest) -> Result<()> {
         None if O::METHOD == Method::Get && !is_foreign_fetch(headers) => {}
         None => return foreign("A request with the cookie of a session must have the header `Origin`"),
     }
+    // A WebSocket cannot have the header, but browsers send `Origin` with each.
+    let is_socket = O::BODY == Body::Stream && arrived.browser_origin().is_some();
     // A link cannot have the header; it only reads, and the cookie is not sent with links of other sites.
     let is_download = O::METHOD == Method::Get && is_download(arrived.request.uri().query());
-    if !is_download && headers.get(UI_HEADER).is_none_or(|value| value != "1") {
+    if !is_download && !is_socket && headers.get(UI_HEADER).is_none_or(|value| value != "1") {
         return foreign("A request with the cookie of a session must have the header `X-Windlass-UI: 1`");
     }
     if O::BODY == Body::Json && !is_json(headers) {
@@ -127,11 +137,16 @@ impl IncomingRequest {
     }
 
     /// Browser that sent the request.
-    pub(super) fn browser(&self) -> Browser {
+    pub(super) fn browser(&self, app: &App) -> Browser {
         let headers = self.request.headers();
         let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
         Browser {
             origin: self.browser_origin(),
+            origin_text: headers
+                .get(header::ORIGIN)
+                .and_then(|origin| origin.to_str().ok())
+                .map(str::to_owned),
+            login_cookie: find_cookie(app, headers, LOGIN_COOKIE, INSECURE_LOGIN_COOKIE).map(str::to_owned),
             is_web_ui: headers.get(UI_HEADER).is_some_and(|value| value == "1"),
             user_agent: agent.unwrap_or_default().to_owned(),
             address: self.peer(),

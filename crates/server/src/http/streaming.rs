@@ -4,13 +4,20 @@ use std::future::Future;
 
 use axum::{
     body::Body,
+    extract::Request,
     http::{HeaderValue, StatusCode, header},
+    response::Response,
 };
+use futures_util::future::BoxFuture;
 use windlass_api::{Access, Body as Kind, Operation};
 
 use super::{
-    ApiRoutes, ResponseHeaders, authenticate, credentials::Credentials, port_stream, reauthorize,
-    resolve_scope, rights_basis, sse, with_body, with_headers,
+    ApiRoutes, ResponseHeaders, authenticate,
+    credentials::Credentials,
+    port_stream::{self, StreamSlot},
+    reauthorize, resolve_scope, rights_basis, sse,
+    terminal::{self, OpenedShell},
+    with_body, with_headers,
 };
 use crate::{
     agents::PortStream,
@@ -18,8 +25,11 @@ use crate::{
     auth::{Caller, ProjectScope},
     error::Result,
     services::SseStream,
-    stream_rights::{RightsBasis, StreamRights},
+    stream_rights::{RightsBasis, StreamRegistration, StreamRights},
 };
+
+/// Determines whether the caller of an open stream still has its rights.
+type RightsCheck = Box<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 impl ApiRoutes {
     /// As `project`, with bytes as the response. The handler also returns headers.
@@ -65,7 +75,7 @@ impl ApiRoutes {
                 let caller = authenticate::<O>(&app, &arrived).await?;
                 let within = resolve_scope::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
-                let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
+                let place = StreamSlot::for_response(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -100,7 +110,7 @@ impl ApiRoutes {
                     project: None,
                 };
                 let rights = StreamRights::register(&app, basis);
-                let place = port_stream::StreamSlot::for_response(&app, caller.user.id)?;
+                let place = StreamSlot::for_response(&app, caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), caller, request, last).await?;
                 let watched = app.clone();
@@ -113,6 +123,24 @@ impl ApiRoutes {
         })
     }
 
+    /// As `project_stream`, with a WebSocket of a browser and a shell.
+    #[must_use]
+    pub(crate) fn project_terminal<O, F, R, C, S>(self, handler: F, check: C) -> Self
+    where
+        O: Operation<Request: Clone + Sync>,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<OpenedShell>> + Send,
+        C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
+        S: Future<Output = Result<()>> + Send + 'static,
+    {
+        self.project_upgrade::<O, _, _, _, _, _, _>(
+            terminal::require_handshake,
+            handler,
+            check,
+            terminal::respond::<RightsCheck, _>,
+        )
+    }
+
     /// As `project`, and the connection becomes a stream to what the handler opened. `check` determines, repeatedly
     /// while the stream is open, whether the caller still has the rights to the object and the project.
     #[must_use]
@@ -122,7 +150,33 @@ impl ApiRoutes {
         F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<PortStream>> + Send,
         C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
-        S: Future<Output = Result<()>> + Send,
+        S: Future<Output = Result<()>> + Send + 'static,
+    {
+        self.project_upgrade::<O, _, _, _, _, _, _>(
+            port_stream::require_upgrade,
+            handler,
+            check,
+            port_stream::respond::<RightsCheck, _>,
+        )
+    }
+
+    /// A connection that is used for something else than HTTP after the response: `accept` takes it from the request,
+    /// `handler` opens what it is connected to, and `respond` connects them.
+    fn project_upgrade<O, U, T, F, R, C, S>(
+        self,
+        accept: fn(&mut Request) -> Result<U>,
+        handler: F,
+        check: C,
+        respond: fn(App, U, T, StreamSlot, StreamRegistration, RightsCheck) -> Response,
+    ) -> Self
+    where
+        O: Operation<Request: Clone + Sync>,
+        U: Send + 'static,
+        T: Send + 'static,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<T>> + Send,
+        C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
+        S: Future<Output = Result<()>> + Send + 'static,
     {
         const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
         self.mount_raw::<O, _, _>(move |app, mut arrived| {
@@ -130,23 +184,23 @@ impl ApiRoutes {
             async move {
                 let credentials = Credentials::of::<O>(&app, &arrived)?;
                 let path = arrived.path.clone();
-                let asker = authenticate::<O>(&app, &arrived).await?;
-                let within = resolve_scope::<O>(&app, asker, &path).await?;
+                let caller = authenticate::<O>(&app, &arrived).await?;
+                let within = resolve_scope::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
-                let caller = port_stream::require_upgrade(&mut arrived.request)?;
+                let connection = accept(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
-                let place = port_stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
-                let port = handler(app.clone(), within, request.clone()).await?;
+                let slot = StreamSlot::for_stream(&app, within.caller.user.id)?;
+                let opened = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
-                let allowed = move || {
+                let allowed = move || -> BoxFuture<'static, Result<()>> {
                     let (app, credentials, path) = (watched.clone(), credentials.clone(), path.clone());
                     let (check, request) = (check.clone(), request.clone());
-                    async move {
+                    Box::pin(async move {
                         let scope = reauthorize::<O>(&app, &credentials, &path).await?;
                         check(app, scope, request).await
-                    }
+                    })
                 };
-                Ok(port_stream::respond(app, caller, port, place, rights, allowed))
+                Ok(respond(app, connection, opened, slot, rights, Box::new(allowed)))
             }
         })
     }

@@ -1,13 +1,14 @@
 //! Resource usage of jobs: sampled while they run, shown as series, and evaluated by the utilization policy.
 //!
-//! A sample is taken every [`SAMPLE_INTERVAL`]. For a running job the last hour is kept; the samples that exist when it
-//! ends are kept for a week.
+//! A sample is taken every [`SAMPLE_INTERVAL`]. All samples of the last hour of a running job are kept, one of each minute
+//! for a day, and one of every ten minutes until [`KEEP`] ends. CPU time is a sum, so its mean stays exact.
 
 pub mod prometheus;
 pub mod sampler;
 mod series;
 
 pub use series::series;
+pub(crate) use series::{JobResources, cpu_cores};
 
 use std::time::Duration;
 
@@ -18,11 +19,18 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use crate::db::{Db, DbError, job_metrics as rows};
+use crate::db::{
+    Db, DbError,
+    job_metrics::{self as rows, Thinning},
+};
 
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
-pub const KEEP_RUNNING: Span = Span::hours(1);
-pub const KEEP_FINISHED: Span = Span::days(7);
+/// Samples that are kept for longer.
+pub const THINNING: [Thinning; 2] = [
+    Thinning { after: Span::hours(1), step: Span::mins(1) },
+    Thinning { after: Span::hours(24), step: Span::mins(10) },
+];
+pub const KEEP: Span = Span::days(30);
 /// Maximum number of sampled GPUs per job.
 const GPUS_MAX: usize = 64;
 /// Maximum number of samples of one window: an hour of them, and as many again for replicas that sampled at the same
@@ -48,7 +56,7 @@ fn sample(message: &Metrics) -> rows::Sample {
 }
 
 /// Memory in bytes and utilization in percent of each GPU.
-fn gpus(text: &str) -> Vec<(i64, i64)> {
+pub(crate) fn gpus(text: &str) -> Vec<(i64, i64)> {
     serde_json::from_str(text).unwrap_or_default()
 }
 

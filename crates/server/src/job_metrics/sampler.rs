@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::timeout;
 use windlass_model::time::Span;
 
-use super::{KEEP_FINISHED, KEEP_RUNNING, SAMPLE_INTERVAL, sample};
+use super::{KEEP, SAMPLE_INTERVAL, THINNING, sample};
 use crate::{
     agents::{AgentApi, CallContext},
     db::{Db, job_metrics as rows},
@@ -51,7 +51,7 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
         }
     };
     stream::iter(due).for_each_concurrent(CONCURRENCY, |job| sample_job(db, agents, job)).await;
-    if let Err(error) = rows::expire(db, KEEP_FINISHED, EXPIRED_MAX).await {
+    if let Err(error) = rows::expire(db, KEEP, EXPIRED_MAX).await {
         tracing::debug!(%error, "failed to delete old samples");
     }
 }
@@ -60,7 +60,7 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
 async fn sample_job(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
     let call = CallContext { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
     let Ok(Ok(message)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
-    if let Err(error) = rows::insert(db, job.id, sample(&message), KEEP_RUNNING).await {
+    if let Err(error) = rows::insert(db, job.id, sample(&message), &THINNING).await {
         tracing::debug!(%error, job = %job.id, "failed to store sample");
     }
 }

@@ -9,18 +9,18 @@ use crate::db::{job_metrics::Sample, jobs::Job};
 
 /// Resources that the job has.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct JobResources {
-    cpus: Option<i64>,
-    memory_bytes: Option<i64>,
-    gpu_memory_bytes: Option<i64>,
+pub(crate) struct JobResources {
+    pub(crate) cpus: Option<i64>,
+    pub(crate) memory_bytes: Option<i64>,
+    pub(crate) gpu_memory_bytes: Option<i64>,
 }
 
 impl JobResources {
     /// Resources of a job. If it has only a part of its instance, they are in the job's own document.
-    fn of(job: &Job) -> Self {
-        let read = |text: &Option<String>| -> Option<Value> { serde_json::from_str(text.as_deref()?).ok() };
-        let runtime = read(&job.runtime).unwrap_or_default();
-        let provisioning = read(&job.provisioning).unwrap_or_default();
+    pub(crate) fn of(runtime: Option<&str>, provisioning: Option<&str>) -> Self {
+        let read = |text: Option<&str>| -> Option<Value> { serde_json::from_str(text?).ok() };
+        let runtime = read(runtime).unwrap_or_default();
+        let provisioning = read(provisioning).unwrap_or_default();
         let own = &runtime["offer"]["instance"]["resources"];
         let resources = if own.is_object() { own } else { &provisioning["instance_type"]["resources"] };
         let bytes = |mib: &Value| mib.as_i64().and_then(|mib| mib.checked_mul(1 << 20));
@@ -48,7 +48,7 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     add("cpu_usage_percent".into(), cpu);
     add("memory_usage_bytes".into(), of(|sample| sample.memory_bytes));
     add("memory_working_set_bytes".into(), of(|sample| sample.working_set_bytes));
-    let given = JobResources::of(job);
+    let given = JobResources::of(job.runtime.as_deref(), job.provisioning.as_deref());
     let read: Vec<Vec<(i64, i64)>> = points.iter().map(|(point, _)| gpus(&point.gpus)).collect();
     // A GPU missing from a sample has no value to plot: only GPUs that are in all samples are shown.
     let count = read.iter().map(Vec::len).min().unwrap_or(0);
@@ -73,9 +73,15 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
 /// Percent of one processor: a job that uses four fully is at 400. Based on the host's clock, which may jump: then the
 /// result is 0.
 fn cpu_percent(point: &Sample, before: &Sample) -> i64 {
-    let took = point.host_at.0.saturating_sub(before.host_at.0);
-    let used = point.cpu_us.saturating_sub(before.cpu_us);
-    if took <= 0 || used < 0 { 0 } else { (used as f64 / took as f64 * 100.0).round() as i64 }
+    let cores = cpu_cores((point.host_at, point.cpu_us), (before.host_at, before.cpu_us));
+    (cores * 100.0).round() as i64
+}
+
+/// Processors used between two samples: each is the host's time and the CPU time until then.
+pub(crate) fn cpu_cores(point: (Timestamp, i64), before: (Timestamp, i64)) -> f64 {
+    let took = point.0.0.saturating_sub(before.0.0);
+    let used = point.1.saturating_sub(before.1);
+    if took <= 0 || used < 0 { 0.0 } else { used as f64 / took as f64 }
 }
 
 #[cfg(test)]

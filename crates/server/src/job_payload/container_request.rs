@@ -7,19 +7,20 @@ use std::collections::BTreeMap;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
-use windlass_api::agent::runner::{JobSpec as Orders, RepoData, SubmitBody};
+use windlass_api::agent::runner::{JobSpec as Orders, SubmitBody};
 use windlass_model::{
-    config::{job_spec::JobSpec, shell::quote},
+    config::{job_spec::JobSpec, run::RunClass, shell::quote},
     id::{SubmissionId, UserId},
-    queue::PRIORITY_MAX,
+    plan::slurm::SlurmObstacle,
+    queue::{JOB_VARIABLE, PRIORITY_MAX},
 };
 
-use super::UnstartableReason;
-use crate::agents::JobStart;
+use super::{STOP_MAX_SECS, UnstartableReason};
+use crate::{agents::JobStart, queue_rank::QueueRank};
 
-/// Path of the script; below `$WINDLASS_ROOT` where the job is a plain process.
-const SCRIPT_PATH: &str = "/windlass/job";
-const CODE: &str = "/windlass/code";
+/// Path of the script; below `$WINDLASS_ROOT` where the job is a plain process. Hosts reserve `/windlass` for their agents.
+const SCRIPT_PATH: &str = "/.windlass/job";
+const CODE: &str = "/.windlass/code";
 const OUTPUT: &str = "/out";
 /// Maximum size of the files that are passed with a container through the queue.
 const FILES_MAX: usize = 8 << 20;
@@ -27,8 +28,23 @@ const BYTES_PER_GB: f64 = (1u64 << 30) as f64;
 /// Highest priority of a run; that of a container is ten times as high.
 const RUN_PRIORITY_MAX: u64 = 100;
 
-/// Variable of a container that names its job.
-pub const JOB_VARIABLE: &str = "WINDLASS_JOB_ID";
+/// Last part of the script, which runs the command. It becomes a plain process, whose guard handles signals. In a
+/// container the script is the process whose end is the end of all others: once it was stopped, it waits for
+/// those that the command has left.
+const RUN_SCRIPT: &str = r#"[ -z "$root" ] || exec "$@" 2>&1
+stopped=
+trap 'stopped=1' TERM
+"$@" 2>&1
+code=$?
+has_others() {
+  for process in /proc/[0-9]*; do
+    case "${process#/proc/}" in 1 | $$) ;; *) return 0 ;; esac
+  done
+  return 1
+}
+while [ -n "$stopped" ] && has_others; do sleep 1; done
+exit "$code"
+"#;
 
 /// A request for a container. Contains secrets: never log one.
 #[derive(Clone)]
@@ -43,7 +59,7 @@ pub(super) struct Inputs<'a> {
     pub(super) submission: SubmissionId,
     pub(super) user: UserId,
     pub(super) run_name: &'a str,
-    pub(super) priority: i64,
+    pub(super) rank: QueueRank,
     pub(super) spec: &'a JobSpec,
     pub(super) start: &'a JobStart,
     /// Dispatcher, and partition if there is one.
@@ -57,23 +73,9 @@ pub(super) struct Inputs<'a> {
 pub(super) fn build(inputs: &Inputs<'_>) -> Result<QueueRequest, UnstartableReason> {
     let Inputs { spec, start, .. } = inputs;
     let orders = &start.submit.job_spec;
-    if spec.jobs_per_replica > 1 {
-        return Err(not_in_queue("a multi-node task", "use a fleet of hosts"));
-    }
-    if spec.service_port.is_some() {
-        return Err(not_in_queue("a service, because its port cannot be reached", "use a fleet of hosts"));
-    }
-    if spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
-        return Err(not_in_queue(
-            "a job with volumes",
-            "use a file system that the nodes of the cluster share",
-        ));
-    }
-    if matches!(orders.repo_data, Some(RepoData::Remote { .. })) {
-        return Err(not_in_queue(
-            "a job with a repository",
-            "clone it in `commands`, or send files with `files`",
-        ));
+    let is_dev_environment = orders.tty == Some(true);
+    if let Some(obstacle) = SlurmObstacle::find_all(spec, is_dev_environment).first() {
+        return Err(not_in_queue(obstacle.as_str(), obstacle.cure()));
     }
     let mut secrets = Map::new();
     let mut text = |path: &str, content: String| {
@@ -88,7 +90,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<QueueRequest, UnstartableReas
     }
     for (number, ((_, tar), archive)) in start.archives.iter().zip(&orders.file_archives).enumerate() {
         bytes += tar.len();
-        let path = format!("/windlass/files-{number}");
+        let path = format!("/.windlass/files-{number}");
         text(&path, BASE64_STANDARD.encode(tar));
         unpack.push_str(&unpack_script(&path, &archive.path));
     }
@@ -120,7 +122,8 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     if gpus > 0 {
         constraints["gpu"] = json!({ "stack": "cuda", "device_count": gpus });
     }
-    let mut scheduling = json!({ "preemptible": inputs.is_spot });
+    let stop_duration = spec.stop_duration.unwrap_or(STOP_MAX_SECS).max(0);
+    let mut scheduling = json!({ "preemptible": inputs.is_spot, "stop_duration": stop_duration });
     if let Some(partition) = inputs.partition {
         scheduling["partitions"] = json!([partition]);
     }
@@ -139,7 +142,7 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
         ("name", json!(spec.job_name)),
         ("description", json!(description)),
         ("state", json!("Committed")),
-        ("priority", json!(priority(inputs.priority))),
+        ("priority", json!(priority(inputs.rank))),
         // Retries are decided by the run.
         ("container_count_max", json!(1)),
         ("use_existing", json!(false)),
@@ -161,10 +164,16 @@ fn image(spec: &JobSpec) -> &str {
     if spec.image_name.is_empty() { "none" } else { &spec.image_name }
 }
 
-/// Maps the priority of a run to 1 to 1000, preserving the order.
-fn priority(run: i64) -> u64 {
-    let run = u64::try_from(run).unwrap_or(0).min(RUN_PRIORITY_MAX);
-    1 + run * (PRIORITY_MAX - 1) / RUN_PRIORITY_MAX
+/// Maps the rank of a run to 1 to 1000, preserving the order: all `urgent` runs have the highest priority, and all `idle`
+/// ones the lowest.
+fn priority(rank: QueueRank) -> u64 {
+    match rank.class {
+        RunClass::Idle => 1,
+        RunClass::Normal => {
+            1 + u64::from(rank.priority).min(RUN_PRIORITY_MAX) * (PRIORITY_MAX - 1) / RUN_PRIORITY_MAX
+        }
+        RunClass::Urgent => PRIORITY_MAX,
+    }
 }
 
 /// Moves the single entry of an archive to its path, under that name, replacing what was there.
@@ -194,8 +203,8 @@ fn script(submit: &SubmitBody, unpack: &str) -> String {
     if let Some(dir) = &orders.working_dir {
         text.push_str(&format!("mkdir -p {0}\ncd {0}\n", quote_path(dir)));
     }
-    // One log for both streams, so that the order of their lines is preserved.
-    text.push_str(&format!("export WINDLASS_WORKING_DIR=\"$PWD\"\nset +e\nexec {} 2>&1\n", command(orders)));
+    text.push_str("export WINDLASS_WORKING_DIR=\"$PWD\"\nset +e\n");
+    text.push_str(&format!("set -- {}\n{RUN_SCRIPT}", command(orders)));
     text
 }
 
@@ -264,7 +273,7 @@ mod tests {
             submission: SubmissionId(uuid::Uuid::from_u128(7)),
             user: UserId(uuid::Uuid::from_u128(8)),
             run_name: "train",
-            priority: 50,
+            rank: QueueRank { class: RunClass::Normal, priority: 50 },
             spec,
             start,
             dispatcher: Some("cluster"),
@@ -304,10 +313,9 @@ mod tests {
     #[test]
     fn container_request_keeps_secrets_in_secret_mounts_only() {
         let start = start(json!({"commands": ["echo", "hunter2"], "env": {"TOKEN": "hunter2"}}));
-        let request = built(&spec(json!({"max_duration": 60})), &start).unwrap();
+        let request = built(&spec(json!({"max_duration": 60, "stop_duration": 90})), &start).unwrap();
         assert_eq!(request["runtime_constraints"], json!({"vcpus": 3, "ram": 1 << 29}));
-        let scheduling =
-            json!({"preemptible": false, "partitions": ["gpu"], "dispatcher": "cluster", "max_run_time": 60});
+        let scheduling = json!({"preemptible": false, "partitions": ["gpu"], "dispatcher": "cluster", "max_run_time": 60, "stop_duration": 90});
         assert_eq!(request["scheduling_parameters"], scheduling);
         assert_eq!(request["priority"], 500);
         let mut open = request;
@@ -333,13 +341,21 @@ mod tests {
     #[test]
     fn jobs_that_a_queue_cannot_run_are_refused_with_the_reason() {
         let plain = start(json!({"commands": ["true"]}));
-        for (more, word) in
-            [(json!({"jobs_per_replica": 2}), "multi-node"), (json!({"service_port": 80}), "a service")]
-        {
+        for (more, word) in [
+            (json!({"jobs_per_replica": 2}), "several nodes"),
+            (json!({"user": {"username": "a"}}), "a `user`"),
+        ] {
             let message = built(&spec(more), &plain).unwrap_err().to_string();
             assert!(message.contains(word) && message.contains("hint"), "{message}");
         }
-        let remote = start(json!({"commands": ["true"], "repo_data": {"repo_type": "remote"}}));
-        assert!(built(&spec(json!({})), &remote).unwrap_err().to_string().contains("repository"));
+        let dev = start(json!({"commands": ["true"], "tty": true}));
+        assert!(built(&spec(json!({})), &dev).unwrap_err().to_string().contains("dev environment"));
+        let with_disk = |size: Value| {
+            let mut spec = spec(json!({}));
+            spec.requirements.resources.disk = from_value(json!({ "size": size })).unwrap();
+            built(&spec, &plain).map_err(|error| error.to_string())
+        };
+        assert!(with_disk(json!({"min": 100.0})).is_ok());
+        assert!(with_disk(json!({"min": 1.0, "max": 10.0})).unwrap_err().contains("a job with a disk limit"));
     }
 }

@@ -42,6 +42,7 @@ use crate::{
     pass_error::PassError,
     pipelines::PipelineContext,
     plain_processes::ProcessRights,
+    queue_rank::QueueRank,
     registry_passwords::{self, OpenPasswordError},
     services,
 };
@@ -164,6 +165,7 @@ pub async fn task_spec(
         runs_in,
         mounts,
         user_key: user_key(loaded)?.as_deref(),
+        project: &loaded.project.name,
         project_key: loaded.project.ssh_public_key.as_deref(),
         login: login.as_ref(),
     });
@@ -212,7 +214,7 @@ pub async fn container_request(
         submission: loaded.job.id,
         user: loaded.run.user_id,
         run_name: &loaded.run.name,
-        priority: loaded.run.priority,
+        rank: QueueRank::from_stored(loaded.run.priority),
         spec: &spec,
         start: &start,
         dispatcher: instance.region.as_deref(),

@@ -35,6 +35,7 @@ pub(super) struct Inputs<'a> {
     /// Network volumes of the job, attached.
     pub(super) mounts: TaskMounts,
     pub(super) user_key: Option<&'a str>,
+    pub(super) project: &'a str,
     pub(super) project_key: Option<&'a str>,
     /// Account on the host, if it is reached over SSH.
     pub(super) login: Option<&'a HostLogin>,
@@ -67,6 +68,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         volume_mounts: inputs.mounts.volume_mounts.clone(),
         instance_mounts: instance_mounts(spec),
         gpu_devices: Vec::new(),
+        project: inputs.project.to_owned(),
         host_ssh_user: host_keys.as_ref().map(|(user, _)| user.clone()).unwrap_or_default(),
         host_ssh_keys: host_keys.map(|(_, key)| vec![key]).unwrap_or_default(),
         container_ssh_keys: [inputs.project_key, inputs.user_key]

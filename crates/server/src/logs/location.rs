@@ -2,17 +2,17 @@
 
 use std::{io, path::PathBuf, str::FromStr, sync::Arc};
 
+use windlass_objects::{CredentialsError, LocationError};
+
 use super::{
     LogStore,
     files::FileLogStore,
     objects::{
         ObjectLogStore,
         dir::DirBucket,
-        s3::{self, S3Bucket, S3Credentials},
+        s3::{self, S3Bucket},
     },
 };
-
-const DEFAULT_REGION: &str = "us-east-1";
 
 /// `Files` supports one server; the others support any number.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +29,8 @@ pub enum LogLocation {
 pub enum LogLocationError {
     #[error("invalid `--log-store` value `{text}`: {want}")]
     Text { text: String, want: &'static str },
-    #[error("environment variable `{name}` is not set: the object store requires credentials")]
-    NoCredentials { name: &'static str },
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     #[error("failed to open the log store")]
     Open(#[source] io::Error),
     #[error("cannot use the log store")]
@@ -53,68 +53,23 @@ impl FromStr for LogLocation {
                 Err(wrong("expected an absolute path"))
             };
         }
-        let rest = text.strip_prefix("s3://");
-        let rest =
-            rest.ok_or_else(|| wrong("expected `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"))?;
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
-        if bucket.is_empty() || !path.bytes().all(is_unescaped) {
-            return Err(wrong("expected letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
+        if !text.starts_with("s3://") {
+            return Err(wrong("expected `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"));
         }
-        let (mut region, mut endpoint, mut roots) = (DEFAULT_REGION.to_owned(), None, None);
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=') {
-                Some(("region", value)) => region = value.to_owned(),
-                Some(("endpoint", value)) => endpoint = Some(value.to_owned()),
-                Some(("ca", value)) => roots = Some(value.to_owned()),
-                Some(_) | None => {
-                    return Err(wrong("expected `endpoint=URL`, `region=NAME` or `ca=FILE` after the `?`"));
-                }
-            }
-        }
-        let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-        let (tls, authority) = match endpoint.split_once("://") {
-            Some(("https", authority)) => (true, authority),
-            Some(("http", authority)) => (false, authority),
-            Some(_) | None => return Err(wrong("expected an endpoint such as `https://HOST:PORT`")),
-        };
-        let authority: hyper::http::uri::Authority = authority
-            .trim_end_matches('/')
-            .parse()
-            .map_err(|_| wrong("expected an endpoint such as `https://HOST:PORT`"))?;
-        let prefix = prefix.trim_matches('/');
-        Ok(Self::S3(s3::S3Location {
-            bucket: bucket.to_owned(),
-            prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
-            region,
-            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: authority.port_u16().unwrap_or(if tls { 443 } else { 80 }),
-            tls,
-            roots,
-        }))
+        text.parse().map(Self::S3).map_err(|LocationError(want)| wrong(want))
     }
 }
 
-/// Returns whether a byte needs no escape in any context.
-fn is_unescaped(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-_./".contains(&byte)
-}
-
 impl LogLocation {
-    /// Opens the store. `files` is the directory for logs as files; credentials for an object store come from the
-    /// environment, as with its own tools.
+    /// Opens the store. `files` is the directory for logs as files; credentials for an object store come from the file
+    /// that the location names, or from the environment, as with its own tools.
     pub fn open(&self, files: PathBuf) -> Result<Arc<dyn LogStore>, LogLocationError> {
         Ok(match self {
             Self::Files => Arc::new(FileLogStore::new(files)),
             Self::Dir(path) => Arc::new(ObjectLogStore::new(Arc::new(DirBucket::new(path.clone())))),
             Self::S3(place) => {
-                let must = |name| std::env::var(name).map_err(|_| LogLocationError::NoCredentials { name });
-                let identity = S3Credentials {
-                    key: must("AWS_ACCESS_KEY_ID")?,
-                    secret: must("AWS_SECRET_ACCESS_KEY")?,
-                    session: std::env::var("AWS_SESSION_TOKEN").ok(),
-                };
-                let bucket = S3Bucket::new(place.clone(), identity).map_err(LogLocationError::Open)?;
+                let bucket = S3Bucket::new(place.clone(), place.load_credentials()?)
+                    .map_err(LogLocationError::Open)?;
                 Arc::new(ObjectLogStore::new(Arc::new(bucket)))
             }
         })
@@ -131,17 +86,10 @@ mod tests {
         assert!(
             matches!("dir:/mnt/logs".parse(), Ok(LogLocation::Dir(path)) if path.to_str() == Some("/mnt/logs"))
         );
-        let Ok(LogLocation::S3(place)) = "s3://jobs/a/b/?endpoint=http://[::1]:9000&region=eu-1".parse()
-        else {
+        let Ok(LogLocation::S3(place)) = "s3://jobs/a/b/?endpoint=http://[::1]:9000".parse() else {
             panic!("an object store")
         };
-        assert_eq!(
-            (place.bucket.as_str(), place.prefix.as_str(), place.region.as_str()),
-            ("jobs", "a/b/", "eu-1")
-        );
-        assert_eq!((place.host.as_str(), place.port, place.tls), ("::1", 9000, false));
-        let Ok(LogLocation::S3(place)) = "s3://jobs".parse() else { panic!("an object store") };
-        assert_eq!((place.host.as_str(), place.port, place.tls), ("s3.us-east-1.amazonaws.com", 443, true));
+        assert_eq!((place.bucket.as_str(), place.prefix.as_str()), ("jobs", "a/b/"));
         for wrong in
             ["", "dir:logs", "s3://", "s3:///x", "s3://b?colour=red", "s3://b?endpoint=ftp://h", "s3://b c"]
         {

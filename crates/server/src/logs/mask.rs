@@ -4,16 +4,18 @@
 //! border of the range is found by reading the bytes before and after it. At the end of a log that still grows, a
 //! possible beginning of a value is held back briefly, until the bytes after it are known.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use aho_corasick::AhoCorasick;
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use windlass_model::id::ProjectId;
 
 use super::{Log, LogChunk, LogError, LogRange, LogStore};
 use crate::{
-    db::{Db, secrets},
+    db::{
+        Db,
+        secrets::{self, SecretsState},
+    },
     encryption::{AssociatedData, Keyring},
 };
 
@@ -25,8 +27,6 @@ const LINE_BYTES_MIN: usize = 16;
 /// Minimum length of the beginning of a value that is masked at the end of a log, if it is at least half of the value:
 /// anything shorter may be a common word.
 const PARTIAL_BYTES_MIN: usize = 4;
-/// Time for which the secrets of a project are cached.
-const MASK_TTL: Duration = Duration::from_secs(2);
 const PROJECTS_MAX: usize = 1000;
 const CHUNKS_MAX: usize = 4096;
 
@@ -218,7 +218,8 @@ async fn read_bytes(store: &dyn LogStore, log: &Log, from: u64, to: u64) -> Resu
 }
 
 struct CachedMask {
-    until: Instant,
+    /// State of the secrets from which the mask was made.
+    state: SecretsState,
     mask: Option<Arc<Mask>>,
 }
 
@@ -244,12 +245,15 @@ impl MaskCache {
         if !inner.is_on {
             return Ok(None);
         }
-        let now = Instant::now();
-        if let Some(known) = inner.known.lock().get(&log.project).filter(|known| known.until > now) {
-            return Ok(known.mask.clone());
-        }
         let failed =
             |source| LogError::Io { what: "find the secrets to mask in", submission: log.submission, source };
+        // A run may print a secret right after it was stored, so the mask is never older than the last change.
+        let state = secrets::state(&inner.db, log.project)
+            .await
+            .map_err(|error| failed(std::io::Error::other(error)))?;
+        if let Some(known) = inner.known.lock().get(&log.project).filter(|known| known.state == state) {
+            return Ok(known.mask.clone());
+        }
         let stored = secrets::list(&inner.db, log.project)
             .await
             .map_err(|error| failed(std::io::Error::other(error)))?;
@@ -270,13 +274,15 @@ impl MaskCache {
         if known.len() >= PROJECTS_MAX {
             known.clear();
         }
-        known.insert(log.project, CachedMask { until: now + MASK_TTL, mask: mask.clone() });
+        known.insert(log.project, CachedMask { state, mask: mask.clone() });
         Ok(mask)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     fn masked(mask: &Mask, text: &str) -> String {

@@ -166,7 +166,10 @@ impl FleetsPipeline {
             instance_num: num.into(),
             ..new
         };
-        let message = format!("the fleet requires at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
+        let message = match row.shape.nodes().map_or(0, |n| n.min) {
+            1 => "the fleet requires at least 1 node".to_owned(),
+            min => format!("the fleet requires at least {min} nodes"),
+        };
         let why = pipeline_cause(event::Pipeline::Fleet, lease, "nodes_min", message);
         let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
         let targets = [EventTarget { entity: created.entity, id: id.0, name: &name }];

@@ -242,25 +242,41 @@ impl InstancesPipeline {
 
     /// Observes a ready instance: its health, and its tasks.
     async fn observe_ready(&self, row: &Row) -> Result<InstanceReport, PassError> {
+        if let Some(report) = self.observe_agent(row).await? {
+            return Ok(report);
+        }
+        let found = self.query_backend(row).await;
+        let is_local = row.instance.backend.as_deref() == Some(local::NAME);
+        if !is_local || found.seen != InstanceObservation::Silent {
+            return Ok(found);
+        }
+        // On this machine the backend has just started the agent again, if it had ended with the previous server. The
+        // failed connection would delay the next attempt.
+        self.0.agents.forget(row.instance.id);
+        Ok(match self.observe_agent(row).await? {
+            Some(mut report) => {
+                report.findings.machine = report.findings.machine.or(found.findings.machine);
+                report
+            }
+            None => found,
+        })
+    }
+
+    /// Returns what the agent reports; `None` if it does not respond.
+    async fn observe_agent(&self, row: &Row) -> Result<Option<InstanceReport>, PassError> {
         let id = row.instance.id;
         match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
             Ok((tasks, news)) => {
                 let orphans = rows::orphan_tasks(&self.0.db, id.0, &tasks).await?;
                 let seen = InstanceObservation::Answers { health: host_health(&news).0 };
                 let machine = self.update_agent(row).await;
-                Ok(InstanceReport {
-                    seen,
-                    findings: InstanceFindings {
-                        news: Some(news),
-                        orphans,
-                        machine,
-                        ..InstanceFindings::default()
-                    },
-                })
+                let findings =
+                    InstanceFindings { news: Some(news), orphans, machine, ..InstanceFindings::default() };
+                Ok(Some(InstanceReport { seen, findings }))
             }
             Err(error) => {
                 tracing::debug!(instance = %id, %error, "instance did not answer");
-                Ok(self.query_backend(row).await)
+                Ok(None)
             }
         }
     }
@@ -363,7 +379,11 @@ fn build_update(
         moved.event = step.record;
         message = status_columns(row, plan, step.status, &change.message, &mut moved);
     } else if let Some(word) = occupancy_event(instance) {
-        let text = format!("{} of its blocks are in use", instance.busy_blocks);
+        let text = match instance.busy_blocks {
+            0 => "no block is in use".to_owned(),
+            1 => "1 block is in use".to_owned(),
+            busy => format!("{busy} blocks are in use"),
+        };
         let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), text);
         let step = event::transition::<instance::InstanceLifecycle>(instance.id, instance.status, word, why)?;
         moved.set.push(("status", step.status.into()));

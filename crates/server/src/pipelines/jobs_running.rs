@@ -105,7 +105,7 @@ impl Pipeline for JobsRunningPipeline {
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<JobReport, PassError> {
-        if let Some(ending) = row.loaded.job.end_asked() {
+        if let Some(ending) = row.loaded.job.requested_end() {
             return Ok(JobReport::Requested(ending));
         }
         let mut findings = JobFindings::default();
@@ -151,7 +151,7 @@ impl Pipeline for JobsRunningPipeline {
         let (changes, ending, mut set, due) = match &next {
             JobPassPlan::End(ending) => {
                 let message = ending.message().unwrap_or("the run requested its end");
-                let change = Change::new(job::Event::StopRequested, ending.reason().as_str(), message);
+                let change = Change::new(job::Event::StopRequested, ending.event_reason(), message);
                 (vec![change], Some(ending), vec![], None)
             }
             JobPassPlan::Continue(state) => {

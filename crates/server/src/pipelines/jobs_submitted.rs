@@ -2,7 +2,8 @@
 //!
 //! Claims   jobs in Submitted.
 //! Owns     jobs.instance_id, jobs.instance_assigned, jobs.blocks, jobs.fleet_id, jobs.provisioned_at,
-//!          jobs.shortfalls, jobs.wait_class, jobs.parked, runs.fleet_id.
+//!          jobs.shortfalls, jobs.wait_class, jobs.parked, jobs.promised, jobs.promised_until, jobs.preempted_at,
+//!          jobs.preempted_for, jobs.preemption, instances.promise_num, runs.fleet_id.
 //! Wakes    on hint (a job was submitted, blocks were freed, an instance was granted), else every 4 s. Of jobs that
 //!          placement cannot tell apart only the first is due; it wakes the next one when it leaves the queue.
 //! Shares   instances.busy_blocks with `jobs_terminating`: both add, neither sets.
@@ -13,9 +14,13 @@
 
 mod free_rounds;
 mod placeholders;
+mod preemption;
 mod wait_classes;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use futures_util::future::try_join_all;
 use uuid::Uuid;
@@ -28,7 +33,10 @@ use windlass_model::{
     job,
     plan::{
         offers::Location,
-        place::{Inventory, PlacementOutcome, RefusalReport, ReplicaPlacement, place_replicas},
+        place::{
+            Inventory, NodePlacement, PlacementOutcome, RefusalReport, ReplicaPlacement, place_replicas,
+        },
+        quota::HeldResources,
     },
     time::{Span, Timestamp},
 };
@@ -99,7 +107,7 @@ impl BatchPipeline for JobsSubmittedPipeline {
         let places = placement::assigned_instances(&self.context.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
-            if let Some(ending) = job.end_asked() {
+            if let Some(ending) = job.requested_end() {
                 let end = JobEnding::new(&ending, job::Event::StopRequested);
                 outcomes.insert(job.id.0, self.end(lease, &job, end).await?);
             } else if let Some(instance) = job.instance_id {
@@ -108,9 +116,8 @@ impl BatchPipeline for JobsSubmittedPipeline {
                 waiting.push(job);
             }
         }
-        for replica in self.group_replicas(waiting, leases, &mut outcomes).await? {
-            self.place(replica, &runs, &mut outcomes).await?;
-        }
+        let replicas = self.group_replicas(waiting, leases, &mut outcomes).await?;
+        self.place(replicas, &runs, &mut outcomes).await?;
         Ok(outcomes.into_iter().collect())
     }
 }
@@ -123,12 +130,12 @@ impl JobsSubmittedPipeline {
         jobs: Vec<Job>,
         mut leases: BTreeMap<Uuid, Lease>,
         outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
-    ) -> Result<Vec<Vec<LeasedReplica>>, PassError> {
+    ) -> Result<Vec<LeasedReplica>, PassError> {
         let mut by_replica: BTreeMap<(RunId, i64), Vec<Job>> = BTreeMap::new();
         for job in jobs {
             by_replica.entry((job.run_id, job.replica_num)).or_default().push(job);
         }
-        let mut by_project: BTreeMap<ProjectId, Vec<LeasedReplica>> = BTreeMap::new();
+        let mut replicas = Vec::new();
         for ((run, num), mut nodes) in by_replica {
             nodes.sort_by_key(|job| job.job_num);
             let held: BTreeMap<Uuid, Lease> =
@@ -146,11 +153,12 @@ impl JobsSubmittedPipeline {
                 }
                 continue;
             }
-            by_project.entry(replica.project).or_default().push(replica);
+            replicas.push(replica);
         }
-        Ok(by_project.into_values().collect())
+        Ok(replicas)
     }
 
+    /// Places replicas of all projects together, because they may share fleets.
     async fn place(
         &self,
         replicas: Vec<LeasedReplica>,
@@ -159,14 +167,15 @@ impl JobsSubmittedPipeline {
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = Timestamp(first.leases.values().map(Lease::now).max().unwrap_or_default());
-        let volumes = self.volumes(first.project, &replicas).await?;
+        let volumes = self.volumes(&replicas).await?;
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
                 let shape = self.context.shapes.of(run)?;
                 let full = full.get(&(replica.run, replica.num)).map(Vec::as_slice).unwrap_or_default();
-                queue.push(QueuedReplica::new(replica, run, &shape, &volumes, full)?);
+                let volumes = &volumes[&replica.project];
+                queue.push(QueuedReplica::new(replica, run, &shape, volumes, full)?);
             }
         }
         // Before the inventory is read: most new jobs of a full house wait behind others.
@@ -174,14 +183,17 @@ impl JobsSubmittedPipeline {
         if queue.is_empty() {
             return Ok(());
         }
+        let projects: BTreeSet<ProjectId> = queue.iter().map(|one| one.replica.project).collect();
+        let projects: Vec<ProjectId> = projects.into_iter().collect();
         let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
-        if let Some(placed) = self.place_on_free(first.project, &mut queue, allowed, now).await? {
+        if let Some(placed) = self.place_on_free(&projects, &mut queue, allowed, now).await? {
             outcomes.extend(placed);
             return Ok(());
         }
-        let stock = placement::load_inventory(&self.context.db, first.project).await?;
+        let mut stock = placement::load_inventory(&self.context.db, &projects, now).await?;
+        self.load_running(&mut stock, now).await?;
         let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
-        queue.iter_mut().for_each(|one| one.select_fleets(&stock.fleets));
+        queue.iter_mut().for_each(|one| one.select_fleets(&stock));
         let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
         let mut placements = place_replicas(&views, &inventory, now);
         let counts = self.wake_counts(&queue, &inventory, now, &mut placements).await?;
@@ -206,7 +218,8 @@ impl JobsSubmittedPipeline {
         let mut heads: BTreeMap<&str, usize> = BTreeMap::new();
         for placement in placements {
             let Some(queued) = placement.jobs.first().and_then(|job| by_job.get(job)) else { continue };
-            let class = queued.class.as_deref();
+            // One for which others are preempted waits for them by itself.
+            let class = queued.class.as_deref().filter(|_| placement.preemption.is_none());
             if let (PlacementOutcome::Waits { .. }, Some(class)) = (&placement.outcome, class) {
                 if let Some(head) = heads.get(class) {
                     passes[*head].followers.push(queued);
@@ -248,15 +261,21 @@ impl JobsSubmittedPipeline {
         Ok(full)
     }
 
-    /// Loads the volumes that the nodes of these replicas name.
+    /// Loads the volumes that the nodes of these replicas name, by project.
     async fn volumes(
         &self,
-        project: ProjectId,
         replicas: &[LeasedReplica],
-    ) -> Result<VolumeCatalog, PassError> {
-        let specs = replicas.iter().flat_map(|replica| &replica.specs);
-        let wanted: Vec<_> = specs.flat_map(mounts::for_spec).collect();
-        Ok(VolumeCatalog::of(&self.context.db, project, &wanted).await?)
+    ) -> Result<BTreeMap<ProjectId, VolumeCatalog>, PassError> {
+        let mut wanted: BTreeMap<ProjectId, Vec<_>> = BTreeMap::new();
+        for replica in replicas {
+            let mounts = replica.specs.iter().flat_map(mounts::for_spec);
+            wanted.entry(replica.project).or_default().extend(mounts);
+        }
+        let mut volumes = BTreeMap::new();
+        for (project, wanted) in wanted {
+            volumes.insert(project, VolumeCatalog::of(&self.context.db, project, &wanted).await?);
+        }
+        Ok(volumes)
     }
 
     /// Writes the placement of a replica as one unit for all nodes, or as one unit per node that waits.
@@ -283,13 +302,24 @@ impl JobsSubmittedPipeline {
                         event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
+                    let (resources, seat_of) = (site.held_by(seat), seat);
                     let seat = SeatTarget::There { seat, event };
-                    seated.push(NodeAssignment { held: lease.key(), job, seat });
+                    let promise_num = site.promise_num(seat_of);
+                    let held = lease.key();
+                    seated.push(NodeAssignment { held, job, seat, resources, promise_num, now: site.now });
                 }
                 Plan::Assign { fleet, seat, message, .. } => {
                     fleet_of = Some(*fleet);
+                    let resources = site.held_by(seat);
                     let seat = self.new_placeholder(lease, job, queued.run, (*fleet, seat), message, site)?;
-                    seated.extend(seat.map(|seat| NodeAssignment { held: lease.key(), job, seat }));
+                    seated.extend(seat.map(|seat| NodeAssignment {
+                        held: lease.key(),
+                        job,
+                        seat,
+                        resources,
+                        promise_num: 0,
+                        now: site.now,
+                    }));
                 }
                 Plan::End { ending, change } => {
                     let why = rejection_reason(&placement.outcome).map(serde_json::to_string);
@@ -302,6 +332,15 @@ impl JobsSubmittedPipeline {
                 Plan::Wait { why, message, due, .. } => {
                     let due = if plans.len() > 1 { next_whole_second(*due) } else { *due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
+                    let is_first = replica.nodes.first().is_some_and(|first| first.id == job.id);
+                    if let Some(preemption) = placement.preemption.as_ref().filter(|_| is_first) {
+                        let wait = (why, due);
+                        outcomes.push((
+                            job.id.0,
+                            self.preempt(lease, job, queued, preemption, wait, site).await?,
+                        ));
+                        continue;
+                    }
                     let reason = match site.scope {
                         RoundScope::Whole => (Some(why), Some(message.clone())),
                         // It is not known completely, and the stored one is not old.
@@ -363,6 +402,7 @@ impl JobsSubmittedPipeline {
             fleet,
             chooses: pass.queued.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
+            has_quotas: site.stock.limited.contains(&pass.queued.replica.project),
         };
         // A job that does not carry the wake-up of its class may still have been the only one that was evaluated.
         let count = |job: &Job| pass.wakes.filter(|_| job.wait_class == pass.queued.class);
@@ -492,7 +532,7 @@ fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
 
 /// Context of one round of placement.
 struct PlacementContext<'a> {
-    stock: &'a placement::ProjectInventory,
+    stock: &'a placement::PoolInventory,
     inventory: &'a Inventory,
     now: Timestamp,
     scope: RoundScope,
@@ -508,5 +548,32 @@ enum RoundScope {
 impl PlacementContext<'_> {
     fn fleet(&self, id: FleetId) -> Option<&Fleet> {
         self.stock.fleets.iter().find(|fleet| fleet.id == id)
+    }
+
+    /// Number of promises on the instance when it was read.
+    fn promise_num(&self, seat: &NodePlacement) -> i64 {
+        let NodePlacement::Existing { instance, .. } = seat else { return 0 };
+        let found = self.stock.instances.iter().find(|known| known.id == *instance);
+        found.map_or(0, |found| found.promise_num)
+    }
+
+    /// Resources that a node holds there; at an instance that is to be created, at most.
+    fn held_by(&self, seat: &NodePlacement) -> HeldResources {
+        match seat {
+            NodePlacement::Existing { instance, blocks, .. } => {
+                let found = self.inventory.instances.iter().find(|known| known.id == *instance);
+                let offer = found.map(|found| &found.offer);
+                offer.map_or_else(HeldResources::default, |offer| {
+                    HeldResources::of(offer, *blocks, offer.total_blocks)
+                })
+            }
+            NodePlacement::New { offers, .. } => {
+                let known =
+                    offers.iter().filter_map(|new| Some((new, self.inventory.offers.get(new.offer)?)));
+                HeldResources::largest(
+                    known.map(|(new, offer)| HeldResources::of(offer, new.blocks, new.total_blocks)),
+                )
+            }
+        }
     }
 }

@@ -118,7 +118,8 @@ impl Pipeline for JobsTerminatingPipeline {
                     if let Some(grace) = grace {
                         // The deadline applies whether or not the agent received the request.
                         let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
-                        let _ = self.0.agents.stop_job(call, secs).await;
+                        let preempted = job.ending.is_preempted();
+                        let _ = self.0.agents.stop_job(call, secs, preempted).await;
                     }
                     job.deadline = Some(*deadline);
                     next.deadline = job.deadline;
@@ -255,6 +256,7 @@ impl JobsTerminatingPipeline {
             host_given_up: end.gave_up_host(),
             frees: job.blocks > 0,
             ending: end.ending(),
+            now: Timestamp(lease.now()),
         };
         let wake = vec![
             super::runs::QUEUE.pipeline,
@@ -264,6 +266,14 @@ impl JobsTerminatingPipeline {
         let written = rows::end(&self.0.db, lease.key(), job, end).await?;
         Ok(apply_outcome(&written, None, wake))
     }
+}
+
+/// Time that the commands have to exit: of the fleet's rules if the job was preempted.
+fn stop_grace(job: &crate::db::jobs::Job, facts: &JobSpecView) -> Span {
+    let preempted = job.ending().is_some_and(|ending| ending.is_preempted());
+    let note = job.preemption_note().filter(|_| preempted);
+    let own = || Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS));
+    note.map_or_else(own, |note| Span(note.grace_us))
 }
 
 fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::TerminatingJobView {
@@ -293,7 +303,7 @@ fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::Ter
         is_task_submitted: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,
         stop_duration: facts.stop_duration.map(Span::secs),
-        stop_grace: Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS)),
+        stop_grace: stop_grace(job, facts),
         volumes: Vec::new(),
         instance: place,
         give_up_after: brain::give_up_timeout(lost_after),

@@ -311,10 +311,11 @@ impl ManagedJobsPipeline {
     /// Grants free slots to waiting tasks. Returns whether any was granted.
     async fn grant_slots(&self) -> Result<bool, PassError> {
         let limits = self.context.job_limits;
-        let (line, in_use) = rows::slot_queue(&self.context.db, limits).await?;
-        let queue: Vec<slots::SlotRequest> = line.iter().map(|(waiting, _)| *waiting).collect();
-        let granted = slots::grant_slots(&queue, limits, in_use);
-        let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
+        let line = rows::slot_queue(&self.context.db, limits).await?;
+        let queue: Vec<slots::SlotRequest> = line.waiting.iter().map(|(waiting, _)| *waiting).collect();
+        let granted = slots::grant_slots(&queue, limits, line.in_use, line.held.as_ref());
+        let chosen: Vec<_> =
+            line.waiting.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
             return Ok(false);
         }

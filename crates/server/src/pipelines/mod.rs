@@ -32,6 +32,7 @@ use crate::{
     offer_cache::OfferCache,
     parsed_run_spec::RunSpecCache,
     retention,
+    services::budgets,
 };
 
 /// Dependencies of all pipelines.
@@ -121,6 +122,7 @@ pub fn start(
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&context.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
+    hints.spawn(budgets::watch(app.clone()));
     Ok(RunningPipelines { engine, db: app.db().clone(), _hints: hints })
 }
 

@@ -200,7 +200,10 @@ impl RunsPipeline {
                 event::Pipeline::Run,
                 lease,
                 "submitted",
-                format!("submission {}", submit.submission),
+                match submit.submission {
+                    0 => "Job submitted".to_owned(),
+                    again => format!("Job submitted again, attempt {}", again + 1),
+                },
             );
             let mut created = Event::created::<job::JobLifecycle>(new.id, job::Status::Submitted, why);
             // The epoch is the run's; the submission has not been claimed yet.
@@ -246,6 +249,12 @@ impl RunsPipeline {
         keys: &mut BTreeMap<u32, NodeKey>,
     ) -> Result<NewJob, PassError> {
         let before = row.jobs.iter().find(|job| to_u32(job.replica_num) == submit.replica);
+        let previous = row
+            .jobs
+            .iter()
+            .rev()
+            .find(|job| to_u32(job.replica_num) == submit.replica && to_u32(job.job_num) == submit.job);
+        let history = PreemptionHistory::after(previous);
         let group = row.service.as_ref().and_then(|needs| needs.wanted.groups.get(&submit.replica));
         let group = group.or_else(|| before.and_then(|job| job.replica_group.as_ref()));
         let (spec, job_spec) = row.shape.job(group.map(String::as_str), submit.replica, submit.job)?;
@@ -273,7 +282,32 @@ impl RunsPipeline {
             job_spec,
             secrets_sealed,
             priority: row.run.priority,
+            preemptible: row.shape.preemptibility(row.run.managed_job_id.is_some()).as_str().to_owned(),
+            preempted_before: history.count,
+            queued_at: history.queued_at,
         })
+    }
+}
+
+/// Preemptions of the previous submissions of a job.
+#[derive(Default)]
+struct PreemptionHistory {
+    count: i64,
+    /// Its place in the queue, if the last submission was preempted.
+    queued_at: Option<Timestamp>,
+}
+
+impl PreemptionHistory {
+    fn after(previous: Option<&Job>) -> Self {
+        let Some(previous) = previous else { return Self::default() };
+        let count = previous.preempted_before;
+        match previous.ending().is_some_and(|ending| ending.is_preempted()) {
+            true => Self {
+                count: count + 1,
+                queued_at: Some(previous.queued_at.unwrap_or(previous.submitted_at)),
+            },
+            false => Self { count, queued_at: None },
+        }
     }
 }
 

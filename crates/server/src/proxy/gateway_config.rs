@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use windlass_api::agent::port_pass::PortPass;
 use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_gateway::{
-    gateway_config::{AgentAddress, GatewayConfig, ReplicaHost},
+    gateway_config::{AgentAddress, GatewayConfig, ReplicaHost, SshLogin},
     route::Service,
 };
 use windlass_model::id::{GatewayId, InstanceId, SubmissionId};
@@ -95,10 +95,19 @@ impl HostPasses {
 
     fn of(&self, instance: InstanceId) -> Result<String, String> {
         let tasks = self.tasks.get(&instance).cloned().unwrap_or_default();
-        let signer = self.signer.as_ref().map_err(Clone::clone)?;
-        signer
+        self.signer()?
             .pass(&PortPass { instance, tasks, expires_at: self.expires_at })
             .map_err(|error| error.to_string())
+    }
+
+    fn signer(&self) -> Result<&Signer, String> {
+        self.signer.as_ref().map_err(Clone::clone)
+    }
+
+    /// Private SSH key that opens a connection to the agent and nothing else.
+    fn ssh_key(&self, instance: InstanceId) -> Result<String, String> {
+        let (_, private) = self.signer()?.gateway_key(instance).map_err(|error| error.to_string())?;
+        Ok(private)
     }
 }
 
@@ -111,11 +120,14 @@ async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> R
     let credential = passes.of(instance)?;
     let address = match machine.reach.ok_or("the address of its agent is not known")? {
         AgentEndpoint::Socket { path } => AgentAddress::Socket { path },
-        AgentEndpoint::Ssh { socket } => {
+        AgentEndpoint::Ssh { .. } => {
             let login = ssh_target::load_login(app.db(), app.keys(), instance)
                 .await
                 .map_err(|error| words(&error))?;
-            AgentAddress::Ssh { socket, login }
+            if login.via.is_some() {
+                return Err("it is behind a jump host, whose key no gateway receives".to_owned());
+            }
+            AgentAddress::Relay { login: SshLogin { key: passes.ssh_key(instance)?, ..login } }
         }
         AgentEndpoint::Queue => {
             return Err("its jobs run in a queue, which accepts no connections".to_owned());

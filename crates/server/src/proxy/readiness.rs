@@ -157,13 +157,7 @@ impl ReplicaProber<'_> {
     }
 
     async fn probe(&self, app: &App, probe: &ProbeSpec) -> ProbeResult {
-        let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
-        match timeout(within, self.send_probe(app, probe)).await {
-            Ok(Ok(status)) if status.is_success() => Ok(()),
-            Ok(Ok(status)) => Err(format!("it answered {status}")),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(format!("no answer within {} s", within.as_secs())),
-        }
+        result_within(probe, self.send_probe(app, probe)).await
     }
 
     /// Does not follow redirects: a redirect is not a success.
@@ -171,17 +165,34 @@ impl ReplicaProber<'_> {
         let agents = app.agents().ok_or("the server has no connections to hosts")?;
         let call = CallContext { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
         let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;
-        let mut request = Request::builder()
-            .method(probe.method.as_str().to_ascii_uppercase().as_str())
-            .uri(probe.url.as_str())
-            .header(header::HOST, format!("localhost:{}", self.port));
-        for field in &probe.headers {
-            request = request.header(field.name.0.as_str(), field.value.0.as_str());
-        }
-        let body = Full::new(Bytes::from(probe.body.clone().unwrap_or_default()));
-        let request = request.body(body).map_err(|error| error.to_string())?;
-        exchange(stream, request).await
+        exchange(stream, probe_request(probe, self.port)?).await
     }
+}
+
+/// Waits for the answer as long as the probe allows, and evaluates it.
+async fn result_within(
+    probe: &ProbeSpec,
+    answer: impl Future<Output = Result<StatusCode, String>>,
+) -> ProbeResult {
+    let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
+    match timeout(within, answer).await {
+        Ok(Ok(status)) if status.is_success() => Ok(()),
+        Ok(Ok(status)) => Err(format!("it answered {status}")),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(format!("no answer within {} s", within.as_secs())),
+    }
+}
+
+fn probe_request(probe: &ProbeSpec, port: u16) -> Result<Request<Full<Bytes>>, String> {
+    let mut request = Request::builder()
+        .method(probe.method.as_str().to_ascii_uppercase().as_str())
+        .uri(probe.url.as_str())
+        .header(header::HOST, format!("localhost:{port}"));
+    for field in &probe.headers {
+        request = request.header(field.name.0.as_str(), field.value.0.as_str());
+    }
+    let body = Full::new(Bytes::from(probe.body.clone().unwrap_or_default()));
+    request.body(body).map_err(|error| error.to_string())
 }
 
 /// Sends one request and returns the status of the response.
@@ -206,6 +217,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
+    use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;
@@ -222,6 +235,36 @@ mod tests {
         let got = exchange(ours, request).await;
         replica.await.unwrap();
         got
+    }
+
+    fn probe() -> ProbeSpec {
+        let fields = json!({"type": "http", "url": "/ready?deep=1", "method": "post", "timeout": 3,
+            "headers": [{"name": "x-probe", "value": "yes"}], "body": "{}", "interval": 5, "ready_after": 1});
+        serde_json::from_value(fields).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_probe_sends_its_method_url_headers_and_body() {
+        let request = probe_request(&probe(), 8000).unwrap();
+        assert_eq!(
+            (request.method().as_str(), request.uri().to_string().as_str()),
+            ("POST", "/ready?deep=1")
+        );
+        assert_eq!(request.headers()["x-probe"], "yes");
+        assert_eq!(request.headers()["host"], "localhost:8000");
+        assert_eq!(request.into_body().collect().await.unwrap().to_bytes(), "{}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_without_an_answer_fails_after_its_timeout() {
+        let start = tokio::time::Instant::now();
+        let silent = result_within(&probe(), std::future::pending()).await;
+        assert_eq!(
+            (silent, start.elapsed()),
+            (Err("no answer within 3 s".to_owned()), Duration::from_secs(3))
+        );
+        let refused = result_within(&probe(), std::future::ready(Ok(StatusCode::BAD_GATEWAY))).await;
+        assert_eq!(refused, Err("it answered 502 Bad Gateway".to_owned()));
     }
 
     #[tokio::test]

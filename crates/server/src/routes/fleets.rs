@@ -25,8 +25,8 @@ async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<Fl
     fleets::list(&app, &caller, requested).await
 }
 
-async fn list_project(app: App, scope: ProjectScope, _: ProjectListRequest) -> Result<Vec<Fleet>> {
-    fleets::list_project(&app, &scope).await
+async fn list_project(app: App, scope: ProjectScope, requested: ProjectListRequest) -> Result<Vec<Fleet>> {
+    fleets::list_project(&app, &scope, &requested).await
 }
 
 async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Fleet> {

@@ -2,11 +2,9 @@
 
 use windlass_api::{gateways::*, operations::*};
 
-use windlass_model::id::GatewayId;
-
 use crate::{
     app::App,
-    auth::ProjectScope,
+    auth::{GatewayCaller, ProjectScope},
     error::Result,
     http,
     services::{gateway_nodes, gateways},
@@ -29,8 +27,8 @@ pub(super) fn mount(routes: http::ApiRoutes) -> http::ApiRoutes {
         .gateway::<LeaveGateway, _, _>(leave)
 }
 
-async fn list(app: App, scope: ProjectScope, _: ListRequest) -> Result<Vec<Gateway>> {
-    gateways::list(&app, &scope).await
+async fn list(app: App, scope: ProjectScope, requested: ListRequest) -> Result<Vec<Gateway>> {
+    gateways::list(&app, &scope, &requested).await
 }
 
 async fn read(app: App, scope: ProjectScope, requested: NameRequest) -> Result<Gateway> {
@@ -69,18 +67,18 @@ async fn create_token(app: App, scope: ProjectScope, requested: NameRequest) -> 
     gateways::create_token(&app, &scope, &requested.name).await
 }
 
-async fn read_routes(app: App, gateway: GatewayId, requested: RoutesRequest) -> Result<GatewayRoutes> {
-    gateway_nodes::routes(&app, gateway, requested).await
+async fn read_routes(app: App, caller: GatewayCaller, requested: RoutesRequest) -> Result<GatewayRoutes> {
+    gateway_nodes::routes(&app, &caller, requested).await
 }
 
-async fn report(app: App, gateway: GatewayId, requested: GatewayReport) -> Result<()> {
-    gateway_nodes::report(&app, gateway, requested).await
+async fn report(app: App, caller: GatewayCaller, requested: GatewayReport) -> Result<()> {
+    gateway_nodes::report(&app, caller.gateway, requested).await
 }
 
-async fn check(app: App, gateway: GatewayId, requested: TokenCheckRequest) -> Result<TokenCheck> {
-    gateway_nodes::check(&app, gateway, requested).await
+async fn check(app: App, caller: GatewayCaller, requested: TokenCheckRequest) -> Result<TokenCheck> {
+    gateway_nodes::check(&app, caller.gateway, requested).await
 }
 
-async fn leave(app: App, gateway: GatewayId, requested: LeaveRequest) -> Result<()> {
-    gateway_nodes::leave(&app, gateway, requested).await
+async fn leave(app: App, caller: GatewayCaller, requested: LeaveRequest) -> Result<()> {
+    gateway_nodes::leave(&app, caller.gateway, requested).await
 }

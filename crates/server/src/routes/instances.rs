@@ -14,6 +14,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListInstances, _, _, _>(list)
         .project::<ReadInstance, _, _>(read)
+        .project::<ListInstanceJobs, _, _>(history)
         .project::<ListHealthChecks, _, _>(health_checks)
 }
 
@@ -23,6 +24,10 @@ async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<Vec<In
 
 async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Instance> {
     instances::read(&app, &scope, &requested).await
+}
+
+async fn history(app: App, scope: ProjectScope, requested: HistoryRequest) -> Result<InstanceHistory> {
+    instances::history(&app, &scope, requested).await
 }
 
 async fn health_checks(

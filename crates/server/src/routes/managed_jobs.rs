@@ -10,6 +10,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<CheckManagedJobs, _, _>(check)
         .project::<ListManagedJobs, _, _>(list)
         .project::<ReadManagedJob, _, _>(read)
+        .project::<ReadSavings, _, _>(savings)
         .project::<CancelManagedJobs, _, _>(cancel)
         .project::<ResumeManagedJob, _, _>(resume)
 }
@@ -28,6 +29,10 @@ async fn list(app: App, scope: ProjectScope, requested: ListRequest) -> Result<V
 
 async fn read(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<ManagedJob> {
     managed_jobs::read_one(&app, &scope, requested.job_id).await
+}
+
+async fn savings(app: App, scope: ProjectScope, requested: ReadRequest) -> Result<Savings> {
+    managed_jobs::savings(&app, &scope, requested.job_id).await
 }
 
 async fn cancel(app: App, scope: ProjectScope, requested: CancelRequest) -> Result<CancelResponse> {

@@ -1,8 +1,10 @@
 //! Handlers of operations. Handlers look up, authorise, call a service and respond; nothing else.
 
 pub(crate) mod arvados;
+mod budgets;
 mod costs;
 mod events;
+mod exports;
 mod fleets;
 mod gateways;
 mod instances;
@@ -10,6 +12,7 @@ mod managed_jobs;
 mod observability;
 mod overview;
 mod projects;
+mod quotas;
 mod repos;
 mod runs;
 mod secrets;
@@ -23,6 +26,7 @@ use crate::http::ApiRoutes;
 /// All handlers.
 pub fn all_routes() -> ApiRoutes {
     [
+        budgets::mount,
         costs::mount,
         events::mount,
         fleets::mount,
@@ -38,6 +42,8 @@ pub fn all_routes() -> ApiRoutes {
         users::mount,
         volumes::mount,
         observability::mount,
+        exports::mount,
+        quotas::mount,
         overview::mount,
     ]
     .into_iter()

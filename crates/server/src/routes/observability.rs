@@ -4,14 +4,14 @@ use axum::{
     body::Body,
     http::{HeaderName, header},
 };
-use windlass_api::{exports, gpus, logs, metrics, operations::*, server::EmptyRequest, templates};
+use windlass_api::{gpus, logs, metrics, operations::*, server::EmptyRequest, templates};
 
 use crate::{
     app::App,
     auth::ProjectScope,
     error::Result,
     http::{ApiRoutes, ResponseHeaders},
-    services::{SseStream, log_search, observability},
+    services::{SseStream, configurations, log_search, observability},
 };
 
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
@@ -24,8 +24,6 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<ReadJobMetrics, _, _>(job_metrics)
         .project::<ReadServiceMetrics, _, _>(service_metrics)
         .project::<ListGpus, _, _>(list_gpus)
-        .project::<ListExports, _, _>(list_exports)
-        .project::<ListImports, _, _>(list_imports)
         .project::<ListTemplates, _, _>(list_templates)
 }
 
@@ -91,14 +89,6 @@ async fn list_gpus(app: App, scope: ProjectScope, requested: gpus::ListRequest) 
     observability::list_gpus(&app, &scope, &requested).await
 }
 
-async fn list_exports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Exports> {
-    Ok(exports::Exports { exports: Vec::new(), warnings: Vec::new() })
-}
-
-async fn list_imports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Imports> {
-    Ok(exports::Imports { imports: Vec::new(), warnings: Vec::new() })
-}
-
 async fn list_templates(_: App, _: ProjectScope, _: EmptyRequest) -> Result<Vec<templates::Template>> {
-    Ok(Vec::new())
+    configurations::templates()
 }

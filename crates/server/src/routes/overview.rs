@@ -1,12 +1,20 @@
-//! Lists, counts and search of the web UI.
+//! Lists, counts, search, plots and the editor of the web UI.
 
 use windlass_api::{
+    Document,
     changes::{FeedEvent, StreamRequest},
+    configurations::{
+        CheckRequest, CheckResult, ErrorPage, ErrorPageRequest, PlanTextRequest, PlanTextResult,
+        SchemaRequest,
+    },
     explanations::*,
+    metrics::{BlockEvent, BlockStreamRequest, SeriesList, SeriesRequest},
     operations::*,
     overview::*,
     rows::*,
+    runs::TerminalRequest,
     server::EmptyRequest,
+    views::{View, ViewList},
 };
 use windlass_model::id::InstanceId;
 
@@ -15,8 +23,8 @@ use crate::{
     auth::{Caller, ProjectScope},
     change_feed,
     error::Result,
-    http::ApiRoutes,
-    services::{SseStream, explanations, overview, rows},
+    http::{ApiRoutes, OpenedShell},
+    services::{SseStream, blocks, configurations, explanations, overview, rows, runs, series, views},
 };
 
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
@@ -35,6 +43,17 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .project::<ReadTimeline, _, _>(timeline)
         .project::<CompareVariants, _, _>(what_if)
         .project::<ListDeployments, _, _>(deployments)
+        .project::<RedeployService, _, _>(redeploy)
+        .project_terminal::<OpenTerminal, _, _, _, _>(open_terminal, check_terminal)
+        .token::<QueryMetrics, _, _, _>(query_metrics)
+        .token_events::<StreamBlocks, _, _>(stream_blocks)
+        .token::<ListViews, _, _, _>(list_views)
+        .token::<SetView, _, _, _>(set_view)
+        .token::<DeleteView, _, _, _>(delete_view)
+        .token::<ReadSchema, _, _, _>(schema)
+        .token::<ReadErrorPage, _, _, _>(error_page)
+        .project::<CheckConfiguration, _, _>(check_configuration)
+        .project::<PlanConfiguration, _, _>(plan_configuration)
 }
 
 async fn runs(app: App, caller: Caller, requested: RowsRequest) -> Result<Rows<RunRow>> {
@@ -100,4 +119,61 @@ async fn what_if(app: App, scope: ProjectScope, requested: WhatIfRequest) -> Res
 
 async fn deployments(app: App, scope: ProjectScope, requested: DeploymentRequest) -> Result<DeploymentList> {
     explanations::deployments(&app, &scope, requested).await
+}
+
+async fn redeploy(app: App, scope: ProjectScope, requested: RedeployRequest) -> Result<()> {
+    runs::redeploy(&app, &scope, &requested.run_name, requested.num).await
+}
+
+async fn open_terminal(app: App, scope: ProjectScope, requested: TerminalRequest) -> Result<OpenedShell> {
+    runs::open_terminal(&app, &scope, &requested).await
+}
+
+async fn check_terminal(app: App, scope: ProjectScope, requested: TerminalRequest) -> Result<()> {
+    runs::check_terminal(&app, &scope, &requested).await
+}
+
+async fn query_metrics(app: App, caller: Caller, requested: SeriesRequest) -> Result<SeriesList> {
+    series::query(&app, &caller, requested).await
+}
+
+async fn stream_blocks(
+    app: App,
+    caller: Caller,
+    requested: BlockStreamRequest,
+    _: Option<u64>,
+) -> Result<SseStream<BlockEvent>> {
+    blocks::stream(&app, &caller, requested).await
+}
+
+async fn list_views(app: App, caller: Caller, _: EmptyRequest) -> Result<ViewList> {
+    views::list(&app, &caller).await
+}
+
+async fn set_view(app: App, caller: Caller, requested: windlass_api::views::SetRequest) -> Result<View> {
+    views::set(&app, &caller, requested).await
+}
+
+async fn delete_view(app: App, caller: Caller, requested: windlass_api::views::DeleteRequest) -> Result<()> {
+    views::delete(&app, &caller, requested).await
+}
+
+async fn schema(_: App, _: Caller, requested: SchemaRequest) -> Result<Document> {
+    configurations::schema(&requested.name)
+}
+
+async fn error_page(_: App, _: Caller, requested: ErrorPageRequest) -> Result<ErrorPage> {
+    configurations::error_page(&requested.code)
+}
+
+async fn check_configuration(_: App, _: ProjectScope, requested: CheckRequest) -> Result<CheckResult> {
+    configurations::check(&requested.text)
+}
+
+async fn plan_configuration(
+    app: App,
+    scope: ProjectScope,
+    requested: PlanTextRequest,
+) -> Result<PlanTextResult> {
+    configurations::plan(&app, &scope, requested).await
 }

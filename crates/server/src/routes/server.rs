@@ -4,12 +4,18 @@ use windlass_api::{
     auth,
     backends::BackendType,
     operations::*,
-    server::{EmptyRequest, Health, Info, Pipeline},
+    server::{EmptyRequest, Health, Info, Pipeline, SettingList},
 };
 
 use windlass_engine::status::Snapshot;
 
-use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::observability};
+use crate::{
+    app::App,
+    auth::Caller,
+    error::Result,
+    http::ApiRoutes,
+    services::{observability, settings},
+};
 
 /// API version, which clients compare with their own.
 const API_VERSION: &str = "0.22.5";
@@ -20,6 +26,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<ReadMetrics, _, _, _>(metrics)
         .open::<ReadServerInfo, _, _>(info)
         .token::<ListPipelines, _, _, _>(pipelines)
+        .token::<ListSettings, _, _, _>(list_settings)
         .open::<ListAuthProviders, _, _>(providers)
         .open::<ReadNextRedirect, _, _>(next_redirect)
         .open::<ListBackendTypes, _, _>(backend_types)
@@ -48,6 +55,10 @@ async fn pipelines(app: App, _: Caller, _: EmptyRequest) -> Result<Vec<Pipeline>
         errors: snapshot.totals.errors,
     };
     Ok(app.metrics().pipelines().into_iter().map(one).collect())
+}
+
+async fn list_settings(app: App, _: Caller, _: EmptyRequest) -> Result<SettingList> {
+    Ok(settings::list(&app))
 }
 
 async fn info(app: App, _: EmptyRequest) -> Result<Info> {

@@ -8,7 +8,10 @@ use crate::{
     auth::Caller,
     error::Result,
     http::{ApiRoutes, ResponseHeaders},
-    services::sessions::{self, Browser},
+    services::{
+        oidc,
+        sessions::{self, Browser},
+    },
 };
 
 /// Data that a browser removes when a session is closed.
@@ -17,6 +20,9 @@ const CLEARED: &str = "\"cache\", \"storage\"";
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .open_browser::<OpenSession, _, _>(open)
+        .open::<ReadLoginMethods, _, _>(read_methods)
+        .open_browser::<StartOidcLogin, _, _>(start_oidc)
+        .open_browser::<FinishOidcLogin, _, _>(finish_oidc)
         .token_browser::<ReadSession, _, _>(read)
         .token_browser::<CloseSession, _, _>(close)
         .token::<ListSessions, _, _, _>(list)
@@ -27,6 +33,24 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
 async fn open(app: App, browser: Browser, requested: OpenRequest) -> Result<(Session, ResponseHeaders)> {
     let opened = sessions::open(&app, &browser, requested).await?;
     Ok((opened.session, vec![(header::SET_COOKIE, opened.cookie)]))
+}
+
+async fn read_methods(app: App, _: EmptyRequest) -> Result<LoginMethods> {
+    Ok(oidc::methods(&app))
+}
+
+async fn start_oidc(app: App, browser: Browser, _: EmptyRequest) -> Result<(OidcLogin, ResponseHeaders)> {
+    let started = oidc::start(&app, &browser).await?;
+    Ok((OidcLogin { url: started.url }, vec![(header::SET_COOKIE, started.cookie)]))
+}
+
+async fn finish_oidc(
+    app: App,
+    browser: Browser,
+    requested: FinishOidcRequest,
+) -> Result<(Session, ResponseHeaders)> {
+    let (opened, ended) = oidc::finish(&app, &browser, requested).await?;
+    Ok((opened.session, vec![(header::SET_COOKIE, opened.cookie), (header::SET_COOKIE, ended)]))
 }
 
 async fn read(

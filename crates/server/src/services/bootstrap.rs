@@ -15,7 +15,7 @@ use crate::{
     app::App,
     auth::Token,
     db::{
-        Unit,
+        Unit, exports,
         fleets::{self, NewFleet},
         tokens, users as user_rows,
     },
@@ -64,8 +64,8 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     Ok(fresh.filter(|_| !given))
 }
 
-/// Creates a fleet with this machine, so that the first job needs no configuration. It is created once and never again,
-/// because its deletion was intended.
+/// Creates a fleet with this machine, so that the first job needs no configuration, and exports it to all projects of
+/// the server. It is created once and never again, because its deletion was intended.
 async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let db = app.db();
     let Some((project, _)) = crate::db::projects::find(db, PROJECT, admin).await? else { return Ok(()) };
@@ -98,11 +98,16 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let about = EventSubject { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
     let created = Event::created::<fleet::FleetLifecycle>(id.0, fleet::Status::Active, because);
     let granted = grants::grant_change(app, project.id, local::NAME)?;
-    let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
+    let export = db.new_id()?;
+    let exported = [exports::insert(export, project.id, FLEET, true), exports::add_fleet(export, id)];
+    let unit = Unit::new().and([fleets::insert(row), granted]).and(exported);
+    let unit = unit.and(record(db, None, &about, &created)?);
     match db.write(unit).await {
         Ok(written) => written.done().map(drop).map_err(Error::from),
         // Another replica was faster, or a fleet of that name exists.
-        Err(error) if error.is_conflict_on("fleets_name_key") => Ok(()),
+        Err(error) if ["fleets_name_key", "exports_name_key"].iter().any(|key| error.is_conflict_on(key)) => {
+            Ok(())
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     db::{
         Change, Page, Unit, WriteOutcome, backends,
         fleets::{self, Fleet, NewFleet, Query},
-        instances::{self, NewInstance},
+        instances::{self, NamedProjects, NewInstance},
         projects,
     },
     encryption::AssociatedData,
@@ -62,14 +62,22 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
         ascending: requested.ascending,
         ..Page::default()
     };
-    let query = Query { projects, only_active: requested.only_active, page };
-    to_wire(app, fleets::list(app.db(), &query).await?).await
+    let include_imported = requested.include_imported;
+    let query = Query { projects, include_imported, only_active: requested.only_active, page };
+    to_wire(app, fleets::list(app.db(), &query).await?, query.projects.as_deref()).await
 }
 
-pub async fn list_project(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Fleet>> {
+/// Fleets of the project, and those that others export to it.
+pub async fn list_project(
+    app: &App,
+    scope: &ProjectScope,
+    requested: &wire::ProjectListRequest,
+) -> Result<Vec<wire::Fleet>> {
     let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
-    let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
-    to_wire(app, fleets::list(app.db(), &query).await?).await
+    let include_imported = requested.include_imported;
+    let projects = Some(vec![scope.project.id]);
+    let query = Query { projects, include_imported, only_active: false, page };
+    to_wire(app, fleets::list(app.db(), &query).await?, query.projects.as_deref()).await
 }
 
 pub async fn read(app: &App, scope: &ProjectScope, requested: &wire::ReadRequest) -> Result<wire::Fleet> {
@@ -87,15 +95,17 @@ fn not_found() -> Error {
 }
 
 async fn to_wire_one(app: &App, row: Fleet) -> Result<wire::Fleet> {
-    to_wire(app, vec![row]).await?.pop().ok_or_else(not_found)
+    let project = row.project_id;
+    to_wire(app, vec![row], Some(&[project])).await?.pop().ok_or_else(not_found)
 }
 
-async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
+async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Result<Vec<wire::Fleet>> {
     let ids: Vec<FleetId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let names = projects::names(app.db(), &project_ids).await?;
     let mut members = BTreeMap::<Option<uuid::Uuid>, Vec<_>>::new();
-    for instance in instance_service::to_wire(app, instances::list_by_fleets(app.db(), &ids).await?).await? {
+    let found = instances::list_by_fleets(app.db(), &ids).await?;
+    for instance in instance_service::to_wire(app, found, named).await? {
         members.entry(instance.fleet_id).or_default().push(instance);
     }
     rows.into_iter()

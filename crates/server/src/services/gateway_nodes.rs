@@ -17,7 +17,7 @@ use windlass_model::{
 
 use crate::{
     app::App,
-    auth,
+    auth::{self, GatewayCaller},
     db::{
         Unit, WriteOutcome,
         gateways::{self, Gateway},
@@ -54,15 +54,21 @@ fn check_address(address: Option<&str>) -> Result<Option<&str>> {
 /// receives a replica.
 pub async fn routes(
     app: &App,
-    gateway: GatewayId,
+    caller: &GatewayCaller,
     requested: wire::RoutesRequest,
 ) -> Result<wire::GatewayRoutes> {
+    let gateway = caller.gateway;
     let address = check_address(requested.address.as_deref())?;
     let id = proxy_id(gateway, requested.node);
     let until = Instant::now() + Duration::from_millis(requested.wait_ms).min(WAIT_TIMEOUT);
     let hints = app.hints().subscribe(proxy::ROUTES_HINT);
     let mut is_first = true;
     loop {
+        // A replaced token ends the request: the routes contain passes.
+        let token = gateways::token_hash(app.db(), gateway).await?;
+        if token.as_deref() != Some(caller.token_hash.as_str()) {
+            return Err(Error::Denied { msg: "Invalid token".into() });
+        }
         let (reported, replicas) = proxy::build_gateway_config(app, gateway).await?;
         let text = serde_json::to_string(&reported)?;
         let version = hex::encode(Sha256::digest(text.as_bytes()));

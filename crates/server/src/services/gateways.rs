@@ -35,12 +35,23 @@ fn not_found() -> Error {
     Error::absent("Gateway")
 }
 
-pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Gateway>> {
+/// Gateways of the project, and those that others export to it.
+pub async fn list(
+    app: &App,
+    scope: &ProjectScope,
+    requested: &wire::ListRequest,
+) -> Result<Vec<wire::Gateway>> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
     let mut all = Vec::new();
     for row in gateways::list(app.db(), scope.project.id).await? {
         let nodes = gateways::live_nodes(app.db(), row.id).await?;
-        all.push(to_wire(scope, default, row, &nodes)?);
+        all.push(to_wire(&scope.project.name, default, row, &nodes)?);
+    }
+    if requested.include_imported {
+        for (row, owner) in gateways::list_imported(app.db(), scope.project.id).await? {
+            let nodes = gateways::live_nodes(app.db(), row.id).await?;
+            all.push(to_wire(&owner, default, row, &nodes)?);
+        }
     }
     Ok(all)
 }
@@ -53,11 +64,11 @@ pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::G
 async fn to_wire_one(app: &App, scope: &ProjectScope, row: Gateway) -> Result<wire::Gateway> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
     let nodes = gateways::live_nodes(app.db(), row.id).await?;
-    to_wire(scope, default, row, &nodes)
+    to_wire(&scope.project.name, default, row, &nodes)
 }
 
 fn to_wire(
-    scope: &ProjectScope,
+    owner: &str,
     default: Option<GatewayId>,
     row: Gateway,
     nodes: &[GatewayNode],
@@ -84,7 +95,7 @@ fn to_wire(
     Ok(wire::Gateway {
         id: row.id.0,
         name: row.name,
-        project_name: scope.project.name.clone(),
+        project_name: owner.to_owned(),
         configuration: Document::from_text(row.configuration)?,
         created_at: row.created_at,
         status: row.status.as_str().to_owned(),

@@ -11,8 +11,8 @@ use crate::{
     auth::{Caller, ProjectScope},
     db::{
         Page, fleets,
-        instances::{self, Instance, Query},
-        projects,
+        instances::{self, Instance, NamedProjects, Query},
+        projects, series,
     },
     error::{Error, Result},
 };
@@ -38,6 +38,7 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
     };
     let query = Query {
         projects,
+        include_imported: requested.include_imported,
         fleets: requested.fleet_ids.map(|ids| ids.into_iter().map(FleetId).collect()),
         only_active: requested.only_active,
         page: Page {
@@ -49,14 +50,37 @@ pub async fn list(app: &App, caller: &Caller, requested: wire::ListRequest) -> R
         },
     };
     let rows = instances::list(app.db(), &query).await?;
-    to_wire(app, rows).await
+    to_wire(app, rows, query.projects.as_deref()).await
+}
+
+/// Jobs of the project that ran on an instance.
+pub(crate) async fn history(
+    app: &App,
+    scope: &ProjectScope,
+    requested: wire::HistoryRequest,
+) -> Result<wire::InstanceHistory> {
+    let id = InstanceId(requested.id);
+    let found = instances::find(app.db(), id).await?;
+    found.filter(|row| row.project_id == scope.project.id).ok_or_else(not_found)?;
+    let jobs = series::past_jobs(app.db(), id, scope.project.id).await?;
+    let past = |job: series::PastJob| wire::PastJob {
+        run: job.run,
+        run_id: job.run_id.0,
+        job: job.job,
+        user: job.user,
+        from: job.from,
+        to: job.to,
+        status: job.status,
+        reason: job.reason,
+    };
+    Ok(wire::InstanceHistory { jobs: jobs.into_iter().map(past).collect() })
 }
 
 pub async fn read(app: &App, scope: &ProjectScope, requested: &wire::ReadRequest) -> Result<wire::Instance> {
     let found = instances::find(app.db(), InstanceId(requested.id)).await?;
     // The project of the row counts, not the one that the caller names.
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(not_found)?;
-    to_wire(app, vec![found]).await?.pop().ok_or_else(not_found)
+    to_wire(app, vec![found], Some(&[scope.project.id])).await?.pop().ok_or_else(not_found)
 }
 
 fn not_found() -> Error {
@@ -78,15 +102,20 @@ pub async fn health_checks(
     Ok(wire::HealthChecks { health_checks: Vec::new() })
 }
 
-/// Adds the names of projects, fleets and jobs: three queries for any number of instances.
-pub(super) async fn to_wire(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::Instance>> {
+/// Adds the names of projects, fleets and jobs: three queries for any number of instances. Jobs of other projects than
+/// `named` are not named.
+pub(super) async fn to_wire(
+    app: &App,
+    rows: Vec<Instance>,
+    named: NamedProjects<'_>,
+) -> Result<Vec<wire::Instance>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let fleet_ids: Vec<FleetId> = rows.iter().filter_map(|row| row.fleet_id).collect();
     let projects = projects::names(app.db(), &project_ids).await?;
     let fleets = fleets::names(app.db(), &fleet_ids).await?;
     let mut jobs = HashMap::new();
-    for (id, name) in instances::job_names(app.db(), &ids).await? {
+    for (id, name) in instances::job_names(app.db(), &ids, named).await? {
         jobs.entry(id).or_insert(name);
     }
     rows.into_iter()

@@ -1,6 +1,6 @@
 //! Bytes of a log by offset, the search in it, and the times of its offsets.
 
-use std::collections::VecDeque;
+use std::{borrow::Cow, collections::VecDeque, ops::Range};
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -32,6 +32,7 @@ const CONTEXT_MAX: u32 = 10;
 const PATTERN_BYTES_MAX: usize = 1000;
 const REGEX_BYTES_MAX: usize = 1 << 20;
 const MARKS_MAX: u64 = 200;
+const ESCAPE: u8 = 0x1b;
 
 /// A log, open for reading by offset.
 #[derive(Clone)]
@@ -277,12 +278,14 @@ impl LogScan {
         }
         let (start, at) = self.partial_at;
         let content = line.strip_suffix(b"\n").unwrap_or(&line);
-        let text = show(content);
+        let visible = VisibleText::new(content);
+        let text = show(&visible.bytes);
         self.add_context(&text);
-        for found in self.pattern.find_iter(content) {
+        for found in self.pattern.find_iter(&*visible.bytes) {
+            let found = visible.range_of(found.range());
             self.hits += 1;
             self.open.push_back(wire::SearchEvent::Hit {
-                offset: start + found.start() as u64,
+                offset: start + found.start as u64,
                 length: found.len() as u64,
                 line: start,
                 timestamp: Timestamp(at),
@@ -320,9 +323,67 @@ impl LogScan {
     }
 }
 
-/// A line as text, without terminal codes.
-fn show(line: &[u8]) -> String {
-    let mut bytes = line.to_vec();
-    CodeStripper::default().strip(&mut bytes);
-    String::from_utf8_lossy(&bytes).trim_end_matches('\r').chars().take(SHOWN_CHARS_MAX).collect()
+/// The visible bytes of a line: terminal codes inside a word do not hide it from a search.
+struct VisibleText<'a> {
+    bytes: Cow<'a, [u8]>,
+    /// Position in the line of each visible byte; empty if all are visible.
+    positions: Vec<usize>,
+}
+
+impl<'a> VisibleText<'a> {
+    fn new(line: &'a [u8]) -> Self {
+        if !line.contains(&ESCAPE) {
+            return Self { bytes: Cow::Borrowed(line), positions: Vec::new() };
+        }
+        let mut stripper = CodeStripper::default();
+        let mut is_visible = |byte: u8| {
+            let mut one = vec![byte];
+            stripper.strip(&mut one);
+            !one.is_empty()
+        };
+        let positions: Vec<usize> = (0..line.len()).filter(|at| is_visible(line[*at])).collect();
+        Self { bytes: positions.iter().map(|at| line[*at]).collect::<Vec<_>>().into(), positions }
+    }
+
+    /// Bytes of the line between the first and the last visible byte of a range.
+    fn range_of(&self, visible: Range<usize>) -> Range<usize> {
+        if self.positions.is_empty() {
+            return visible;
+        }
+        let position = |at: usize| self.positions.get(at).copied();
+        let end =
+            visible.end.checked_sub(1).filter(|_| !visible.is_empty()).and_then(position).map(|at| at + 1);
+        let start = position(visible.start).or_else(|| self.positions.last().map(|at| at + 1)).unwrap_or(0);
+        start..end.unwrap_or(start)
+    }
+}
+
+/// A line without terminal codes as text.
+fn show(visible: &[u8]) -> String {
+    String::from_utf8_lossy(visible).trim_end_matches('\r').chars().take(SHOWN_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{VisibleText, show};
+
+    #[test]
+    fn a_text_is_found_across_terminal_codes_at_its_place_in_the_line() {
+        let line = b"\x1b[32mcheck\x1b[1mpoint\x1b[0m step";
+        let visible = VisibleText::new(line);
+        assert_eq!(show(&visible.bytes), "checkpoint step");
+        let found = visible.range_of(0..10);
+        assert_eq!(&line[found], b"check\x1b[1mpoint");
+        assert_eq!(&line[visible.range_of(11..15)], b"step");
+        assert_eq!(visible.range_of(3..3), 8..8);
+        assert_eq!(visible.range_of(15..15), line.len()..line.len());
+    }
+
+    #[test]
+    fn a_line_without_codes_is_searched_as_it_is() {
+        let visible = VisibleText::new(b"plain text");
+        assert_eq!(visible.range_of(6..10), 6..10);
+        let codes = VisibleText::new(b"\x1b[31m\x1b[0m");
+        assert_eq!((codes.bytes.len(), codes.range_of(0..0)), (0, 0..0));
+    }
 }

@@ -6,13 +6,14 @@
 mod new_jobs;
 mod render;
 mod resume;
+mod savings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_api::{
-    managed_jobs as wire, operations::CancelManagedJobs, projects::ProjectRole, runs::ImageReport,
+    Document, managed_jobs as wire, operations::CancelManagedJobs, projects::ProjectRole, runs::ImageReport,
 };
 use windlass_model::{
     event::Entity,
@@ -28,6 +29,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
+pub(crate) use self::savings::savings;
 pub use self::{new_jobs::NewJobs, resume::resume};
 use super::{
     names,
@@ -91,10 +93,73 @@ async fn prepare_launch(
         return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
     }
     let files = task_archives(app, scope, &plan, requested.files).await?;
+    // A run may only name a registered repository.
+    for url in repositories(&plan) {
+        super::repos::register_remote(app, scope, url).await?;
+    }
     let images = check(app, scope, &plan, &files, site).await?;
     plan.image_architectures = images.architectures;
     warnings.extend(images.warnings);
     Ok(LaunchPlan { plan, name, copies, files, secrets, warnings })
+}
+
+/// The plan of a task file, and the run of its first attempt.
+pub(crate) struct FirstAttempt {
+    /// Empty if the file has no name.
+    pub(crate) name: String,
+    pub(crate) run_spec: Document,
+    pub(crate) plan_text: String,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Plans the first attempt of the first task, without looking up its image.
+pub(crate) async fn first_attempt(
+    app: &App,
+    scope: &ProjectScope,
+    requested: wire::LaunchRequest,
+) -> Result<FirstAttempt> {
+    let LaunchableJob { mut plan, warnings, .. } = read(&requested)?;
+    let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let site = attempt_specs::allowed_infra(app.db(), app.backends(), scope.project.id, &plan).await?;
+    map_infra(&mut plan, &site, &mut warnings)?;
+    let files = TaskArchives::default();
+    let user = &scope.caller.user;
+    let builder = AttemptSpecBuilder {
+        id: Uuid::nil(),
+        plan: &plan,
+        files: &files,
+        identity: check_identity(&user.name),
+        priority: i64::from(plan.priority),
+        ssh_key: user.ssh_public_key.as_deref(),
+        site,
+        images: &scope.default_images(app),
+    };
+    let attempt = Attempt { task: 0, number: 1, candidate: 0, market: None };
+    let spec = builder.spec(&attempt).map_err(attempt_error)?;
+    Ok(FirstAttempt {
+        name: plan.name.clone().unwrap_or_default(),
+        run_spec: Document::new(&spec.value)?,
+        plan_text: render::plan_text(&plan)?,
+        warnings,
+    })
+}
+
+/// Identity of a job that is only checked.
+fn check_identity(user: &str) -> JobIdentity {
+    JobIdentity {
+        job_id: "0".to_owned(),
+        submitted_at: Timestamp(0),
+        user: user.to_owned(),
+        rank: 0,
+        copies: 1,
+    }
+}
+
+fn attempt_error(error: AttemptSpecError) -> Error {
+    match error {
+        AttemptSpecError::Run(error) => error,
+        AttemptSpecError::Task(_) | AttemptSpecError::Document(_) => Error::refused(error.to_string()),
+    }
 }
 
 /// Checks what would be rejected, and what would have no effect.
@@ -150,6 +215,21 @@ pub async fn launch(
     Ok(wire::LaunchResponse { jobs, warnings })
 }
 
+/// URLs of the repositories that the tasks of a job clone.
+fn repositories(plan: &ManagedJobPlan) -> BTreeSet<&str> {
+    plan.tasks.iter().filter_map(|task| repository(&task.body)).collect()
+}
+
+fn repository(body: &TaskBody) -> Option<&str> {
+    match body {
+        TaskBody::Script(script) => match &script.workdir {
+            Some(Workdir::Git { url, .. }) => Some(url),
+            Some(Workdir::Local(_)) | None => None,
+        },
+        TaskBody::Configuration(task) => task.run.repos.first().and_then(|repo| repo.0.url.as_deref()),
+    }
+}
+
 /// Hash of the request, for distinguishing a repeat from another request with the same key.
 fn request_hash(requested: &wire::LaunchRequest) -> Result<String> {
     Ok(hex::encode(Sha256::digest(serde_json::to_vec(requested)?)))
@@ -198,14 +278,6 @@ fn read(requested: &wire::LaunchRequest) -> Result<LaunchableJob> {
     let overrides = skypilot::Overrides::from(requested.overrides.clone());
     overrides.apply(&mut job.plan).map_err(|problems| problems_error(&problems))?;
     for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
-        if let TaskBody::Script(script) = &task.body
-            && let Some(Workdir::Git { url, .. }) = &script.workdir
-        {
-            let hint = "clone it in `setup`, or use a local directory";
-            return Err(Error::refused(format!(
-                "`workdir` cannot be the repository `{url}` yet; hint: {hint}"
-            )));
-        }
         let unset = task.body.secrets().iter().find(|name| !secrets.contains_key(*name));
         if let Some(name) = unset {
             return Err(Error::refused(format!(
@@ -309,13 +381,7 @@ async fn check(
 ) -> Result<ImageFindings> {
     let mut images = ImageFindings::default();
     let user = &scope.caller.user;
-    let identity = JobIdentity {
-        job_id: "0".to_owned(),
-        submitted_at: Timestamp(0),
-        user: user.name.clone(),
-        rank: 0,
-        copies: 1,
-    };
+    let identity = check_identity(&user.name);
     let builder = AttemptSpecBuilder {
         id: Uuid::nil(),
         plan,
@@ -329,12 +395,7 @@ async fn check(
     for (task, of) in (0..).zip(&plan.tasks) {
         for candidate in (0..).take(of.candidates.len().max(1)) {
             let attempt = Attempt { task, number: 1, candidate, market: None };
-            let mut spec = builder.spec(&attempt).map_err(|error| match error {
-                AttemptSpecError::Run(error) => error,
-                AttemptSpecError::Task(_) | AttemptSpecError::Document(_) => {
-                    Error::refused(error.to_string())
-                }
-            })?;
+            let mut spec = builder.spec(&attempt).map_err(attempt_error)?;
             if candidate == 0 {
                 spec.check_references(app, scope).await?;
                 if usize::try_from(task).is_ok_and(|task: usize| task < LOOKED_UP_TASKS_MAX) {

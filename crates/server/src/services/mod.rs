@@ -1,9 +1,13 @@
 //! Operations of the server, independent of HTTP. All stored data is accessed through `db`.
 
+pub(crate) mod blocks;
 pub mod bootstrap;
+pub mod budgets;
+pub(crate) mod configurations;
 pub mod costs;
 pub mod events;
 pub(crate) mod explanations;
+pub mod exports;
 mod fleet_hosts;
 pub mod fleets;
 pub mod gateway_nodes;
@@ -15,17 +19,23 @@ pub mod managed_jobs;
 pub mod names;
 pub mod observability;
 pub(crate) mod offers;
+pub(crate) mod oidc;
 pub(crate) mod overview;
 pub mod project_keys;
 pub mod projects;
 pub mod queue;
+pub mod quotas;
 pub mod repos;
 pub(crate) mod rows;
 pub mod runs;
 pub mod secrets;
+pub(crate) mod series;
 pub(crate) mod service_domains;
 pub(crate) mod sessions;
+pub(crate) mod settings;
+pub(crate) mod usage;
 pub mod users;
+pub(crate) mod views;
 pub mod volumes;
 
 /// An uploaded file. Its name is chosen by the client.

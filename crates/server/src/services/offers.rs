@@ -11,7 +11,7 @@ use windlass_api::{
 use windlass_model::{
     config::job_spec::JobSpec,
     explain::{Refusal, Shortfall},
-    id::{FleetId, ProjectId, RunId, SubmissionId},
+    id::{FleetId, ProjectId, RunId, SubmissionId, UserId},
     money::Price,
     plan::{
         blocks,
@@ -23,12 +23,15 @@ use windlass_model::{
         },
     },
     resources::CpuArch,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use crate::{
     app::App,
-    db::{Db, pipeline_rows::placement},
+    db::{
+        Db,
+        pipeline_rows::placement::{self, PoolInventory},
+    },
     error::{Error, Result},
     inventory,
     offer_cache::OfferCache,
@@ -40,6 +43,7 @@ use crate::{
 /// Everything on which a job of a project may be placed, as placement sees it.
 pub(crate) struct OfferSupply {
     project: ProjectId,
+    stock: PoolInventory,
     inventory: Inventory,
 }
 
@@ -56,14 +60,19 @@ impl OfferSupply {
         local_processes: ProcessMode,
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
-        let stock = placement::load_inventory(db, project).await?;
+        let stock = placement::load_inventory(db, &[project], Timestamp(0)).await?;
         let allowed = ProcessRights::now(db, local_processes).await?;
         let inventory = inventory::build_inventory(&stock, &market.seen().await.offers, allowed)?;
-        Ok(Self { project, inventory })
+        Ok(Self { project, stock, inventory })
+    }
+
+    /// Fleets that a run names; `None` means any.
+    fn named_fleets(&self, shape: &ParsedRunSpec) -> Option<Vec<FleetId>> {
+        shape.fleet_names().map(|names| self.stock.select(self.project, names))
     }
 }
 
-fn supply_error(error: PassError) -> Error {
+pub(crate) fn supply_error(error: PassError) -> Error {
     if let PassError::Db(error) = error {
         return error.into();
     }
@@ -75,7 +84,7 @@ struct OfferQuery<'a> {
     needs: InstanceNeeds,
     /// Number of nodes that start together.
     nodes: u32,
-    fleets: Option<Vec<String>>,
+    fleets: Option<Vec<FleetId>>,
     creation: InstanceCreation,
     inventory: &'a Inventory,
 }
@@ -84,7 +93,7 @@ impl OfferQuery<'_> {
     /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them,
     /// and those with a single instance, which the nodes share.
     fn can_use(&self, fleet: &FleetSnapshot) -> bool {
-        let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
+        let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.id));
         named && (fleet.is_cluster || !self.needs.needs_whole_instance || fleet.has_one_instance_at_most())
     }
 
@@ -184,7 +193,7 @@ fn to_wire(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) 
 }
 
 fn offer_query<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> OfferQuery<'a> {
-    let (fleets, creation) = (shape.fleet_names(), shape.creation());
+    let (fleets, creation) = (supply.named_fleets(shape), shape.creation());
     OfferQuery {
         needs: shape.needs_of(job),
         nodes: job.jobs_per_replica,
@@ -232,33 +241,39 @@ fn sort_offers(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
     offers
 }
 
-/// Reasons why the jobs of one replica would not start at once, all of them, nearest miss first. `None`: they would.
-pub(crate) fn wait_reasons(
+/// The jobs of one replica of a run that is not submitted, as placement would see it.
+pub(crate) fn planned_replica(
     supply: &OfferSupply,
+    user: UserId,
     shape: &ParsedRunSpec,
     jobs: &[&JobSpec],
-) -> Option<Arc<RefusalReport>> {
+) -> WaitingReplica {
     let node = |(number, job): (u128, &&JobSpec)| WaitingNode {
         job: SubmissionId(uuid::Uuid::from_u128(number)),
         needs: Arc::new(shape.needs_of(job)),
     };
-    let fleets = shape.fleet_names().map(|names| {
-        let named = supply.inventory.fleets.iter().filter(|fleet| names.contains(&fleet.name));
-        named.map(|fleet| fleet.id).collect::<Vec<FleetId>>()
-    });
-    let waiting = WaitingReplica {
+    let rank = shape.rank();
+    WaitingReplica {
         project: supply.project,
+        user,
         run: RunId(uuid::Uuid::nil()),
         replica_num: 0,
-        priority: 0,
+        class: rank.class,
+        priority: rank.priority,
         since: Timestamp(0),
         nodes: (0..).zip(jobs).map(node).collect(),
         fleet_choice: FleetChoice::Choose,
-        fleets,
+        usable_fleets: None,
+        fleets: supply.named_fleets(shape),
         creation: shape.creation(),
-        max_duration: None,
-    };
-    match place_replicas(&[waiting], &supply.inventory, Timestamp(0)).pop()?.outcome {
+        max_duration: jobs.first().and_then(|job| job.max_duration).map(Span::secs),
+        resubmitted_at: None,
+    }
+}
+
+/// Reasons why such a replica would not start at once, all of them, nearest miss first. `None`: it would.
+pub(crate) fn wait_reasons(supply: &OfferSupply, planned: WaitingReplica) -> Option<Arc<RefusalReport>> {
+    match place_replicas(&[planned], &supply.inventory, Timestamp(0)).pop()?.outcome {
         PlacementOutcome::Placed { .. } => None,
         PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => Some(why),
     }

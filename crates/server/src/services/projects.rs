@@ -91,6 +91,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
                 templates_repo: project.templates_repo,
                 granted_backends: granted.remove(&project.id).unwrap_or_default(),
                 default_image: project.default_image,
+                weight: project.usage_weight,
                 project_name: project.name,
             })
         })
@@ -122,7 +123,7 @@ pub(crate) fn parse_role(word: &str) -> ProjectRole {
 }
 
 /// Rights that a role includes.
-fn membership(role: ProjectRole) -> Membership {
+pub(crate) fn membership(role: ProjectRole) -> Membership {
     let (word, manages) = match role {
         ProjectRole::Admin => ("admin", true),
         ProjectRole::Manager => ("manager", true),
@@ -240,6 +241,8 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     }
 }
 
+const WEIGHT_MAX: i64 = 1_000;
+
 /// Rejects a default image that no registry can have.
 fn check_default_image(image: String) -> Result<String> {
     match image.parse::<ImageName>() {
@@ -270,8 +273,16 @@ pub async fn update(
         (false, Some(image)) => Some(check_default_image(image)?),
         (false, None) => scope.project.default_image.clone(),
     };
+    let weight = match requested.weight {
+        None => scope.project.usage_weight,
+        Some(_) if !scope.caller.user.admin => {
+            return Err(Error::refused("only a global admin can change the weight of a project"));
+        }
+        Some(weight) if (1..=WEIGHT_MAX).contains(&weight) => weight,
+        Some(_) => return Err(Error::field("weight", "must be from 1 to 1000")),
+    };
     let change =
-        projects::update(scope.project.id, is_public, templates.as_deref(), default_image.as_deref());
+        projects::update(scope.project.id, is_public, templates.as_deref(), default_image.as_deref(), weight);
     write(app, scope, vec![change], "updated", "Project updated".into()).await
 }
 

@@ -3,6 +3,7 @@
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_api::{Document, error::ApiErrorCode, files, operations::DeleteRepos, repos as wire};
+use windlass_model::config::mounts::repository_name;
 
 use super::{Upload, names};
 use crate::{
@@ -81,6 +82,19 @@ pub async fn init(app: &App, scope: &ProjectScope, requested: wire::InitRequest)
         WriteOutcome::Done { .. } => Ok(()),
         WriteOutcome::Stale { .. } => Err(not_found()),
     }
+}
+
+/// Returns the id of a repository that is cloned by its URL; the same that `windlass apply` gives to it.
+pub(crate) fn remote_id(url: &str) -> String {
+    format!("{}-{}", repository_name(url), &hex::encode(Sha256::digest(url))[..8])
+}
+
+/// Registers a repository that is cloned by its URL. Stored credentials are kept.
+pub(crate) async fn register_remote(app: &App, scope: &ProjectScope, url: &str) -> Result<()> {
+    let info = serde_json::json!({ "repo_type": "remote", "repo_name": repository_name(url) });
+    let request =
+        wire::InitRequest { repo_id: remote_id(url), repo_info: Document::new(&info)?, repo_creds: None };
+    init(app, scope, request).await
 }
 
 /// Deletes repos. A repo that other users stored credentials or code in belongs to them, too: their runs need it.

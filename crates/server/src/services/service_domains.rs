@@ -118,7 +118,10 @@ async fn select_gateway(
         Some(GatewayChoice::Flag(false)) => return Ok(None),
         Some(GatewayChoice::Named(reference)) => {
             let name = &reference.name;
-            let found = gateways::find_by_name(app.db(), project, name).await?;
+            let found = match &reference.project {
+                Some(owner) => gateways::find_usable(app.db(), project, owner, name).await?,
+                None => gateways::find_by_name(app.db(), project, name).await?,
+            };
             return found.map(Some).ok_or_else(|| refused(format!("gateway `{name}` does not exist")));
         }
         Some(GatewayChoice::Flag(true)) => true,

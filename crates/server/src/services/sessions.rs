@@ -64,6 +64,10 @@ fn is_loopback(authority: &str) -> bool {
 #[derive(Debug)]
 pub(crate) struct Browser {
     pub(crate) origin: Option<BrowserOrigin>,
+    /// `Origin` as sent.
+    pub(crate) origin_text: Option<String>,
+    /// Cookie of a login that has begun.
+    pub(crate) login_cookie: Option<String>,
     /// True if the request has the header of the web UI.
     pub(crate) is_web_ui: bool,
     pub(crate) user_agent: String,
@@ -94,6 +98,16 @@ pub(crate) async fn open(
         }
         _ => return Err(Error::refused("expected either `token` or `code`")),
     };
+    open_with(app, browser, &token, used_code.as_deref()).await
+}
+
+/// Opens a session with the rights of a token, and makes the code invalid.
+pub(crate) async fn open_with(
+    app: &App,
+    browser: &Browser,
+    token: &tokens::ValidToken,
+    used_code: Option<&str>,
+) -> Result<OpenedSession> {
     let cookie = Token::draw_session()?;
     let id = app.db().new_id()?;
     let address = browser.address.map(|address| address.to_string()).unwrap_or_default();
@@ -101,7 +115,7 @@ pub(crate) async fn open(
     let user = &token.user;
     let subject = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
-        .and(used_code.as_deref().map(sessions::use_code))
+        .and(used_code.map(sessions::use_code))
         .and([sessions::open(id, &cookie.hash(), token.id, user.id, &address, &described)])
         .and(note(
             app.db(),
@@ -114,7 +128,7 @@ pub(crate) async fn open(
         WriteOutcome::Done { now, .. } => Timestamp(now),
         WriteOutcome::Stale { .. } => return Err(refused_code()),
     };
-    close_unused(app, &token).await?;
+    close_unused(app, token).await?;
     let session = Session {
         id,
         address,
@@ -129,12 +143,12 @@ pub(crate) async fn open(
     Ok(OpenedSession { session, cookie })
 }
 
-fn is_insecure(browser: &Browser) -> bool {
+pub(crate) fn is_insecure(browser: &Browser) -> bool {
     !browser.origin.is_some_and(|origin| origin.is_secure)
 }
 
 /// Rejects requests that another page may have caused, and browsers that would send the cookie in plain text.
-fn check_browser(app: &App, browser: &Browser) -> Result<()> {
+pub(crate) fn check_browser(app: &App, browser: &Browser) -> Result<()> {
     if !app.settings().web_ui {
         return Err(Error::denied_with("this server has no web UI (`no_ui`)".into()));
     }

@@ -130,6 +130,9 @@ pub async fn create(
     };
     app.check_backends([wanted.backend()])?;
     grants::check(app, scope, [wanted.backend()]).await?;
+    if let Some(disk) = wanted.external_id() {
+        check_disk(app, scope, wanted.backend(), disk).await?;
+    }
     let generated = configuration["name"].is_null();
     for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
@@ -148,6 +151,24 @@ pub async fn create(
         }
     }
     Err(Error::refused("no free name was found; set the `name` of the volume"))
+}
+
+/// Rejects a disk that a volume of another project has, unless the caller is a global admin: projects share the accounts
+/// of the server's backends, and their disks have ids that can be guessed.
+async fn check_disk(app: &App, scope: &ProjectScope, backend: &str, disk: &str) -> Result<()> {
+    if scope.caller.user.admin {
+        return Ok(());
+    }
+    for volume in volumes::with_disk_elsewhere(app.db(), scope.project.id, disk).await? {
+        let configuration: Value = serde_json::from_str(&volume.configuration)?;
+        if configuration["backend"] == backend {
+            return Err(Error::refused(format!(
+                "disk `{disk}` of backend `{backend}` may not be registered in this project; hint: a global admin can \
+                 register it"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<(VolumeId, Unit)> {

@@ -1,12 +1,12 @@
 //! For tests: a job that tries every known way to escape from its sandbox, and prints the result of each.
 //!
 //! Each line is `NAME<tab>refused|reached<tab>DETAIL`. Arguments set the targets: `--read NAME=PATH`, `--socket
-//! NAME=PATH`, `--pid NAME=PID`, and `--canary TEXT`, a text in the environment of another job. A successful escape
-//! does no harm: times and names are set to their current values, signals are empty.
+//! NAME=PATH`, `--pid NAME=PID`, `--server NAME=ADDRESS`, and `--canary TEXT`, a text in the environment of another job.
+//! A successful escape does no harm: times and names are set to their current values, signals are empty.
 
 use std::{
     fs, io,
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
@@ -29,10 +29,17 @@ use nix::{
     time::{ClockId, clock_gettime, clock_settime},
     unistd::{Gid, Pid, Uid, chown, chroot, gethostname, setgid, setgroups, sethostname, setuid},
 };
+use rustix::{
+    io::Errno as NetErrno,
+    net::{self, Protocol, SendFlags, SocketFlags, SocketType, ipproto},
+};
 
 /// Timeout for an address that does not respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
 const METADATA_ADDRESS: &str = "169.254.169.254:80";
+/// Flag of Linux: connects and sends at once.
+const MSG_FASTOPEN: u32 = 0x2000_0000;
+const METADATA_ADDRESS_IN_IPV6: &str = "[::ffff:169.254.169.254]:80";
 
 /// Targets on the machine outside of the sandbox.
 #[derive(Default)]
@@ -40,6 +47,7 @@ struct EscapeTargets {
     reads: Vec<(String, String)>,
     sockets: Vec<(String, String)>,
     pids: Vec<(String, i32)>,
+    servers: Vec<(String, String)>,
     canary: String,
 }
 
@@ -53,6 +61,7 @@ fn parse_targets() -> EscapeTargets {
             "--read" => found.reads.push(named()),
             "--socket" => found.sockets.push(named()),
             "--pid" => found.pids.push((name.to_owned(), target.parse().unwrap_or(0))),
+            "--server" => found.servers.push(named()),
             "--canary" => found.canary = value,
             _ => {}
         }
@@ -89,6 +98,7 @@ fn main() {
     kernel();
     control_groups();
     network();
+    servers(&targets);
     privileges();
 }
 
@@ -292,20 +302,83 @@ fn first_success(one: EscapeOutcome, other: EscapeOutcome) -> EscapeOutcome {
 }
 
 fn network() {
-    let metadata: Option<SocketAddr> = METADATA_ADDRESS.parse().ok();
-    let connected = metadata.map(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
-    print_outcome(
-        "the cloud's metadata",
-        &connected.map_or_else(|| Err("no address".to_owned()), from_io_result),
-    );
+    for (name, address) in [
+        ("the cloud's metadata", METADATA_ADDRESS),
+        ("the cloud's metadata in IPv6 notation", METADATA_ADDRESS_IN_IPV6),
+    ] {
+        let connected = address
+            .parse::<SocketAddr>()
+            .map_err(io::Error::other)
+            .and_then(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
+        print_outcome(name, &from_io_result(connected));
+    }
     let sent = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         socket.send_to(b"?", METADATA_ADDRESS)?;
         socket.recv(&mut [0; 16])
     });
     print_outcome("the cloud's metadata by datagram", &from_io_result(sent));
+    print_outcome("the cloud's metadata by several paths", &try_other_stream(ipproto::MPTCP, false));
+    print_outcome("the cloud's metadata in the first packet", &try_other_stream(ipproto::TCP, true));
     let packets = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
     print_outcome("the network's packets", &from_nix_result(packets));
+    let raw = net::socket(net::AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
+    print_outcome("raw packets", &raw.map(|_| "allowed".to_owned()).map_err(|error| error.to_string()));
+}
+
+/// Connects to the metadata address with another protocol, or by sending data (TCP fast open). Does not wait for the
+/// connection.
+fn try_other_stream(protocol: Protocol, by_sending: bool) -> EscapeOutcome {
+    let address: SocketAddr = METADATA_ADDRESS.parse().map_err(|_| "no address".to_owned())?;
+    let stream =
+        net::socket_with(net::AddressFamily::INET, SocketType::STREAM, SocketFlags::NONBLOCK, Some(protocol));
+    let begun = stream.and_then(|stream| {
+        if by_sending {
+            net::sendto(stream, b"?", SendFlags::from_bits_retain(MSG_FASTOPEN), &address).map(drop)
+        } else {
+            net::connect(stream, &address)
+        }
+    });
+    match begun {
+        // The connection is being made: nothing refused it.
+        Ok(()) | Err(NetErrno::INPROGRESS) => Ok("allowed".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn servers(targets: &EscapeTargets) {
+    for (name, address) in &targets.servers {
+        let connected = address
+            .parse::<SocketAddr>()
+            .map_err(io::Error::other)
+            .and_then(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
+        print_outcome(
+            &format!("connect to {name}"),
+            &connected.as_ref().map_or_else(|error| Err(error.to_string()), |_| Ok("allowed".to_owned())),
+        );
+        let used = connected
+            .map_err(|error| error.to_string())
+            .and_then(|stream| call_without_token(stream, address));
+        print_outcome(&format!("use {name} without a token"), &used);
+    }
+}
+
+/// Reached if the server responds with anything but a refusal of the caller.
+fn call_without_token(mut stream: TcpStream, address: &str) -> EscapeOutcome {
+    let request = format!(
+        "POST /api/users/list HTTP/1.1\r\nHost: {address}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    );
+    let mut response = String::new();
+    stream
+        .write_all(request.as_bytes())
+        .and_then(|()| stream.read_to_string(&mut response))
+        .map_err(|error| error.to_string())?;
+    let status = response.split(' ').nth(1).unwrap_or_default().to_owned();
+    if status == "401" || status == "403" {
+        Err(format!("status {status}"))
+    } else {
+        Ok(format!("status {status}"))
+    }
 }
 
 /// Runs last, because a gained privilege would make other escapes possible.

@@ -13,8 +13,9 @@ use serde_json::json;
 use windlass_testkit::lab::Lab;
 
 use crate::{
+    containers,
     hosts::fleet,
-    test_env::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv, small_task_config},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -91,16 +92,22 @@ struct GitDaemon {
 
 impl GitDaemon {
     fn start(root: &Path) -> Self {
+        Self::start_at(root, "127.0.0.1")
+    }
+
+    fn start_at(root: &Path, address: &str) -> Self {
         let port = windlass_testkit::ports::reserve_free_port();
         let programs = Command::new("git").arg("--exec-path").output().unwrap();
         let programs = PathBuf::from(String::from_utf8(programs.stdout).unwrap().trim());
         let mut command = Command::new(programs.join("git-daemon"));
-        command.args(["--listen=127.0.0.1", "--export-all", "--reuseaddr", "--enable=receive-pack"]);
+        command
+            .args(["--export-all", "--reuseaddr", "--enable=receive-pack"])
+            .arg(format!("--listen={address}"));
         command.arg(format!("--port={port}")).arg(format!("--base-path={}", root.display()));
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let daemon = Self { child, port };
         let started_at = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while TcpStream::connect((address, port)).is_err() {
             assert!(started_at.elapsed() < TIMEOUT, "git's daemon does not answer");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -123,6 +130,35 @@ async fn a_job_starts_from_the_remote_commit_with_unpushed_changes() {
 #[tokio::test]
 async fn a_confined_job_starts_from_the_remote_commit_with_unpushed_changes() {
     starts_from_the_remote(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
+}
+
+#[tokio::test]
+async fn a_repository_is_cloned_in_a_docker_image_without_git_by_the_git_of_the_host() {
+    containers::image();
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    // The first container creates the network, whose gateway is this machine.
+    let mut first = small_task_config("first", &["true"]);
+    first["image"] = json!(containers::IMAGE);
+    assert_eq!(env.ends(&first).await["status"], "done");
+    let gateway =
+        containers::docker(&["network", "inspect", "windlass", "-f", "{{(index .IPAM.Config 0).Gateway}}"]);
+    let (served, here) = (env.home().join("served"), env.home().join("here"));
+    fs::create_dir(&served).unwrap();
+    Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
+    let daemon = GitDaemon::start_at(&served, gateway.trim());
+    work_tree(&here, &format!("git://{}:{}/app.git", gateway.trim(), daemon.port), "");
+    let commands = "commands:\n  - command -v git || echo no git\n  - cat kept changed committed\n  \
+                    - busybox od -An -tx1 bytes\n  - busybox ls -A\n";
+    let file = format!(
+        "type: task\nname: look\nimage: {}\nworking_dir: /work\nrepos: [.]\n{commands}{SMALL_RESOURCES}",
+        containers::IMAGE
+    );
+    fs::write(here.join("look.yml"), file).unwrap();
+    let output = apply(&env, &here, &["-f", "look.yml"]);
+    assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
+    let files = ".git\n.gitignore\nbytes\nchanged\ncommitted\nkept\nlook.yml\n";
+    let want = format!("no git\nas pushed\nnew\nonly here\n 00 ff 0a\n{files}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), want);
 }
 
 fn starts_from_the_remote(env: &TestEnv, resources: &str) {
@@ -218,4 +254,39 @@ fn sends_a_folder(env: &TestEnv, resources: &str) {
     assert!(output.status.success(), "{}\n{}", output_text(&output), env.server_log());
     let want = "runs\ndeep\na = 1\na = 1\n.gitignore\nbelow\nrun.sh\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), want);
+}
+
+#[tokio::test]
+async fn a_repository_is_the_working_directory_of_a_task() {
+    let env = TestEnv::new(HostMode::Processes).await;
+    let served = env.home().join("served");
+    fs::create_dir_all(&served).unwrap();
+    let bare = served.join("app.git");
+    let git = Git { dir: &served, ssh: String::new() };
+    git.run(&["init", "--quiet", "--bare", "app.git"]);
+    let daemon = GitDaemon::start(&served);
+    let url = format!("git://127.0.0.1:{}/app.git", daemon.port);
+    let first = work_tree(&env.home().join("tree"), &url, "");
+    assert!(bare.is_dir());
+    let git = Git { dir: &env.home().join("tree"), ssh: String::new() };
+    git.run(&["tag", "old", &first]);
+    git.run(&["push", "--quiet", "origin", "main", "old"]);
+    let last = git.run(&["rev-parse", "HEAD"]);
+    let dir = env.home().join("work");
+    fs::create_dir_all(&dir).unwrap();
+    // The default branch, a tag and a commit.
+    for (reference, want) in [("", &last), (", ref: old", &first), (&*format!(", ref: {first}"), &first)] {
+        let file =
+            format!("workdir: {{url: '{url}'{reference}}}\nrun: |\n  git rev-parse HEAD\n  cat kept\n");
+        fs::write(dir.join("task.yaml"), file).unwrap();
+        let output = env.windlass(&dir, &["jobs", "launch", "-y", "task.yaml"]);
+        let seen = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(
+            seen,
+            format!("{want}\nas pushed\n"),
+            "{reference}: {}\n{}",
+            output_text(&output),
+            env.server_log()
+        );
+    }
 }

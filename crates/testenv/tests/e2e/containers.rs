@@ -77,7 +77,7 @@ async fn two_nodes_share_this_machine_in_docker_containers_and_reach_each_other(
     assert_eq!(next["status"], "done", "{next:#}");
 }
 
-fn docker(args: &[&str]) -> String {
+pub(crate) fn docker(args: &[&str]) -> String {
     let host = format!("unix://{}", engine_socket().display());
     let output = std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

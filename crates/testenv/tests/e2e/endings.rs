@@ -58,6 +58,18 @@ async fn a_job_that_fails_once_is_retried_and_succeeds() {
 }
 
 #[tokio::test]
+async fn a_run_between_two_attempts_gives_the_message_of_the_job_and_the_next_time() {
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    let mut job = task_config("again", &["exit 4"]);
+    job["retry"] = json!({"on_events": ["error"], "duration": 600});
+    env.apply(&job).await;
+    let run = env.reaches("again", &["pending"]).await;
+    let reason = run["reason"].as_str().unwrap_or_default();
+    let begins = "attempt 1 failed: the commands exited with status 4; attempt 2 begins at ";
+    assert!(reason.starts_with(begins), "{run:#}");
+}
+
+#[tokio::test]
 async fn an_inactive_dev_environment_is_terminated() {
     let mut env = TestEnv::new(HostMode::Processes).await;
     let dev = json!({"type": "dev-environment", "name": "idle", "image": "none", "user": "root", "ide": "vscode",

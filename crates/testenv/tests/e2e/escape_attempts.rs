@@ -5,16 +5,23 @@ use std::{
     fs,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
 
-use serde_json::json;
-use windlass_testenv::{queue_env::QueueEnv, server::binary_path};
-use windlass_testkit::TempDir;
+use serde_json::{Value, json};
+use windlass_testenv::{
+    queue_env::QueueEnv,
+    server::binary_path,
+    test_env::{load_busybox_image, load_image},
+};
+use windlass_testkit::{
+    TempDir,
+    wait::{eventually_async, is_listening},
+};
 
 use crate::{
-    containers::{IMAGE, image},
-    test_env::{HostMode, TestEnv, engine_socket, task_config},
+    containers::IMAGE,
+    test_env::{HostMode, TestEnv, engine_socket, newest_submission, small_task_config},
 };
 
 const PROGRAM: &str = "windlass-ways-out";
@@ -31,10 +38,25 @@ const INSIDE_A_CONTAINER: [&str; 5] = [
     "become root",
     "another root directory",
 ];
+/// A job on the machine's network reaches the port of the server, which requires a token.
+const ON_THE_MACHINES_NETWORK: [&str; 1] = ["connect to the server"];
+/// Attempts that the control group of the job refuses, whether or not there is such a service.
+const METADATA: &str = "the cloud's metadata";
+const NOT_PERMITTED: &str = "Operation not permitted";
 const TABLE: &str = "../../docs/reference/ways-out.md";
 
 /// Results of the attempts by name.
 type Outcomes = BTreeMap<String, String>;
+
+/// A column of the table.
+struct Column {
+    runtime: &'static str,
+    outcomes: Outcomes,
+    /// The job is on the network of the machine.
+    on_host_network: bool,
+    /// Root may do some things inside, without leaving.
+    is_container: bool,
+}
 
 fn parse_outcomes(output: &str) -> Outcomes {
     let lines = output.lines().filter_map(|line| {
@@ -44,26 +66,56 @@ fn parse_outcomes(output: &str) -> Outcomes {
     lines.map(|(name, (outcome, detail))| (name, format!("{outcome}: {detail}"))).collect()
 }
 
-/// Checks that no attempt succeeds except for those that stay inside.
-#[track_caller]
-fn assert_no_escape(found: &Outcomes, inside: &[&str]) {
-    assert!(found.len() >= 30, "{} ways were tried: {found:#?}", found.len());
-    let open: Vec<_> = found
-        .iter()
-        .filter(|(name, outcome)| outcome.starts_with("reached") && !inside.contains(&name.as_str()))
-        .collect();
-    assert!(open.is_empty(), "{open:#?}\nof {found:#?}");
+impl Column {
+    /// Checks that no attempt succeeds except for those that stay inside.
+    #[track_caller]
+    fn assert_no_escape(&self) {
+        let Self { runtime, outcomes, .. } = self;
+        assert!(outcomes.len() >= 30, "{runtime}: {} ways were tried: {outcomes:#?}", outcomes.len());
+        let open: Vec<_> = outcomes
+            .iter()
+            .filter(|(name, outcome)| outcome.starts_with("reached") && self.word(name) == "reached")
+            .collect();
+        assert!(open.is_empty(), "{runtime}: {open:#?}\nof {outcomes:#?}");
+        let metadata: Vec<_> = outcomes.iter().filter(|(name, _)| name.starts_with(METADATA)).collect();
+        assert!(
+            metadata.len() == 5 && metadata.iter().all(|(_, outcome)| outcome.contains(NOT_PERMITTED)),
+            "{runtime}: {metadata:#?}"
+        );
+        assert!(
+            outcomes["use the server without a token"].starts_with("refused"),
+            "{runtime}: {outcomes:#?}"
+        );
+    }
+
+    /// Word of the table for an attempt.
+    fn word(&self, name: &str) -> &'static str {
+        let Some(outcome) = self.outcomes.get(name) else { return "–" };
+        if outcome.starts_with("refused") {
+            "refused"
+        } else if self.is_container && INSIDE_A_CONTAINER.contains(&name) {
+            "inside"
+        } else if self.on_host_network && ON_THE_MACHINES_NETWORK.contains(&name) {
+            "open"
+        } else {
+            "reached"
+        }
+    }
 }
 
 /// The first process below `/proc` with the other job's secret in its environment.
 fn other_job() -> u32 {
+    find_other_job().expect("no process holds the other job's secret")
+}
+
+fn find_other_job() -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let holds = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.windows(CANARY.len()).any(|part| part == CANARY.as_bytes())
     };
     let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(holds).expect("no process holds the other job's secret")
+    pids.find(holds)
 }
 
 /// Sockets below a directory.
@@ -83,9 +135,12 @@ fn quoted(name: &str, target: impl std::fmt::Display) -> String {
 }
 
 /// Private files and sockets of the server and its agent, as arguments of the program.
-fn targets(env: &TestEnv) -> String {
+fn targets(env: &TestEnv, engine: &Path, with_other_job: bool) -> String {
     let data = env.home().join("server");
+    let local = data.join("local");
     let mut args = Vec::new();
+    let mut found = Vec::new();
+    sockets(&local, &mut found);
     let mut read = |name: &str, path: &Path| {
         assert!(path.exists(), "{} is not there to be read", path.display());
         args.push(format!("--read {}", quoted(name, path.display())));
@@ -93,21 +148,23 @@ fn targets(env: &TestEnv) -> String {
     read("the master key", &data.join("keys/master"));
     read("the server's directory", &data);
     read("the database", &data.join("windlass.db"));
-    let local = data.join("local");
-    read("the agent's directory", &local);
-    read("the other job's directories", &local.join("tasks"));
-    let tokens = fs::read_dir(local.join("tasks")).unwrap().flatten().map(|task| task.path().join("token"));
-    read("the token of the other job", &tokens.into_iter().find(|path| path.exists()).unwrap());
     read("the server's log", &env.home().join("server.log"));
-    let mut found = Vec::new();
-    sockets(&local, &mut found);
-    assert!(!found.is_empty(), "no socket is below {}", local.display());
-    for (n, path) in found.iter().enumerate() {
-        args.push(format!("--socket {}", quoted(&format!("socket {n} of the agent"), path.display())));
+    read("the agent's directory", &local);
+    if with_other_job {
+        read("the other job's directories", &local.join("tasks"));
+        let tokens =
+            fs::read_dir(local.join("tasks")).unwrap().flatten().map(|task| task.path().join("token"));
+        read("the token of the other job", &tokens.into_iter().find(|path| path.exists()).unwrap());
+        args.push(format!("--pid {}", quoted("the other job", other_job())));
+        let runner = found.iter().find(|path| !path.ends_with("shim.sock"));
+        let runner = runner.expect("the runner of the other job has a socket");
+        args.push(format!("--socket {}", quoted("the runner of the other job", runner.display())));
     }
-    args.push(format!("--socket {}", quoted("the container engine", engine_socket().display())));
+    let shim = found.iter().find(|path| path.ends_with("shim.sock")).expect("the agent has a socket");
+    args.push(format!("--socket {}", quoted("the agent", shim.display())));
+    args.push(format!("--socket {}", quoted("the container engine", engine.display())));
     args.push(format!("--pid {}", quoted("the server", env.pid())));
-    args.push(format!("--pid {}", quoted("the other job", other_job())));
+    args.push(format!("--server {}", quoted("the server", env.address())));
     args.push(format!("--canary {CANARY}"));
     args.join(" ")
 }
@@ -124,63 +181,189 @@ fn program() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-fn docker(args: &[&str]) -> String {
-    let host = format!("unix://{}", engine_socket().display());
-    let output = Command::new("docker").args(["--host", &host]).args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
-}
-
-fn image_with_program() {
-    image();
+/// Loads the test image and that with the program into an engine.
+fn load_images(engine: &Path) {
+    load_busybox_image(engine);
     let (_dir, path) = program();
-    let made = docker(&["create", IMAGE, "sh"]);
-    docker(&["cp", path.to_str().unwrap(), &format!("{made}:/bin/{PROGRAM}")]);
-    docker(&["commit", &made, WITH_PROGRAM]);
-    docker(&["rm", &made]);
+    load_image(engine, WITH_PROGRAM, Some(&path));
 }
 
-async fn as_a_process() -> Outcomes {
-    let (_dir, program) = program();
-    let mut env =
-        TestEnv::with_settings(HostMode::Processes, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await;
-    let mut other = task_config("other", &["echo up", "sleep 600"]);
-    other.as_object_mut().unwrap().remove("user");
-    other["env"] = json!({"CANARY": CANARY});
-    env.apply(&other).await;
-    env.says("other", "up\n").await;
-    let mut job = task_config("way-out", &[&format!("{} {}", program.display(), targets(&env))]);
+/// A task with the default user, for which a part of the machine is enough.
+fn task(name: &str, image: Option<&str>, command: &str) -> Value {
+    let mut job = small_task_config(name, &[command]);
     job.as_object_mut().unwrap().remove("user");
-    let run = env.ends(&job).await;
-    let log = env.log(&run).await;
-    assert_eq!(run["status"], "done", "{log}\n{run:#}");
-    parse_outcomes(&log)
+    if let Some(image) = image {
+        job["image"] = json!(image);
+    }
+    job
 }
 
-async fn in_a_container() -> Outcomes {
-    let mut env = TestEnv::new(HostMode::Containers).await;
-    let mut other = task_config("other", &["echo up", "sleep 600"]);
-    other["image"] = json!(IMAGE);
+async fn outcomes_of(env: &mut TestEnv, job: &Value) -> (Outcomes, Value) {
+    let run = env.ends(job).await;
+    let log = env.log(&run).await;
+    assert_eq!(run["status"], "done", "{log}\n{run:#}");
+    (parse_outcomes(&log), run)
+}
+
+/// Starts a job whose environment has a secret.
+async fn start_other_job(env: &mut TestEnv, image: Option<&str>) {
+    let mut other = task("other", image, "echo up; sleep 600");
     other["env"] = json!({"CANARY": CANARY});
     env.apply(&other).await;
     env.says("other", "up\n").await;
-    let mut job = task_config("way-out", &[&format!("{PROGRAM} {}", targets(&env))]);
-    job["image"] = json!(WITH_PROGRAM);
-    let run = env.ends(&job).await;
-    let log = env.log(&run).await;
-    assert_eq!(run["status"], "done", "{log}\n{run:#}");
-    parse_outcomes(&log)
 }
 
-async fn in_a_queue_container() -> Outcomes {
+async fn stop_other_job(env: &mut TestEnv) {
+    env.stop("other", true).await;
+    env.reaches("other", &["terminated"]).await;
+}
+
+async fn as_a_process() -> Column {
+    let (_dir, program) = program();
+    let mut env = TestEnv::confined(HostMode::Processes).await;
+    start_other_job(&mut env, None).await;
+    let command = format!("{} {}", program.display(), targets(&env, &engine_socket(), true));
+    let (outcomes, _) = outcomes_of(&mut env, &task("way-out", None, &command)).await;
+    stop_other_job(&mut env).await;
+    Column { runtime: "plain process, confined", outcomes, on_host_network: true, is_container: false }
+}
+
+/// Two columns: a job beside another one, which has a separate network, and one that has the whole machine.
+async fn in_containers(
+    mut env: TestEnv,
+    engine: &Path,
+    other_image: &str,
+    image: &str,
+    runtimes: [&'static str; 2],
+) -> [Column; 2] {
+    start_other_job(&mut env, Some(other_image)).await;
+    let command = format!("{PROGRAM} {}", targets(&env, engine, true));
+    let (shared, run) = outcomes_of(&mut env, &task("way-out", Some(image), &command)).await;
+    assert_eq!(newest_submission(&run)["job_runtime_data"]["network_mode"], "bridge", "{run:#}");
+    stop_other_job(&mut env).await;
+    let command = format!("{PROGRAM} {}", targets(&env, engine, false));
+    let mut job = task("whole", Some(image), &command);
+    // Nearly all memory of the machine, which is all of its blocks. The number of cores may be that of the defaults,
+    // which do not count on the machine of the server.
+    let machine = env.fleet("local").await["instances"][0]["instance_type"]["resources"].clone();
+    let memory_gb = machine["memory_mib"].as_f64().unwrap() / 1024.0 * 0.95;
+    job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": memory_gb}, "disk": null});
+    let (whole, run) = outcomes_of(&mut env, &job).await;
+    assert_eq!(newest_submission(&run)["job_runtime_data"]["network_mode"], "host", "{run:#}");
+    let [first, second] = runtimes;
+    [
+        Column { runtime: first, outcomes: shared, on_host_network: false, is_container: true },
+        Column { runtime: second, outcomes: whole, on_host_network: true, is_container: true },
+    ]
+}
+
+/// A private service of Podman, with private storage.
+struct PodmanService {
+    child: Child,
+    dir: TempDir,
+}
+
+impl PodmanService {
+    async fn start() -> Self {
+        let dir = windlass_testkit::temp_dir("ways-out-podman").unwrap();
+        let mut command = podman(dir.path());
+        command
+            .args(["system", "service", "--time", "0"])
+            .arg(format!("unix://{}/podman.sock", dir.path().display()));
+        let log = fs::File::create(dir.path().join("podman.log")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let service = Self { child, dir };
+        let socket = service.socket();
+        eventually_async("podman listens", async || is_listening(&socket).then_some(())).await;
+        service
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("podman.sock")
+    }
+}
+
+impl Drop for PodmanService {
+    fn drop(&mut self) {
+        // Its containers, its interface and the agent's firewall rules outlive the service.
+        let _ = podman(self.dir.path()).args(["rm", "--all", "--force", "--time", "0"]).output();
+        let format = "{{range .Subnets}}{{.Subnet}}{{end}}";
+        let subnet =
+            podman(self.dir.path()).args(["network", "inspect", "--format", format, "windlass"]).output();
+        let subnet = subnet
+            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            .unwrap_or_default();
+        let rules = format!(
+            "[ -n '{subnet}' ] && iptables -w 3 -t mangle -S FORWARD | grep -e '-s {subnet} ' | sed 's/^-A/-D/' | \
+             while read rule; do iptables -w 3 -t mangle $rule; done"
+        );
+        let _ = Command::new("sh").args(["-c", &rules]).output();
+        let _ = podman(self.dir.path()).args(["network", "rm", "--force", "windlass"]).output();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program, with private storage and networks.
+fn podman(dir: &Path) -> Command {
+    let mut command = Command::new("podman");
+    command.arg("--root").arg(dir.join("root")).arg("--runroot").arg(dir.join("run"));
+    command.arg("--tmpdir").arg(dir.join("tmp")).arg("--network-config-dir").arg(dir.join("networks"));
+    command.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
+    command.args(["--runtime", "runc", "--events-backend", "file"]);
+    command
+}
+
+async fn in_podman() -> [Column; 2] {
+    let podman = PodmanService::start().await;
+    load_images(&podman.socket());
+    let mut env = TestEnv::new_unstarted(HostMode::Containers).with_engine(podman.socket());
+    env.start().await;
+    in_containers(env, &podman.socket(), IMAGE, WITH_PROGRAM, ["Podman", "Podman, machine's network"]).await
+}
+
+async fn without_an_engine() -> [Column; 2] {
+    let images = windlass_testkit::temp_dir("ways-out-images").unwrap();
+    let policy = images.path().join("policy.yml");
+    fs::write(&policy, format!("mounts: [{}]\n", images.path().display())).unwrap();
+    let engine = format!("unix://{}", engine_socket().display());
+    let saved = |name: &str, file: &str| {
+        let path = images.path().join(file);
+        let output = Command::new("docker")
+            .args(["--host", &engine, "save", "-o"])
+            .arg(&path)
+            .arg(name)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        format!("docker-archive:{}", path.display())
+    };
+    let (other, image) = (saved(IMAGE, "other.tar"), saved(WITH_PROGRAM, "ways-out.tar"));
+    let mut env = TestEnv::new_unstarted(HostMode::Processes)
+        .with_env("WINDLASS_SERVER_LOCAL_RUNTIME", "any-oci")
+        .with_env("WINDLASS_AGENT_POLICY", policy);
+    env.start().await;
+    in_containers(
+        env,
+        &engine_socket(),
+        &other,
+        &image,
+        ["without an engine (`oci`)", "`oci`, machine's network"],
+    )
+    .await
+}
+
+/// A container of the queue, whose dispatcher has these arguments.
+async fn in_the_queue(runtime: &'static str, arguments: &[&str], on_host_network: bool) -> Column {
     let mut ground = QueueEnv::start("ways-out").await;
     ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
     let token = ground.token("dispatch.token").await;
-    ground.dispatch(&token, "work");
+    ground.start_local_dispatcher_with(&token, "work", arguments);
     let contained = |image: &str| json!({ "container_image": image });
     let other = ["sh", "-c", &format!("CANARY={CANARY} exec sleep 600")];
-    let other = ground.submit(&other, contained(IMAGE)).await;
-    ground.until(&other, "the other one runs", |record| record["state"] == "Running").await;
+    let other = ground.request(&other, contained(IMAGE)).await;
+    ground.until(&other.container, "the other one runs", |record| record["state"] == "Running").await;
+    eventually_async("the other one is a process", async || find_other_job().map(drop)).await;
     let data = ground.dir.join("data");
     let mut command = vec![PROGRAM.to_owned(), "--canary".to_owned(), CANARY.to_owned()];
     for (name, path) in [
@@ -195,55 +378,61 @@ async fn in_a_queue_container() -> Outcomes {
         command.extend(["--read".to_owned(), format!("{name}={}", path.display())]);
     }
     command.extend(["--socket".to_owned(), format!("the container engine={}", engine_socket().display())]);
+    command.extend(["--pid".to_owned(), format!("the server={}", ground.server_pid())]);
     command.extend(["--pid".to_owned(), format!("the other job={}", other_job())]);
+    command.extend(["--server".to_owned(), format!("the server={}", ground.address())]);
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
     let requested = ground.submit(&words, contained(WITH_PROGRAM)).await;
     let ended = ground.ended(&requested).await;
     let output = String::from_utf8(ground.output(&requested, "stdout").await).unwrap();
     assert_eq!(ended["exit_code"], 0, "{ended:#}\n{output}\n{}", ground.dispatcher_log());
-    parse_outcomes(&output)
+    ground.delete_request(&other).await;
+    ground.ended(&other.container).await;
+    Column { runtime, outcomes: parse_outcomes(&output), on_host_network, is_container: true }
 }
 
 #[tokio::test]
-async fn a_docker_job_and_a_confined_process_cannot_escape() {
-    image_with_program();
-    let process = as_a_process().await;
-    assert_no_escape(&process, &[]);
-    let container = in_a_container().await;
-    assert_no_escape(&container, &INSIDE_A_CONTAINER);
-    let queue = in_a_queue_container().await;
-    assert_no_escape(&queue, &INSIDE_A_CONTAINER);
-    check_table(&[
-        ("plain process, confined", &process),
-        ("Docker", &container),
-        ("container of the queue", &queue),
-    ]);
+async fn jobs_cannot_escape_from_confined_processes_docker_podman_oci_or_the_queue() {
+    load_images(&engine_socket());
+    let mut columns = vec![as_a_process().await];
+    let docker = TestEnv::new(HostMode::Containers).await;
+    let runtimes = ["Docker", "Docker, machine's network"];
+    columns.extend(in_containers(docker, &engine_socket(), IMAGE, WITH_PROGRAM, runtimes).await);
+    columns.extend(in_podman().await);
+    columns.extend(without_an_engine().await);
+    columns.push(in_the_queue("queue, Docker", &[], false).await);
+    columns.push(in_the_queue("queue, Docker, machine's network", &["--network", "host"], true).await);
+    for column in &columns {
+        column.assert_no_escape();
+    }
+    check_table(&columns);
 }
 
 /// Compares the table of the reference with the results; `UPDATE=1` writes it.
-fn check_table(columns: &[(&str, &Outcomes)]) {
-    let mut names: Vec<&String> = columns.iter().flat_map(|(_, found)| found.keys()).collect();
+fn check_table(columns: &[Column]) {
+    let mut names: Vec<&String> = columns.iter().flat_map(|column| column.outcomes.keys()).collect();
     names.sort();
     names.dedup();
     let mut text = String::from(
         "# Ways out\n\nA job tries each of these in every runtime, in the test \
-         `a_docker_job_and_a_confined_process_cannot_escape`, which also compares this table. `refused`: the system said no, or \
-         what was looked for is not there. `inside`: root of a container may do it, in its container alone. `–`: there is \
-         nothing of the kind.\n\n| way |",
+         `jobs_cannot_escape_from_confined_processes_docker_podman_oci_or_the_queue`, which also compares this table. \
+         The agent and the dispatcher run as root. `machine's network`: the container has the whole machine, or the \
+         dispatcher was started with `--network host`.\n\n\
+         `refused`: the system said no, or what was looked for is not there. The cloud's metadata is refused by the \
+         control group of the job, whether there is such a service or not. `inside`: root of a container may do it, in \
+         its container alone. `open`: a job on the machine's network reaches the port of the server, which accepts \
+         nothing without a token. `–`: there is nothing of the kind.\n\n| way |",
     );
-    for (runtime, _) in columns {
-        text += &format!(" {runtime} |");
+    for column in columns {
+        text += &format!(" {} |", column.runtime);
     }
     text += "\n| --- |";
     text += &" --- |".repeat(columns.len());
     text.push('\n');
     for name in names {
         text += &format!("| {name} |");
-        for (_, found) in columns {
-            let outcome = found
-                .get(name)
-                .map_or("–", |outcome| if outcome.starts_with("refused") { "refused" } else { "inside" });
-            text += &format!(" {outcome} |");
+        for column in columns {
+            text += &format!(" {} |", column.word(name));
         }
         text.push('\n');
     }

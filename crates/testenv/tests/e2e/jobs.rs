@@ -17,7 +17,7 @@ use windlass_testenv::{
     server::binary_path,
     test_hosts::{HostOptions, HostRuntime, RunningHosts},
 };
-use windlass_testkit::lab::Lab;
+use windlass_testkit::{lab::Lab, wait::eventually_async};
 
 use crate::test_env::{HostMode, TestEnv};
 
@@ -147,7 +147,7 @@ async fn setup_failure_and_run_failure_have_different_statuses() {
     let seen = wait_until_done(&mut env, program).await;
     assert_eq!(seen["status"], "FAILED", "{seen:#}");
     let reason = seen["tasks"][0]["reason"].as_str().unwrap();
-    assert!(reason.contains("exit code 3"), "{reason}");
+    assert!(reason.contains("the commands exited with status 3"), "{reason}");
     assert_eq!(wait_until_done(&mut env, setup).await["status"], "FAILED_SETUP");
     let nothing = wait_until_done(&mut env, empty).await;
     assert_eq!((&nothing["status"], &nothing["tasks"][0]["attempt"]), (&json!("SUCCEEDED"), &json!(0)));
@@ -244,14 +244,17 @@ async fn m2_cancel_ends_running_jobs_and_jobs_that_were_never_launched() {
 #[tokio::test]
 async fn a_graceful_cancel_waits_for_the_job_up_to_its_timeout() {
     let mut env = TestEnv::new(HostMode::Processes).await;
-    let saved = env.home().join("saved");
+    let [saved, ready] = ["saved", "ready"].map(|name| env.home().join(name));
     let saves = format!(
-        "name: saves\nrun: |\n  trap 'sleep 2; echo yes > {}; exit 0' TERM\n  echo up\n  \
+        "name: saves\nrun: |\n  trap 'sleep 2; echo yes > {}; exit 0' TERM\n  touch {}\n  \
          while :; do sleep 0.1; done\n",
-        saved.display()
+        saved.display(),
+        ready.display()
     );
     let id = launch(&mut env, &saves, json!({})).await;
     runs(&mut env, id).await;
+    // Before that, the signal ends the shell.
+    eventually_async("the trap is set", async || ready.exists().then_some(())).await;
     let cancel = |env: &TestEnv, id: i64, timeout: &str| {
         let args = ["jobs", "cancel", "-y", "--graceful", "--graceful-timeout", timeout, &id.to_string()];
         let done = env.windlass(env.home(), &args);
@@ -261,11 +264,19 @@ async fn a_graceful_cancel_waits_for_the_job_up_to_its_timeout() {
     assert_eq!(wait_until_done(&mut env, id).await["status"], "CANCELLED");
     assert_eq!(std::fs::read_to_string(&saved).unwrap_or_default(), "yes\n", "it had time to save");
     // A job that does not end by itself is killed when the time is over, not after the default of an hour.
-    let deaf = "name: deaf\nrun: |\n  trap '' TERM\n  echo up\n  while :; do sleep 0.1; done\n";
-    let id = launch(&mut env, deaf, json!({})).await;
+    std::fs::remove_file(&ready).unwrap();
+    let deaf = format!(
+        "name: deaf\nrun: |\n  trap '' TERM\n  touch {}\n  while :; do sleep 0.1; done\n",
+        ready.display()
+    );
+    let id = launch(&mut env, &deaf, json!({})).await;
     runs(&mut env, id).await;
+    eventually_async("the trap is set", async || ready.exists().then_some(())).await;
     cancel(&env, id, "1");
-    assert_eq!(wait_until_done(&mut env, id).await["status"], "CANCELLED");
+    let seen = wait_until_done(&mut env, id).await;
+    assert_eq!(seen["status"], "CANCELLED");
+    let killed = "a user cancelled the job; its program was still running after 1 s and was killed";
+    assert_eq!(seen["reason"], killed, "{seen:#}");
 }
 
 #[tokio::test]

@@ -162,6 +162,12 @@ async fn the_local_fleet_is_ready_and_keeps_its_instance_after_a_restart() {
     let again = env.wait_for_hosts("local", 1).await;
     assert_eq!(again["instances"].as_array().unwrap().len(), 1);
     assert_eq!(again["instances"][0]["id"], instance["id"]);
+    // Its agent ended with the server, and is started again before the instance is considered unreachable.
+    assert_eq!(env.ends(&task_config("again", &["true"])).await["status"], "done");
+    let home = env.home().to_owned();
+    let events = env.windlass(&home, &["event", "--last", "100"]);
+    let events = String::from_utf8_lossy(&events.stdout).into_owned();
+    assert!(!events.contains("unreachable"), "{events}");
 }
 
 #[tokio::test]

@@ -53,6 +53,8 @@ struct RegistryState {
     /// Number of responses that are being sent.
     open: AtomicUsize,
     manifests_requested: AtomicUsize,
+    /// Digest and first byte of each request for a layer.
+    layers_requested: Mutex<Vec<(String, usize)>>,
     /// True to accept requests and not answer them.
     is_silent: AtomicBool,
 }
@@ -88,6 +90,7 @@ impl Registry {
             password: Mutex::default(),
             open: AtomicUsize::new(0),
             manifests_requested: AtomicUsize::new(0),
+            layers_requested: Mutex::default(),
             is_silent: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -114,6 +117,11 @@ impl Registry {
         self.shared.manifests_requested.load(Ordering::SeqCst)
     }
 
+    /// Digest and first byte of each request for a layer.
+    pub fn layers_requested(&self) -> Vec<(String, usize)> {
+        self.shared.layers_requested.lock().clone()
+    }
+
     /// Accepts requests from now on, and does not answer them; or answers again.
     pub fn set_silent(&self, is_silent: bool) {
         self.shared.is_silent.store(is_silent, Ordering::SeqCst);
@@ -137,20 +145,39 @@ impl Registry {
         options: ImageOptions<'_>,
     ) -> (String, String) {
         let diff = digest(&layer);
+        self.put_layers(repository, tag, vec![(layer, diff)], options)
+    }
+
+    /// Adds an image; each layer comes with the digest of its uncompressed contents.
+    pub fn put_layers(
+        &self,
+        repository: &str,
+        tag: &str,
+        layers: Vec<(Vec<u8>, String)>,
+        options: ImageOptions<'_>,
+    ) -> (String, String) {
         let content: serde_json::Value = serde_json::from_str(options.config).unwrap();
+        let diffs: Vec<&String> = layers.iter().map(|(_, diff)| diff).collect();
         let config = serde_json::json!({
             "architecture": options.architecture,
             "os": "linux",
             "config": content,
-            "rootfs": {"type": "layers", "diff_ids": [diff]},
+            "rootfs": {"type": "layers", "diff_ids": diffs},
             "history": [{"created": "2026-01-01T00:00:00Z", "created_by": "a test"}],
         });
         let config = serde_json::to_vec(&config).unwrap();
+        let described: Vec<_> = layers
+            .iter()
+            .map(|(layer, _)| {
+                serde_json::json!({"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
+                    "size": layer.len(), "digest": digest(layer)})
+            })
+            .collect();
         let manifest = serde_json::json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": config.len(), "digest": digest(&config)},
-            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": layer.len(), "digest": diff}],
+            "layers": described,
         });
         let manifest = serde_json::to_vec(&manifest).unwrap();
         let manifest_digest = digest(&manifest);
@@ -160,7 +187,10 @@ impl Registry {
             things.insert(path, thing);
         };
         keep(format!("{repository}/blobs/{}", digest(&config)), config, "application/octet-stream", false);
-        keep(format!("{repository}/blobs/{diff}"), layer, "application/octet-stream", true);
+        for (layer, _) in layers {
+            let path = format!("{repository}/blobs/{}", digest(&layer));
+            keep(path, layer, "application/octet-stream", true);
+        }
         keep(format!("{repository}/manifests/{tag}"), manifest.clone(), MANIFEST, false);
         keep(format!("{repository}/manifests/{manifest_digest}"), manifest, MANIFEST, false);
         let name = format!("{}/{repository}", self.address);
@@ -204,13 +234,30 @@ async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Reque
     let Some(thing) = thing else {
         return (StatusCode::NOT_FOUND, error_body("MANIFEST_UNKNOWN", "manifest unknown")).into_response();
     };
+    let mut thing = thing;
+    let mut status = StatusCode::OK;
+    if thing.is_layer && request.method() == Method::GET {
+        let from = range_start(request.headers());
+        shared.layers_requested.lock().push((thing.digest.clone(), from));
+        if from > 0 {
+            status = StatusCode::PARTIAL_CONTENT;
+            thing.bytes = thing.bytes.slice(from..);
+        }
+    }
     let body = if request.method() == Method::HEAD { Body::empty() } else { blob_body(&shared, &thing) };
     Response::builder()
+        .status(status)
         .header(header::CONTENT_TYPE, thing.kind)
         .header(header::CONTENT_LENGTH, thing.bytes.len())
         .header("Docker-Content-Digest", thing.digest)
         .body(body)
         .unwrap()
+}
+
+/// First byte of `Range: bytes=N-`; 0 without such a header.
+fn range_start(headers: &HeaderMap) -> usize {
+    let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
+    range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()).unwrap_or(0)
 }
 
 fn error_body(code: &str, message: &str) -> String {

@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{LogFn, RepoError, credential};
+use super::{LogFn, RepoError, credential, host_git};
 use crate::runner::{helper_process, user_context::UserContext};
 
 /// Time limit for all git commands of one job. A stalled transfer ends much earlier.
@@ -50,6 +50,8 @@ const INHERITED_VARIABLES: &[&str] = &[
 /// Git with its settings for one job.
 pub(super) struct Git<'a> {
     program: PathBuf,
+    /// The image has no git: the program is that of the host.
+    is_of_host: bool,
     site: &'a UserContext,
     say: LogFn<'a>,
     /// Handle of the credential.
@@ -68,8 +70,15 @@ impl<'a> Git<'a> {
         own_ssh: bool,
         any_url: bool,
     ) -> Result<Self, RepoError> {
-        let program = site.program("git").ok_or(RepoError::NoGit)?;
-        Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + TIMEOUT })
+        let (program, is_of_host) = match site.program("git") {
+            Some(program) => (program, false),
+            None => (host_git::command().ok_or(RepoError::NoGit)?, true),
+        };
+        if is_of_host {
+            say("the image has no git; using that of the instance");
+        }
+        let until = Instant::now() + TIMEOUT;
+        Ok(Self { program, is_of_host, site, say, secret, own_ssh, any_url, until })
     }
 
     /// Runs git in `dir` to completion. `step` names it in an error; `input` is its standard input.
@@ -175,6 +184,9 @@ impl<'a> Git<'a> {
         };
         env.push(("GIT_SSH_COMMAND".into(), ssh));
         env.push(("GIT_SSH_VARIANT".into(), "ssh".into()));
+        if self.is_of_host {
+            env.extend(host_git::environment());
+        }
         env
     }
 

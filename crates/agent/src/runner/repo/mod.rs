@@ -4,11 +4,12 @@
 //! that is stopped or killed meanwhile leaves no partial repository. The target may be a mount point, which could not
 //! be renamed.
 //!
-//! Git is the image's own. It runs as the job's user, gets its credential through an inherited handle ([`credential`])
+//! Git is the image's own, or else the host's ([`host_git`]). It runs as the job's user, gets its credential through an inherited handle ([`credential`])
 //! and uses our own SSH client when the job provides a key ([`ssh`]), so images need no SSH client for that.
 
 pub mod credential;
 mod git;
+pub mod host_git;
 pub mod ssh;
 mod url;
 
@@ -62,7 +63,7 @@ pub enum RepoError {
     Url(#[from] url::UrlError),
     #[error("failed to set up the repository: `{name}` is not a valid {what}")]
     BadName { what: &'static str, name: String },
-    #[error("failed to set up the repository: the image has no git")]
+    #[error("failed to set up the repository: neither the image nor the instance has git")]
     NoGit,
     #[error("failed to set up the repository: the image has no ssh, and the job has no private key")]
     NoSsh,
@@ -90,9 +91,10 @@ impl RepoError {
     /// Returns advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NoGit => {
-                Some("hint: use an image that has git, or send the directory with `files` instead of `repos`")
-            }
+            Self::NoGit => Some(
+                "hint: install git on the instance or in the image, or send the directory with `files` instead of \
+                 `repos`",
+            ),
             Self::NoSsh => {
                 Some("hint: install an SSH client in the image, or provide the repository's private key")
             }
@@ -296,8 +298,10 @@ async fn clone_repository(
 
     let dir = stage.path().join(CONTENT);
     check_out(&git, &dir, branch, hash).await?;
-    let submodules = ["submodule", "update", "--init", "--recursive"];
-    git.run("fetch the submodules", &dir, &submodules, None).await?;
+    if dir.join(".gitmodules").exists() {
+        let submodules = ["submodule", "update", "--init", "--recursive"];
+        git.run("fetch the submodules", &dir, &submodules, None).await?;
+    }
     if let Some(diff) = diff {
         let input =
             git::open_upload(diff).map_err(|source| RepoError::Place { what: "open the changes", source })?;

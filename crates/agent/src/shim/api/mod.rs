@@ -20,6 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
+use hyper::ext::Protocol;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, port_pass::PortPass, shim::ProcessesInfo};
@@ -128,6 +129,9 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
         );
         return ErrorResponse::unauthorized(text).into_response();
     };
+    if let Some(host) = &gate.shim.host_resources {
+        host.sync_gateway_key(&enrolment).await;
+    }
     let shown = bearer_token(request.headers()).map(str::to_owned);
     match shown {
         Some(credential) if enrolment.knows(&credential) => {
@@ -152,8 +156,11 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
 
 /// Returns whether a pass permits a request at this time.
 fn is_pass_valid(pass: &PortPass, request: &Request) -> bool {
+    // In HTTP/2, a connection to a port is a `CONNECT` with a protocol.
+    let is_connect =
+        || request.method() == Method::CONNECT && request.extensions().get::<Protocol>().is_some();
     pass.expires_at > clock::now_ms() / 1000
-        && request.method() == Method::GET
+        && (request.method() == Method::GET || is_connect())
         && pass.allows(request.uri().path(), request.uri().query())
 }
 

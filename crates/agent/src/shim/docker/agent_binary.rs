@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 
 #[derive(Debug)]
-pub(super) struct AgentBinary {
+pub(in crate::shim) struct AgentBinary {
     path: PathBuf,
     sha256: String,
     /// Stamp of the file when its content was last verified.
@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 
 impl AgentBinary {
     /// Copies `exe` below `home`, unless the copy exists.
-    pub(super) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
+    pub(in crate::shim) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
         let mut source = File::open(exe)?;
         let sha256 = hash_reader(&mut source)?;
         let dir = home.join("bin");
@@ -47,12 +47,12 @@ impl AgentBinary {
         Ok(binary)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::shim) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Fails if the copy was changed. The content is read only if the file was modified since the last verification.
-    pub(super) fn verify(&self) -> io::Result<()> {
+    pub(in crate::shim) fn verify(&self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         let stamp = FileStamp::from_file(&file)?;
         if *self.trusted.lock() == Some(stamp) {
@@ -66,7 +66,7 @@ impl AgentBinary {
     }
 
     /// Verifies the copy that a container uses, which may be that of an older agent. Its name is the expected digest.
-    pub(super) fn verify_copy(&self, path: &Path) -> io::Result<()> {
+    pub(in crate::shim) fn verify_copy(&self, path: &Path) -> io::Result<()> {
         if path == self.path {
             return self.verify();
         }
@@ -78,7 +78,7 @@ impl AgentBinary {
     }
 
     /// Removes copies of other versions that no container uses, and incomplete copies left by a crash.
-    pub(super) fn remove_unused(&self, used: &[PathBuf]) {
+    pub(in crate::shim) fn remove_unused(&self, used: &[PathBuf]) {
         let entries = self.path.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             if path != self.path && !used.contains(&path) {

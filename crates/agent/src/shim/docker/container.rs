@@ -1,6 +1,9 @@
 //! Translation of a task into a container: names, labels, limits, mounts, devices. Pure.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, DeviceRequest, HealthConfig, HostConfig, HostConfigLogConfig, Mount,
@@ -15,8 +18,11 @@ use super::{network::NETWORK, reference::ImageReference};
 use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
-    shim::runtime::{BindMount, PolicyLimits, PreparedTask},
-    task_dir,
+    shim::{
+        oci::seccomp::profile_option,
+        runtime::{BindMount, PolicyLimits, PreparedTask},
+    },
+    task_dir::{self, TaskDir},
 };
 
 pub(super) const IS_TASK_LABEL: &str = "ai.dstack.shim.is-task";
@@ -42,6 +48,10 @@ pub(super) struct EngineFacts {
     /// Limits to set explicitly, because the engine's defaults may exceed what it can grant: `(name, value)`.
     pub(super) ulimits: Vec<(&'static str, i64)>,
     pub(super) has_infiniband: bool,
+    /// Directory with the host's git for images that have none.
+    pub(super) git: Option<PathBuf>,
+    /// Containers get Docker's filter of system calls from a file: Podman's own permits more.
+    pub(super) is_podman: bool,
     /// There is an NVIDIA driver, so the engine may grant every GPU to an image that requests them.
     pub(super) has_nvidia: bool,
 }
@@ -55,7 +65,7 @@ pub(super) struct HostLookup<'a> {
 }
 
 /// Returns the name of a task's container: the name of the job and eight digits that distinguish its submissions.
-pub(super) fn container_name(job: &str, id: SubmissionId) -> String {
+pub(in crate::shim) fn container_name(job: &str, id: SubmissionId) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let job: String = job.chars().take(NAME_CHARS_MAX).map(keep).collect();
     let job = job.trim_start_matches(['_', '.', '-']);
@@ -94,6 +104,11 @@ pub(super) fn create_body(
         host_config: Some(host_config(task, agent, around, host)),
         ..ContainerCreateBody::default()
     }
+}
+
+/// File with the filter of system calls of a task, for Podman.
+pub(super) fn filter_file(dir: &TaskDir) -> PathBuf {
+    dir.root().join("seccomp.json")
 }
 
 /// Returns the ports to publish. On the host's network there are none.
@@ -192,7 +207,11 @@ fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &H
     if !privileged {
         config.cap_drop = Some(kept_in.cap_drop);
         config.cap_add = Some(kept_in.cap_add);
-        config.security_opt = Some(kept_in.security_opt).filter(|options| !options.is_empty());
+        let mut options = kept_in.security_opt;
+        if around.is_podman {
+            options.push(profile_option(&filter_file(&task.dir)));
+        }
+        config.security_opt = Some(options).filter(|options| !options.is_empty());
     }
     add_gpus(task, host, &mut config);
     config
@@ -222,8 +241,12 @@ fn mounts(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLo
             false,
         ),
     ];
+    let git = around.git.as_ref().map(|dir| {
+        let target = task_dir::GIT_IN_CONTAINER.into();
+        (BindMount { source: dir.clone(), target, read_only: true }, false)
+    });
     let given = task.binds.iter().map(|bind| (bind.clone(), (host.is_shared)(&bind.source)));
-    own.into_iter().chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
+    own.into_iter().chain(git).chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
 }
 
 fn mount(bind: &BindMount, slave: bool, around: &EngineFacts) -> Mount {
@@ -312,12 +335,10 @@ fn add_gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig)
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use windlass_api::agent::shim::{GpuDevice, TaskSpec};
 
     use super::*;
-    use crate::{host::gpu::Gpu, shim::runtime::PolicyLimits, task_dir::TaskDir};
+    use crate::{host::gpu::Gpu, shim::runtime::PolicyLimits};
 
     fn task(change: impl FnOnce(&mut PreparedTask)) -> PreparedTask {
         let id: SubmissionId = "9c1f0000-0000-4000-8000-000000000001".parse().unwrap();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -28,7 +29,8 @@ use windlass_api::agent::{
 };
 
 use super::{
-    CALL_TIMEOUT, DockerRuntime, call_until_known_state, call_with_timeout, container, error_map,
+    CALL_TIMEOUT, DockerRuntime, call_until_known_state, call_with_timeout, container, control_group,
+    error_map,
     exit_reason::{self, ContainerEnd},
     host_probe,
     oom::{self, KillCounter},
@@ -131,16 +133,35 @@ impl DockerRuntime {
             }
             self.start_or_repair_network(handle, publish).await?;
         }
-        if task.spec.network_mode == NetworkMode::Host {
-            return self.host_network_ports(&task.dir, handle).await;
+        // The runner is the first process. It runs nothing of the job before the server submits that, which is after
+        // this start was reported.
+        let group = control_group::find(&handle.id);
+        if let Some(group) = &group {
+            Self::report_unblocked(handle, control_group::block_metadata_in(group));
+            if task.spec.network_mode == NetworkMode::Host {
+                return self.host_network_ports(&task.dir, handle).await;
+            }
         }
         let seen =
             inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
+        if group.is_none() {
+            let pid = seen.state.as_ref().filter(|state| is_running(state)).and_then(|state| state.pid);
+            Self::report_unblocked(handle, control_group::block_metadata(pid, &handle.id));
+        }
+        if task.spec.network_mode == NetworkMode::Host {
+            return self.host_network_ports(&task.dir, handle).await;
+        }
         match mapped_ports(&seen, publish) {
             Some(mapped_ports) => Ok(mapped_ports),
             // A container that ended at once has no ports any more. `wait` reports its exit.
             None if !seen.state.as_ref().is_some_and(is_running) => Ok(Vec::new()),
             None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no ports".to_owned() }),
+        }
+    }
+
+    fn report_unblocked(handle: &Handle, blocked: io::Result<()>) {
+        if let Err(error) = blocked {
+            tracing::warn!(container = handle.name, %error, "failed to block the cloud's metadata address for a container");
         }
     }
 
@@ -181,7 +202,7 @@ impl DockerRuntime {
             Ok(()) => Ok(()),
             // The network was removed meanwhile, or two networks with its name were created at once.
             Err(error) if !publish.is_empty() && error_map::engine_message(&error).contains("network") => {
-                self.network.ensure(&self.engine).await?.block_metadata().await;
+                self.network.ensure(&self.engine, self.is_podman).await?.block_metadata().await;
                 self.try_start(handle).await?.map_err(|error| error_map::from_call_error(what(), error))
             }
             Err(error) => Err(error_map::from_call_error(what(), error)),

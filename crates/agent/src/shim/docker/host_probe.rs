@@ -17,12 +17,12 @@ const PROCESSES_MAX: usize = 100_000;
 
 /// Mount points whose later mounts may propagate (`shared:` or `master:` in mountinfo).
 #[derive(Debug, Default)]
-pub(super) struct MountTable {
+pub(in crate::shim) struct MountTable {
     points: Vec<(PathBuf, bool)>,
 }
 
 impl MountTable {
-    pub(super) fn read() -> Self {
+    pub(in crate::shim) fn read() -> Self {
         Self::parse(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
     }
 
@@ -39,7 +39,7 @@ impl MountTable {
     }
 
     /// Returns whether the mount that holds `path` propagates mounts.
-    pub(super) fn is_shared(&self, path: &Path) -> bool {
+    pub(in crate::shim) fn is_shared(&self, path: &Path) -> bool {
         // Of several mounts on one mount point the last is on top.
         let holder = self.points.iter().enumerate().filter(|(_, (point, _))| path.starts_with(point));
         holder
@@ -71,13 +71,13 @@ fn unescape_mount_path(word: &str) -> PathBuf {
 }
 
 /// Returns the group of a device file.
-pub(super) fn device_group(path: &Path) -> Option<u32> {
+pub(in crate::shim) fn device_group(path: &Path) -> Option<u32> {
     fs::metadata(path).ok().map(|meta| meta.gid())
 }
 
 /// Boot time of the machine, in milliseconds since 1970, by the present setting of the clock: times that the engine
 /// wrote before the clock was corrected may be off by as much.
-pub(super) fn booted_at_ms() -> Option<i64> {
+pub(in crate::shim) fn booted_at_ms() -> Option<i64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (whole, parts) = uptime.split_whitespace().next()?.split_once('.')?;
     let hundredths = whole.parse::<i64>().ok()? * TICKS_PER_SECOND + parts.parse::<i64>().ok()?;
@@ -88,7 +88,7 @@ pub(super) fn booted_at_ms() -> Option<i64> {
 ///
 /// The kernel knows the listening process. Under systemd that is systemd, which passes the socket on: then the process
 /// with the engine's name counts, if there is only one.
-pub(super) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
+pub(in crate::shim) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
     const NAME: &str = "dockerd";
     let listener = listener_pid(socket).ok()?;
     let is_engine =

@@ -4,17 +4,19 @@
 //! restart would lose. Calls are bounded: an engine that does not respond is `Away`, and repeated calls are idempotent.
 //! The decisions are in `container`, `ending`, `failure`, `progress` and `reference`, which do no I/O.
 
-mod agent_binary;
+pub(in crate::shim) mod agent_binary;
 mod container;
 mod container_ops;
+mod control_group;
 mod error_map;
 mod exit_reason;
-mod host_probe;
+pub(in crate::shim) mod host_git;
+pub(in crate::shim) mod host_probe;
 mod network;
 mod oom;
 mod progress;
 mod pull;
-mod pull_access;
+pub(in crate::shim) mod pull_access;
 mod reference;
 
 use std::{
@@ -37,6 +39,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
 
+pub(in crate::shim) use self::container::container_name;
 use self::{
     agent_binary::AgentBinary,
     container::{EngineFacts, HostLookup},
@@ -48,10 +51,11 @@ use self::{
 };
 pub(crate) use self::{
     container::{ContainerConfinement, container_confinement},
-    network::{NETWORK, create_command, shield},
+    network::{NETWORK, create_command, shield, shield_subnets},
 };
 use super::{
     disk_limit,
+    oci::seccomp::write_profile,
     runtime::{
         Exit, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime, RuntimeError,
         RuntimeFuture, is_plain_process,
@@ -74,6 +78,8 @@ const PULL_STALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Podman's limits: the one that it requests by default, and the one that its service sets for itself.
 const PODMAN_NOFILE_MAX: i64 = 1_048_576;
 const PODMAN_NPROC_MAX: i64 = 32_768;
+/// Directories that are searched for the host's git if the agent has no `PATH`.
+const HOST_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// First version of the API in which read-only mounts are recursive.
 const RECURSIVE_READ_ONLY_VERSION: (usize, usize) = (1, 44);
 
@@ -134,12 +140,13 @@ impl DockerRuntime {
         let (home, agent) = (settings.home.clone(), settings.agent.clone());
         let installed = tokio::task::spawn_blocking(move || {
             let home = std::fs::canonicalize(&home)?;
-            AgentBinary::install(&home, &agent).map(|binary| (home, binary))
+            let binary = AgentBinary::install(&home, &agent)?;
+            Ok::<_, io::Error>((copy_host_git(&home), home, binary))
         });
         let failed = |source| error_map::from_io_error("failed to copy the agent for tasks", source);
-        let (home, binary) =
+        let (git, home, binary) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
-        let around = gather_facts(&engine, is_podman, &home, settings.entrypoint);
+        let around = EngineFacts { git, ..gather_facts(&engine, is_podman, &home, settings.entrypoint) };
         let docker = Self {
             engine,
             socket: settings.socket.into(),
@@ -153,6 +160,9 @@ impl DockerRuntime {
         // A copy that is not known to be unused stays; the next start tries again.
         if let Ok(used) = docker.mounted_sources().await {
             docker.binary.remove_unused(&used);
+            if let Some(git) = &docker.around.git {
+                host_git::remove_unused(git, &used);
+            }
         }
         Ok(docker)
     }
@@ -167,7 +177,7 @@ impl DockerRuntime {
         let name = container::container_name(&task.spec.name, task.spec.id);
         let what = || format!("failed to create container {name}");
         let network = match task.spec.network_mode {
-            NetworkMode::Bridge => Some(self.network.ensure(&self.engine).await?),
+            NetworkMode::Bridge => Some(self.network.ensure(&self.engine, self.is_podman).await?),
             NetworkMode::Host => None,
         };
         let shielded = async {
@@ -175,6 +185,10 @@ impl DockerRuntime {
                 network.block_metadata().await;
             }
         };
+        if self.is_podman && !task.spec.privileged {
+            write_profile(&container::filter_file(&task.dir), &task.limits.capabilities)
+                .map_err(|source| error_map::from_io_error(what(), source))?;
+        }
         let body = self.body(task);
         let image = ImageReference::parse(&task.spec.image_name).full();
         // The image is inspected and the firewall configured while the engine creates the container; none waits for the
@@ -184,7 +198,7 @@ impl DockerRuntime {
             tokio::join!(self.create_or_find(task, &name, body), described, shielded.boxed());
         let handle = made?;
         let described = described?.map_err(|error| error_map::from_call_error(what(), error))?;
-        write_image_config(&task.dir, described)
+        write_image_config(&task.dir, &image_config(described))
             .map_err(|source| error_map::from_io_error(what(), source))?;
         Ok(handle)
     }
@@ -239,25 +253,38 @@ impl DockerRuntime {
     }
 }
 
+/// Copies the host's git. Without it, repositories need an image that has git.
+pub(in crate::shim) fn copy_host_git(home: &Path) -> Option<PathBuf> {
+    let search = std::env::var_os("PATH").unwrap_or_else(|| HOST_PATH.into());
+    host_git::install(home, &search).unwrap_or_else(|error| {
+        tracing::warn!(%error, "failed to copy the host's git for images without git");
+        None
+    })
+}
+
+/// Limits of containers of Podman, which raises them by default and fails where it lacks permission. These are the limits
+/// that it can grant; its service lowers the second one for itself.
+pub(crate) fn podman_ulimits() -> Vec<(&'static str, i64)> {
+    let own = |which, most: i64| {
+        let limit = rustix::process::getrlimit(which).maximum;
+        limit.and_then(|limit| i64::try_from(limit).ok()).map_or(most, |limit| limit.min(most))
+    };
+    vec![
+        ("nofile", own(rustix::process::Resource::Nofile, PODMAN_NOFILE_MAX)),
+        ("nproc", own(rustix::process::Resource::Nproc, PODMAN_NPROC_MAX)),
+    ]
+}
+
 fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<String>) -> EngineFacts {
     let version = engine.client_version();
-    let mut ulimits = Vec::new();
-    if is_podman {
-        // Podman raises these limits by default and fails where it lacks permission. These are the limits that it can
-        // grant; its service lowers the second one for itself.
-        let own = |which, most: i64| {
-            let limit = rustix::process::getrlimit(which).maximum;
-            limit.and_then(|limit| i64::try_from(limit).ok()).map_or(most, |limit| limit.min(most))
-        };
-        ulimits.push(("nofile", own(rustix::process::Resource::Nofile, PODMAN_NOFILE_MAX)));
-        ulimits.push(("nproc", own(rustix::process::Resource::Nproc, PODMAN_NPROC_MAX)));
-    }
     EngineFacts {
         home: sha256_hex(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
         entrypoint,
         recursive_read_only: (version.major_version, version.minor_version) >= RECURSIVE_READ_ONLY_VERSION,
-        ulimits,
+        ulimits: if is_podman { podman_ulimits() } else { Vec::new() },
         has_infiniband: Path::new("/dev/infiniband").is_dir(),
+        git: None,
+        is_podman,
         has_nvidia: Path::new("/proc/driver/nvidia").exists() || Path::new("/dev/nvidiactl").exists(),
     }
 }
@@ -317,16 +344,19 @@ fn is_image_missing(error: &Error) -> bool {
         && (message.contains("no such image") || message.contains("image not known"))
 }
 
-/// Writes the command of the image for the runner. The job may own the directory by now, so the file is created under a
-/// directory handle and then renamed: links made by the job are not followed.
-fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
+fn image_config(image: ImageInspect) -> ImageConfig {
     let config = image.config.unwrap_or_default();
-    let config = ImageConfig {
+    ImageConfig {
         entrypoint: config.entrypoint.unwrap_or_default(),
         cmd: config.cmd.unwrap_or_default(),
         workdir: config.working_dir.unwrap_or_default(),
         user: config.user.unwrap_or_default(),
-    };
+    }
+}
+
+/// Writes the command of the image for the runner. The job may own the directory by now, so the file is created under a
+/// directory handle and then renamed: links made by the job are not followed.
+pub(in crate::shim) fn write_image_config(task: &TaskDir, config: &ImageConfig) -> io::Result<()> {
     let half = ".image.json";
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::open(task.run(), flags | OFlags::RDONLY, Mode::empty())?;
@@ -336,7 +366,7 @@ fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
     }
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&dir, half, flags, Mode::from(0o644))?;
-    io::Write::write_all(&mut std::fs::File::from(file), &serde_json::to_vec(&config)?)?;
+    io::Write::write_all(&mut std::fs::File::from(file), &serde_json::to_vec(config)?)?;
     Ok(rustix::fs::renameat(&dir, half, &dir, task_dir::IMAGE_CONFIG)?)
 }
 

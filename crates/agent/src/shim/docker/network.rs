@@ -1,7 +1,8 @@
 //! Bridge network of tasks that do not use the host's network: shared by all, with no traffic between tasks.
 //!
 //! It belongs to the engine, not to a task: it is created when first needed and kept, as are the firewall rules that
-//! block access from its tasks to the metadata addresses, where clouds serve the credentials of a machine.
+//! block access from its tasks to the metadata addresses, where clouds serve the credentials of a machine. With Podman,
+//! which has no networks without traffic between containers, such rules block that traffic as well.
 
 use std::{collections::HashMap, path::Path, process::Stdio, time::Duration};
 
@@ -21,6 +22,12 @@ pub(crate) const NETWORK: &str = "windlass";
 const METADATA_ADDRESSES: [&str; 3] = ["169.254.169.254", "169.254.170.2", "100.100.100.200"];
 /// Chain in which engines preserve foreign rules, also through their restarts.
 const FIREWALL_CHAIN: &str = "DOCKER-USER";
+/// Table and chain for networks of Podman. Those that filter contain rules of the engine that accept packets, and the
+/// engine may insert them above ours at any time.
+const SUBNET_TABLE: [&str; 2] = ["-t", "mangle"];
+const SUBNET_CHAIN: &str = "FORWARD";
+/// Contains `1` if the firewall sees packets between containers on one bridge.
+const BRIDGE_FILTER_FILE: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 const FIREWALL_TIMEOUT: Duration = Duration::from_secs(5);
 const NETWORK_LABEL: &str = "ai.windlass.network";
 
@@ -32,21 +39,30 @@ pub(super) struct Bridge {
 
 impl Bridge {
     /// Creates the network unless it exists. Nothing may be started on it before it is shielded.
-    pub(super) async fn ensure(&self, engine: &Engine) -> Result<UnprotectedNetwork<'_>, RuntimeError> {
+    pub(super) async fn ensure(
+        &self,
+        engine: &Engine,
+        is_podman: bool,
+    ) -> Result<UnprotectedNetwork<'_>, RuntimeError> {
         let making = self.making.lock().await;
         let mut all = find_networks(engine).await?;
         let network = match all.len() {
             1 => all.pop(),
-            _ => Some(create_network(engine).await?),
+            _ => Some(create_network(engine, is_podman).await?),
         };
-        Ok(UnprotectedNetwork { id: network.and_then(|network| network.id), _making: making })
+        let id = network.as_ref().and_then(|network| network.id.clone());
+        let subnets = if is_podman { network.map_or_else(Vec::new, subnets) } else { Vec::new() };
+        Ok(UnprotectedNetwork { id: id.filter(|_| !is_podman), subnets, _making: making })
     }
 }
 
 /// A network whose firewall rules have not been checked. Containers may be created meanwhile.
 #[must_use = "tasks on it may reach the cloud's metadata"]
 pub(super) struct UnprotectedNetwork<'a> {
+    /// Set for Docker.
     id: Option<String>,
+    /// Set for Podman.
+    subnets: Vec<String>,
     _making: tokio::sync::MutexGuard<'a, ()>,
 }
 
@@ -55,14 +71,20 @@ impl UnprotectedNetwork<'_> {
         if let Some(id) = &self.id {
             shield(id).await;
         }
+        shield_subnets(&self.subnets).await;
     }
 }
 
+fn subnets(network: Network) -> Vec<String> {
+    let pools = network.ipam.and_then(|ipam| ipam.config).unwrap_or_default();
+    pools.into_iter().filter_map(|pool| pool.subnet).collect()
+}
+
 /// Creates the network and leaves exactly one network of the name.
-async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
+async fn create_network(engine: &Engine, is_podman: bool) -> Result<Network, RuntimeError> {
     let what = || format!("failed to create network {NETWORK}");
     if find_networks(engine).await?.is_empty() {
-        match call_with_timeout(what(), engine.create_network(create_request())).await? {
+        match call_with_timeout(what(), engine.create_network(create_request(is_podman))).await? {
             Ok(_) => {}
             Err(error) if error_map::error_status(&error) == Some(409) => {}
             Err(error) => return Err(error_map::from_call_error(what(), error)),
@@ -83,8 +105,7 @@ async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
 /// Disables traffic between containers on the network.
 const ISOLATION_OPTION: (&str, &str) = ("com.docker.network.bridge.enable_icc", "false");
 
-/// Arguments for the engine's command-line program that create the network. Podman has no networks that isolate
-/// containers from each other.
+/// Arguments for the engine's command-line program that create the network. Podman rejects the option.
 pub(crate) fn create_command(is_podman: bool) -> Vec<String> {
     let label = format!("{NETWORK_LABEL}=true");
     let mut words = vec!["network", "create", "--driver", "bridge", "--label", &label];
@@ -96,12 +117,12 @@ pub(crate) fn create_command(is_podman: bool) -> Vec<String> {
     words.into_iter().map(str::to_owned).collect()
 }
 
-fn create_request() -> NetworkCreateRequest {
+fn create_request(is_podman: bool) -> NetworkCreateRequest {
     let deaf = (ISOLATION_OPTION.0.to_owned(), ISOLATION_OPTION.1.to_owned());
     NetworkCreateRequest {
         name: NETWORK.to_owned(),
         driver: Some("bridge".to_owned()),
-        options: Some(HashMap::from([deaf])),
+        options: (!is_podman).then(|| HashMap::from([deaf])),
         labels: Some(HashMap::from([(NETWORK_LABEL.to_owned(), "true".to_owned())])),
         ..NetworkCreateRequest::default()
     }
@@ -136,6 +157,53 @@ pub(crate) async fn shield(network: &str) {
             tracing::warn!(rule = rule.join(" "), "failed to change firewall rule");
         }
     }
+}
+
+/// Adds the firewall rules for networks of Podman: containers are recognized by their addresses, because the interface
+/// of their network exists only while one of them runs. Best effort, as for Docker.
+pub(crate) async fn shield_subnets(subnets: &[String]) {
+    // The engine gives them IPv4 addresses only, unless its owner configured it otherwise.
+    let subnets: Vec<&String> = subnets.iter().filter(|subnet| !subnet.contains(':')).collect();
+    if subnets.is_empty() {
+        return;
+    }
+    let list = [SUBNET_TABLE.as_slice(), &["-S", SUBNET_CHAIN]].concat();
+    let Some(rules) = run_iptables(&list).await else {
+        tracing::warn!(?subnets, "failed to read firewall rules; tasks may reach the cloud's metadata");
+        return;
+    };
+    for rule in subnets.iter().flat_map(|subnet| missing_subnet_rules(&rules, subnet)) {
+        let words: Vec<&str> = rule.iter().map(String::as_str).collect();
+        if run_iptables(&words).await.is_none() {
+            tracing::warn!(rule = rule.join(" "), "failed to change firewall rule");
+        }
+    }
+    if std::fs::read_to_string(BRIDGE_FILTER_FILE).ok().as_deref().map(str::trim) != Some("1") {
+        tracing::warn!(
+            "tasks on the bridge may reach each other: the kernel passes no packets of bridges to the firewall; load \
+             the module `br_netfilter`"
+        );
+    }
+}
+
+/// Returns the rules to add: nothing on the subnet reaches the metadata addresses or another container there. Packets
+/// to the host itself, such as those to its name service, do not pass this chain.
+fn missing_subnet_rules(rules: &str, subnet: &str) -> Vec<Vec<String>> {
+    let metadata = METADATA_ADDRESSES.iter().map(|address| format!("{address}/32"));
+    let targets = metadata.chain([subnet.to_owned()]);
+    let missing =
+        targets.filter(|target| !rules.lines().any(|line| line.ends_with(&subnet_match(subnet, target))));
+    missing
+        .map(|target| {
+            let rule =
+                format!("{} -I {SUBNET_CHAIN} {}", SUBNET_TABLE.join(" "), subnet_match(subnet, &target));
+            rule.split(' ').map(str::to_owned).collect()
+        })
+        .collect()
+}
+
+fn subnet_match(subnet: &str, target: &str) -> String {
+    format!("-s {subnet} -d {target} -j DROP")
 }
 
 fn drop_rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
@@ -198,6 +266,24 @@ mod tests {
             ]
         );
         assert_eq!(missing_rules("", "br-c").len(), METADATA_ADDRESSES.len());
+    }
+
+    #[test]
+    fn a_podman_subnet_reaches_neither_metadata_nor_itself() {
+        let there = "-P FORWARD ACCEPT\n-A FORWARD -s 10.89.0.0/24 -d 169.254.170.2/32 -j DROP\n\
+                     -A FORWARD -s 10.89.1.0/24 -d 10.89.1.0/24 -j DROP\n";
+        let lines = |subnet| -> Vec<String> {
+            missing_subnet_rules(there, subnet).iter().map(|rule| rule.join(" ")).collect()
+        };
+        assert_eq!(
+            lines("10.89.0.0/24"),
+            [
+                "-t mangle -I FORWARD -s 10.89.0.0/24 -d 169.254.169.254/32 -j DROP",
+                "-t mangle -I FORWARD -s 10.89.0.0/24 -d 100.100.100.200/32 -j DROP",
+                "-t mangle -I FORWARD -s 10.89.0.0/24 -d 10.89.0.0/24 -j DROP",
+            ]
+        );
+        assert_eq!(lines("10.89.1.0/24").len(), METADATA_ADDRESSES.len());
     }
 
     #[test]

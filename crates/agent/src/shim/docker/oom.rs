@@ -4,10 +4,9 @@
 //! processes that the kernel killed for lack of memory. The kernel counts them in the container's control group. The
 //! engine removes that group soon after the container's first process has ended, so the count is read at that moment.
 
-use std::os::unix::ffi::OsStrExt;
-
 use tokio::io::unix::AsyncFd;
 
+use super::control_group::is_of_container;
 use crate::{
     cgroup::Group,
     proc::{self, ProcessHandle},
@@ -55,9 +54,7 @@ impl KillCounter {
 /// Returns whether the group belongs to the container: engines name the group by the container's id.
 fn belongs_to_container(group: &Group, container: &str) -> bool {
     let memory = group.v1_of("memory").or(group.v2.as_deref());
-    let id = container.as_bytes();
-    let has_id = |path: &[u8]| path.windows(id.len()).any(|part| part == id);
-    !id.is_empty() && memory.is_some_and(|path| has_id(path.as_os_str().as_bytes()))
+    memory.is_some_and(|path| is_of_container(path, container))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const PROOF_TTL_MS: i64 = 60 * 60 * 1000;
 const PROOFS_MAX: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct PullAccessStore {
+pub(in crate::shim) struct PullAccessStore {
     dir: PathBuf,
 }
 
@@ -36,7 +36,7 @@ struct AccessProof {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessState {
+pub(in crate::shim) enum AccessState {
     /// The image was pulled without credentials.
     Public,
     Proven,
@@ -45,11 +45,11 @@ pub(super) enum AccessState {
 }
 
 impl PullAccessStore {
-    pub(super) fn new(dir: PathBuf) -> Self {
+    pub(in crate::shim) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    pub(super) fn access(
+    pub(in crate::shim) fn access(
         &self,
         image: &str,
         repository: &str,
@@ -66,7 +66,7 @@ impl PullAccessStore {
     }
 
     /// Records that the image is private and that these credentials give access to it.
-    pub(super) fn add(
+    pub(in crate::shim) fn add(
         &self,
         image: &str,
         repository: &str,

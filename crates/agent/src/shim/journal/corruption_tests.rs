@@ -114,6 +114,29 @@ async fn flushed_records_are_on_disk_and_a_torn_tail_is_truncated() {
 }
 
 #[tokio::test]
+async fn written_records_survive_the_process_and_are_on_disk_with_the_next_flush() {
+    let dir = windlass_testkit::temp_dir("journal").unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path).unwrap();
+    let first = journal.append(id(1), 1, JournalEvent::Submitted);
+    journal.write(first).await.unwrap();
+    assert_eq!(read(&path).unwrap().records.len(), 1, "another process would read it");
+    let second = journal.append(id(2), 1, JournalEvent::Submitted);
+    journal.write(second).await.unwrap();
+    // A file that refuses the next write: what is not known to be on disk is written again, in order.
+    let disk = journal.disk.clone().unwrap();
+    let whole = std::mem::replace(&mut disk.lock().await.file, File::open(&path).unwrap());
+    let third = journal.append(id(3), 1, JournalEvent::Submitted);
+    journal.flush(third).await.unwrap_err();
+    disk.lock().await.file = whole;
+    disk.lock().await.file.set_len(0).unwrap();
+    disk.lock().await.file.seek(SeekFrom::Start(0)).unwrap();
+    journal.flush(third).await.unwrap();
+    let records = read(&path).unwrap().records;
+    assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [first, second, third]);
+}
+
+#[tokio::test]
 async fn a_compacted_journal_continues_its_sequence_numbers() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();
     let path = dir.path().join("journal");

@@ -1,6 +1,6 @@
 //! The shim's journal: its actions on the host, in order, on disk before they are reported.
 //!
-//! Append-only. `append` assigns a record its position in the order and never waits; `settle` returns once the record
+//! Append-only. `append` assigns a record its position in the order and never waits; `flush` returns once the record
 //! is on disk, and concurrent callers share one sync. Tests and checkers read it with [`read`].
 //!
 //! Why not a database? The journal is read at the start, never queried, and must survive truncation at any byte.
@@ -152,9 +152,13 @@ struct PendingRecords {
 struct JournalFile {
     path: PathBuf,
     file: File,
-    /// Length of the complete records in the file.
+    /// Length of the complete records that are known to be on disk.
     len: u64,
     compacted_len: u64,
+    /// Complete records after them, which are written and not known to be on disk.
+    unsynced: Vec<u8>,
+    /// Sequence number of the last record that is written.
+    written: u64,
     /// Sequence number of the last record known to be on disk.
     synced: u64,
     /// Held while this is the only shim of its home; without it nothing is written.
@@ -192,6 +196,8 @@ impl Journal {
             file,
             len,
             compacted_len: len,
+            unsynced: Vec::new(),
+            written: last,
             synced: last,
             lock: Some(lock),
         };
@@ -200,7 +206,7 @@ impl Journal {
         Ok((Self { queue, disk: Some(Arc::new(tokio::sync::Mutex::new(disk))) }, reading))
     }
 
-    /// Appends a record to the order. It is not on disk yet: see `settle`.
+    /// Appends a record to the order. It is not on disk yet: see `flush`.
     pub fn append(&self, submission: SubmissionId, epoch: i64, kind: JournalEvent) -> u64 {
         let mut queue = self.queue.lock();
         let seq = queue.next_seq;
@@ -225,15 +231,29 @@ impl Journal {
 
     /// Returns once the record and all before it are on disk.
     pub async fn flush(&self, seq: u64) -> Result<(), Error> {
+        self.store(move |disk| disk.synced >= seq, JournalFile::drain).await
+    }
+
+    /// Returns once the record and all before it are written: they survive the end of this process, but not that of the
+    /// host.
+    pub async fn write(&self, seq: u64) -> Result<(), Error> {
+        self.store(move |disk| disk.written >= seq, JournalFile::drain_unsynced).await
+    }
+
+    async fn store(
+        &self,
+        is_stored: impl FnOnce(&JournalFile) -> bool,
+        store: fn(&mut JournalFile, &Mutex<PendingRecords>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let mut disk = Arc::clone(disk).lock_owned().await;
-        if disk.synced >= seq {
+        if is_stored(&disk) {
             return Ok(());
         }
         let queue = Arc::clone(&self.queue);
         // The guard moves along: if the caller is dropped meanwhile, no other write can intervene.
-        let written = tokio::task::spawn_blocking(move || disk.drain(&queue)).await;
-        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        let stored = tokio::task::spawn_blocking(move || store(&mut disk, &queue)).await;
+        stored.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
     /// Compacts as [`Journal::compact`] does if enough of the file is obsolete. Of several concurrent callers one
@@ -317,21 +337,30 @@ impl JournalFile {
 
     /// Writes and syncs the queued records. Records that could not be written stay queued, in order.
     fn drain(&mut self, queue: &Mutex<PendingRecords>) -> Result<(), Error> {
+        self.drain_with(queue, true)
+    }
+
+    /// Writes the queued records. Records that could not be written stay queued, in order.
+    fn drain_unsynced(&mut self, queue: &Mutex<PendingRecords>) -> Result<(), Error> {
+        self.drain_with(queue, false)
+    }
+
+    fn drain_with(&mut self, queue: &Mutex<PendingRecords>, sync: bool) -> Result<(), Error> {
         if self.lock.is_none() {
             return Err(Error::Closed { path: self.path.clone() });
         }
-        let (bytes, last) = {
+        let (mut bytes, last) = {
             let mut queue = queue.lock();
             (std::mem::take(&mut queue.bytes), queue.next_seq - 1)
         };
-        let written = self.write(&bytes).or_else(|error| {
+        let written = self.write(&mut bytes, sync).or_else(|error| {
             if error.raw_os_error() != Some(rustix::io::Errno::NOSPC.raw_os_error())
                 || !self.release_reserve()
             {
                 return Err(error);
             }
             tracing::warn!(path = %self.path.display(), "disk full; the journal uses its reserve");
-            self.write(&bytes)
+            self.write(&mut bytes, sync)
         });
         if let Err(source) = written {
             let mut queue = queue.lock();
@@ -339,20 +368,30 @@ impl JournalFile {
             queue.bytes.extend_from_slice(&newer);
             return Err(self.failed(source));
         }
-        self.synced = last;
+        self.written = last;
+        if sync {
+            self.synced = last;
+        }
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let written = self.file.write_all(bytes).and_then(|()| self.file.sync_data());
+    /// Appends the records. After an error they are to be written again, together with those before them of which it is
+    /// unknown whether they are on disk: `bytes` then starts with those.
+    fn write(&mut self, bytes: &mut Vec<u8>, sync: bool) -> io::Result<()> {
+        let written = self.file.write_all(bytes);
+        let written = if sync { written.and_then(|()| self.file.sync_data()) } else { written };
         if written.is_err() {
             // No partial record should precede the next one, although a reader would skip it.
             let cut = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
             if let Err(error) = cut {
                 tracing::error!(%error, "failed to truncate a partial journal record");
             }
+            bytes.splice(..0, std::mem::take(&mut self.unsynced));
+        } else if sync {
+            self.len += (self.unsynced.len() + bytes.len()) as u64;
+            self.unsynced.clear();
         } else {
-            self.len += bytes.len() as u64;
+            self.unsynced.extend_from_slice(bytes);
         }
         written
     }

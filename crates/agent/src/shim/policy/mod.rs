@@ -4,9 +4,13 @@
 //! # /etc/windlass/policy.yml; everything has a default
 //! privileged: false
 //! host_network: true
-//! mounts: [/data, /scratch]                 # with everything below; `/etc` etc. by exact path only. Default none
+//! mounts:                                   # with everything below; `/etc` etc. by exact path only. Default none
+//!   - /scratch
+//!   - {path: /data/vision, projects: [vision]}
 //! devices: [/dev/nvidia*, /dev/dri]         # an entry may end in `*`
 //! registries: [docker.io, ghcr.io/team]     # absent: any
+//! plain_http_registries: [registry:5000]    # without TLS, where the agent itself pulls images; default none
+//! images: {mirrors: {docker.io: [mirror:5000]}, max_size: 200GB, max_age: 30d}   # where the agent itself pulls images
 //! new_privileges: false                     # true permits set-user-id programs
 //! capabilities: [CHOWN, SETUID]             # kept; everything else is dropped
 //! pids: 16384                               # default and maximum
@@ -17,6 +21,9 @@
 //! ```
 //!
 //! The decision is pure: the links of a path are resolved beforehand (`mounts::look`).
+
+mod image_rules;
+mod mount_rules;
 
 use std::{
     fmt::Write as _,
@@ -32,6 +39,8 @@ use windlass_model::config::{
     yaml::{self, Node},
 };
 
+use self::mount_rules::MountDecision;
+pub use self::{image_rules::ImageRules, mount_rules::MountRule};
 use super::{mounts::ResolvedPaths, process, runtime::PolicyLimits};
 use crate::isolation::user_ids::{DEFAULT_RANGE, UserIdRange};
 
@@ -98,9 +107,12 @@ const RESERVED_TARGETS: [&str; 3] = ["/windlass", "/proc", "/sys"];
 pub struct PolicyRules {
     pub privileged: bool,
     pub host_network: bool,
-    pub mounts: Vec<PathBuf>,
+    pub mounts: Vec<MountRule>,
     pub devices: Vec<String>,
     pub registries: Option<Vec<String>>,
+    /// Registries without TLS. Applies where the agent itself pulls images.
+    pub plain_http_registries: Vec<String>,
+    pub images: ImageRules,
     pub new_privileges: bool,
     pub capabilities: Vec<String>,
     pub pids: i64,
@@ -165,6 +177,8 @@ impl Default for PolicyRules {
             mounts: Vec::new(),
             devices: owned(&DEVICES_DEFAULT),
             registries: None,
+            plain_http_registries: Vec::new(),
+            images: ImageRules::default(),
             new_privileges: false,
             capabilities: owned(&CAPABILITIES_DEFAULT),
             pids: PIDS_DEFAULT,
@@ -242,6 +256,15 @@ impl Policy {
         self.rules.registries.is_some()
     }
 
+    /// Registries that the agent contacts without TLS.
+    pub fn plain_http_registries(&self) -> &[String] {
+        &self.rules.plain_http_registries
+    }
+
+    pub fn images(&self) -> &ImageRules {
+        &self.rules.images
+    }
+
     pub fn limits(&self, spec: &TaskSpec) -> PolicyLimits {
         PolicyLimits {
             pids: if spec.pids > 0 { spec.pids.min(self.rules.pids) } else { self.rules.pids },
@@ -264,14 +287,25 @@ impl Policy {
             let what = format!("pids {}: at most {}", spec.pids, rules.pids);
             verdict.forbid(what, Some(set_hint(&format!("pids: {}", spec.pids))));
         }
-        self.decide_image(spec, &mut verdict);
+        self.decide_image(spec, seen, &mut verdict);
         self.decide_mounts(spec, seen, &mut verdict);
         self.decide_devices(seen, &mut verdict);
         self.decide_keys(spec, &mut verdict);
         verdict
     }
 
-    fn decide_image(&self, spec: &TaskSpec, verdict: &mut PolicyDecision) {
+    fn decide_image(&self, spec: &TaskSpec, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
+        if let Some(found) = &seen.image {
+            // The agent reads it with the rights of root.
+            let refused = match found {
+                Err(why) => Some((why.clone(), None)),
+                Ok(real) => self.mount_refusal(real, &spec.project),
+            };
+            if let Some((why, line)) = refused {
+                verdict.forbid(format!("image {}: {why}", escape_name(&spec.image_name)), line);
+            }
+            return;
+        }
         let Some(registries) = &self.rules.registries else { return };
         let image = full_image_name(&spec.image_name);
         let is_below = |entry: &String| {
@@ -289,7 +323,7 @@ impl Policy {
         for (index, (requested, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
             let refused = match found {
                 Err(why) => Some((why.clone(), None)),
-                Ok(source) => self.mount_refusal(&source.real),
+                Ok(source) => self.mount_refusal(&source.real, &spec.project),
             };
             match refused {
                 None => {}
@@ -313,14 +347,23 @@ impl Policy {
     }
 
     /// Returns the reason why a resolved path is refused, and the entry that would permit it.
-    fn mount_refusal(&self, real: &Path) -> Option<(String, Option<String>)> {
+    fn mount_refusal(&self, real: &Path, project: &str) -> Option<(String, Option<String>)> {
         let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
         if let Some(own) = self.agents.iter().find(touches) {
             let real = escape_name(&real.to_string_lossy());
             return Some((format!("{real} overlaps {}, which is the agent's", own.display()), None));
         }
-        if self.rules.mounts.iter().any(|entry| entry == real) {
-            return None;
+        let listed = mount_rules::decide(&self.rules.mounts, real, project);
+        match listed {
+            MountDecision::Exact => return None,
+            MountDecision::OtherProjects(path) => {
+                let real = escape_name(&real.to_string_lossy());
+                return Some((
+                    format!("{real} overlaps {}, which is for other projects", path.display()),
+                    None,
+                ));
+            }
+            MountDecision::Below | MountDecision::NotListed => {}
         }
         let line = Some(add_hint(&real.to_string_lossy(), "mounts"));
         let known = SENSITIVE_PATHS.iter().map(Path::new).chain(self.sensitive.iter().map(PathBuf::as_path));
@@ -328,7 +371,7 @@ impl Policy {
             let (real, sensitive) = (escape_name(&real.to_string_lossy()), sensitive.display());
             return Some((format!("{real} overlaps {sensitive} and requires an exact entry"), line));
         }
-        if self.rules.mounts.iter().any(|entry| real.starts_with(entry)) {
+        if listed == MountDecision::Below {
             return None;
         }
         Some((format!("{} is not below an allowed path", escape_name(&real.to_string_lossy())), line))
@@ -354,15 +397,16 @@ impl Policy {
         if spec.host_ssh_keys.is_empty() || user.is_empty() {
             return;
         }
-        let allowed = match &self.rules.host_ssh_users {
-            Some(users) => users.iter().any(|allowed| allowed == user),
-            // A key permits only ports of tasks, whatever the account.
-            None => true,
-        };
-        if !allowed {
+        if !self.allows_keys_for(user) {
             let what = format!("host_ssh_keys for {}: user not allowed", escape_name(user));
             verdict.forbid(what, Some(add_hint(user, "host_ssh_users")));
         }
+    }
+
+    /// Returns whether this account may hold keys of users and gateways.
+    pub fn allows_keys_for(&self, user: &str) -> bool {
+        // A key permits only ports of tasks, whatever the account.
+        self.rules.host_ssh_users.as_ref().is_none_or(|users| users.iter().any(|allowed| allowed == user))
     }
 
     /// Formats a refusal for people: all violations, and the lines that would allow them.
@@ -450,12 +494,14 @@ fn parse(file: &str, bytes: &[u8]) -> Result<PolicyRules, String> {
     })
 }
 
-const POLICY_KEYS: [&str; 12] = [
+const POLICY_KEYS: [&str; 14] = [
     "privileged",
     "host_network",
     "mounts",
     "devices",
     "registries",
+    "plain_http_registries",
+    "images",
     "new_privileges",
     "capabilities",
     "pids",
@@ -473,12 +519,12 @@ impl Decode for PolicyRules {
         // Every field is read before a missing one is reported, so that one pass reports everything.
         let privileged = decode::optional_field(node, "privileged", cx, || default.privileged);
         let host_network = decode::optional_field(node, "host_network", cx, || default.host_network);
-        let mounts = match node.entry("mounts") {
-            None => Some(default.mounts),
-            Some(entry) => cx.under("mounts", |cx| decode_absolute_paths(&entry.value, cx)),
-        };
+        let mounts = decode::optional_field(node, "mounts", cx, || default.mounts);
         let devices = decode::optional_field(node, "devices", cx, || default.devices);
         let registries = decode::optional_field(node, "registries", cx, || default.registries);
+        let plain_http_registries =
+            decode::optional_field(node, "plain_http_registries", cx, || default.plain_http_registries);
+        let images = decode::optional_field(node, "images", cx, || default.images);
         let new_privileges = decode::optional_field(node, "new_privileges", cx, || default.new_privileges);
         let capabilities = decode::optional_field(node, "capabilities", cx, || default.capabilities);
         let pids = decode::optional_field::<decode::Int<1, { i32::MAX as i64 }>>(node, "pids", cx, || {
@@ -503,6 +549,8 @@ impl Decode for PolicyRules {
             mounts: mounts?,
             devices: devices?,
             registries: registries?,
+            plain_http_registries: plain_http_registries?,
+            images: images?,
             new_privileges: new_privileges?,
             capabilities: capabilities?.iter().map(|name| normalize_capability(name)).collect(),
             pids: pids?.get(),
@@ -544,20 +592,6 @@ fn decode_range(node: &Node, cx: &mut Ctx) -> Option<UserIdRange> {
 fn normalize_capability(name: &str) -> String {
     let name = name.to_ascii_uppercase();
     name.strip_prefix("CAP_").unwrap_or(&name).to_owned()
-}
-
-fn decode_absolute_paths(node: &Node, cx: &mut Ctx) -> Option<Vec<PathBuf>> {
-    let texts: Vec<String> = Decode::decode(node, cx)?;
-    let mut paths = Vec::new();
-    for text in texts {
-        let path = Path::new(&text);
-        if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-            return cx.invalid(node, format!("`{text}` is not an absolute path without `..`"));
-        }
-        // Rebuilt from its components, so that `/mnt/` and `/mnt` are the same.
-        paths.push(path.components().collect());
-    }
-    Some(paths)
 }
 
 #[cfg(test)]

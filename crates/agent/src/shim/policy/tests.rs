@@ -25,6 +25,7 @@ fn problems(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
             .iter()
             .map(|device| (device.path_on_host.clone(), Ok(PathBuf::from(&device.path_on_host))))
             .collect(),
+        image: spec.image_name.strip_prefix("oci:").map(|path| Ok(PathBuf::from(path))),
     };
     policy(yaml).decide(&spec, &seen).problems.into_iter().map(|problem| problem.what).collect()
 }
@@ -83,6 +84,41 @@ fn x9_only_paths_below_a_policy_entry_can_be_mounted() {
 }
 
 #[test]
+fn x9_a_mount_can_be_reserved_for_projects() {
+    let yaml = "mounts: [/data, {path: /data/vision, projects: [vision, audio]}, {path: /etc/ssl, projects: [audio]}]";
+    let refused = |project: &str, path: &str| {
+        problems(yaml, |spec| {
+            spec.project = project.to_owned();
+            spec.instance_mounts.push(mount(path));
+        })
+    };
+    for (project, path) in [
+        ("vision", "/data"),
+        ("vision", "/data/vision"),
+        ("audio", "/data/vision/set"),
+        ("text", "/data/text"),
+        ("", "/data/text"),
+        ("audio", "/etc/ssl"),
+    ] {
+        assert_eq!(refused(project, path), [""; 0], "{project} {path}");
+    }
+    // Neither the directory nor what is below it, nor a directory that contains it; a task without a project has none.
+    for (project, path) in [
+        ("text", "/data/vision"),
+        ("text", "/data/vision/set"),
+        ("text", "/data"),
+        ("", "/data/vision"),
+        ("vision", "/etc/ssl"),
+    ] {
+        let message = refused(project, path);
+        assert!(message.len() == 1 && message[0].ends_with("which is for other projects"), "{message:?}");
+    }
+    assert!(parse("policy.yml", b"mounts: [{projects: [a]}]").unwrap_err().contains("needs a `path`"));
+    assert!(parse("policy.yml", b"mounts: [{path: data}]").is_err());
+    assert!(parse("policy.yml", b"mounts: [{path: /data, project: a}]").is_err());
+}
+
+#[test]
 fn x9_sensitive_host_paths_need_an_exact_policy_entry() {
     let all = "mounts: [/]";
     for path in ["/etc", "/etc/ssl", "/proc/1", "/sys", "/dev/sda", "/root/.ssh", "/run/windlass"] {
@@ -103,12 +139,21 @@ fn x9_sensitive_host_paths_need_an_exact_policy_entry() {
 }
 
 #[test]
+fn an_image_on_this_host_must_be_below_an_allowed_path() {
+    let image = |yaml: &str| problems(yaml, |spec| spec.image_name = "oci:/images/a".to_owned());
+    assert_eq!(image("mounts: [/images]"), Vec::<String>::new());
+    assert_eq!(image("mounts: [/images]\nregistries: [ghcr.io]"), Vec::<String>::new());
+    assert_eq!(image("mounts: [/data]"), ["image oci:/images/a: /images/a is not below an allowed path"]);
+    assert_eq!(image("").len(), 1);
+}
+
+#[test]
 fn a_forbidden_optional_mount_is_skipped() {
     let mut spec = spec();
     spec.instance_mounts = vec![mount("/etc"), mount("/mnt/a")];
     spec.instance_mounts[0].optional = true;
     let source = |path: &str| Ok(MountSource { real: PathBuf::from(path), missing: Vec::new() });
-    let seen = ResolvedPaths { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
+    let seen = ResolvedPaths { mounts: vec![source("/etc"), source("/mnt/a")], ..ResolvedPaths::default() };
     spec.instance_mounts[1].path = "/other".to_owned();
     let policy = policy("mounts: [/mnt/a]");
     assert_eq!(policy.decide(&spec, &seen), PolicyDecision { problems: Vec::new(), left_out: vec![0] });
@@ -144,6 +189,26 @@ fn only_images_from_allowed_registries_are_accepted() {
 }
 
 #[test]
+fn limits_and_mirrors_of_images_are_read_from_the_policy() {
+    let rules = parse(
+        "policy.yml",
+        b"plain_http_registries: [m:5000]\nimages: {mirrors: {docker.io: [m:5000]}, max_size: 2GB, max_age: 3d}\n",
+    )
+    .unwrap();
+    let policy = Policy::new(Path::new("policy.yml"), rules);
+    let mut settings = crate::image::StoreSettings::default();
+    settings.apply(&policy);
+    assert_eq!((settings.bytes_max, settings.age_max.as_secs()), (Some(2 << 30), 3 * 86_400));
+    assert_eq!(settings.registry.mirrors["docker.io"], ["m:5000"]);
+    assert_eq!(settings.registry.plain_http, ["m:5000"]);
+    let mut unchanged = crate::image::StoreSettings::default();
+    unchanged.apply(&Policy::new(Path::new("policy.yml"), PolicyRules::default()));
+    assert_eq!((unchanged.bytes_max, unchanged.age_max.as_secs()), (None, 30 * 86_400));
+    let reported = parse("policy.yml", b"images: {mirror: {}, max_size: lots}\n").unwrap_err();
+    assert!(reported.contains("mirror") && reported.contains("max_size"), "{reported}");
+}
+
+#[test]
 fn the_policy_limits_devices_users_and_pids() {
     let device = |path: &str| {
         let device = format!(r#"[{{"path_on_host":"{path}","path_in_container":"/dev/x"}}]"#);
@@ -174,14 +239,14 @@ fn a_refusal_lists_every_problem_and_the_policy_lines_that_would_allow_it() {
     let mut spec = spec();
     spec.privileged = true;
     spec.instance_mounts.push(mount("/etc\n"));
-    let seen = ResolvedPaths { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
+    let seen = ResolvedPaths { mounts: vec![Err("does not exist".to_owned())], ..ResolvedPaths::default() };
     let text = policy.render(&policy.decide(&spec, &seen).problems);
     assert!(text.contains("- privileged: not allowed\n"), "{text}");
     assert!(text.contains("hint: to allow it, set `privileged: true` in /etc/windlass/policy.yml"), "{text}");
     assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
     spec.instance_mounts = vec![mount("/opt/nope")];
     let real = MountSource { real: "/opt/nope".into(), missing: Vec::new() };
-    let seen = ResolvedPaths { mounts: vec![Ok(real)], devices: Vec::new() };
+    let seen = ResolvedPaths { mounts: vec![Ok(real)], ..ResolvedPaths::default() };
     let text = policy.render(&policy.decide(&spec, &seen).problems);
     assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
     assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
@@ -196,11 +261,11 @@ fn no_policy_entry_allows_mounts_of_agent_directories() {
     policy.agents.push("/var/lib/windlass".into());
     let real = fs::canonicalize(dir.path()).unwrap();
     for path in ["/var", "/var/lib/windlass/agent", "/var/lib/windlass/home/enrolment.json", "/"] {
-        let why = policy.mount_refusal(Path::new(path)).unwrap();
+        let why = policy.mount_refusal(Path::new(path), "").unwrap();
         assert!(why.0.contains("which is the agent's") && why.1.is_none(), "{path}: {why:?}");
     }
-    assert!(policy.mount_refusal(&real.join("tasks")).is_some());
-    assert_eq!(policy.mount_refusal(Path::new("/var/cache")), None);
+    assert!(policy.mount_refusal(&real.join("tasks"), "").is_some());
+    assert_eq!(policy.mount_refusal(Path::new("/var/cache"), ""), None);
 }
 
 #[test]

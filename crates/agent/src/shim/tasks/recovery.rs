@@ -201,6 +201,7 @@ fn placeholder_spec(id: SubmissionId) -> TaskSpec {
         volume_mounts: Vec::new(),
         instance_mounts: Vec::new(),
         gpu_devices: Vec::new(),
+        project: String::new(),
         host_ssh_user: String::new(),
         host_ssh_keys: Vec::new(),
         container_ssh_keys: Vec::new(),

@@ -66,7 +66,8 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
                     | TerminationDetail::NoFleets
                     | TerminationDetail::RegionFull
                     | TerminationDetail::NeverFits
-                    | TerminationDetail::DiskLimitExceeded,
+                    | TerminationDetail::DiskLimitExceeded
+                    | TerminationDetail::PreemptedByScheduler,
                 )
                 | None,
             ) => {}

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     digest::sha256_hex,
+    isolation::user_map,
     safe_open::DirHandle,
     shim::runtime::{Handle, RegistryAuth},
     task_dir::{EXIT_RECORD, ExitRecord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
@@ -105,16 +106,33 @@ pub(super) fn write_submission(
     private.create(dir.root())?;
     private.create(dir.run())?;
     private.create(dir.scratch())?;
-    write_atomic(&dir.token(), token.as_bytes())?;
+    // In place: before the journal has the submission, these files count for nothing.
+    let mut files = vec![write_private(&dir.token(), token.as_bytes())?];
     if let Some(auth) = auth {
         let stored = StoredAuth { username: auth.username.clone(), password: auth.password.clone() };
-        write_atomic(&dir.registry(), &serde_json::to_vec(&stored)?)?;
+        files.push(write_private(&dir.registry(), &serde_json::to_vec(&stored)?)?);
     }
-    write_atomic(&dir.task(), &serde_json::to_vec(stored)?)?;
-    match dir.root().parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
+    files.push(write_private(&dir.task(), &serde_json::to_vec(stored)?)?);
+    files.push(File::open(dir.root())?);
+    if let Some(parent) = dir.root().parent() {
+        files.push(File::open(parent)?);
     }
+    sync_together(&files)
+}
+
+/// Waits until all these files are on disk. The file system stores those that are requested at the same time in one step;
+/// one after the other, each waits for a separate one.
+fn sync_together(files: &[File]) -> io::Result<()> {
+    let Some((last, others)) = files.split_last() else { return Ok(()) };
+    std::thread::scope(|scope| {
+        let sync = |file: &File| file.sync_all();
+        let started: Vec<_> = others.iter().map(|file| scope.spawn(move || sync(file))).collect();
+        let done = sync(last);
+        let ended = started.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("failed to write a file to disk")))
+        });
+        ended.fold(done, io::Result::and)
+    })
 }
 
 pub(super) fn write_task(dir: &TaskDir, stored: &StoredTask) -> io::Result<()> {
@@ -145,7 +163,7 @@ pub(super) fn delete_auth(dir: &TaskDir) -> io::Result<()> {
 
 /// Deletes all files of a task. Files of the job are deleted by handle; links are not followed.
 pub(super) fn remove(dir: &TaskDir) -> io::Result<()> {
-    ignore_not_found(fs::remove_dir_all(dir.root()))
+    ignore_not_found(user_map::remove_tree(dir.root()))
 }
 
 fn ignore_not_found(done: io::Result<()>) -> io::Result<()> {
@@ -190,7 +208,11 @@ pub(super) fn write_runner_config(
         gpus: gpus.to_vec(),
         wait_secs: settings.runner_wait_secs,
     };
-    write_atomic(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
+    // Not waited for: a task does not outlive a reboot of its host, and the runner reads the file at its start.
+    let path = task.dir.run().join(RUNNER_CONFIG);
+    let next_to = path.with_extension("new");
+    write_private(&next_to, &serde_json::to_vec(&config)?)?;
+    fs::rename(next_to, path)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -204,7 +226,7 @@ struct ListenAddresses {
 
 fn listen_addresses(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
     let foreign = is_from_dstack(settings, spec);
-    let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
+    let is_bridged = matches!(runtime, "docker" | "oci") && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
         (true, _) => (ANY_ADDRESS, SSH_PORT, false),
         // The other nodes are on this host and connect to the address of the node.
@@ -259,12 +281,16 @@ pub(super) fn read_exit_evidence(dir: &TaskDir) -> ExitEvidence {
     left
 }
 
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
 /// Writes a temporary file and renames it: a reader, or a kill, sees the old file or the new one.
 fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let next_to = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next_to)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
+    write_private(&next_to, bytes)?.sync_all()?;
     fs::rename(&next_to, path)?;
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
@@ -286,12 +312,15 @@ mod tests {
     #[test]
     fn a_runner_listens_only_where_its_runtime_and_network_mode_require() {
         use NetworkMode::{Bridge, Host};
-        let table: [Row; 10] = [
+        let table: [Row; 13] = [
             ("docker", Bridge, true, false, None, "0.0.0.0:10022", false),
             ("docker", Bridge, false, false, Some("0.0.0.0:10999"), "0.0.0.0:10022", false),
             ("docker", Host, true, false, None, "127.0.0.1:10022", true),
             ("docker", Host, true, true, None, "0.0.0.0:10022", false),
             ("docker", Host, false, false, Some("127.0.0.1:10999"), "0.0.0.0:10022", true),
+            ("oci", Bridge, true, false, None, "0.0.0.0:10022", false),
+            ("oci", Bridge, false, false, Some("0.0.0.0:10999"), "0.0.0.0:10022", false),
+            ("oci", Host, true, false, None, "127.0.0.1:10022", true),
             ("process", Host, true, false, None, "127.0.0.1:0", false),
             ("process", Host, true, true, None, "0.0.0.0:10022", false),
             ("process", Bridge, true, false, None, "127.0.0.1:0", false),

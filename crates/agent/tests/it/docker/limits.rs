@@ -98,13 +98,16 @@ async fn docker_tasks_cannot_modify_the_agent_binary_or_see_the_engine_socket() 
         rm -f /windlass/agent 2>/dev/null && echo removed
         mount -o remount,rw /windlass/agent 2>/dev/null && echo remounted
         chmod 777 /windlass/agent 2>/dev/null && echo changed
+        (echo evil > /windlass/git/programs/git) 2>/dev/null && echo wrote
+        rm -f /windlass/git/commands/git 2>/dev/null && echo removed
+        mount -o remount,rw /windlass/git 2>/dev/null && echo remounted
         find / -xdev -name '*.sock' -type s 2>/dev/null
         grep -c docker.sock /proc/mounts
         ls /windlass
         echo end > out; ls /windlass/run >> out";
     let task = host.task(&format!("({script}) > /windlass/run/seen 2>&1; exit 0")).await;
     host.run(&task).await;
-    assert_eq!(read(&task, "seen").lines().collect::<Vec<_>>(), ["0", "agent", "run"]);
+    assert_eq!(read(&task, "seen").lines().collect::<Vec<_>>(), ["0", "agent", "git", "run"]);
     let copies: Vec<_> = fs::read_dir(host.scratch.path().join("bin")).unwrap().collect();
     assert_eq!(copies.len(), 1);
     let copy = fs::read(copies[0].as_ref().unwrap().path()).unwrap();

@@ -31,6 +31,9 @@ use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 use crate::support::{self, TempDir, engine, images::Image, temp_dir};
 
 const SCRIPT: &str = "script";
+/// Connects to the cloud's metadata address as soon as the test permits it.
+const CONNECT_TO_METADATA: &str = "cd /windlass/run; until [ -e go ]; do sleep 0.05; done
+    timeout 3 wget -q -O - http://169.254.169.254/ > out 2>&1; exit 0";
 
 /// A host with an engine: everything that it created is removed when it is dropped.
 struct DockerHost {
@@ -108,6 +111,15 @@ impl DockerHost {
     async fn run(&self, task: &PreparedTask) -> Exit {
         let handle = self.start(task).await;
         self.wait(task, &handle).await
+    }
+
+    /// Connects to the cloud's metadata address after the start was reported, as a job does, and returns the result.
+    async fn connect_to_metadata(&self, task: &PreparedTask) -> String {
+        let handle = self.start(task).await;
+        fs::write(task.dir.run().join("go"), "").unwrap();
+        let exit = self.wait(task, &handle).await;
+        assert_eq!(exit.code, Some(0), "{exit:?}");
+        read(task, "out")
     }
 
     /// Runs a script to its end and returns the contents of `out` in the run directory.

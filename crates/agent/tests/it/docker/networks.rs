@@ -10,7 +10,7 @@ use std::{
 use windlass_agent::shim::runtime::Runtime;
 use windlass_testkit::wait::eventually_async;
 
-use super::{DockerHost, read, wait_written};
+use super::{CONNECT_TO_METADATA, DockerHost, read, wait_written};
 
 /// Responds to every connection to port 8000 with the name of the container.
 const SERVE_SCRIPT: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
@@ -90,4 +90,13 @@ async fn docker_tasks_on_the_bridge_cannot_reach_cloud_metadata() {
     let rule = format!("-d 169.254.169.254/32 -i br-{} -j DROP", &id[..12]);
     assert_eq!(rules.matches(&rule).count(), 1, "{rules}");
     assert_eq!(network.options.unwrap()["com.docker.network.bridge.enable_icc"], "false");
+}
+
+#[tokio::test]
+async fn docker_tasks_are_not_permitted_to_connect_to_cloud_metadata_on_any_network() {
+    let host = DockerHost::new().await;
+    for task in [host.task(CONNECT_TO_METADATA).await, host.bridged_task(CONNECT_TO_METADATA).await] {
+        let message = host.connect_to_metadata(&task).await;
+        assert!(message.contains("Operation not permitted"), "{:?}: {message}", task.spec.network_mode);
+    }
 }

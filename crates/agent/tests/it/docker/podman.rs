@@ -9,7 +9,7 @@ use std::{
 use windlass_agent::shim::runtime::{FoundState, Runtime};
 use windlass_testkit::wait::{eventually_async, is_listening};
 
-use super::{DockerHost, read, wait_written};
+use super::{CONNECT_TO_METADATA, DockerHost, read, wait_written};
 use crate::support::{
     TempDir,
     engine::{client, spawn, stop_child},
@@ -26,15 +26,7 @@ impl PodmanService {
     async fn start() -> Self {
         let scratch = temp_dir("podman").unwrap();
         let dir = scratch.path();
-        let mut command = Command::new("podman");
-        command.arg("--root").arg(dir.join("root")).arg("--runroot").arg(dir.join("run"));
-        command.arg("--tmpdir").arg(dir.join("tmp")).args([
-            "--storage-driver",
-            "vfs",
-            "--cgroup-manager",
-            "cgroupfs",
-        ]);
-        command.args(["--runtime", "runc", "--events-backend", "file"]);
+        let mut command = podman(dir);
         command
             .args(["system", "service", "--time", "0"])
             .arg(format!("unix://{}/podman.sock", dir.display()));
@@ -54,8 +46,25 @@ impl PodmanService {
 
 impl Drop for PodmanService {
     fn drop(&mut self) {
+        // Its interface outlives the service.
+        let _ = podman(self.path()).args(["network", "rm", "--force", "windlass"]).output();
         stop_child(&mut self.child);
     }
+}
+
+/// The program, with private storage and networks.
+fn podman(dir: &Path) -> Command {
+    let mut command = Command::new("podman");
+    command.arg("--root").arg(dir.join("root")).arg("--runroot").arg(dir.join("run"));
+    command.arg("--tmpdir").arg(dir.join("tmp")).arg("--network-config-dir").arg(dir.join("networks"));
+    command.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
+    command.args(["--runtime", "runc", "--events-backend", "file"]);
+    command
+}
+
+fn iptables(words: &str) -> String {
+    let output = Command::new("iptables").args(["-w", "3", "-t", "mangle"]).args(words.split(' ')).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
 #[tokio::test]
@@ -84,4 +93,51 @@ async fn docker_runtime_runs_tasks_over_podman() {
     assert_eq!(host.wait(&long, &handle).await.lost, None);
     host.docker.remove(&long.dir, None).await.unwrap();
     assert_eq!(host.docker.found().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn podman_tasks_on_the_bridge_reach_neither_each_other_nor_cloud_metadata() {
+    let service = PodmanService::start().await;
+    let host = DockerHost::at(&service.path().join("podman.sock"), |_| {}).await;
+    let script = "cd /windlass/run; mkdir /www; echo me > /www/name; httpd -p 8000 -h /www";
+    let served = host.bridged_task(&format!("{script}; hostname -i > address; touch up; sleep 600")).await;
+    let running = host.start(&served).await;
+    wait_written(&served, "up").await;
+    let address = read(&served, "address");
+    // The loopback proves that the request itself works.
+    let ask = "ask() { timeout 3 wget -q -O - http://$1:8000/name || echo none; }";
+    let script = format!("{script}; {ask}; ask 127.0.0.1 > out; ask {address} >> out; exit 0");
+    let neighbour = host.bridged_task(&script).await;
+    let network = host.engine.inspect_network("windlass", None).await.unwrap();
+    let subnet = network.ipam.unwrap().config.unwrap().remove(0).subnet.unwrap();
+    let rules = iptables("-S FORWARD");
+    let rules: Vec<&str> = rules.lines().filter(|rule| rule.contains(&format!("-s {subnet} "))).collect();
+    let message = host.message(&neighbour).await;
+    let mut refusals = Vec::new();
+    for task in [host.task(CONNECT_TO_METADATA).await, host.bridged_task(CONNECT_TO_METADATA).await] {
+        refusals.push(host.connect_to_metadata(&task).await);
+        host.docker.remove(&task.dir, None).await.unwrap();
+    }
+    host.docker.stop(&served.dir, &running, Duration::from_secs(1)).await.unwrap();
+    for task in [&served, &neighbour] {
+        host.docker.remove(&task.dir, None).await.unwrap();
+    }
+    for rule in &rules {
+        iptables(&rule.replacen("-A ", "-D ", 1));
+    }
+    assert!(rules.iter().any(|rule| rule.contains("-d 169.254.169.254/32 -j DROP")), "{rules:?}");
+    assert_eq!(message, "me\nnone", "{address}: {rules:?}");
+    assert!(refusals.iter().all(|message| message.contains("Operation not permitted")), "{refusals:?}");
+}
+
+#[tokio::test]
+async fn podman_tasks_cannot_create_namespaces() {
+    let service = PodmanService::start().await;
+    let host = DockerHost::at(&service.path().join("podman.sock"), |_| {}).await;
+    // The filter of Podman itself permits it.
+    let script =
+        "cd /windlass/run; unshare -U true 2> /dev/null && echo made > out || echo refused > out; exit 0";
+    let task = host.task(script).await;
+    assert_eq!(host.message(&task).await, "refused");
+    host.docker.remove(&task.dir, None).await.unwrap();
 }

@@ -508,10 +508,15 @@ async fn a_missing_git_in_the_image_is_reported_with_a_hint() {
     let data = remote(None, None);
     let https = credentials("https://example.org/r", None, None);
     let error = ground.prepare(&repo_request(&data, &https)).await.unwrap_err();
-    assert_eq!(error.to_string(), "failed to set up the repository: the image has no git");
+    assert_eq!(
+        error.to_string(),
+        "failed to set up the repository: neither the image nor the instance has git"
+    );
     assert_eq!(
         error.hint(),
-        Some("hint: use an image that has git, or send the directory with `files` instead of `repos`")
+        Some(
+            "hint: install git on the instance or in the image, or send the directory with `files` instead of `repos`"
+        )
     );
     let ssh = credentials("git@example.org:r", None, None);
     let error = ground.prepare(&repo_request(&data, &ssh)).await.unwrap_err();

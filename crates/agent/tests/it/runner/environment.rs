@@ -53,6 +53,7 @@ fn the_job_gets_exactly_its_variables() {
         ("TOKEN", "s3cret"),
         ("USER", "root"),
         ("WINDLASS_TASK_ID", &task),
+        ("WINDLASS_PREEMPTION_FILE", &format!("{work}/.windlass-preemption")),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into();

@@ -28,13 +28,21 @@ fn the_final_state_matches_the_exit_of_the_commands() {
 #[test]
 fn commands_that_cannot_start_fail_with_the_cause() {
     let table = [
-        (json!({ "commands": ["/does/not/exist"] }), "start `/does/not/exist`"),
-        (json!({ "commands": [] }), "the job has none"),
-        (json!({ "commands": ["sh"], "working_dir": "/proc/nowhere" }), "create /proc/nowhere"),
-        (json!({ "commands": ["sh"], "user": { "username": "no-such-user" } }), "user no-such-user does not"),
-        (json!({ "commands": ["sh"], "file_archives": [{ "id": "a", "path": "x" }] }), "was not uploaded"),
+        (json!({ "commands": ["/does/not/exist"] }), "start `/does/not/exist`", true),
+        (json!({ "commands": [] }), "the job has none", true),
+        (json!({ "commands": ["sh"], "working_dir": "/proc/nowhere" }), "create /proc/nowhere", false),
+        (
+            json!({ "commands": ["sh"], "user": { "username": "no-such-user" } }),
+            "user no-such-user does not",
+            true,
+        ),
+        (
+            json!({ "commands": ["sh"], "file_archives": [{ "id": "a", "path": "x" }] }),
+            "was not uploaded",
+            false,
+        ),
     ];
-    for (spec, why) in table {
+    for (spec, why, is_permanent) in table {
         let runner = Runner::start();
         let end = runner.run_to_end(&job(spec.clone()));
         assert_eq!(
@@ -44,6 +52,7 @@ fn commands_that_cannot_start_fail_with_the_cause() {
         );
         assert!(end.termination_message.contains(why), "{spec}: {}", end.termination_message);
         assert_eq!(end.exit_status, None);
+        assert_eq!(end.detail.as_deref(), is_permanent.then_some("setup_failed"), "{spec}");
     }
 }
 

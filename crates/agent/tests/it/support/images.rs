@@ -48,6 +48,17 @@ impl Image {
         name
     }
 
+    /// Field `config` of the image's configuration, as JSON.
+    pub(crate) fn config(self) -> &'static str {
+        match self {
+            Self::Busybox => {
+                r#"{"Env": ["FROM_IMAGE=yes"], "WorkingDir": "/opt/app", "Cmd": ["/bin/date", "-u"]}"#
+            }
+            Self::Bare => r#"{"Entrypoint": ["/busybox"]}"#,
+            Self::Bash => r#"{"Env": ["PATH=/usr/bin:/bin"], "User": "job"}"#,
+        }
+    }
+
     pub(crate) fn tar(self) -> Vec<u8> {
         let mut tar = Tar::new();
         match self {
@@ -120,12 +131,35 @@ impl Tar {
         self.0.append_data(&mut header, path, content).unwrap();
     }
 
-    fn dir(&mut self, path: &str, mode: u32) {
+    /// A file of this user and group.
+    pub(crate) fn owned_file(&mut self, path: &str, content: &[u8], (uid, gid): (u64, u64)) {
+        let mut header = Self::header(tar::EntryType::Regular, content.len(), 0o644);
+        header.set_uid(uid);
+        header.set_gid(gid);
+        self.0.append_data(&mut header, path, content).unwrap();
+    }
+
+    pub(crate) fn dir(&mut self, path: &str, mode: u32) {
         let mut header = Self::header(tar::EntryType::Directory, 0, mode);
         self.0.append_data(&mut header, path, std::io::empty()).unwrap();
     }
 
-    fn link(&mut self, path: &str, target: &str) {
+    /// A file whose name is written as it is, whatever it contains.
+    pub(crate) fn raw_file(&mut self, name: &str, content: &[u8]) {
+        let mut header = Self::header(tar::EntryType::Regular, content.len(), 0o644);
+        if name.len() <= 100 {
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        } else {
+            let long = format!("{name}\0");
+            let mut before = Self::header(tar::EntryType::GNULongName, long.len(), 0o644);
+            before.set_cksum();
+            self.0.append(&before, long.as_bytes()).unwrap();
+        }
+        header.set_cksum();
+        self.0.append(&header, content).unwrap();
+    }
+
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
         let mut header = Self::header(tar::EntryType::Symlink, 0, 0o777);
         self.0.append_link(&mut header, path, target).unwrap();
     }

@@ -4,6 +4,7 @@ pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod images;
 pub(crate) mod leftover_check;
+pub(crate) mod oci;
 pub(crate) mod runner;
 pub(crate) mod shim;
 

@@ -36,7 +36,7 @@ use super::{
     client::{Client, Reply},
     engine,
     images::Image,
-    temp_dir,
+    oci, temp_dir,
 };
 
 pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
@@ -50,6 +50,8 @@ pub(crate) struct Setup {
     enrolled: bool,
     is_own: bool,
     user: Option<u32>,
+    /// First of the user's subordinate ids.
+    first_id: Option<u32>,
     args: Vec<String>,
     env: Vec<(String, String)>,
 }
@@ -71,6 +73,12 @@ impl Setup {
         self
     }
 
+    /// Assigns subordinate ids to the user of [`Setup::user`].
+    pub(crate) fn subordinate_ids(mut self, first: u32) -> Self {
+        self.first_id = Some(first);
+        self
+    }
+
     pub(crate) fn simulated() -> Self {
         Self::new("simulated")
     }
@@ -82,14 +90,39 @@ impl Setup {
         Self::new("docker").arg("--docker-socket").arg(&socket)
     }
 
+    /// Containers without an engine.
+    pub(crate) fn oci() -> Self {
+        oci::require_program();
+        Self::new("oci")
+    }
+
+    /// A shim that chooses its runtime, on a host where no engine is installed: it does not see that of this machine.
+    pub(crate) fn without_engine() -> Self {
+        oci::require_program();
+        Self::new("auto")
+    }
+
     fn new(runtime: &'static str) -> Self {
         let (args, env) = (Vec::new(), Vec::new());
-        let (is_own, user) = (false, None);
-        Self { runtime, policy: String::new(), compat: false, enrolled: true, is_own, user, args, env }
+        let (is_own, user, first_id) = (false, None, None);
+        Self {
+            runtime,
+            policy: String::new(),
+            compat: false,
+            enrolled: true,
+            is_own,
+            user,
+            first_id,
+            args,
+            env,
+        }
     }
 
     /// Returns an image that the engine has, if there is an engine.
     fn image(&self) -> String {
+        if matches!(self.runtime, "oci" | "auto") {
+            return oci::serve_image(Image::Busybox);
+        }
         let at = self.args.iter().rposition(|arg| arg == "--docker-socket");
         let Some(socket) = at.and_then(|at| self.args.get(at + 1)) else { return "none".to_owned() };
         let socket = PathBuf::from(socket);
@@ -193,7 +226,15 @@ impl Shim {
     /// Returns the command line that [`Shim::start`] runs.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(self.program());
-        command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
+        if let (Some(user), Some(first)) = (self.setup.user, self.setup.first_id) {
+            command = oci::command_with_ids(self.scratch.path(), user, first, &self.program());
+            command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
+        } else if self.setup.runtime == "auto" {
+            command = oci::command_without_engine(self.scratch.path(), &self.program());
+            command.args(["shim", "--log", "debug"]);
+        } else {
+            command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
+        }
         command.arg("--home").arg(self.home());
         command.arg("--policy").arg(self.scratch.path().join("policy.yml"));
         if let Some(address) = self.compat {
@@ -201,7 +242,9 @@ impl Shim {
         }
         command.args(&self.setup.args).envs(self.setup.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        self.set_user(&mut command);
+        if self.setup.first_id.is_none() {
+            self.set_user(&mut command);
+        }
         command
     }
 
@@ -355,6 +398,16 @@ impl Shim {
             }
             assert_ne!(info.status, TaskStatus::Terminated, "{info:?}\n{}", self.log());
             Err(format!("{info:?}\n{}", self.log()))
+        })
+        .await
+    }
+
+    /// Waits until the task has ended by itself.
+    pub(crate) async fn wait_for_end(&self, id: SubmissionId) -> TaskInfo {
+        eventually_ok_async("the task ends", async || {
+            let info = self.info(id).await;
+            let is_over = info.status == TaskStatus::Terminated;
+            if is_over { Ok(info) } else { Err(format!("{info:?}\n{}", self.log())) }
         })
         .await
     }

@@ -6,16 +6,24 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_model::config::{
-    self, Configuration,
-    env::{Env, EnvValue, is_env_name},
-    error::Diagnosis,
-    name::{Name, is_resource_name},
-    references, unsupported,
+use windlass_api::secrets::SetRequest;
+use windlass_model::{
+    config::{
+        self, Configuration,
+        env::{Env, EnvValue, is_env_name},
+        error::Diagnosis,
+        name::{Name, is_resource_name},
+        references, unsupported,
+    },
+    skypilot,
 };
 
-use super::Args;
+use super::{
+    Args,
+    service::{ServiceSource, ServiceValues},
+};
 use crate::{
+    commands::jobs::resolve_values,
     error::{CliError, ErrorCode},
     output,
 };
@@ -36,9 +44,21 @@ pub(crate) struct ConfigSource {
     pub(crate) configuration: Configuration,
     /// The profile in its wire format.
     pub(crate) profile: Value,
+    /// Secrets that are stored before the run is submitted.
+    pub(crate) secrets: Vec<SetRequest>,
+    /// Fail if the active run would have to be stopped first.
+    pub(crate) is_update_only: bool,
 }
 
-pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
+/// Content of a configuration file.
+#[derive(Debug)]
+pub(crate) enum ApplyInput {
+    Configuration(Box<ConfigSource>),
+    /// A SkyPilot file with a service, which depends on the server.
+    Service(Box<ServiceSource>),
+}
+
+pub(crate) fn read(args: &Args) -> Result<ApplyInput, CliError> {
     let path = match &args.file {
         Some(path) => path.clone(),
         None => default_file()?,
@@ -52,10 +72,15 @@ pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
         .hint("pass `-y`"));
     }
     let text = read_text(&path, stdin)?;
+    if skypilot::is_service_file(&text) {
+        let envs = resolve_values(&args.env, "env")?;
+        let values = ServiceValues { name: args.name.clone(), envs, ..ServiceValues::default() };
+        return Ok(ApplyInput::Service(Box::new(ServiceSource::parse(&file, &text, values)?)));
+    }
     let configuration = parse(&file, &text)?;
     let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
     let dir = parent.unwrap_or(Path::new(".")).to_owned();
-    with_overrides(args, file, dir, configuration)
+    Ok(ApplyInput::Configuration(Box::new(with_overrides(args, file, dir, configuration)?)))
 }
 
 /// Completes a configuration with the command line. `file` is its name in messages.
@@ -70,7 +95,14 @@ pub(crate) fn with_overrides(
     }
     args.overrides.apply(&mut configuration)?;
     variables(&mut configuration, args)?;
-    Ok(ConfigSource { file, dir, configuration, profile: profile(args)? })
+    Ok(ConfigSource {
+        file,
+        dir,
+        configuration,
+        profile: profile(args)?,
+        secrets: Vec::new(),
+        is_update_only: false,
+    })
 }
 
 /// Reads and parses a file without applying the command line.
@@ -87,7 +119,7 @@ fn default_file() -> Result<PathBuf, CliError> {
     })
 }
 
-fn read_text(path: &Path, stdin: bool) -> Result<String, CliError> {
+pub(crate) fn read_text(path: &Path, stdin: bool) -> Result<String, CliError> {
     let failed =
         |error: std::io::Error| CliError::from_error(&format!("failed to read `{}`", path.display()), &error);
     let mut text = String::new();

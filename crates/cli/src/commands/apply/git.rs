@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_api::{Document, repos};
-use windlass_model::config::mounts::RepoSpec;
+use windlass_model::config::mounts::{RepoSpec, is_clonable, repository_name};
 
 use super::{
     Args,
@@ -48,7 +48,7 @@ pub(super) async fn find_code(
             let bytes_max = fetch_upload_limit(cx).await?;
             from_local_path(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
         }
-        (None, Some(url)) if !is_reachable(url) => {
+        (None, Some(url)) if !is_clonable(url) => {
             Err(CliError::new(format!("cannot clone the repository `{url}`"))
                 .code(error::ErrorCode::Repository)
                 .why("instances clone only over https, ssh or git")
@@ -63,7 +63,7 @@ pub(super) async fn find_code(
 fn from_remote_url(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
     let data = json!({
         "repo_type": "remote",
-        "repo_name": repo_name(url),
+        "repo_name": repository_name(url),
         "repo_branch": spec.branch,
         "repo_hash": spec.hash,
         "repo_config_name": null,
@@ -73,7 +73,7 @@ fn from_remote_url(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload
 }
 
 fn build_upload(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<CodeUpload, CliError> {
-    let name = repo_name(url);
+    let name = repository_name(url);
     let identity = args.git_identity.as_ref().map(keys::read_key).transpose()?;
     let creds = repos::Creds {
         clone_url: url.to_owned(),
@@ -90,22 +90,6 @@ fn build_upload(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result
     Ok(CodeUpload { init, data, hash: sha256(&content), content })
 }
 
-/// Returns whether instances can clone from a URL: not from local files, and not without encryption.
-fn is_reachable(url: &str) -> bool {
-    match url.split_once("://") {
-        Some((scheme, _)) => matches!(scheme.to_ascii_lowercase().as_str(), "https" | "ssh" | "git"),
-        // `login@host:path`
-        None => url.split_once(':').is_some_and(|(login, _)| !login.contains('/') && !login.is_empty()),
-    }
-}
-
-/// Last component of a URL, without `.git`.
-fn repo_name(url: &str) -> String {
-    let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
-    let name = last.strip_suffix(".git").unwrap_or(last);
-    if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
-}
-
 fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliError> {
     let whole = path.canonicalize().map_err(|error| {
         CliError::from_error(&format!("cannot find the repository `{}`", path.display()), &error)
@@ -117,7 +101,7 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
         return from_plain_directory(&whole, "it has no remote to clone from", bytes_max);
     };
     let url = git.text(&["remote", "get-url", &remote])?;
-    if !is_reachable(&url) {
+    if !is_clonable(&url) {
         return from_plain_directory(
             &whole,
             &format!("instances cannot clone from its remote `{url}`"),
@@ -129,7 +113,7 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
     };
     let data = json!({
         "repo_type": "remote",
-        "repo_name": repo_name(&url),
+        "repo_name": repository_name(&url),
         "repo_branch": git.branch(&remote)?,
         "repo_hash": base,
         "repo_config_name": git.try_output(&["config", "user.name"])?,
@@ -305,11 +289,14 @@ fn copy_index(from: &Path, to: &Path) -> std::io::Result<()> {
 mod tests {
     use std::{fs, path::Path, process::Command};
 
-    use super::{Git, copy_index, repo_name};
+    use windlass_model::config::mounts::repository_name;
+
+    use super::{Git, copy_index};
 
     #[test]
     fn repo_name_is_the_last_segment_of_its_url() {
-        let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(repo_name);
+        let names =
+            ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(repository_name);
         assert_eq!(names, ["app", "app", "app"]);
     }
 
@@ -318,10 +305,10 @@ mod tests {
         for url in
             ["https://host/app.git", "git@host:team/app", "ssh://git@host/app", "git://127.0.0.1:9418/a"]
         {
-            assert!(super::is_reachable(url), "{url}");
+            assert!(super::is_clonable(url), "{url}");
         }
         for url in ["file:///app.git", "/app.git", "../app", "http://host/app.git", "./a:b"] {
-            assert!(!super::is_reachable(url), "{url}");
+            assert!(!super::is_clonable(url), "{url}");
         }
     }
 

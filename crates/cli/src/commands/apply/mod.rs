@@ -10,6 +10,7 @@ mod keys;
 mod plan;
 mod run;
 mod secrets;
+pub(crate) mod service;
 mod volume_gateway;
 
 use std::{
@@ -21,7 +22,7 @@ use windlass_api::runs::RunPlan;
 use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMapping};
 
 pub(crate) use self::{
-    config_source::{ConfigSource, DEFAULT_FILES, parse_file, with_overrides},
+    config_source::{ApplyInput, ConfigSource, DEFAULT_FILES, parse_file, read_text, with_overrides},
     plan::{format_refusals, format_resources},
 };
 use super::resource_flags::Overrides;
@@ -44,8 +45,10 @@ Examples:
   windlass apply -f train.yml -y -o jsonl         print progress and output as JSON events
   windlass apply -f fleet.yml -y                  create or update a fleet, volume or gateway
 
-The exit code is that of the job if it is below 200. Otherwise: 200 another failure, 201 stopped, 202 the job exited
-with 200 or more, 203 a limit such as `max_duration` was reached. 2 is a usage error.";
+The exit code is that of the job if it is below 200. Otherwise:
+  200  another failure      202  the job exited with 200 or more
+  201  stopped              203  a limit such as `max_duration` was reached
+  2    usage error";
 
 /// Default number of offers in a plan.
 const OFFERS_SHOWN: u16 = 3;
@@ -176,8 +179,31 @@ fn apply(args: &Args) -> Result<Exit, CliError> {
     }
     check_can_confirm(args)?;
     // Local checks come first, so that an invalid configuration does not start a server.
-    let source = config_source::read(args)?;
-    submit(args, &source)
+    match config_source::read(args)? {
+        ApplyInput::Configuration(source) => submit(args, &source),
+        ApplyInput::Service(service) => submit_service(args, &service),
+    }
+}
+
+/// Applies a SkyPilot file with a service.
+pub(crate) fn submit_service(args: &Args, service: &service::ServiceSource) -> Result<Exit, CliError> {
+    check_can_confirm(args)?;
+    check_output(args, true)?;
+    context::with_context(&args.at, async |cx| {
+        let source = service.resolve(cx, args).await?;
+        run::apply(cx, args, &source).await
+    })
+}
+
+/// Fails if the output format needs standard output, which shows the output of a followed run.
+fn check_output(args: &Args, is_run: bool) -> Result<(), CliError> {
+    if is_run && !args.detach && !matches!(args.output.format, Format::Table | Format::Jsonl) {
+        return Err(CliError::usage(
+            "`-o` cannot be used while the run is followed: standard output shows the job's output",
+        )
+        .hint("add `-d`, or use `-o jsonl` for progress and output as events"));
+    }
+    Ok(())
 }
 
 /// Fails early if the plan needs a confirmation and there is no terminal to ask on.
@@ -193,13 +219,7 @@ fn check_can_confirm(args: &Args) -> Result<(), CliError> {
 /// Shows the plan, asks for confirmation, applies and follows.
 pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
     check_can_confirm(args)?;
-    let is_followed = source.configuration.run().is_some() && !args.detach;
-    if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
-        return Err(CliError::usage(
-            "`-o` cannot be used while the run is followed: standard output shows the job's output",
-        )
-        .hint("add `-d`, or use `-o jsonl` for progress and output as events"));
-    }
+    check_output(args, source.configuration.run().is_some())?;
     context::with_context(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             run::apply(cx, args, source).await

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use windlass_api::{
+    Document,
     offers::Offer,
     runs::{ImageReport, JobPlan, RunPlan},
 };
@@ -66,20 +67,44 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
     let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     print_offers(&all, total);
-    print_misfits(plan, all.is_empty());
-    let mut reported = BTreeSet::new();
-    for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
-        let why = why.value().unwrap_or_default();
-        // Jobs with equal requirements get equal refusals: print them once.
-        let lines = format_refusals(&why, REFUSALS_MAX);
-        if !lines.is_empty() && reported.insert(lines.clone()) {
-            let heading =
-                if all.is_empty() { "Nothing fits now:" } else { "The run would not start immediately:" };
-            output::print_message(heading);
-            lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
-            output::print_message("");
-        }
+    let (waits, misfits) = refusal_lists(plan, all.is_empty());
+    print_list("Does not fit:", &misfits);
+    print_list(
+        if all.is_empty() { "Nothing fits now:" } else { "The run would not start immediately:" },
+        &waits,
+    );
+    // A run that waits alone needs no place in the queue.
+    if let Some(turn) = plan.turn.as_ref().filter(|turn| turn.length > 1 || turn.starts_at.is_some()) {
+        print_list("In the queue:", &turn.sentences);
     }
+}
+
+fn print_list(heading: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    output::print_message(heading);
+    lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
+    output::print_message("");
+}
+
+/// Returns why the jobs would wait, and which offers do not fit; a reason is in one of the lists, once. Jobs with equal
+/// requirements have equal reasons, and what does not fit is a part of why a job waits.
+fn refusal_lists(plan: &RunPlan, nothing_fits: bool) -> (Vec<String>, Vec<String>) {
+    let value = |document: Option<&Document>| document.and_then(|document| document.value().ok());
+    let mut reported = BTreeSet::new();
+    let mut unreported = |mut report: Value| {
+        let Some(refusals) = report["refusals"].as_array_mut() else { return Vec::new() };
+        refusals.retain(|refusal| reported.insert(refusal["shortfalls"].to_string()));
+        if refusals.is_empty() { Vec::new() } else { format_refusals(&report, REFUSALS_MAX) }
+    };
+    let mut waits = Vec::new();
+    for job in &plan.job_plans {
+        waits.extend(value(job.why.as_ref()).map(&mut unreported).unwrap_or_default());
+    }
+    let misfits = plan.job_plans.iter().find_map(|job| value(job.misfits.as_ref()));
+    let misfits = misfits.filter(|_| !nothing_fits).map(unreported).unwrap_or_default();
+    (waits, misfits)
 }
 
 /// `team/app:1 for linux/amd64, runs as app`, or the reason why it was not checked.
@@ -171,19 +196,6 @@ fn format_max_cost(plan: &RunPlan) -> String {
     }
 }
 
-/// Prints the offers that do not fit, with reasons. Prints nothing if no offer fits: the list of refusals covers that.
-fn print_misfits(plan: &RunPlan, nothing_fits: bool) {
-    let Some(job) = plan.job_plans.iter().find(|job| job.misfits.is_some()).filter(|_| !nothing_fits) else {
-        return;
-    };
-    let why = job.misfits.as_ref().and_then(|misfits| misfits.value().ok()).unwrap_or_default();
-    output::print_message("Does not fit:");
-    format_refusals(&why, REFUSALS_MAX)
-        .iter()
-        .for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
-    output::print_message("");
-}
-
 /// Renders why a job cannot be placed: one line for each location, the nearest match first, with all reasons and their
 /// fixes.
 pub(crate) fn format_refusals(why: &Value, most: usize) -> Vec<String> {
@@ -263,19 +275,31 @@ pub(crate) fn format_resources(wanted: &Value) -> String {
     }
     parts.extend(format_range(&wanted["memory"], format::size).map(|memory| format!("mem={memory}")));
     parts.extend(format_range(&wanted["disk"]["size"], format::size).map(|disk| format!("disk={disk}")));
-    let gpu = &wanted["gpu"];
-    if gpu["count"]["max"].as_i64() != Some(0)
-        && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
-    {
-        let names =
-            gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
-        let mut all = vec![names.join(",")];
-        all.extend(format_range(&gpu["memory"], format::size));
-        all.extend(format_range(&gpu["count"], format_count));
-        all.retain(|part| !part.is_empty());
-        parts.push(format!("gpu={}", all.join(":")));
-    }
+    parts.extend(format_gpus(&wanted["gpu"]));
     if parts.is_empty() { "any".to_owned() } else { parts.join(" ") }
+}
+
+/// `gpu=H100:80GB:8`, and what else is required of them: `gpu=1 compute_capability=9.0..`.
+fn format_gpus(gpu: &Value) -> Vec<String> {
+    let is_requested = gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array();
+    if gpu["count"]["max"].as_i64() == Some(0) || !is_requested {
+        return Vec::new();
+    }
+    let names = gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
+    // A name implies its vendor.
+    let vendor = gpu["vendor"].as_str().filter(|_| names.is_empty()).unwrap_or_default();
+    let mut all = vec![vendor.to_owned(), names.join(",")];
+    all.extend(format_range(&gpu["memory"], format::size));
+    all.extend(format_range(&gpu["count"], format_count));
+    all.retain(|part| !part.is_empty());
+    let mut parts = vec![format!("gpu={}", all.join(":"))];
+    let total = format_range(&gpu["total_memory"], format::size);
+    parts.extend(total.map(|total| format!("total_memory={total}")));
+    let capability = &gpu["compute_capability"];
+    if let (Some(major), Some(minor)) = (capability[0].as_u64(), capability[1].as_u64()) {
+        parts.push(format!("compute_capability={major}.{minor}.."));
+    }
+    parts
 }
 
 fn format_count(number: f64) -> String {
@@ -309,6 +333,31 @@ mod tests {
         assert_eq!(format_refusals(&why, 8), [first, "local in fleet local", "and 3 other places"]);
         assert_eq!(format_refusals(&why, 1), [first, "and 4 other places"]);
         assert!(format_refusals(&json!({}), 8).is_empty());
+    }
+
+    #[test]
+    fn a_reason_is_in_one_list_of_the_plan_once() {
+        let refusal = |place, message| json!({"place": place, "count": 1, "shortfalls": [{"message": message, "cure": ""}]});
+        let (busy, small, other) =
+            (refusal("a", "is busy"), refusal("b", "has 2 CPUs"), refusal("c", "has no GPU"));
+        let plan = |offers: serde_json::Value| -> super::RunPlan {
+            let job = |why: &[&serde_json::Value]| {
+                json!({"job_spec": {}, "offers": offers, "total_offers": 1,
+                    "why": {"refusals": why, "left_out": 0}, "misfits": {"refusals": [small, other], "left_out": 0}})
+            };
+            serde_json::from_value(json!({
+                "project_name": "main", "user": "ada", "run_spec": {}, "action": "create",
+                "job_plans": [job(&[&busy, &small]), job(&[&busy, &small])],
+            }))
+            .unwrap()
+        };
+        let (waits, misfits) = super::refusal_lists(&plan(json!([])), false);
+        assert_eq!(
+            (waits, misfits),
+            (vec!["a: is busy".to_owned(), "b: has 2 CPUs".to_owned()], vec!["c: has no GPU".to_owned()])
+        );
+        let (waits, misfits) = super::refusal_lists(&plan(json!([])), true);
+        assert_eq!((waits.len(), misfits.len()), (2, 0), "what waits is why nothing fits");
     }
 
     #[test]
@@ -346,5 +395,13 @@ mod tests {
         assert_eq!(format_resources(&small), "mem=100MB..1.5GB");
         let none = json!({"cpu": {"count": {"min": 1}}, "gpu": {"count": {"min": 0, "max": null}}});
         assert_eq!(format_resources(&none), "cpu=1..");
+        let gpu = |mut more: serde_json::Value| {
+            more["count"] = json!({"min": 1, "max": 1});
+            format_resources(&json!({"gpu": more}))
+        };
+        assert_eq!(gpu(json!({"compute_capability": [9, 0]})), "gpu=1 compute_capability=9.0..");
+        assert_eq!(gpu(json!({"total_memory": {"min": 160.0}})), "gpu=1 total_memory=160GB..");
+        assert_eq!(gpu(json!({"vendor": "amd"})), "gpu=amd:1");
+        assert_eq!(gpu(json!({"vendor": "nvidia", "name": ["A100"]})), "gpu=A100:1", "the name says it");
     }
 }

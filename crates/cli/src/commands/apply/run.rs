@@ -14,7 +14,7 @@ use super::{
     archive::{self, UploadedArchive},
     config_diff,
     config_source::ConfigSource,
-    confirm_apply, git, plan, secrets,
+    confirm_apply, git, plan, secrets, service,
 };
 use crate::{
     cli::Format,
@@ -34,7 +34,7 @@ const FIRST_JOB: ssh::LoginTarget = ssh::LoginTarget { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
     let code = git::find_code(cx, args, source).await?;
-    secrets::check_secrets_exist(cx, &source.configuration).await?;
+    secrets::check_secrets_exist(cx, source).await?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {
         cx.call::<windlass_api::operations::InitRepo>(&code.init).await?;
@@ -64,9 +64,19 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
         output::print_message(&format!("`{}` is already active and unchanged.", run_name(run)));
         return print_and_follow(cx, args, run, forwards, false).await;
     }
+    if let PlannedAction::Replace(run, why) = &step
+        && source.is_update_only
+    {
+        let name = run_name(run);
+        let why = why.as_deref().unwrap_or("it");
+        return Err(CliError::new(format!("cannot update `{name}` without an interruption"))
+            .why(format!("`{why}` cannot be changed in place"))
+            .hint(format!("run `windlass apply -f {}` to stop it and start it again", source.file)));
+    }
     if !confirm_apply(args, &step.question())? {
         return Ok(Exit::RunFailed);
     }
+    service::store_secrets(cx, &source.secrets).await?;
     if let PlannedAction::Replace(run, _) = &step {
         let name = run_name(run);
         output::print_message(&format!("Stopping `{name}`…"));
@@ -90,11 +100,11 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     print_and_follow(cx, args, &run, forwards, is_ours).await
 }
 
-fn to_document(value: &Value) -> Result<Document, CliError> {
+pub(super) fn to_document(value: &Value) -> Result<Document, CliError> {
     Document::new(value).map_err(|error| CliError::from_error("failed to encode the configuration", &error))
 }
 
-fn build_run_spec(
+pub(super) fn build_run_spec(
     source: &ConfigSource,
     code: Option<&git::CodeUpload>,
     archives: &[UploadedArchive],

@@ -9,6 +9,7 @@ use windlass_model::config::{
     interpolate::{self, Reference},
 };
 
+use super::config_source::ConfigSource;
 use crate::{
     context::{Context, closest_name},
     error::{CliError, ErrorCode},
@@ -16,8 +17,11 @@ use crate::{
 
 /// Fails if a referenced secret does not exist. Only project managers may list secrets; for other users the server
 /// reports a missing secret when a job starts.
-pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configuration) -> Result<(), CliError> {
-    let named = referenced_secrets(configuration);
+pub(super) async fn check_secrets_exist(cx: &Context, source: &ConfigSource) -> Result<(), CliError> {
+    let mut named = referenced_secrets(&source.configuration);
+    for secret in &source.secrets {
+        named.remove(&secret.name);
+    }
     if named.is_empty() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use windlass_api::{
     operations::{CancelManagedJobs, ListManagedJobs},
 };
 
-use super::{NOT_FOUND, find};
+use super::{NOT_FOUND, find, parse_job_number};
 use crate::{
     cli::Format,
     context::Context,
@@ -25,7 +25,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Job numbers
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = parse_job_number)]
     jobs: Vec<i64>,
     /// Cancel all your jobs of this name
     #[arg(short, long)]

@@ -234,7 +234,7 @@ fn resolve_envs(args: &Args) -> Result<BTreeMap<String, String>, CliError> {
 }
 
 /// Resolves variables without a value from the environment of this command.
-pub(super) fn resolve_values(
+pub(crate) fn resolve_values(
     given: &[(String, Option<String>)],
     flag: &str,
 ) -> Result<BTreeMap<String, String>, CliError> {

@@ -9,6 +9,7 @@ use windlass_api::{
 use super::{
     NOT_FOUND, exit_for, find,
     follow::{JobFollower, run_exists},
+    parse_job_number,
 };
 use crate::{
     cli::ServerArgs,
@@ -34,7 +35,7 @@ const EVENTS_MAX: i64 = 100;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Job number; defaults to your newest job
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = parse_job_number)]
     pub(super) job: Option<i64>,
     /// Task of the job, by number or name
     #[arg(value_name = "TASK", requires = "job")]

@@ -9,6 +9,8 @@ mod resources;
 mod resume;
 pub(crate) mod why;
 
+pub(crate) use self::launch::resolve_values;
+
 use windlass_api::{
     managed_jobs::{ManagedJob, ReadRequest},
     operations::ReadManagedJob,
@@ -86,6 +88,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             context::with_context(&args.at, async |cx| resume::resume(cx, resume, format).await)
         }
     }
+}
+
+/// Parses the number of a job; a name gets a hint instead of a message about digits.
+fn parse_job_number(word: &str) -> Result<i64, String> {
+    word.parse().map_err(|_| {
+        "expected the number of a job, as `windlass jobs queue` shows it; `cancel` and `logs` accept a name as \
+         `--name NAME`"
+            .to_owned()
+    })
 }
 
 /// Finds a job by its number. `None` if there is none, after printing that.

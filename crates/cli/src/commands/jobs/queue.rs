@@ -135,7 +135,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         "#RECOVERIES",
         "STATUS",
     ];
-    // The column is omitted if no task waits.
+    // The column is omitted if no task waits or failed.
     let waits = !wide && jobs.iter().flat_map(|job| &job.tasks).any(|task| short_reason(task).is_some());
     if wide {
         head.extend(["SCHEDULE", "PENDING", "PRIORITY", "USER", "PLACE", "REASON"]);
@@ -143,6 +143,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         head.push("REASON");
     }
     let mut table = Table::new(head);
+    table.optional(["TOT. DURATION", "#RECOVERIES", "RESOURCES", "JOB DURATION", "SUBMITTED"]);
     for job in jobs {
         let only = if let [only] = job.tasks.as_slice() { Some(only) } else { None };
         let mut row = job_row(job, wide, now);
@@ -161,9 +162,10 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
     table
 }
 
-/// Returns why an active task waits, shortened to the column width; `-v` and `windlass why` show the full text.
+/// Returns why a task waits or failed, shortened to the column width; `-v` and `windlass why` show the full text.
 fn short_reason(task: &Task) -> Option<String> {
-    let reason = task.reason.as_deref().filter(|_| !super::is_final(&task.status))?;
+    let has_reason = !super::is_final(&task.status) || task.status.starts_with("FAILED");
+    let reason = task.reason.as_deref().filter(|_| has_reason)?;
     if reason.chars().count() <= REASON_CHARS_MAX {
         return Some(reason.to_owned());
     }

@@ -2,7 +2,7 @@
 
 use windlass_api::{managed_jobs::ResumeRequest, operations::ResumeManagedJob};
 
-use super::{NOT_FOUND, find, launch::resolve_values};
+use super::{NOT_FOUND, find, launch::resolve_values, parse_job_number};
 use crate::{
     cli::Format, commands::apply::parse_variable, context::Context, error::CliError, exit::Exit, output,
 };
@@ -19,7 +19,7 @@ earlier attempts; `windlass jobs logs 12` follows it.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Job number
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = parse_job_number)]
     job: i64,
     /// Secret of the job; `K` alone passes the value from your environment
     #[arg(long = "secret", value_name = "K[=V]", value_parser = parse_variable)]

@@ -1,15 +1,17 @@
 //! `windlass why JOB`: why a managed job is waiting, failed or ended.
 
+use serde_json::json;
 use windlass_api::{
+    explanations::{ExplainedJob, Explanation, ManagedJobRequest},
     managed_jobs::{DeadlineReport, ListRequest, ManagedJob, ReadRequest, Task},
-    operations::{ListManagedJobs, ReadManagedJob},
+    operations::{ExplainManagedJob, ListManagedJobs, ReadManagedJob},
 };
 use windlass_model::time::{Span, Timestamp};
 
 use super::is_final;
 use crate::{
     cli::Format,
-    commands::why::{format_fixes, print_refusals, without_refusal},
+    commands::why::{document, print_cures, print_refusals, print_turn, without_refusal},
     context::Context,
     error::CliError,
     exit::Exit,
@@ -21,7 +23,10 @@ pub(crate) async fn explain_job(cx: &Context, name: &str, format: Format) -> Res
     let Some(job) = find(cx, name).await? else {
         return Err(cx.unknown_run(name).await);
     };
-    output::print_one(format, &job, &job.job_id.to_string(), |_| print_job(&job))?;
+    let explanation = cx.call::<ExplainManagedJob>(&ManagedJobRequest { job_id: job.job_id }).await?;
+    let facts = [("name", json!(job.name)), ("status", json!(job.status)), ("managed_job", json!(job))];
+    let shown = document(&explanation, facts);
+    output::print_one(format, &shown, &job.job_id.to_string(), |_| print_job(&job, &explanation))?;
     Ok(Exit::Done)
 }
 
@@ -52,34 +57,37 @@ async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, CliError> 
     }
 }
 
-fn print_job(job: &ManagedJob) {
+fn print_job(job: &ManagedJob, explanation: &Explanation) {
     let now = format::now();
+    let explained = |task: &Task| explanation.jobs.iter().find(|one| one.rank == i64::from(task.task_id));
     let launched = format::ago(job.created_at, now);
     print_line(&format!(
         "{}: managed job {}, {}, {} (launched {launched})",
         job.name, job.job_id, job.status, job.schedule_state
     ));
     match job.tasks.as_slice() {
-        [only] => print_task(only, "  ", now),
+        [only] => print_task(only, explained(only), "  ", now),
         many => {
             for task in many {
                 print_line(&format!("  task {} ({}): {}", task.task_id, task.name, task.status));
-                print_task(task, "    ", now);
+                print_task(task, explained(task), "    ", now);
             }
         }
     }
+    print_turn(explanation);
+    print_cures(&explanation.cures);
 }
 
-fn print_task(task: &Task, indent: &str, now: Timestamp) {
-    let why = task.why.as_ref().and_then(|why| why.value().ok());
-    if let Some(reason) = task.reason.as_ref().and_then(|reason| without_refusal(reason, why.as_ref())) {
+fn print_task(task: &Task, explained: Option<&ExplainedJob>, indent: &str, now: Timestamp) {
+    let refused = explained.filter(|job| !job.refusals.is_empty() || job.left_out > 0);
+    if let Some(reason) = task.reason.as_ref().and_then(|reason| without_refusal(reason, refused)) {
         print_line(&format!("{indent}why:  {reason}"));
     }
     if task.attempt > 0 {
         let run = task.runs.last().map(|run| format!(" (run {run})")).unwrap_or_default();
         print_line(&format!("{indent}attempt: {}{run}", task.attempt));
     }
-    if let Some(failure) = task.last_failure.as_ref().filter(|_| !is_final(&task.status)) {
+    if let Some(failure) = separate_failure(task).filter(|_| !is_final(&task.status)) {
         print_line(&format!("{indent}last failure: {failure}"));
     }
     if let Some(next) = task.next_retry_at {
@@ -98,14 +106,16 @@ fn print_task(task: &Task, indent: &str, now: Timestamp) {
     if let Some(place) = &task.placement {
         print_line(&format!("{indent}placement: {place}"));
     }
-    let Some(why) = why else { return };
+    let Some(refused) = refused else { return };
     print_line(&format!("{indent}requires: {}", task.resources));
-    print_refusals("does not fit", &why);
-    let cures = format_fixes(&why);
-    if !cures.is_empty() {
-        print_line("  to make it fit:");
-        cures.iter().for_each(|cure| print_line(&format!("    {cure}")));
-    }
+    print_refusals("does not fit", refused);
+}
+
+/// The last failure, unless the reason of the task contains it.
+fn separate_failure(task: &Task) -> Option<&str> {
+    let failure = task.last_failure.as_deref()?;
+    let is_known = task.reason.as_ref().is_some_and(|reason| reason.contains(failure));
+    (!is_known).then_some(failure)
 }
 
 /// `2026-11-18T10:00:00Z, 2 h left; 3 h on spot nodes, 1 h on demand, 2 changeovers`.
@@ -126,4 +136,28 @@ fn format_deadline(report: &DeadlineReport) -> String {
 
 fn print_line(text: &str) {
     output::print_data(&output::printable(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use windlass_api::managed_jobs::Task;
+
+    use super::separate_failure;
+
+    #[test]
+    fn the_last_failure_is_not_printed_twice() {
+        let task = |reason: &str| -> Task {
+            serde_json::from_value(json!({
+                "task_id": 0, "name": "a", "resources": "any", "status": "RECOVERING", "schedule_state": "ALIVE",
+                "job_duration": 0, "recovery_count": 1, "restarts_on_errors": 1, "attempt": 2, "runs": [],
+                "reason": reason, "last_failure": "the commands exited with status 5",
+            }))
+            .unwrap()
+        };
+        let known = task("the commands exited with status 5; next attempt at 10:00");
+        assert_eq!(separate_failure(&known), None);
+        let other = task("attempt 2 is waiting for nodes");
+        assert_eq!(separate_failure(&other), Some("the commands exited with status 5"));
+    }
 }

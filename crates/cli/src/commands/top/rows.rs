@@ -10,7 +10,6 @@ use crate::{
         event, instance, instance_status, is_finished,
     },
     context::run_name,
-    follow::{hint, reasons},
     output::{format, style::Style},
 };
 
@@ -20,8 +19,14 @@ fn new_row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -
     Row { key, run, status: status.to_owned(), cells }
 }
 
-/// Returns the status and its message. A run with one job has the status of its job.
+/// Returns the status and its message. A run with one job has the status of its job; the message of a run that waits is
+/// the sentence of `why`.
 fn format_status(run: &Run) -> (&str, &str) {
+    let (status, message) = own_status(run);
+    (status, run.reason.as_deref().unwrap_or(message))
+}
+
+fn own_status(run: &Run) -> (&str, &str) {
     let latest = match run.jobs.as_slice() {
         [job] => job.job_submissions.last(),
         _ => None,
@@ -116,7 +121,6 @@ pub(super) fn event_rows<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row
 /// Describes the state of a run with its reasons.
 pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
-    let name = run_name(run);
     let mut lines = vec![
         format!("status     {}", format_status(run).0),
         format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
@@ -131,7 +135,7 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
     lines.extend((run.cost > 0.0).then(|| format!("cost       {}", format::price(run.cost))));
     lines.extend(run.next_triggered_at.map(|next| format!("next start {next}")));
-    for why in reasons(run) {
+    for why in &run.reasons {
         lines.push(format!("why        {}", why.replace('\n', " ")));
     }
     for job in &run.jobs {
@@ -157,7 +161,7 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
             lines.extend(format_refusals(&why, usize::MAX).into_iter().map(|line| format!("    {line}")));
         }
     }
-    if let Some(hint) = hint(run, &name).filter(|_| !is_finished(&run.status) || run.status == "failed") {
+    if let Some(hint) = run.hint.as_ref().filter(|_| !is_finished(&run.status) || run.status == "failed") {
         lines.extend([String::new(), format!("hint: {hint}")]);
     }
     lines

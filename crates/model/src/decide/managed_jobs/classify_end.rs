@@ -126,6 +126,8 @@ fn classify_node(end: &NodeEnd) -> NodeOutcome {
         | Reason::PortsBindingFailed
         | Reason::CreatingContainerError => NodeOutcome::NotStarted,
         Reason::ExecutorError if lost || end.is_preempted => NodeOutcome::Lost,
+        // Its program, or its user, does not exist: another attempt would end the same.
+        Reason::ExecutorError if end.detail == Some(TerminationDetail::SetupFailed) => NodeOutcome::Failed,
         Reason::ExecutorError => NodeOutcome::NotStarted,
         Reason::TerminatedByUser | Reason::AbortedByUser => NodeOutcome::Stopped,
         Reason::TerminatedByServer | Reason::ScaledDown if end.is_preempted || lost => NodeOutcome::Lost,
@@ -145,7 +147,7 @@ pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
         return AttemptOutcome::NodesLost { machines: AttemptInstances::default(), message };
     };
     let node = &ends[index];
-    let message = node_message(index, node);
+    let message = node_message((ends.len() > 1).then_some(index), node);
     match finding {
         NodeOutcome::Done => AttemptOutcome::Success,
         // All nodes were killed and none reports why: they did not end by themselves.
@@ -165,7 +167,9 @@ pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
 
 fn attempt_instances(ends: &[NodeEnd]) -> AttemptInstances {
     let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| classify_node(end) == NodeOutcome::Lost);
-    let gone = gone.into_iter().filter_map(|end| end.location.clone()).collect();
+    // Nothing is wrong with an instance that the scheduler gave to another job.
+    let gone = gone.into_iter().filter(|end| end.detail != Some(TerminationDetail::PreemptedByScheduler));
+    let gone = gone.filter_map(|end| end.location.clone()).collect();
     AttemptInstances { lost: gone, remaining: left.into_iter().find_map(|end| end.location.clone()) }
 }
 
@@ -177,7 +181,8 @@ fn user_failure(ends: &[NodeEnd], message: String) -> AttemptOutcome {
     AttemptOutcome::UserFailure { setup, codes, restartable, message }
 }
 
-fn node_message(index: usize, node: &NodeEnd) -> String {
+/// Sentence about the end of a node; `index` if there are several.
+fn node_message(index: Option<usize>, node: &NodeEnd) -> String {
     let first_line = node.message.as_deref().and_then(|message| message.lines().next());
     let known = first_line.map(str::trim).filter(|message| !message.is_empty());
     // For a node without capacity, the shortfalls are all the information there is.
@@ -192,17 +197,26 @@ fn node_message(index: usize, node: &NodeEnd) -> String {
                 | TerminationDetail::HostReboot
                 | TerminationDetail::HostRuntimeRestart
                 | TerminationDetail::SetupFailed
-                | TerminationDetail::RegionFull,
+                | TerminationDetail::RegionFull
+                | TerminationDetail::PreemptedByScheduler,
             )
             | None => format!("no capacity: {message}"),
         };
     }
-    let mut text = format!("node {index}: {}", node.reason);
-    if let Some(detail) = node.detail {
-        text.push_str(&format!(" ({detail})"));
-    }
-    if let Some(code) = node.exit_code {
-        text.push_str(&format!(", exit code {code}"));
+    let mut text = index.map_or_else(String::new, |index| format!("node {index}: "));
+    match (node.reason, node.detail, node.exit_code) {
+        (Reason::ContainerExitedWithError, None, Some(code)) => {
+            text.push_str(&format!("the commands exited with status {code}"));
+        }
+        (reason, detail, code) => {
+            text.push_str(&reason.as_str().replace('_', " "));
+            if let Some(detail) = detail {
+                text.push_str(&format!(" ({})", detail.as_str().replace('_', " ")));
+            }
+            if let Some(code) = code {
+                text.push_str(&format!(", exit code {code}"));
+            }
+        }
     }
     if node.is_preempted {
         text.push_str(", its node was preempted");

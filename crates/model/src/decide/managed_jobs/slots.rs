@@ -2,8 +2,14 @@
 //!
 //! One queue: higher priority first, then the older job. A job that is alive needs only a launch slot, so a head of the
 //! queue that waits for both never blocks it. Slots are counted in the transaction that claims.
+//!
+//! Projects take turns: the project that holds the fewest launch slots for its weight is next, and one that holds some
+//! leaves a quarter of the slots free. So launches of a project that wait for instances leave slots to others.
+
+use std::collections::BTreeMap;
 
 use crate::{
+    id::ProjectId,
     managed_job::{Event, RecoverySource, ScheduleEvent, ScheduleState, Status, record::TaskRecord},
     time::{Span, Timestamp},
 };
@@ -34,6 +40,9 @@ pub struct SlotUsage {
 /// A task that waits to launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotRequest {
+    pub project: ProjectId,
+    /// Of the project; 0 counts as 1.
+    pub weight: u32,
     /// Increases with submission: a smaller number is an older job.
     pub job: u64,
     pub task: u32,
@@ -42,27 +51,54 @@ pub struct SlotRequest {
     pub has_alive_slot: bool,
 }
 
-/// Returns the tasks that may launch now, in order. Never exceeds a limit, whatever was in use before.
-pub fn grant_slots(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Vec<SlotRequest> {
+/// A project may get another launch slot if it then has at most this many times those that stay free.
+const FREE_SHARE: u32 = 3;
+
+/// Returns the tasks that may launch now, in order. Never exceeds a limit, whatever was in use before. `held` are the
+/// launch slots of each project; `None` if there is only one project.
+pub fn grant_slots(
+    queue: &[SlotRequest],
+    limits: SlotLimits,
+    in_use: SlotUsage,
+    held: Option<&BTreeMap<ProjectId, u32>>,
+) -> Vec<SlotRequest> {
     let mut order: Vec<&SlotRequest> = queue.iter().collect();
     order.sort_by_key(|waiting| (std::cmp::Reverse(waiting.priority), waiting.job, waiting.task));
     let mut launching = limits.max_launching.saturating_sub(in_use.launching);
     let mut alive = limits.max_alive.saturating_sub(in_use.alive);
+    let mut held = held.cloned();
     let mut woken: Vec<u64> = Vec::new();
     let mut granted = Vec::new();
-    for waiting in order {
-        if launching == 0 {
-            break;
-        }
-        let holds = waiting.has_alive_slot || woken.contains(&waiting.job);
-        if !holds {
-            if alive == 0 {
-                continue;
+    while launching > 0 {
+        let may_be_alive =
+            |waiting: &SlotRequest| alive > 0 || waiting.has_alive_slot || woken.contains(&waiting.job);
+        let next = match &held {
+            None => order.iter().position(|waiting| may_be_alive(waiting)),
+            Some(held) => {
+                let of = |waiting: &SlotRequest| held.get(&waiting.project).copied().unwrap_or_default();
+                let mut turns: Vec<(usize, u64)> = Vec::new();
+                for (at, waiting) in order.iter().enumerate() {
+                    let most = (launching - 1).saturating_mul(FREE_SHARE);
+                    let may_launch = of(waiting) == 0 || of(waiting) < most;
+                    if may_launch && may_be_alive(waiting) {
+                        // Thousandths of slots for a weight of one.
+                        let turn = u64::from(of(waiting)) * 1_000 / u64::from(waiting.weight.max(1));
+                        turns.push((at, turn));
+                    }
+                }
+                turns.into_iter().min_by_key(|(at, turn)| (*turn, *at)).map(|(at, _)| at)
             }
+        };
+        let Some(next) = next else { break };
+        let waiting = order.remove(next);
+        if !waiting.has_alive_slot && !woken.contains(&waiting.job) {
             alive -= 1;
             woken.push(waiting.job);
         }
         launching -= 1;
+        if let Some(held) = &mut held {
+            *held.entry(waiting.project).or_default() += 1;
+        }
         granted.push(*waiting);
     }
     granted

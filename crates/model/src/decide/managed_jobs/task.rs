@@ -2,15 +2,18 @@
 
 mod launch;
 
+use launch::START_ATTEMPTS_MAX;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
     AttemptAction, AttemptObservation, StopAttempt, TaskDecision, TaskPermission, TaskTransition, TaskView,
     classify_end::{AttemptInstances, AttemptOutcome, classify_end},
     earliest, internal_error,
+    slots::backoff,
 };
 use crate::{
     deadline_policy::{self, DeadlineTerms, Market},
+    job::TerminationReason,
     managed_job::{
         Event, RecoverySource, ScheduleEvent, ScheduleState, Status,
         plan::{RecoveryStrategy, TaskPlan},
@@ -19,8 +22,14 @@ use crate::{
     time::{Span, Timestamp},
 };
 
+/// Exit code of a program that was killed.
+const KILLED_CODE: i32 = 137;
 /// Nodes that are not released by then may have leaked, which is reported.
 const RELEASE_TIMEOUT: Span = Span::mins(30);
+/// An attempt that ends within this time because of the agent counts as a failed start.
+const EARLY_FAILURE: Span = Span::mins(1);
+/// Restarts in a row without a delay of a program that fails within that time.
+const IMMEDIATE_RESTARTS_MAX: u32 = 3;
 /// Poll interval of a task that waits for spot capacity.
 const SPOT_POLL_INTERVAL: Span = Span::secs(60);
 
@@ -193,6 +202,16 @@ impl<'a> TaskPass<'a> {
         }
     }
 
+    /// Sentence about a program that did not end within the time that the cancellation gave it.
+    fn describe_forced_kill(&self, graceful: Option<Span>) -> Option<String> {
+        let grace = graceful?.as_secs();
+        let AttemptObservation::Over { ends, .. } = &self.view.observation else { return None };
+        let was_killed = ends.iter().any(|end| {
+            end.reason == TerminationReason::TerminatedByUser && end.exit_code == Some(KILLED_CODE)
+        });
+        was_killed.then(|| format!("its program was still running after {grace} s and was killed"))
+    }
+
     /// Ends in CANCELLED, or in the final status that the task had reached before the cancellation. An attempt that
     /// ended and would have been retried is not a final status of the task.
     fn finish_cancel(&mut self, graceful: Option<Span>) {
@@ -250,7 +269,11 @@ impl<'a> TaskPass<'a> {
             ) => {
                 self.end(Event::Released, why);
             }
-            Some(AttemptOutcome::Stopped { .. }) | None => self.end(Event::Released, why),
+            Some(AttemptOutcome::Stopped { .. }) => {
+                let message = self.describe_forced_kill(graceful).map(|killed| format!("{why}; {killed}"));
+                self.end(Event::Released, message.unwrap_or(why));
+            }
+            None => self.end(Event::Released, why),
         }
     }
 
@@ -345,16 +368,46 @@ impl<'a> TaskPass<'a> {
                     Some(why) => {
                         // Its nodes are healthy: the next attempt finds the results of setup there.
                         self.record.sought.clone_from(&self.record.placement);
+                        let early = if self.ran_briefly() { self.record.early_failures + 1 } else { 0 };
                         self.recover(format!("{message}; {why}"));
+                        self.delay_restart(early);
                     }
                     None => self.end(if setup { Event::SetupFailed } else { Event::Failed }, message),
                 }
             }
             AttemptOutcome::Stopped { message } => self.run_stopped(&message),
             AttemptOutcome::NodesLost { machines, message } => self.nodes_lost(machines, &message),
-            AttemptOutcome::NoCapacity { message }
-            | AttemptOutcome::NotStarted { message }
-            | AttemptOutcome::NeverFits { message } => self.nodes_lost(AttemptInstances::default(), &message),
+            AttemptOutcome::NotStarted { message } => self.start_failed(&message),
+            AttemptOutcome::NoCapacity { message } | AttemptOutcome::NeverFits { message } => {
+                self.nodes_lost(AttemptInstances::default(), &message);
+            }
+        }
+    }
+
+    /// Handles nodes on which the agent could not run the program. That may be the fault of a node, but not several
+    /// times in a row right after the start.
+    fn start_failed(&mut self, message: &str) {
+        let tries = if self.ran_briefly() { self.record.failed_starts + 1 } else { 0 };
+        if tries >= START_ATTEMPTS_MAX {
+            return self.end(Event::Failed, format!("failed to start {tries} times in a row: {message}"));
+        }
+        self.nodes_lost(AttemptInstances::default(), message);
+        self.record.failed_starts = tries;
+    }
+
+    fn ran_briefly(&self) -> bool {
+        self.record.last_recovered_at.is_none_or(|since| self.now.since(since) < EARLY_FAILURE)
+    }
+
+    /// Delays the restart of a program that fails again and again right after its start: restarts by exit code have no
+    /// limit.
+    fn delay_restart(&mut self, early_failures: u32) {
+        self.record.early_failures = early_failures;
+        if early_failures > IMMEDIATE_RESTARTS_MAX {
+            let at = self.now + backoff(early_failures - IMMEDIATE_RESTARTS_MAX, self.jitter);
+            // It gets no slot before that time.
+            self.record.next_retry_at = Some(at);
+            self.recheck_at(at);
         }
     }
 
@@ -430,6 +483,8 @@ impl<'a> TaskPass<'a> {
 
     fn recover(&mut self, message: String) {
         self.reset_candidates();
+        self.record.failed_starts = 0;
+        self.record.early_failures = 0;
         self.record.launch_tries = 0;
         self.record.waiting_since = None;
         self.transition(Event::Lost, Some(RecoverySource::Failure), message);

@@ -188,7 +188,13 @@ fn failure_history(run: &RunView, job: &JobView, ending: &job::Ending) -> Failur
 }
 
 fn describe(replica: &ReplicaView, job: &JobView, ending: &job::Ending) -> String {
-    let mut text = format!("job {} of replica {} ended: {}", job.num, replica.num, ending.reason());
+    let subject = format!("job {} of replica {}", job.num, replica.num);
+    if let (job::TerminationReason::ContainerExitedWithError, None, Some(code)) =
+        (ending.reason(), ending.detail(), ending.exit_status())
+    {
+        return format!("{subject} ended: the commands exited with status {code}");
+    }
+    let mut text = format!("{subject} ended: {}", ending.reason());
     if let Some(detail) = ending.detail() {
         text.push_str(&format!(" ({detail})"));
     }

@@ -6,7 +6,7 @@ use windlass_model::config::{
     fleet_limits::{LimitConflict, intersect},
 };
 
-use super::{accept, trimmed};
+use super::{accept, refuse, trimmed};
 
 fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<LimitConflict>> {
     let Configuration::Fleet(fleet) = accept(&format!("type: fleet\nnodes: 0..\n{fleet}")) else {
@@ -78,4 +78,16 @@ fn a_limit_set_by_only_the_fleet_or_the_run_applies() {
         meet("resources: {gpu: {compute_capability: 7.5}}", "resources: {gpu: {compute_capability: 8.0}}")
             .unwrap();
     assert_eq!(resources["gpu"]["compute_capability"], json!([8, 0]));
+}
+
+#[test]
+fn settings_that_a_slurm_cluster_would_ignore_are_refused() {
+    for backend in ["backend: slurm", "backends: [slurm]"] {
+        let with = |setting: &str| refuse(&format!("type: fleet\nnodes: 0..2\n{backend}\n{setting}\n"));
+        assert_eq!(with("blocks: 2"), ["C016 blocks"], "{backend}");
+        assert_eq!(with("blocks: auto"), ["C016 blocks"], "{backend}");
+        assert_eq!(with("placement: cluster"), ["C016 placement"], "{backend}");
+    }
+    accept("type: fleet\nnodes: 0..2\nbackends: [aws, slurm]\nblocks: 2\nplacement: cluster\n");
+    accept("type: fleet\nnodes: 0..2\nbackend: slurm\nplacement: any\nblocks: 1\n");
 }

@@ -207,6 +207,20 @@ fn replica_group_settings_override_those_of_the_service() {
         .collect();
     assert_eq!(groups, [(0, "router", "dind:1"), (1, "1", "i"), (2, "1", "i")]);
     assert!(jobs.iter().all(|job| job.privileged && job.requirements.spot == Some(true)));
+    let jobs = specs(
+        "type: service\nport: 1\ngroups: [{replicas: 1, commands: [a]}, {replicas: 1, \
+         commands: [b], resources: {cpu: 8}, spot_policy: on-demand, reservation: own, python: '3.12'}]",
+    );
+    let limits: Vec<_> = jobs
+        .iter()
+        .map(|job| {
+            let requested = &job.requirements;
+            let (cpus, reserved) = (requested.resources.cpu.count.min, requested.reservation.as_deref());
+            (cpus, requested.spot, reserved, job.python.as_deref())
+        })
+        .collect();
+    let own = (Some(8), Some(false), Some("own"), Some("3.12"));
+    assert_eq!(limits, [(Some(2), Some(false), None, None), own]);
 }
 
 #[test]

@@ -25,6 +25,15 @@ fn a_missing_or_unknown_type_is_the_only_problem_reported() {
 }
 
 #[test]
+fn a_resource_one_level_too_high_gets_a_hint() {
+    for field in ["gpu", "cpu", "memory", "disk", "shm_size"] {
+        let problems = config::parse(&format!("type: task\ncommands: [a]\n{field}: 2\n")).unwrap_err();
+        let expected = format!("it is a field of `resources`: `resources: {{{field}: …}}`");
+        assert_eq!(problems[0].hint.as_deref(), Some(expected.as_str()), "{field}");
+    }
+}
+
+#[test]
 fn all_configuration_problems_are_reported_at_once() {
     let text = "type: task\ncommand: [x]\nresources:\n  gpu: \"H100:\"\n  memry: 8GB\nports: [0, 1]\nnodes: 0\npriority: 101";
     let expected = [

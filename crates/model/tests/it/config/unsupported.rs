@@ -7,7 +7,10 @@ use windlass_model::config::{
 
 fn reviewed(text: &str, project: Option<&str>) -> SupportReview {
     let parsed = parse(text).unwrap();
-    review(&parsed.configuration, ReviewContext { node: Some(&parsed.node), project, properties: None })
+    review(
+        &parsed.configuration,
+        ReviewContext { node: Some(&parsed.node), project, ..ReviewContext::default() },
+    )
 }
 
 /// Returns the only refusal of a file: its line, its path and its message.
@@ -71,7 +74,7 @@ fn fleets_and_gateways_of_another_project_are_refused() {
         ),
     ] {
         let message = refusal(&text);
-        assert!(message.contains(part) && message.contains("only those of `main`"), "{message}");
+        assert!(message.contains(part) && message.contains("not exported to `main`"), "{message}");
         let own = text.replace("other/", "main/");
         assert_eq!(reviewed(&own, Some("main")), SupportReview::default(), "{own}");
         assert_eq!(reviewed(&text, None), SupportReview::default(), "nobody knows the project yet");
@@ -84,6 +87,11 @@ fn a_field_without_effect_gives_one_warning() {
     for (text, part) in [
         (format!("{TASK}{options}"), "3: backend_options: `backend_options` has no effect"),
         (format!("{TASK}home_dir: /home/me\n"), "3: home_dir: `home_dir` has no effect"),
+        (format!("{TASK}image: none\nprivileged: true\n"), "4: privileged: `privileged` has no effect"),
+        (
+            format!("{TASK}image: none\nregistry_auth: {{username: a, password: b}}\n"),
+            "4: registry_auth: `registry_auth` has no effect",
+        ),
         (format!("type: fleet\nnodes: 1\n{options}"), "3: backend_options: `backend_options` has no effect"),
         (
             format!("{GATEWAY}certificate: null\npublic_ip: false\n"),
@@ -137,7 +145,9 @@ fn a_profile_is_reviewed_like_the_run_configuration() {
     let profiles = parse_profiles("profiles:\n- name: a\n  fleets: [other/gpus]\n").unwrap();
     let parsed = parse(TASK).unwrap();
     let properties = Some(&profiles.profiles[0].properties);
-    let found =
-        review(&parsed.configuration, ReviewContext { node: None, project: Some("main"), properties });
+    let found = review(
+        &parsed.configuration,
+        ReviewContext { project: Some("main"), properties, ..ReviewContext::default() },
+    );
     assert_eq!(found.refusals.len(), 1, "{found:?}");
 }

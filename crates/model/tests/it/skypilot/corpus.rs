@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use windlass_model::skypilot::{self, CommandLineValues};
+use windlass_model::skypilot::{
+    self, CommandLineValues, ParsedTaskFile, ServerContext, ServiceError, ServiceSettings,
+};
 
 use super::given;
 
@@ -51,8 +53,13 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
     if runs_here && !parsed.refusals.is_empty() {
         return Some(format!("should run here: {:?}", parsed.refusals));
     }
-    if matches!(expected.0, Some("service" | "pool")) && parsed.refusals.is_empty() {
+    if matches!(expected.0, Some("service" | "pool")) && parsed.clone().into_launchable().is_ok() {
         return Some("is not a job, and is not refused at launch".to_owned());
+    }
+    if expected.0 == Some("service")
+        && let Err(why) = service_configurations(&parsed)
+    {
+        return Some(why);
     }
     if parsed.warnings.iter().chain(&parsed.refusals).any(|reported| !reported.span.is_known()) {
         return Some("a warning without a line".to_owned());
@@ -73,6 +80,25 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
         Ok(_) => Some("accepted without its variables".to_owned()),
         Err(problems) => Some(format!("refused without variables: {problems:?}")),
     }
+}
+
+/// Converts a service for a server that rents nothing, and for one with a cloud.
+fn service_configurations(parsed: &ParsedTaskFile) -> Result<(), String> {
+    if !parsed.refusals.is_empty() {
+        let named = parsed.refusals.iter().all(|refusal| refusal.hint.is_some());
+        return if named { Ok(()) } else { Err(format!("refused without a hint: {:?}", parsed.refusals)) };
+    }
+    let service = parsed.clone().into_service().map_err(|problems| format!("no service: {problems:?}"))?;
+    let settings = ServiceSettings { name: "service".to_owned(), ..ServiceSettings::default() };
+    let rented = ServerContext { backends: vec!["aws".to_owned()], ..ServerContext::default() };
+    for site in [ServerContext { has_no_spot: true, ..ServerContext::default() }, rented] {
+        match service.configurations(&settings, &site) {
+            Ok(found) if found.all.is_empty() => return Err("no alternative".to_owned()),
+            Ok(_) | Err(ServiceError::UnknownInfra(_)) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod corpus;
 mod overrides;
 mod rules;
 mod runs;
+mod services;
 
 use windlass_model::{
     config,

@@ -179,6 +179,12 @@ fn unsupported_task_fields_are_refused_at_launch_with_a_hint() {
         ("run: a\nfile_mounts: {/x: s3://bucket}\n", "file_mounts", "volume"),
         ("run: a\nfile_mounts: {/x: {name: b, store: gcs}}\n", "file_mounts", "volume"),
         ("run: a\nvolumes: {/x: {size: 1Gi}}\n", "volumes", "windlass apply"),
+        (
+            "run: a\nresources: {volumes: [{name: data, path: /x}]}\n",
+            "`volumes` in `resources`",
+            "of the task",
+        ),
+        ("run: a\nresources: {any_of: [{volumes: []}]}\n", "`volumes` in `resources`", "of the task"),
     ];
     for (text, names, way_out) in cases {
         let refusals = accept(text).into_launchable().unwrap_err();
@@ -190,19 +196,66 @@ fn unsupported_task_fields_are_refused_at_launch_with_a_hint() {
 
 #[test]
 fn each_task_field_without_effect_gives_one_warning() {
-    let text = "run: a\napi_server_access: true\nconfig: {aws: {x: 1}, gcp: {}}\nresources:\n  disk_size: 100\n  cloud: aws\n  any_of:\n    - instance_type: x\n    - instance_type: y\n";
+    let text = "run: a\napi_server_access: true\nconfig: {aws: {x: 1}, gcp: {}}\nresources:\n  local_disk: nvme\n  any_of:\n    - disk_tier: best\n    - disk_tier: low\n";
     let warnings: Vec<_> =
         accept(text).warnings.into_iter().map(|w| format!("{} {}", w.span.start.line, w.path)).collect();
     let expected = [
         "2 api_server_access",
         "3 config.aws",
         "3 config.gcp",
-        "5 resources.disk_size",
-        "6 resources.cloud",
-        "8 resources.any_of[0].instance_type",
-        "9 resources.any_of[1].instance_type",
+        "5 resources.local_disk",
+        "7 resources.any_of[0].disk_tier",
+        "8 resources.any_of[1].disk_tier",
     ];
     assert_eq!(warnings, expected);
+}
+
+#[test]
+fn the_size_of_shared_memory_is_taken_from_the_options_of_docker() {
+    let shm = |options: &str| {
+        let parsed = accept(&format!("run: a\nconfig: {{docker: {{run_options: {options}}}}}\n"));
+        let TaskBody::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
+        let warnings: Vec<String> = parsed.warnings.iter().map(|one| one.message.clone()).collect();
+        (script.shm_size, warnings)
+    };
+    assert_eq!(shm("['--shm-size=2g']"), (Some(2.0), vec![]));
+    assert_eq!(shm("--shm-size 512mb"), (Some(0.5), vec![]));
+    let (size, warnings) = shm("['--shm-size=many', --gpus=all]");
+    assert_eq!((size, warnings.len()), (None, 2));
+    assert_eq!(
+        warnings[1],
+        "`--gpus=all` in `config.docker.run_options` has no effect: only `--shm-size=SIZE` is supported"
+    );
+    let old = accept(
+        "run: a\nexperimental: {config_overrides: {docker: {run_options: '--shm-size=1g'}, aws: {}}, x: 1}\n",
+    );
+    let warned: Vec<&str> = old.warnings.iter().map(|one| one.path.as_str()).collect();
+    assert_eq!(warned, ["experimental.config_overrides.aws", "experimental.x"]);
+    let identity = windlass_model::skypilot::JobIdentity {
+        job_id: "1".to_owned(),
+        submitted_at: windlass_model::time::Timestamp(0),
+        user: "ada".to_owned(),
+        rank: 0,
+        copies: 1,
+    };
+    let site = skypilot::ServerContext::default();
+    let run = skypilot::AttemptRunSpec::for_attempt(&old.plan, 0, 0, None, &identity, &site).unwrap();
+    assert_eq!(run.configuration.run().unwrap().resources.shm_size, Some(1.0));
+}
+
+#[test]
+fn an_image_by_region_is_one_image_or_refused() {
+    let image = |text: &str| {
+        let parsed = accept(&format!("run: a\nresources: {{image_id: {text}}}\n"));
+        (parsed.plan.tasks[0].candidates[0].image.clone(), parsed.refusals.len())
+    };
+    assert_eq!(
+        image("{us-east-1: 'docker:debian', us-west-2: 'docker:debian'}"),
+        (Some("debian".to_owned()), 0)
+    );
+    assert_eq!(image("{us-east-1: 'docker:debian', us-west-2: 'docker:alpine'}"), (None, 1));
+    assert_eq!(image("{us-east-1: ami-1}"), (None, 1));
+    assert_eq!(image("'docker:debian'"), (Some("debian".to_owned()), 0));
 }
 
 #[test]

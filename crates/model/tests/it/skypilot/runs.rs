@@ -4,14 +4,14 @@ use windlass_model::{
     config::{
         Configuration,
         job_spec_builder::{self, InheritedSpec, JobSpecInputs},
-        profile::SpotPolicy,
+        profile::{BackendType, SpotPolicy},
         quantities::OffableDuration,
     },
     skypilot::{AttemptRunSpec, HOSTS_FILE, JobIdentity, ServerContext, task_id},
     time::Timestamp,
 };
 
-use super::accept;
+use super::{accept, refuse};
 
 fn identity() -> JobIdentity {
     JobIdentity {
@@ -99,6 +99,53 @@ fn a_run_configuration_carries_the_resources_and_files_of_its_task() {
     let (_, task) = spec(text, 0, 1, &named);
     assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::OnDemand));
     assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "aws");
+}
+
+#[test]
+fn a_cloud_region_and_price_restrict_the_nodes_of_a_task() {
+    let site =
+        ServerContext { backends: vec!["aws".to_owned(), "gcp".to_owned()], ..ServerContext::default() };
+    let limits = |resources: &str, candidate: u32| {
+        let (_, task) = spec(&format!("resources: {resources}\nrun: a\n"), 0, candidate, &site);
+        let limits = task.profile.provisioning;
+        let price = limits.max_price.map(|price| price.0);
+        let words = |list: Vec<BackendType>| list.iter().map(|word| word.as_str().to_owned()).collect();
+        (limits.backends.map(words), limits.regions, limits.availability_zones, price)
+    };
+    let one = |word: &str| Some(vec![word.to_owned()]);
+    assert_eq!(limits("{cloud: aws}", 0), (one("aws"), None, None, None));
+    let whole = "{cloud: AWS, region: eu-west-1, zone: eu-west-1a, max_hourly_cost: 1.5}";
+    assert_eq!(limits(whole, 0), (one("aws"), one("eu-west-1"), one("eu-west-1a"), Some(1.5)));
+    assert_eq!(limits("{region: eu-west-1}", 0), (None, one("eu-west-1"), None, None));
+    let each = "{cloud: aws, any_of: [{region: us-east-1}, {cloud: gcp, max_hourly_cost: 2}]}";
+    assert_eq!(limits(each, 0), (one("aws"), one("us-east-1"), None, None));
+    assert_eq!(limits(each, 1), (one("gcp"), None, None, Some(2.0)));
+    assert_eq!(
+        refuse("resources: {infra: aws, region: eu-west-1}\nrun: a\n"),
+        ["1: `infra` and `region` are mutually exclusive: write `infra: CLOUD/REGION/ZONE`"]
+    );
+    assert_eq!(refuse("resources: {max_hourly_cost: 0}\nrun: a\n").len(), 1);
+}
+
+#[test]
+fn a_disk_size_and_an_instance_type_restrict_the_nodes_of_a_task() {
+    let limits = |resources: &str, candidate: u32| {
+        let (_, task) =
+            spec(&format!("resources: {resources}\nrun: a\n"), 0, candidate, &ServerContext::default());
+        let disk = task.run.resources.disk.map(|disk| (disk.size.min, disk.size.max));
+        (disk, task.profile.provisioning.instance_types)
+    };
+    assert_eq!(limits("{cpus: 1}", 0), (None, None), "neither is required if it is not named");
+    assert_eq!(limits("{disk_size: 256}", 0).0, Some((Some(256.0), None)));
+    assert_eq!(limits("{disk_size: 1TB}", 0).0, Some((Some(1024.0), None)));
+    let each =
+        "{disk_size: 100GB, any_of: [{instance_type: m5.large}, {instance_type: m5.xlarge, disk_size: 50}]}";
+    assert_eq!(limits(each, 0), (Some((Some(100.0), None)), Some(vec!["m5.large".to_owned()])));
+    assert_eq!(limits(each, 1), (Some((Some(50.0), None)), Some(vec!["m5.xlarge".to_owned()])));
+    assert_eq!(
+        refuse("resources: {disk_size: 100+}\nrun: a\n"),
+        ["1: invalid `disk_size`: `100+` is not a size in GB such as 100 or 100GB"]
+    );
 }
 
 #[test]

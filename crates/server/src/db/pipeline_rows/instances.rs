@@ -30,11 +30,10 @@ statements! {
                  AND i.termination_asked_at IS NULL) >= $2";
     MARK_JOBS_DUE = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
     MARK_FLEET_DUE = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// Capacity was freed: the first jobs of the first classes become due at once, the others at their due times.
-    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
-                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
-                    AND j.instance_id IS NULL ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
 }
+
+/// Number of waiting jobs that an instance makes due when it becomes usable.
+const WAITING_MAX: i64 = 32;
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {
     db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await?.map(Instance::read).transpose()
@@ -151,7 +150,7 @@ pub async fn apply(
         unit = unit.exec(MARK_JOBS_DUE.as_str(), params![instance.id]);
     }
     if moved.marks_waiting_due {
-        unit = unit.exec(MARK_WAITING_DUE.as_str(), params![instance.project_id]);
+        unit = unit.and([super::jobs::mark_waiting_due(instance.id, WAITING_MAX)]);
     }
     if let Some(fleet) = instance.fleet_id.filter(|_| moved.marks_fleet_due) {
         unit = unit.exec(MARK_FLEET_DUE.as_str(), params![fleet]);

@@ -1,13 +1,18 @@
 //! Reads and writes of the pipelines of placed jobs.
 
 use windlass_engine::{Lease, LeaseKey};
-use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
+use windlass_model::{
+    event::Event,
+    id::{InstanceId, ManagedJobId},
+    instance, job,
+    time::{Span, Timestamp},
+};
 
 use super::event_rows;
 use crate::{
     db::{
-        Change, Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job,
-        record::statements, runs::Run,
+        Change, Db, DbError, Expect, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job,
+        record::statements, runs::Run, usage,
     },
     params,
 };
@@ -21,7 +26,9 @@ statements! {
             EXISTS (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) \
             OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id), \
             EXISTS (SELECT 1 FROM proxy_seats s JOIN proxies x ON x.id = s.proxy_id \
-            WHERE s.job_id = j.id AND x.seen_at > now_us() - 15000000) \
+            WHERE s.job_id = j.id AND x.seen_at > now_us() - 15000000), \
+            coalesce(i.project_id = j.project_id, TRUE) OR (f.project_id = i.project_id AND EXISTS \
+            (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = f.id AND u.project_id = j.project_id)) \
             FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
             LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
@@ -50,11 +57,13 @@ statements! {
              ORDER BY r.name, j.job_num";
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
-    /// Capacity was freed: the first jobs of the first classes become due at once, the others at their due times. One
-    /// that is placed wakes the next of its class.
-    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
-                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
-                    AND j.instance_id IS NULL ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
+    /// Capacity was freed: the first jobs of the first classes of each project become due at once, the others at their
+    /// due times. Placement decides between projects. One that is placed wakes the next of its class.
+    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT w.id FROM (SELECT j.id, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at) AS place FROM jobs j \
+                    WHERE j.project_id IN (SELECT u.project_id FROM instances i JOIN usable_fleets u \
+                    ON u.fleet_id = i.fleet_id WHERE i.id = $1) AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
+                    AND j.instance_id IS NULL) w WHERE w.place <= $2)";
 }
 
 /// Number of jobs made due in addition to the number of freed blocks: the first ones may be too large for them.
@@ -94,6 +103,8 @@ pub struct JobInputs {
     pub has_volumes: bool,
     /// True if requests may still be in transit to it.
     pub in_use: bool,
+    /// True if its project may use the instance.
+    pub may_use_instance: bool,
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<JobInputs>, DbError> {
@@ -112,6 +123,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<JobInputs>, DbError> 
         others_there: row.int(at + 3)?,
         has_volumes: row.bool(at + 5)?,
         in_use: row.bool(at + 6)?,
+        may_use_instance: row.bool(at + 7)?,
         siblings,
         job,
         run,
@@ -213,6 +225,15 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Resu
     db.write(unit).await
 }
 
+/// Makes the first waiting jobs due that may use the instance, because it has free blocks.
+pub fn mark_waiting_due(instance: InstanceId, count: i64) -> Change {
+    Change::Exec {
+        sql: MARK_WAITING_DUE.as_str().into(),
+        params: params![instance, count],
+        expect: Expect::Any,
+    }
+}
+
 /// Columns of an ending, for a job that becomes terminating.
 pub fn ending_columns(ending: &job::Ending) -> Values {
     vec![
@@ -233,6 +254,7 @@ pub struct JobEnd<'a> {
     pub frees: bool,
     /// As it was in the end: an abort may have replaced a stop.
     pub ending: &'a job::Ending,
+    pub now: Timestamp,
 }
 
 pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<WriteOutcome, DbError> {
@@ -253,9 +275,11 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
         && let Some(instance) = job.instance_id
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
-        unit = unit.exec(MARK_WAITING_DUE.as_str(), params![job.project_id, job.blocks + EXTRA_DUE_JOBS]);
-        unit = unit.and([super::managed_jobs::mark_backoff_due(job.project_id)]);
+        unit = unit.and([mark_waiting_due(instance, job.blocks + EXTRA_DUE_JOBS)]);
+        unit = unit.and([super::managed_jobs::mark_backoff_due(instance)]);
     }
+    unit = unit.and(job.preempted_for.map(super::preemption::mark_waiting_due));
+    unit = unit.and(usage::add(job, end.now));
     unit = unit.and([crate::db::runs::mark_due(job.run_id)]);
     unit = unit.and(event_rows(db, held, job.project_id, end.event, &job.job_name)?);
     db.write(unit).await

@@ -1,11 +1,13 @@
 //! Reads and writes of the pipeline of managed jobs, and the counting and granting of slots.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 use windlass_engine::Lease;
 use windlass_model::{
     decide::managed_jobs::slots::{SlotLimits, SlotRequest, SlotUsage},
     event::{Entity, Event},
-    id::{ManagedJobId, RunId, UserId},
+    id::{ManagedJobId, ProjectId, RunId, UserId},
     managed_job::{ScheduleState, Status},
 };
 
@@ -41,14 +43,24 @@ statements! {
               (SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) \
               + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
               WHERE t.granted AND NOT m.claimed)";
-    WAITING = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
-               JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
+    WAITING = "SELECT m.number, t.task, m.priority, m.claimed, m.id, m.project_id, p.usage_weight FROM managed_job_tasks t \
+               JOIN managed_jobs m ON m.id = t.job_id JOIN projects p ON p.id = m.project_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
                AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
     /// As above, but only tasks that need just a launch slot: a task at the head of the queue that waits for both slots
     /// never blocks them.
-    WAITING_ALIVE = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
-                     JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
+    WAITING_ALIVE = "SELECT m.number, t.task, m.priority, m.claimed, m.id, m.project_id, p.usage_weight FROM managed_job_tasks t \
+                     JOIN managed_jobs m ON m.id = t.job_id JOIN projects p ON p.id = m.project_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
                      AND m.claimed AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
+    /// As `WAITING`, the first of each project.
+    WAITING_SHARED = "SELECT w.number, w.task, w.priority, w.claimed, w.id, w.project_id, p.usage_weight FROM \
+                      (SELECT m.number, t.task, m.priority, m.claimed, m.id, m.project_id, row_number() OVER \
+                      (PARTITION BY m.project_id ORDER BY m.priority DESC, m.number, t.task) AS place FROM managed_job_tasks t \
+                      JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
+                      AND m.cancel_asked_at IS NULL) w JOIN projects p ON p.id = w.project_id WHERE w.place <= $1 \
+                      ORDER BY w.priority DESC, w.number, w.task";
+    HELD_BY_PROJECT = "SELECT m.project_id, count(*) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
+                       WHERE t.schedule = 'LAUNCHING' OR t.granted GROUP BY m.project_id";
+    SOME_PROJECTS = "SELECT count(*) FROM (SELECT 1 FROM projects p WHERE NOT p.deleted LIMIT 2) found";
     HOLD_SLOTS = "UPDATE managed_job_slots SET last_number = last_number WHERE id = 1";
     /// Counted again here, while holding the row that every count holds: a limit holds over all replicas.
     GRANT = "UPDATE managed_job_tasks SET granted = TRUE WHERE job_id = $1 AND task = $2 AND wants_slot \
@@ -59,11 +71,12 @@ statements! {
              + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
              WHERE t.granted AND NOT m.claimed) < $4)";
     MARK_DUE = "UPDATE managed_jobs SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// The nodes of a task are free: jobs of this project that wait for nodes become due.
-    MARK_DUE_AFTER_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id = $1 AND schedule = 'ALIVE_BACKOFF' \
+    /// The nodes of a task are free: jobs that wait for nodes and may use the instance become due.
+    MARK_DUE_AFTER_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id IN (SELECT u.project_id \
+                    FROM instances i JOIN usable_fleets u ON u.fleet_id = i.fleet_id WHERE i.id = $1) AND schedule = 'ALIVE_BACKOFF' \
                     AND NOT finished";
-    NEWEST_IDLE = "SELECT max(i.idle_since) FROM instances i WHERE i.project_id = $1 AND NOT i.finished \
-                   AND i.status = 'idle' AND NOT i.unreachable";
+    NEWEST_IDLE = "SELECT max(i.idle_since) FROM instances i WHERE i.fleet_id IN (SELECT u.fleet_id \
+                   FROM usable_fleets u WHERE u.project_id = $1) AND NOT i.finished AND i.status = 'idle' AND NOT i.unreachable";
 }
 
 /// The job with its tasks, user and project.
@@ -213,35 +226,50 @@ pub async fn slots_in_use(db: &Db) -> Result<SlotUsage, DbError> {
     Ok(SlotUsage { launching: number(row.int(0)?), alive: number(row.int(1)?) })
 }
 
-/// Tasks that wait for a slot, and the slots in use. Returns as many tasks as could be granted at all, and the first of
-/// those that need only a launch slot.
-pub async fn slot_queue(
-    db: &Db,
-    limits: SlotLimits,
-) -> Result<(Vec<(SlotRequest, Uuid)>, SlotUsage), DbError> {
+/// Tasks that wait for a slot, and who holds slots.
+pub struct SlotQueue {
+    pub waiting: Vec<(SlotRequest, Uuid)>,
+    pub in_use: SlotUsage,
+    /// Launch slots of each project, if there are several projects.
+    pub held: Option<BTreeMap<ProjectId, u32>>,
+}
+
+/// The queue for slots: as many tasks (of each project, if there are several) as could be granted at all, and the first
+/// of those that need only a launch slot.
+pub async fn slot_queue(db: &Db, limits: SlotLimits) -> Result<SlotQueue, DbError> {
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
     let in_use = slots_in_use(db).await?;
     let free = limits.max_launching.saturating_sub(in_use.launching);
+    let mut queue = SlotQueue { waiting: Vec::new(), in_use, held: None };
     if free == 0 {
-        return Ok((Vec::new(), in_use));
+        return Ok(queue);
     }
-    let mut line: Vec<(SlotRequest, Uuid)> = Vec::new();
-    for text in [&*WAITING, &*WAITING_ALIVE] {
+    let projects = db.query_opt(SOME_PROJECTS.as_str(), vec![]).await?;
+    let is_shared = projects.map(|row| row.int(0)).transpose()?.is_some_and(|count| count > 1);
+    if is_shared {
+        let rows = db.query(HELD_BY_PROJECT.as_str(), vec![]).await?;
+        let held = rows.iter().map(|row| Ok((row.id(0)?, number(row.int(1)?))));
+        queue.held = Some(held.collect::<Result<_, DbError>>()?);
+    }
+    let first = if is_shared { &*WAITING_SHARED } else { &*WAITING };
+    for text in [first, &*WAITING_ALIVE] {
         for row in db.query(text.as_str(), params![free]).await? {
             let waiting = SlotRequest {
                 job: u64::try_from(row.int(0)?).unwrap_or_default(),
                 task: number(row.int(1)?),
                 priority: i32::try_from(row.int(2)?).unwrap_or_default(),
                 has_alive_slot: row.bool(3)?,
+                project: row.id(5)?,
+                weight: number(row.int(6)?),
             };
             let known =
                 |(other, _): &(SlotRequest, Uuid)| (other.job, other.task) == (waiting.job, waiting.task);
-            if !line.iter().any(known) {
-                line.push((waiting, row.uuid(4)?));
+            if !queue.waiting.iter().any(known) {
+                queue.waiting.push((waiting, row.uuid(4)?));
             }
         }
     }
-    Ok((line, in_use))
+    Ok(queue)
 }
 
 /// Grants slots to these, as far as the limits still permit it, and makes their jobs due.
@@ -270,10 +298,10 @@ pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
 }
 
 /// For the unit that frees nodes: makes the jobs due that wait for nodes.
-pub(in crate::db) fn mark_backoff_due(project: windlass_model::id::ProjectId) -> crate::db::Change {
+pub(in crate::db) fn mark_backoff_due(instance: windlass_model::id::InstanceId) -> crate::db::Change {
     crate::db::Change::Exec {
         sql: MARK_DUE_AFTER_BACKOFF.as_str().into(),
-        params: params![project],
+        params: params![instance],
         expect: crate::db::Expect::Any,
     }
 }

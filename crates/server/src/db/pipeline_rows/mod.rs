@@ -9,6 +9,7 @@ pub mod job_nodes;
 pub mod jobs;
 pub mod managed_jobs;
 pub mod placement;
+pub mod preemption;
 pub mod runs;
 pub mod volumes;
 pub mod wait_classes;
@@ -22,6 +23,7 @@ pub(super) fn statements() -> Vec<&'static str> {
         managed_jobs::statements(),
         job_nodes::statements(),
         placement::statements(),
+        preemption::statements(),
         runs::statements(),
         volumes::statements(),
         wait_classes::statements(),

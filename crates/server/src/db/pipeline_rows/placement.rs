@@ -1,26 +1,38 @@
 //! Reads of placement (the claimed queue and the inventory), and the assignment of jobs to instances.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use uuid::Uuid;
 use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
+    config::name::ResourceReference,
     event::Event,
     id::{FleetId, InstanceId, ProjectId, RunId},
     job,
-    plan::place::NodePlacement,
-    time::Span,
+    plan::{
+        budget::Budget,
+        place::NodePlacement,
+        preemption::{BlockPromise, HeldByClass, RunningReplica},
+        queue_order::ProjectUsage,
+        quota::{HeldResources, Quota},
+    },
+    time::{Span, Timestamp},
 };
 
-use super::{event_rows, guarded_update};
+use super::{event_rows, guarded_update, preemption};
 use crate::{
     db::{
-        Change, Db, DbError, Row, Unit, Val, Values, WriteOutcome, backends,
+        Change, Db, DbError, Row, Unit, Val, Values, WriteOutcome, backends, budgets,
         fleets::Fleet,
         instances::{self, Instance, NewInstance},
         jobs::Job,
+        quotas,
         record::statements,
         runs::{DUE_SOON, Run},
+        usage,
     },
     params,
 };
@@ -29,25 +41,32 @@ statements! {
     LEASED = "SELECT {}, j.lock_token FROM jobs j WHERE j.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Job::columns("j");
     RUNS = "SELECT {} FROM runs r WHERE r.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))", Run::columns("r");
-    FLEETS = "SELECT {} FROM fleets f WHERE f.project_id = $1 AND NOT f.finished AND NOT f.deleted ORDER BY f.id",
+    /// A fleet that several of the projects may use is returned for each of them.
+    FLEETS = "SELECT {}, u.project_id, p.name, \
+              EXISTS (SELECT 1 FROM quotas q WHERE q.project_id = u.project_id), \
+              EXISTS (SELECT 1 FROM budgets b WHERE b.project_id = u.project_id) FROM usable_fleets u JOIN fleets f ON f.id = u.fleet_id \
+              JOIN projects p ON p.id = f.project_id WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+              AND NOT f.finished AND NOT f.deleted ORDER BY f.id",
              Fleet::columns("f");
-    INSTANCES = "SELECT {} FROM instances i WHERE i.project_id = $1 AND NOT i.finished AND NOT i.deleted ORDER BY i.id",
+    INSTANCES = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT u.fleet_id FROM usable_fleets u \
+                 WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))) \
+                 AND NOT i.finished AND NOT i.deleted ORDER BY i.id",
                 Instance::columns("i");
-    FREE_INSTANCES = "SELECT {} FROM instances i WHERE i.project_id = $1 AND NOT i.finished AND NOT i.deleted \
-                      AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
+    FREE_INSTANCES = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT u.fleet_id FROM usable_fleets u \
+                      WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))) \
+                      AND NOT i.finished AND NOT i.deleted AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
                       AND NOT i.unreachable AND i.termination_asked_at IS NULL ORDER BY i.id",
                      Instance::columns("i");
-    HELD_ON = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j \
+    HELD_ON = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at, j.preempted_at IS NOT NULL FROM jobs j \
                WHERE j.instance_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
                ORDER BY j.instance_id, j.id";
-    HELD = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j WHERE j.project_id = $1 \
-            AND NOT j.finished AND j.instance_id IS NOT NULL ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
-    /// The first blocks make the instance busy, which its pipeline records.
+    /// The first blocks make the instance busy, which its pipeline records. A promise of blocks that was made after the
+    /// instance was read may be for these.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
                    due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
-                   AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks";
+                   AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3";
     /// A unit that adds an instance to a fleet holds the fleet's row until its end, so that the next count is correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
                   AND termination_asked_at IS NULL";
@@ -115,59 +134,173 @@ pub struct BlockHold {
     pub job: Uuid,
     pub blocks: i64,
     pub until: Option<i64>,
+    pub is_preempted: bool,
 }
 
-pub struct ProjectInventory {
+/// Fleets that some projects may use, with their instances.
+#[derive(Default)]
+pub struct PoolInventory {
     pub fleets: Vec<Fleet>,
+    /// Fleets that each project may use.
+    pub usable: BTreeMap<ProjectId, Arc<BTreeSet<FleetId>>>,
+    /// Projects that have quotas.
+    pub limited: BTreeSet<ProjectId>,
+    pub quotas: Vec<Quota>,
+    pub budgets: Vec<Budget>,
+    /// Usage of the projects, if there are several to order.
+    pub usage: Vec<ProjectUsage>,
+    /// Names of the projects to which the fleets belong.
+    pub owners: BTreeMap<ProjectId, String>,
     pub instances: Vec<Instance>,
     pub holds: Vec<BlockHold>,
-    /// Backends that the project may use.
-    pub granted: BTreeSet<String>,
+    /// Backends that each owner of a fleet may use.
+    pub granted: BTreeMap<ProjectId, BTreeSet<String>>,
+    /// Blocks that are kept for waiting jobs.
+    pub promises: Vec<BlockPromise>,
+    /// For preemption: replicas on the instances, what all their projects hold, and how many were preempted lately.
+    pub running: Vec<RunningReplica>,
+    pub held_by_class: Vec<HeldByClass>,
+    pub preempted: BTreeMap<FleetId, i64>,
 }
 
-/// Fleets, instances and occupied blocks of a project.
-pub async fn load_inventory(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
-    let fleets = db.query(FLEETS.as_str(), params![project]).await?;
-    let instances = db.query(INSTANCES.as_str(), params![project]).await?;
-    let holds = db.query(HELD.as_str(), params![project]).await?;
-    Ok(ProjectInventory {
-        fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
-        instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
-        holds: read_holds(&holds)?,
-        granted: backends::list_granted(db, project).await?,
-    })
+impl PoolInventory {
+    /// Fleets that jobs of the project may use.
+    pub fn usable_fleets(&self, project: ProjectId) -> Arc<BTreeSet<FleetId>> {
+        self.usable.get(&project).cloned().unwrap_or_default()
+    }
+
+    /// Fleets that a run of the project names: `project/name`, or `name` of a fleet of this project or, if that has
+    /// none of this name, of others.
+    pub fn select(&self, project: ProjectId, named: &[ResourceReference]) -> Vec<FleetId> {
+        let usable = self.usable_fleets(project);
+        let fleets: Vec<&Fleet> = self.fleets.iter().filter(|fleet| usable.contains(&fleet.id)).collect();
+        let is_own = |name: &str| fleets.iter().any(|own| own.project_id == project && own.name == name);
+        let is_named = |fleet: &Fleet, named: &ResourceReference| {
+            fleet.name == named.name
+                && match &named.project {
+                    Some(owner) => self.owners.get(&fleet.project_id) == Some(owner),
+                    None => fleet.project_id == project || !is_own(&named.name),
+                }
+        };
+        let selected = fleets.iter().filter(|fleet| named.iter().any(|named| is_named(fleet, named)));
+        selected.map(|fleet| fleet.id).collect()
+    }
 }
 
-/// Fleets of a project, and only those of its instances that have free blocks.
-pub async fn load_free_inventory(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
-    let instances = db.query(FREE_INSTANCES.as_str(), params![project]).await?;
+/// Everything that jobs of the projects may use.
+pub async fn load_inventory(
+    db: &Db,
+    projects: &[ProjectId],
+    now: Timestamp,
+) -> Result<PoolInventory, DbError> {
+    let mut found = load_fleets(db, projects, now).await?;
+    let instances = db.query(INSTANCES.as_str(), vec![Val::list(projects)]).await?;
+    found.instances = instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?;
+    found.holds = load_holds(db, &found.instances).await?;
+    found.promises = preemption::promises(db, now).await?;
+    let owners: BTreeSet<ProjectId> = found.fleets.iter().map(|fleet| fleet.project_id).collect();
+    let owners: Vec<ProjectId> = owners.into_iter().collect();
+    for (owner, kind) in backends::list_kinds(db, &owners).await? {
+        found.granted.entry(owner).or_default().insert(kind);
+    }
+    Ok(found)
+}
+
+/// As `load_inventory`, with only those instances that have free blocks.
+pub async fn load_free_inventory(
+    db: &Db,
+    projects: &[ProjectId],
+    now: Timestamp,
+) -> Result<PoolInventory, DbError> {
+    let instances = db.query(FREE_INSTANCES.as_str(), vec![Val::list(projects)]).await?;
     let instances = instances.into_iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
     if instances.is_empty() {
-        return Ok(ProjectInventory {
-            fleets: Vec::new(),
-            instances,
-            holds: Vec::new(),
-            granted: BTreeSet::new(),
-        });
+        return Ok(PoolInventory::default());
     }
-    let fleets = db.query(FLEETS.as_str(), params![project]).await?;
+    let mut found = load_fleets(db, projects, now).await?;
+    found.holds = load_holds(db, &instances).await?;
+    found.promises = preemption::promises(db, now).await?;
+    found.instances = instances;
+    Ok(found)
+}
+
+/// Adds what decides about preemption on these fleets: who runs there, and the quotas of their projects.
+pub async fn load_running(
+    db: &Db,
+    found: &mut PoolInventory,
+    fleets: &BTreeSet<FleetId>,
+    now: Timestamp,
+) -> Result<(), DbError> {
+    let used = found.instances.iter().filter(|instance| instance.busy_blocks > 0);
+    let used = used.filter(|instance| instance.fleet_id.is_some_and(|fleet| fleets.contains(&fleet)));
+    let used: Vec<InstanceId> = used.map(|instance| instance.id).collect();
+    if used.is_empty() {
+        return Ok(());
+    }
+    found.running = preemption::running(db, &used).await?;
+    found.preempted = preemption::spent(db, now).await?;
+    let projects: BTreeSet<ProjectId> = found.running.iter().map(|one| one.project).collect();
+    let projects: Vec<ProjectId> = projects.into_iter().collect();
+    found.held_by_class = preemption::held_by_class(db, &projects).await?;
+    let known: BTreeSet<ProjectId> = found.quotas.iter().map(|quota| quota.project).collect();
+    let others: Vec<ProjectId> = projects.into_iter().filter(|project| !known.contains(project)).collect();
+    let more = quotas::list(db, &others).await?.into_iter().map(|named| named.quota);
+    found.quotas.extend(more);
+    Ok(())
+}
+
+async fn load_fleets(db: &Db, projects: &[ProjectId], now: Timestamp) -> Result<PoolInventory, DbError> {
+    let mut found = PoolInventory::default();
+    let mut budgeted = BTreeSet::new();
+    for mut row in db.query(FLEETS.as_str(), vec![Val::list(projects)]).await? {
+        let (user, owner): (ProjectId, String) = (row.id(Fleet::WIDTH)?, row.text(Fleet::WIDTH + 1)?);
+        let is_limited = row.bool(Fleet::WIDTH + 2)?;
+        budgeted.extend(row.bool(Fleet::WIDTH + 3)?.then_some(user));
+        let fleet = Fleet::read_from(&mut row, 0)?;
+        Arc::make_mut(found.usable.entry(user).or_default()).insert(fleet.id);
+        found.owners.entry(fleet.project_id).or_insert(owner);
+        if is_limited {
+            found.limited.insert(user);
+        }
+        if found.fleets.last().is_none_or(|last| last.id != fleet.id) {
+            found.fleets.push(fleet);
+        }
+    }
+    if !found.limited.is_empty() {
+        let limited: Vec<ProjectId> = found.limited.iter().copied().collect();
+        found.quotas = quotas::list(db, &limited).await?.into_iter().map(|named| named.quota).collect();
+    }
+    if !budgeted.is_empty() {
+        let budgeted: Vec<ProjectId> = budgeted.into_iter().collect();
+        let now = db.now().await?;
+        found.budgets =
+            budgets::list(db, &budgeted, now).await?.into_iter().map(|named| named.budget).collect();
+    }
+    if projects.len() > 1 {
+        found.usage = usage::of_projects(db, projects, now).await?;
+    }
+    Ok(found)
+}
+
+/// Blocks that jobs of any project occupy on the instances.
+async fn load_holds(db: &Db, instances: &[Instance]) -> Result<Vec<BlockHold>, DbError> {
     let used = instances.iter().filter(|instance| instance.busy_blocks > 0).map(|instance| instance.id);
     let used: Vec<InstanceId> = used.collect();
-    let holds = match used.is_empty() {
-        true => Vec::new(),
-        false => db.query(HELD_ON.as_str(), vec![Val::list(used)]).await?,
-    };
-    Ok(ProjectInventory {
-        fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
-        instances,
-        holds: read_holds(&holds)?,
-        granted: BTreeSet::new(),
-    })
+    if used.is_empty() {
+        return Ok(Vec::new());
+    }
+    read_holds(&db.query(HELD_ON.as_str(), vec![Val::list(used)]).await?)
 }
 
 fn read_holds(rows: &[Row]) -> Result<Vec<BlockHold>, DbError> {
     let holds = rows.iter().map(|row| {
-        Ok(BlockHold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
+        Ok(BlockHold {
+            instance: row.id(0)?,
+            job: row.uuid(1)?,
+            blocks: row.int(2)?,
+            until: row.opt_int(3)?,
+            is_preempted: row.bool(4)?,
+        })
     });
     holds.collect()
 }
@@ -177,6 +310,10 @@ pub struct NodeAssignment<'a> {
     pub held: LeaseKey,
     pub job: &'a Job,
     pub seat: SeatTarget<'a>,
+    pub resources: HeldResources,
+    /// Of the instance, as it was read.
+    pub promise_num: i64,
+    pub now: Timestamp,
 }
 
 pub enum SeatTarget<'a> {
@@ -192,10 +329,12 @@ pub struct TargetFleet {
     /// True if the run has no fleet yet.
     pub chooses: bool,
     pub nodes_max: Option<u32>,
+    /// True if the project of the replica has quotas.
+    pub has_quotas: bool,
 }
 
 /// Assigns all nodes of a replica, or none: each row under its own lease, each instance only if it has free blocks,
-/// each new one only if the fleet's limit permits it. `wakes` wake the jobs that waited behind the replica; their results
+/// each new one only if the fleet's limit permits it, all only within the quotas of the project. `wakes` wake the jobs that waited behind the replica; their results
 /// are the rows of the outcome.
 pub async fn place_replica(
     db: &Db,
@@ -205,27 +344,29 @@ pub async fn place_replica(
 ) -> Result<WriteOutcome, DbError> {
     let Some(first) = seated.first() else { return Ok(WriteOutcome::Stale { at: None }) };
     let (run, fleet) = (first.job.run_id, into.fleet);
-    let mut unit = Unit::apply("jobs", first.held, first.seat.due_in_us(), columns(fleet, &first.seat));
+    let mut unit = Unit::apply("jobs", first.held, first.seat.due_in_us(), columns(fleet, first));
     for other in &seated[1..] {
         let mut set = Unit::unlocked(other.seat.due_in_us());
-        set.extend(columns(fleet, &other.seat));
+        set.extend(columns(fleet, other));
         unit = unit.and([guarded_update("jobs", other.held, set)]);
     }
     let makes = seated.iter().any(|one| matches!(one.seat, SeatTarget::New { .. }));
     if makes {
         unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
     }
+    let project = first.job.project_id;
+    let held: Vec<HeldResources> = seated.iter().map(|one| one.resources.clone()).collect();
     let mut reported_last = Vec::new();
-    for NodeAssignment { held, job, seat } in seated {
+    for NodeAssignment { held, job, seat, promise_num, .. } in seated {
         match seat {
             SeatTarget::There { seat, event } => {
                 if let NodePlacement::Existing { instance, blocks, .. } = seat {
-                    unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
+                    unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks, promise_num]);
                 }
                 reported_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
             }
             SeatTarget::New { instance, created, blocks, .. } => {
-                reported_last.extend(event_rows(db, held, job.project_id, &created, &instance.name)?);
+                reported_last.extend(event_rows(db, held, instance.project_id, &created, &instance.name)?);
                 let on = instance.id;
                 unit = unit.and([instances::insert_for_job(*instance, job.id, blocks)]);
                 unit = unit.expect_one(SIT_ON_NEW.as_str(), params![job.id, on]);
@@ -234,6 +375,9 @@ pub async fn place_replica(
     }
     if let (true, Some(max)) = (makes, into.nodes_max) {
         unit = unit.expect_one(WITHIN_MAX.as_str(), params![fleet, i64::from(max)]);
+    }
+    if into.has_quotas {
+        unit = quotas::require_within(unit, project, &held);
     }
     unit = if into.chooses {
         unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])
@@ -256,14 +400,16 @@ impl SeatTarget<'_> {
     }
 }
 
-fn columns(fleet: FleetId, seat: &SeatTarget<'_>) -> Values {
-    let mut set: Values = vec![
+fn columns(fleet: FleetId, assigned: &NodeAssignment<'_>) -> Values {
+    let mut set = quotas::held_columns(&assigned.resources, assigned.now);
+    set.extend([
         ("fleet_id", fleet.into()),
         ("shortfalls", Val::Null),
         ("wait_class", Val::Null),
         ("parked", false.into()),
-    ];
-    match seat {
+    ]);
+    set.extend(preemption::placed_columns());
+    match &assigned.seat {
         SeatTarget::There { seat, .. } => {
             set.extend([
                 ("status", job::Status::Provisioning.into()),

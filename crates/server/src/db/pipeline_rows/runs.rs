@@ -100,7 +100,8 @@ pub async fn apply(
     }
     if let Some(back) = &outcome.back {
         let over = params![lease.id, run.spec.as_str(), run.deployment_num, back.as_str()];
-        unit = unit.expect_one(ROLL_BACK.as_str(), over);
+        unit =
+            unit.keep_deployment(run.id).expect_one(ROLL_BACK.as_str(), over).record_deployment(run.id, None);
     }
     for end in outcome.ends {
         let reason = end.ending.reason().as_str();

@@ -26,6 +26,7 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
+pub use windlass_objects::ObjectPage;
 
 use self::object_log::ObjectLog;
 use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
@@ -40,14 +41,6 @@ const CACHED_LOGS_MAX: usize = 4096;
 const FLUSHES_MAX: usize = 16;
 
 pub type BucketFuture<'a, T> = BoxFuture<'a, io::Result<T>>;
-
-/// Object names in order, with the length of each object.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObjectPage {
-    pub objects: Vec<(String, u64)>,
-    /// True if there are more after the last.
-    pub more: bool,
-}
 
 /// Operations that a log store needs from an object store.
 pub trait Bucket: Send + Sync + 'static {

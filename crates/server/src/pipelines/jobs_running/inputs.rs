@@ -87,7 +87,7 @@ pub(super) fn may_have_agent(instance: &Instance) -> bool {
 
 pub(super) fn host_state(loaded: &JobInputs) -> brain::HostState {
     let Some(instance) = &loaded.instance else { return brain::HostState::Gone };
-    if instance.project_id != loaded.job.project_id {
+    if !loaded.may_use_instance {
         return brain::HostState::AccessRevoked;
     }
     match instance.status {

@@ -45,7 +45,7 @@ impl JobsSubmittedPipeline {
     /// Performs a round over the free instances. `None` if the whole inventory has to be read.
     pub(super) async fn place_on_free(
         &self,
-        project: ProjectId,
+        projects: &[ProjectId],
         queue: &mut [QueuedReplica<'_>],
         allowed: ProcessRights,
         now: Timestamp,
@@ -53,9 +53,9 @@ impl JobsSubmittedPipeline {
         if queue.iter().any(|one| one.waiting.nodes.len() > 1) {
             return Ok(None);
         }
-        let stock = placement::load_free_inventory(&self.context.db, project).await?;
+        let stock = placement::load_free_inventory(&self.context.db, projects, now).await?;
         let inventory = inventory::build_inventory(&stock, &[], allowed)?;
-        queue.iter_mut().for_each(|one| one.select_fleets(&stock.fleets));
+        queue.iter_mut().for_each(|one| one.select_fleets(&stock));
         let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
         let mut placements = place_replicas(&views, &inventory, now);
         if !self.is_complete(queue, &placements, now) {

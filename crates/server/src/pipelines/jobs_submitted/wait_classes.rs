@@ -14,30 +14,30 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, LeaseKey};
 use windlass_model::{
+    config::name::ResourceReference,
     id::SubmissionId,
     plan::{
-        offers::{InstanceNeeds, Location},
-        place::{
-            FleetChoice, Inventory, PlacementOutcome, ReplicaPlacement, WaitingNode, WaitingReplica,
-            place_replicas, spare_seats,
-        },
+        offers::Location,
+        place::{Inventory, PlacementOutcome, ReplicaPlacement, WaitingReplica, place_replicas, spare_seats},
         wait_class,
     },
-    time::{Span, Timestamp},
+    time::Timestamp,
 };
 
 use super::{JobsSubmittedPipeline, LeasedReplica, Outcomes, QUEUE};
 use crate::{
-    attachments::mounts::{self, VolumeCatalog},
-    attempt_specs::PlacementPreferences,
+    attachments::mounts::VolumeCatalog,
     db::{
-        fleets::Fleet,
         jobs::Job,
-        pipeline_rows::wait_classes::{self as rows, OtherMembers, QueuePlace},
+        pipeline_rows::{
+            placement::PoolInventory,
+            wait_classes::{self as rows, OtherMembers, QueuePlace},
+        },
         runs::Run,
     },
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
+    waiting_replica::waiting_replica,
 };
 
 /// Maximum number of parked jobs that one round considers for the capacity that is left.
@@ -50,7 +50,7 @@ pub(super) struct QueuedReplica<'a> {
     pub(super) replica: &'a LeasedReplica,
     pub(super) run: &'a Run,
     pub(super) waiting: WaitingReplica,
-    fleet_names: Option<Vec<String>>,
+    fleet_names: Option<Vec<ResourceReference>>,
     /// `None` if it waits by itself.
     pub(super) class: Option<String>,
 }
@@ -63,20 +63,22 @@ impl<'a> QueuedReplica<'a> {
         volumes: &VolumeCatalog,
         full: &[Location],
     ) -> Result<Self, PassError> {
-        let mut waiting = waiting_view(replica, run, shape, volumes)?;
+        let mut waiting = waiting_replica(run, &replica.nodes, &replica.specs, shape, volumes)?;
         for node in waiting.nodes.iter_mut().filter(|_| !full.is_empty()) {
             Arc::make_mut(&mut node.needs).avoid_locations.extend(full.iter().cloned());
         }
-        let fleet_names = shape.fleet_names();
+        let fleet_names = shape.fleet_names().map(<[_]>::to_vec);
         let class = wait_class::class_text(&waiting, fleet_names.as_deref()).map(|text| hash(&text));
+        // While blocks are kept for it, it can be told apart from others.
+        let class = class.filter(|_| replica.nodes.iter().all(|node| node.promised_until.is_none()));
         Ok(Self { replica, run, waiting, fleet_names, class })
     }
 
-    /// Adds the fleets that the run names, which are known only with the inventory.
-    pub(super) fn select_fleets(&mut self, fleets: &[Fleet]) {
-        self.waiting.fleets = self.fleet_names.as_ref().map(|names| {
-            fleets.iter().filter(|fleet| names.contains(&fleet.name)).map(|fleet| fleet.id).collect()
-        });
+    /// Adds the fleets that the project may use and those that the run names, which are known only with the inventory.
+    pub(super) fn select_fleets(&mut self, stock: &PoolInventory) {
+        let project = self.waiting.project;
+        self.waiting.usable_fleets = Some(stock.usable_fleets(project));
+        self.waiting.fleets = self.fleet_names.as_ref().map(|names| stock.select(project, names));
     }
 
     /// Its first node; replicas of a class have no other.
@@ -183,7 +185,11 @@ impl JobsSubmittedPipeline {
         let mut counts: BTreeMap<String, i64> = BTreeMap::new();
         let mut ahead: Vec<WaitingReplica> = Vec::new();
         let mut class_of: BTreeMap<SubmissionId, &str> = BTreeMap::new();
-        let limit = spare_seats(inventory, placements).min(LOOK_AHEAD_MAX);
+        let placed = placements.iter().filter(|one| matches!(one.outcome, PlacementOutcome::Placed { .. }));
+        // Its parked jobs may come before jobs of other classes that were placed, and use their capacity.
+        let limit = spare_seats(inventory, placements)
+            .saturating_add(placed.count().saturating_sub(1))
+            .min(LOOK_AHEAD_MAX);
         for (class, first) in fully_placed(queue, placements) {
             counts.insert(class.to_owned(), 1);
             if limit == 0 {
@@ -233,44 +239,4 @@ fn fully_placed<'a, 'b>(
     let heads = queue.iter().filter(|one| one.is_stored_head());
     let heads = heads.filter_map(|one| Some((one.class.as_deref()?, one)));
     heads.filter(|(class, _)| !waiting.contains(class)).collect()
-}
-
-fn waiting_view(
-    replica: &LeasedReplica,
-    run: &Run,
-    shape: &ParsedRunSpec,
-    volumes: &VolumeCatalog,
-) -> Result<WaitingReplica, PassError> {
-    let first = &replica.nodes[0];
-    let choice = match run.fleet_id {
-        Some(fleet) => FleetChoice::Chosen(fleet),
-        None if first.job_num == 0 && first.replica_num == 0 => FleetChoice::Choose,
-        None => FleetChoice::Follow,
-    };
-    let mut nodes = Vec::with_capacity(replica.nodes.len());
-    let placing = PlacementPreferences::of(run);
-    let (avoided, sought) = (placing.avoided(), placing.sought());
-    for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
-        let volumes = volumes.locations(&mounts::for_spec(spec))?;
-        let (avoid, avoid_instances) = avoided.clone();
-        let mut needs =
-            InstanceNeeds { volumes, avoid_locations: avoid, avoid_instances, ..shape.needs_of(spec) };
-        if let Some(Location { backend, region, zone }) = sought.clone() {
-            (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
-            needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
-        }
-        nodes.push(WaitingNode { job: job.id, needs: Arc::new(needs) });
-    }
-    Ok(WaitingReplica {
-        project: replica.project,
-        run: replica.run,
-        replica_num: u32::try_from(replica.num).unwrap_or_default(),
-        priority: u32::try_from(run.priority).unwrap_or_default(),
-        since: replica.nodes.iter().map(|j| j.submitted_at).min().unwrap_or_default(),
-        nodes,
-        fleet_choice: choice,
-        fleets: None,
-        creation: shape.creation(),
-        max_duration: replica.specs[0].max_duration.map(Span::secs),
-    })
 }

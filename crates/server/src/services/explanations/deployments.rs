@@ -1,6 +1,5 @@
-//! Deployments of a service. The server keeps the specification of the current one and of the last complete one.
+//! Deployments of a service: what was applied, by whom, and when.
 
-use serde_json::Value;
 use windlass_api::explanations::{DeploymentList, DeploymentRequest, StoredDeployment};
 
 use crate::{
@@ -8,7 +7,7 @@ use crate::{
     auth::ProjectScope,
     db::runs as rows,
     error::{Error, Result},
-    services::runs,
+    services::{configurations::configuration_text, runs},
 };
 
 pub(crate) async fn deployments(
@@ -18,35 +17,39 @@ pub(crate) async fn deployments(
 ) -> Result<DeploymentList> {
     let found = rows::find_by_name(app.db(), scope.project.id, &requested.run_name).await?;
     let found = found.ok_or_else(|| Error::absent("Run"))?;
-    let (spec, complete) = (found.run.spec.clone(), found.run.settled_spec.clone());
-    let (num, at, user) = (found.run.deployment_num, found.run.submitted_at, found.user_name.clone());
+    let (id, num) = (found.run.id, found.run.deployment_num);
+    let mut stored = rows::deployments(app.db(), id).await?;
+    if stored.iter().all(|one| one.num != num) {
+        let current = rows::Deployment {
+            num,
+            at: found.run.submitted_at,
+            user_name: Some(found.user_name.clone()),
+            spec: found.run.spec.clone(),
+        };
+        stored.push(current);
+        stored.sort_by_key(|one| std::cmp::Reverse(one.num));
+    }
     let state = runs::render_newest(found, Vec::new())?.deployment;
     let word = state.as_ref().map_or("complete", |state| state.state.as_str()).to_owned();
-    let mut deployments = vec![StoredDeployment {
-        num,
-        at,
-        user: Some(user.clone()),
-        state: word,
-        reason: state.as_ref().and_then(|state| state.message.clone()),
-        text: configuration_text(&spec)?,
-        current: true,
-    }];
-    if let Some(complete) = complete.filter(|complete| *complete != spec) {
-        deployments.push(StoredDeployment {
-            num: num.saturating_sub(1),
-            at,
-            user: Some(user),
-            state: "superseded".to_owned(),
-            reason: None,
-            text: configuration_text(&complete)?,
-            current: false,
-        });
-    }
+    let rolled_back = state.as_ref().and_then(|state| state.rolled_back.as_ref());
+    let deployment = |one: rows::Deployment| {
+        let is_current = one.num == num;
+        let failed = rolled_back.filter(|back| back.num == one.num);
+        let (state, reason) = match (is_current, failed) {
+            (true, _) => (word.clone(), state.as_ref().and_then(|state| state.message.clone())),
+            (false, Some(failed)) => ("failed".to_owned(), Some(failed.message.clone())),
+            (false, None) => ("superseded".to_owned(), None),
+        };
+        Ok(StoredDeployment {
+            num: one.num,
+            at: one.at,
+            user: one.user_name,
+            state,
+            reason,
+            text: configuration_text(&serde_json::from_str(&one.spec)?),
+            current: is_current,
+        })
+    };
+    let deployments = stored.into_iter().map(deployment).collect::<Result<_>>()?;
     Ok(DeploymentList { deployments, state })
-}
-
-/// The configuration of a specification as text. JSON is YAML.
-pub(crate) fn configuration_text(spec: &str) -> Result<String> {
-    let spec: Value = serde_json::from_str(spec)?;
-    Ok(serde_json::to_string_pretty(&spec["configuration"])?)
 }

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) async fn explain(app: &App, scope: &ProjectScope, id: InstanceId) -> Result<Explanation> {
     let found = instances::find(app.db(), id).await?.filter(|row| row.project_id == scope.project.id);
     let row = found.ok_or_else(|| Error::absent("Instance"))?;
-    let jobs = instances::list_jobs(app.db(), &[id]).await?;
+    let jobs = instances::list_jobs(app.db(), &[id], Some(&[scope.project.id])).await?;
     let ends_at = idle_end(&row);
     Ok(Explanation {
         sentence: sentence(&row, &jobs, ends_at),
@@ -31,6 +31,8 @@ pub(crate) async fn explain(app: &App, scope: &ProjectScope, id: InstanceId) -> 
         expected: None,
         hint: row.unreachable.then(|| "Check that the host is up and that its agent runs.".to_owned()),
         command: format!("windlass instance get {}", row.name),
+        turn: None,
+        preempted: None,
     })
 }
 

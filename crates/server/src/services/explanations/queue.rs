@@ -1,17 +1,25 @@
 //! The queue for instances.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use windlass_api::explanations::{ExpectedEndAt, NearestMiss, QueueEntry, QueueList, Slots};
-use windlass_model::id::ProjectId;
+use windlass_api::explanations::{ExpectedEndAt, NearestMiss, QueueEntry, QueueList, Refusal, Slots};
+use windlass_model::{
+    id::{ProjectId, RunId},
+    plan::queue_order::OrderRule,
+    time::Timestamp,
+};
 
-use super::refusals::RecordedRefusals;
+use super::{
+    instance_queue::InstanceQueue,
+    refusals::{Locations, RecordedRefusal, RecordedRefusals, cures},
+    turns::{FORECAST_MAX, QueueForecast, turn},
+};
 use crate::{
     app::App,
     auth::Caller,
     db::{
-        explanations::{self as rows, WaitingJob},
+        explanations::{self as rows, PlacedJob, WaitingJob},
         pipeline_rows::managed_jobs as passes,
         projects,
     },
@@ -21,18 +29,53 @@ use crate::{
 
 const WAITING_MAX: i64 = 2000;
 const ENDING_MAX: i64 = 5;
+const PLACED_MAX: i64 = 5000;
+const BLOCKED_BY_MAX: usize = 3;
 
 pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     let user = &caller.user;
     let visible = projects::visible(app.db(), user.id, user.admin).await?;
     let ids: Vec<ProjectId> = visible.into_iter().map(|(id, ..)| id).collect();
+    let visible: BTreeSet<ProjectId> = ids.iter().copied().collect();
     let as_of = app.db().now().await?.0;
-    let mut seen = HashSet::new();
-    let mut entries = Vec::new();
+    let placed = rows::placed_jobs(app.db(), &ids, PLACED_MAX).await?;
+    let queue = InstanceQueue::load(app.db()).await?;
+    let pools: BTreeSet<usize> = ids.iter().filter_map(|id| queue.pool(*id)).collect();
+    let listed: Vec<(RunId, Option<OrderRule>)> = queue
+        .order
+        .iter()
+        .copied()
+        .filter(|(run, _)| queue.pool_of(*run).is_some_and(|pool| pools.contains(&pool)))
+        .collect();
+    let runs: Vec<RunId> = listed.iter().map(|(run, _)| *run).collect();
+    let forecast = if runs.is_empty() {
+        QueueForecast::default()
+    } else {
+        QueueForecast::load(app, &runs, None).await?
+    };
+    let mut waiting: BTreeMap<RunId, WaitingJob> = BTreeMap::new();
     for job in rows::waiting_jobs(app.db(), &ids, WAITING_MAX).await? {
-        if seen.insert(job.run_id) {
-            entries.push(entry(job, i64::try_from(entries.len()).unwrap_or(i64::MAX), caller));
+        waiting.entry(job.run_id).or_insert(job);
+    }
+    let positions = queue.positions();
+    let mut entries = Vec::with_capacity(listed.len());
+    for (run, rule) in listed.into_iter().take(usize::try_from(WAITING_MAX).unwrap_or(usize::MAX)) {
+        let position = positions.get(&run).copied().unwrap_or_default();
+        let mut entry = match waiting.remove(&run) {
+            Some(job) => entry(job, caller, &placed),
+            None => hidden_entry(&queue, run),
+        };
+        entry.position = position;
+        // The first of a queue comes after nothing.
+        entry.rule = rule.filter(|_| position > 0).map(|rule| rule.as_str().to_owned());
+        let is_visible = entry.run.is_some();
+        if let Some(replica) = queue.replica(run) {
+            entry.class = replica.class.as_str().to_owned();
         }
+        if is_visible && entries.len() < FORECAST_MAX {
+            entry.turn = turn(&queue, &forecast, run, &visible, false);
+        }
+        entries.push(entry);
     }
     let ending = rows::ending_jobs(app.db(), &ids, ENDING_MAX).await?;
     let next_free = ending.into_iter().map(|job| ExpectedEndAt {
@@ -55,7 +98,30 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     })
 }
 
-fn entry(job: WaitingJob, position: i64, caller: &Caller) -> QueueEntry {
+/// A run of a project that the caller may not see.
+fn hidden_entry(queue: &InstanceQueue, run: RunId) -> QueueEntry {
+    let job = queue.jobs.get(&run);
+    let spec: Value = job.and_then(|job| serde_json::from_str(&job.job_spec).ok()).unwrap_or_default();
+    QueueEntry {
+        position: 0,
+        project: None,
+        run: None,
+        run_id: None,
+        mine: false,
+        user: None,
+        r#type: None,
+        requested: requested_resources(&spec["requirements"]["resources"]),
+        waits_since: job.map_or(Timestamp(0), |job| job.submitted_at),
+        nearest: None,
+        passes: true,
+        blocked_by: Vec::new(),
+        class: String::new(),
+        rule: None,
+        turn: None,
+    }
+}
+
+fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> QueueEntry {
     let recorded = RecordedRefusals::parse(job.shortfalls.as_deref());
     let passes = recorded.refusals.is_empty()
         || recorded.refusals.iter().any(|one| one.shortfalls.iter().all(|short| short.passes));
@@ -63,16 +129,19 @@ fn entry(job: WaitingJob, position: i64, caller: &Caller) -> QueueEntry {
         let join = |texts: Vec<String>| {
             texts.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
         };
+        let one = refusal(one);
         NearestMiss {
             message: join(one.shortfalls.iter().map(|short| short.message.clone()).collect()),
             cure: join(one.shortfalls.iter().map(|short| short.cure.clone()).collect()),
+            patch: cures([&one]).into_iter().next().and_then(|cure| cure.patch),
             place: one.place,
         }
     });
+    let blocked_by = nearest.as_ref().map(|miss| blocked_by(&miss.place, placed)).unwrap_or_default();
     let spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
     let job_spec: Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
     QueueEntry {
-        position,
+        position: 0,
         project: Some(job.project),
         run: Some(job.run),
         run_id: Some(job.run_id.0),
@@ -83,6 +152,28 @@ fn entry(job: WaitingJob, position: i64, caller: &Caller) -> QueueEntry {
         waits_since: job.submitted_at,
         nearest,
         passes,
-        blocked_by: Vec::new(),
+        blocked_by,
+        class: String::new(),
+        rule: None,
+        turn: None,
     }
+}
+
+/// A refusal whose location is not looked up.
+fn refusal(recorded: RecordedRefusal) -> Refusal {
+    Locations::default().refusal(recorded)
+}
+
+/// Jobs on the location that the run needs, the first to end first.
+fn blocked_by(place: &str, placed: &[PlacedJob]) -> Vec<ExpectedEndAt> {
+    let is_there = |job: &&PlacedJob| {
+        job.instance == place || job.fleet.as_ref().is_some_and(|fleet| place == format!("fleet {fleet}"))
+    };
+    let end = |job: &PlacedJob| ExpectedEndAt {
+        project: Some(job.project.clone()),
+        run: Some(job.run.clone()),
+        place: job.instance.clone(),
+        ends_at: job.ends_at,
+    };
+    placed.iter().filter(is_there).take(BLOCKED_BY_MAX).map(end).collect()
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use windlass_api::{
     Document,
-    explanations::{Cure, Refusal, Shortfall},
+    explanations::{Cure, Patch, Refusal, Shortfall},
 };
 use windlass_model::id::ProjectId;
 
@@ -21,39 +21,39 @@ const CURES_MAX: usize = 5;
 
 /// Refusals as the scheduler recorded them.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct RecordedRefusals {
+pub(crate) struct RecordedRefusals {
     #[serde(default)]
-    pub(super) refusals: Vec<RecordedRefusal>,
+    pub(crate) refusals: Vec<RecordedRefusal>,
     #[serde(default)]
-    pub(super) left_out: u32,
+    pub(crate) left_out: u32,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct RecordedRefusal {
-    pub(super) place: String,
-    pub(super) count: u32,
-    pub(super) shortfalls: Vec<Shortfall>,
+pub(crate) struct RecordedRefusal {
+    pub(crate) place: String,
+    pub(crate) count: u32,
+    pub(crate) shortfalls: Vec<Shortfall>,
 }
 
 impl RecordedRefusals {
-    pub(super) fn of(document: Option<&Document>) -> Self {
+    pub(crate) fn of(document: Option<&Document>) -> Self {
         document.and_then(|document| serde_json::from_value(document.value().ok()?).ok()).unwrap_or_default()
     }
 
-    pub(super) fn parse(text: Option<&str>) -> Self {
+    pub(crate) fn parse(text: Option<&str>) -> Self {
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 }
 
 /// Ids of the instances and fleets of a project, by name.
 #[derive(Default)]
-pub(super) struct Locations {
+pub(crate) struct Locations {
     instances: HashMap<String, Uuid>,
     fleets: HashMap<String, Uuid>,
 }
 
 impl Locations {
-    pub(super) async fn load(app: &App, project: ProjectId) -> Result<Self> {
+    pub(crate) async fn load(app: &App, project: ProjectId) -> Result<Self> {
         let query = instances::Query {
             projects: Some(vec![project]),
             only_active: true,
@@ -69,7 +69,7 @@ impl Locations {
         })
     }
 
-    pub(super) fn refusal(&self, recorded: RecordedRefusal) -> Refusal {
+    pub(crate) fn refusal(&self, recorded: RecordedRefusal) -> Refusal {
         let fleet = recorded.place.rsplit_once("fleet ").and_then(|(_, name)| self.fleets.get(name));
         let (place_id, kind) = match (self.instances.get(&recorded.place), fleet) {
             (Some(id), _) => (Some(*id), "instance"),
@@ -87,8 +87,8 @@ impl Locations {
 }
 
 /// Changes after which nothing else is missing somewhere: those that help in most locations first.
-pub(super) fn cures<'a>(refusals: impl IntoIterator<Item = &'a Refusal>) -> Vec<Cure> {
-    let mut fits = BTreeMap::<String, u32>::new();
+pub(crate) fn cures<'a>(refusals: impl IntoIterator<Item = &'a Refusal>) -> Vec<Cure> {
+    let mut found = BTreeMap::<String, Cure>::new();
     for refusal in refusals {
         // What passes by itself needs no change.
         let permanent: Vec<&Shortfall> = refusal.shortfalls.iter().filter(|short| !short.passes).collect();
@@ -96,13 +96,25 @@ pub(super) fn cures<'a>(refusals: impl IntoIterator<Item = &'a Refusal>) -> Vec<
             continue;
         }
         let message = permanent.iter().map(|short| short.cure.as_str()).collect::<Vec<_>>().join(", and ");
-        *fits.entry(message).or_default() += refusal.count;
+        let starts_now = permanent.len() == refusal.shortfalls.len();
+        let new = || Cure { message: message.clone(), patch: merged(&permanent), fits: 0, starts_now: false };
+        let cure = found.entry(message.clone()).or_insert_with(new);
+        cure.fits += refusal.count;
+        cure.starts_now |= starts_now && cure.patch.is_some();
     }
-    let mut cures: Vec<Cure> =
-        fits.into_iter().map(|(message, fits)| Cure { message, fits, starts_now: false }).collect();
-    cures.sort_by_key(|cure| std::cmp::Reverse(cure.fits));
+    let mut cures: Vec<Cure> = found.into_values().collect();
+    cures.sort_by_key(|cure| (cure.patch.is_none(), std::cmp::Reverse(cure.fits)));
     cures.truncate(CURES_MAX);
     cures
+}
+
+/// All patches together, if each shortfall has one.
+fn merged(shortfalls: &[&Shortfall]) -> Option<Patch> {
+    let mut all = Patch::new();
+    for short in shortfalls {
+        all.extend(short.patch.clone()?);
+    }
+    Some(all)
 }
 
 #[cfg(test)]
@@ -115,6 +127,7 @@ mod tests {
             message: "needs 8 CPUs, has 2".into(),
             cure: (*cure).into(),
             passes: *passes,
+            patch: None,
         };
         let shortfalls = shortfalls.iter().map(short).collect();
         Refusal { place: place.into(), place_id: None, place_kind: "offer".into(), count, shortfalls }
@@ -149,5 +162,29 @@ mod tests {
         assert_eq!(kind("gpu-0"), ("instance".into(), Some(one)));
         assert_eq!(kind("fleet gpu"), ("fleet".into(), Some(two)));
         assert_eq!(kind("aws us-east-1 p4d"), ("offer".into(), None));
+    }
+
+    #[test]
+    fn a_cure_has_a_patch_if_each_of_its_changes_has_one() {
+        let short = |cure: &str, path: Option<&str>| Shortfall {
+            kind: "cpus".into(),
+            message: String::new(),
+            cure: cure.into(),
+            passes: false,
+            patch: path.map(|path| Patch::from([(path.to_owned(), 1.into())])),
+        };
+        let refusal = |shortfalls| Refusal {
+            place: "a".into(),
+            place_id: None,
+            place_kind: "offer".into(),
+            count: 1,
+            shortfalls,
+        };
+        let whole = refusal(vec![short("a", Some("cpu")), short("b", Some("gpu"))]);
+        let partial = refusal(vec![short("c", Some("cpu")), short("d", None)]);
+        let found = cures(&[partial, whole]);
+        let patch = found[0].patch.clone().unwrap();
+        assert_eq!((patch.len(), found[0].starts_now, found[0].message.as_str()), (2, true, "a, and b"));
+        assert!(found[1].patch.is_none() && !found[1].starts_now);
     }
 }

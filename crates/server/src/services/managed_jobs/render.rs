@@ -15,16 +15,19 @@ use windlass_model::{
     },
     run,
     time::{Span, Timestamp},
+    yaml_text::to_yaml,
 };
 
 use crate::{
     app::App,
     db::{
         costs,
+        explanations::{self, JobTimes},
         managed_jobs::{self as rows, AttemptState, JobWithTasks},
         pipeline_rows::managed_jobs as passes,
     },
     error::Result,
+    services::configurations::remove_unset,
 };
 
 /// A job with its stored documents, decoded.
@@ -74,6 +77,8 @@ struct JobContext {
     attempts: HashMap<String, Vec<AttemptState>>,
     /// Cost of the runs of a job, if a single one is read.
     costs: Option<HashMap<String, f64>>,
+    /// Attempts by the name of their run, if a single job is read.
+    times: Option<HashMap<String, Vec<JobTimes>>>,
 }
 
 impl JobContext {
@@ -95,7 +100,13 @@ impl JobContext {
             context.attempts.entry(state.run_name.clone()).or_default().push(state);
         }
         if let (true, [only]) = (detailed, jobs) {
-            context.costs = Some(costs::by_run_of_job(app.db(), only.named.job.id, now).await?);
+            let id = only.named.job.id;
+            context.costs = Some(costs::by_run_of_job(app.db(), id, now).await?);
+            let mut times = HashMap::<String, Vec<JobTimes>>::new();
+            for one in explanations::times_of_managed_job(app.db(), id).await? {
+                times.entry(one.run_name.clone()).or_default().push(one);
+            }
+            context.times = Some(times);
         }
         Ok(context)
     }
@@ -157,6 +168,7 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         user: user_name,
         shape: shape_name(&plan.shape).to_owned(),
         priority: job.priority,
+        run_priority: plan::run_priority(job.priority),
         rank: job.rank,
         num_jobs: job.copies,
         status: job.status.as_str().to_owned(),
@@ -170,8 +182,18 @@ fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::
         job_duration: sums.job_duration.as_secs(),
         recovery_count: sums.recovery_count,
         cost: context.costs.as_ref().map(|costs| costs.values().sum()),
+        text: context.times.is_some().then(|| plan_text(&plan)).transpose()?,
         tasks,
     })
+}
+
+/// The plan of a job as YAML, without what is not set. Plans contain no values of secrets.
+pub(super) fn plan_text(plan: &ManagedJobPlan) -> Result<String> {
+    let mut value = serde_json::to_value(plan)?;
+    remove_unset(&mut value);
+    let mut text = to_yaml(&value);
+    text.push('\n');
+    Ok(text)
 }
 
 fn shape_name(of: &Shape) -> &'static str {
@@ -235,8 +257,39 @@ fn task(
         restarts_on_errors: record.restarts_on_errors,
         placement: record.placement.as_ref().map(|placement| placement.place.clone()),
         attempt: record.attempt,
+        attempts: context.times.as_ref().map(|times| attempts(&runs, times, context)),
+        after: context.times.is_some().then(|| of.map(|task| task.after.clone()).unwrap_or_default()),
         runs,
     })
+}
+
+/// Attempts of a task whose runs exist, the oldest first.
+fn attempts(
+    runs: &[String],
+    times: &HashMap<String, Vec<JobTimes>>,
+    context: &JobContext,
+) -> Vec<wire::TaskAttempt> {
+    let attempt = |(number, run): (u32, &String)| {
+        let nodes = times.get(run)?;
+        let first = nodes.first()?;
+        let ended = nodes.iter().all(|node| node.finished_at.is_some());
+        let word = |reason: &String| reason.replace('_', " ");
+        let reason = |node: &JobTimes| {
+            node.termination_message.clone().or_else(|| node.termination_reason.as_ref().map(word))
+        };
+        Some(wire::TaskAttempt {
+            attempt: number,
+            run: run.clone(),
+            run_id: Some(first.run_id.0),
+            market: first.spot.map(|spot| if spot { "spot" } else { "on-demand" }.to_owned()),
+            placement: first.instance.clone(),
+            from: first.submitted_at,
+            to: nodes.iter().filter_map(|node| node.finished_at).max().filter(|_| ended),
+            reason: nodes.iter().find_map(reason),
+            cost: context.costs.as_ref().and_then(|costs| costs.get(run)).copied().unwrap_or(0.0),
+        })
+    };
+    (1..).zip(runs).filter_map(attempt).collect()
 }
 
 /// Report of a task with a deadline that got its first launch slot; until now, if it has not ended.

@@ -15,6 +15,7 @@ use super::{Error, LETTERS, Requester, Result, SECRET_LETTERS, generate_secret, 
 use crate::{
     app::App,
     auth,
+    connection_shares::mark_authenticated,
     db::{
         Change, Unit, WriteOutcome, containers,
         queue_tokens::{self, QueueToken},
@@ -82,7 +83,8 @@ async fn from_token(app: &App, token: QueueToken, secret: &str, request: &str) -
         ("user", _) => QueueCaller::User,
         _ => return Err(Error::Unauthenticated),
     };
-    crate::unauthenticated_connections::mark_authenticated();
+    let is_of_user = matches!(who, QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. });
+    mark_authenticated(is_of_user.then_some(user.id));
     Ok(Requester {
         is_admin: who == QueueCaller::Admin,
         who,

@@ -105,6 +105,12 @@ pub async fn update(
     apply(app, asker, uuid, &what, &rule).await
 }
 
+/// Sets the time that a container has to exit once it is stopped.
+pub async fn set_stop_duration(app: &App, uuid: &str, secs: u64) -> Result<Container> {
+    let rule = |container: &Container, _: Timestamp| Ok(change::with_stop_duration(container, secs));
+    apply(app, &Requester::server(), uuid, "stop_duration", &rule).await
+}
+
 type Rule<'a> = dyn Fn(&Container, Timestamp) -> Result<Container, QueueRefusal> + Sync + 'a;
 
 async fn apply(app: &App, asker: &Requester, uuid: &str, what: &str, rule: &Rule<'_>) -> Result<Container> {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use windlass_model::{
     id::SubmissionId,
     queue::{
-        Container, ContainerRequest, ContainerSpec,
+        Container, ContainerRequest, ContainerSpec, JOB_VARIABLE,
         propagate::{QueueRows, propagate},
         reuse,
     },
@@ -25,7 +25,6 @@ use crate::{
         jobs, queue_tokens,
     },
     encryption::AssociatedData,
-    job_payload::container_request::JOB_VARIABLE,
 };
 
 /// Maximum number of related rows. A larger tree is not changed at once.

@@ -15,10 +15,11 @@ use crate::{
     auth::Caller,
     db::{
         Page, fleets,
-        instances::{self, Instance, Query},
+        instances::{self, Instance, NamedProjects, Query},
         projects,
     },
     error::Result,
+    services::blocks,
 };
 
 /// Maximum number of instances that are read for a list.
@@ -50,6 +51,7 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     let lists_ended = requested.statuses.iter().any(|status| status == "terminated");
     let query = Query {
         projects: visible_projects(app, caller, &requested.projects).await?,
+        include_imported: true,
         fleets: None,
         only_active: !lists_ended,
         page: Page { limit: READ_MAX, ..Page::default() },
@@ -60,15 +62,18 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     let all = to_rows(app, found).await?;
     let order = |one: &InstanceRow, other: &InstanceRow| directed(descending, compare(column, one, other));
     let mut listed = page_of(all, &requested, page, fields, order, (has_more, as_of));
-    add_jobs(app, &mut listed.rows).await?;
+    add_jobs(app, &mut listed.rows, query.projects.as_deref()).await?;
+    blocks::add_use(app, &mut listed.rows).await?;
     Ok(listed)
 }
 
-/// Row of one instance, if it exists.
+/// Row of one instance, if it exists, as its project sees it.
 pub(crate) async fn find(app: &App, id: InstanceId) -> Result<Option<InstanceRow>> {
     let Some(found) = instances::find(app.db(), id).await? else { return Ok(None) };
+    let project = found.project_id;
     let mut rows = to_rows(app, vec![found]).await?;
-    add_jobs(app, &mut rows).await?;
+    add_jobs(app, &mut rows, Some(&[project])).await?;
+    blocks::add_use(app, &mut rows).await?;
     Ok(rows.pop())
 }
 
@@ -146,11 +151,11 @@ fn to_row(row: Instance, project: String, fleet: Option<String>) -> InstanceRow 
     }
 }
 
-/// Adds the jobs that are on the instances.
-async fn add_jobs(app: &App, rows: &mut [InstanceRow]) -> Result<()> {
+/// Adds the jobs of these projects that are on the instances.
+async fn add_jobs(app: &App, rows: &mut [InstanceRow], named: NamedProjects<'_>) -> Result<()> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| InstanceId(row.id)).collect();
     let mut jobs = HashMap::<InstanceId, Vec<InstanceJob>>::new();
-    for job in instances::list_jobs(app.db(), &ids).await? {
+    for job in instances::list_jobs(app.db(), &ids, named).await? {
         jobs.entry(job.instance_id).or_default().push(InstanceJob {
             run: job.run_name,
             project: job.project_name,

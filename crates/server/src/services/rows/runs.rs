@@ -23,7 +23,7 @@ use crate::{
         runs::{self, NamedRun},
     },
     error::Result,
-    services::runs::render_newest,
+    services::{explanations::InstanceQueue, runs::render_newest},
 };
 
 const SORTS: [(&str, RunSort); 6] = [
@@ -80,12 +80,11 @@ pub(crate) async fn find(app: &App, ids: &[RunId]) -> Result<Vec<RunRow>> {
     let named = runs::find_all(app.db(), ids).await?;
     let all_jobs = jobs::list_by_runs(app.db(), ids, Some(1)).await?;
     let mut columns = run_rows::job_columns(app.db(), ids).await?;
-    let waiting: Vec<RunId> = named
-        .iter()
-        .filter(|named| named.run.status == run::Status::Submitted)
-        .map(|named| named.run.id)
-        .collect();
-    let positions = run_rows::queue_positions(app.db(), &waiting).await?;
+    let positions = if named.iter().any(|named| named.run.status == run::Status::Submitted) {
+        InstanceQueue::load_positions(app.db()).await?
+    } else {
+        HashMap::new()
+    };
     let on: Vec<InstanceId> = all_jobs.iter().filter_map(|job| job.instance_id).collect();
     let instances = run_rows::instance_names(app.db(), &on).await?;
     let mut jobs_of = HashMap::<RunId, Vec<Job>>::new();

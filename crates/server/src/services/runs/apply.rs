@@ -144,9 +144,10 @@ async fn update(
     let by = scope.caller.user.id;
     let about =
         EventSubject { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
-    let change = runs::update_spec(run.id, &run.spec, &spec.value.to_string(), spec.priority(), rolls);
-    let waiting = jobs::set_priority(run.id, spec.priority());
-    let unit = Unit::new().and([change, waiting]).and(note(
+    let change = runs::update_spec(run.id, &run.spec, &spec.value.to_string(), spec.rank(), rolls);
+    let waiting = jobs::set_priority(run.id, spec.rank());
+    let unit = Unit::new().keep_deployment(run.id).and([change, waiting]).record_deployment(run.id, Some(by));
+    let unit = unit.and(note(
         app.db(),
         Some(by),
         &about,
@@ -160,6 +161,22 @@ async fn update(
         Err(error) if error.is_conflict_on("service_domains_domain_key") => Err(changed()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Applies the specification of an earlier deployment of a service as a new deployment.
+pub(crate) async fn redeploy(app: &App, scope: &ProjectScope, name: &str, num: i64) -> Result<()> {
+    let current = runs::find_by_name(app.db(), scope.project.id, name).await?;
+    let current = current.filter(|current| !current.run.finished).ok_or_else(|| Error::absent("Run"))?;
+    scope.require_ownership::<ApplyRun>(Some(current.run.user_id), &format!("run `{name}`"))?;
+    let stored = runs::deployments(app.db(), current.run.id).await?.into_iter().find(|one| one.num == num);
+    let stored = stored.ok_or_else(|| Error::absent("Deployment"))?;
+    let seen = wire::ExpectedRun {
+        id: current.run.id.0,
+        run_spec: windlass_api::Document::from_text(current.run.spec)?,
+    };
+    let run_spec = windlass_api::Document::from_text(stored.spec)?;
+    let plan = wire::ApplyInput { run_spec, current_resource: Some(seen) };
+    apply(app, scope, wire::ApplyRequest { plan, force: false }).await.map(drop)
 }
 
 /// Moves the service to another gateway, or to none.

@@ -5,12 +5,14 @@
 
 mod apply;
 mod connect;
+mod end_reasons;
 mod images;
 mod plan;
 mod render;
 mod rendered_cache;
 mod spec;
 pub(crate) mod submit;
+mod terminal;
 
 use std::collections::HashMap;
 
@@ -30,6 +32,10 @@ pub use self::{
     plan::plan,
 };
 pub(crate) use self::{
+    apply::redeploy,
+    terminal::{check_terminal, open_terminal},
+};
+pub(crate) use self::{
     images::check_images,
     rendered_cache::RenderedRunCache,
     spec::{ResolvedRunSpec, check_supported, problems_error},
@@ -44,7 +50,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
-    services::explanations::configuration_text,
+    services::{configurations::configuration_text, explanations::InstanceQueue},
 };
 
 const LIST_MAX: i64 = 100;
@@ -100,7 +106,7 @@ pub async fn list(
     } else {
         render::IncludedJobs::None
     };
-    render_cached(app, &lines, jobs).await
+    render_cached(app, &lines, jobs, requested.queue_positions).await
 }
 
 /// Renders runs: finished ones from the cache if possible; the others are read.
@@ -108,6 +114,7 @@ async fn render_cached(
     app: &App,
     lines: &[RunListEntry],
     jobs: render::IncludedJobs,
+    with_positions: bool,
 ) -> Result<Vec<RenderedJson<wire::Run>>> {
     let mut found: HashMap<RunId, _> = HashMap::with_capacity(lines.len());
     for line in lines.iter().filter(|line| line.finished) {
@@ -118,7 +125,11 @@ async fn render_cached(
         let rows = runs::find_all(app.db(), &missing).await?;
         // Not from the list: a run may have finished after it was listed, and before its jobs are read.
         let finished: Vec<bool> = rows.iter().map(|row| row.run.finished).collect();
-        for (mut run, finished) in to_wire(app, rows, jobs).await?.into_iter().zip(finished) {
+        let mut runs = to_wire(app, rows, jobs).await?;
+        if with_positions {
+            add_queue_positions(app, &mut runs).await?;
+        }
+        for (mut run, finished) in runs.into_iter().zip(finished) {
             strip_reasons(&mut run);
             let (id, shown) = (RunId(run.id), RenderedJson::new(&run)?);
             if finished {
@@ -166,10 +177,10 @@ pub async fn read(app: &App, scope: &ProjectScope, requested: wire::ReadRequest)
     // The project of the row counts, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);
     let mut run = to_wire_one(app, found.ok_or_else(not_found)?).await?;
-    queue_positions(app, &mut run).await?;
+    add_queue_positions(app, std::slice::from_mut(&mut run)).await?;
     if scope.caller.session().is_some() {
         let mut spec = run.run_spec.value()?;
-        spec["configuration_text"] = configuration_text(&spec.to_string())?.into();
+        spec["configuration_text"] = configuration_text(&spec).into();
         run.run_spec = Document::new(&spec)?;
         run.as_of = Some(app.db().now().await?.0);
         run.row = super::rows::find_runs(app, &[RunId(run.id)]).await?.pop().map(Box::new);
@@ -177,15 +188,22 @@ pub async fn read(app: &App, scope: &ProjectScope, requested: wire::ReadRequest)
     Ok(run)
 }
 
-/// Adds the position of each job that waits for an instance; one query for all of them.
-async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
-    if run.jobs.iter().filter_map(|job| job.job_submissions.last()).all(|last| last.status != "submitted") {
+/// Adds the position in the queue to each run that waits for an instance. The queue is read once for all of them, and only
+/// if one of them waits.
+async fn add_queue_positions(app: &App, runs: &mut [wire::Run]) -> Result<()> {
+    let waits = |run: &wire::Run| {
+        run.jobs.iter().filter_map(|job| job.job_submissions.last()).any(|last| last.status == "submitted")
+    };
+    if !runs.iter().any(waits) {
         return Ok(());
     }
-    let positions = jobs::queue_positions(app.db(), RunId(run.id)).await?;
-    let of_jobs = run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut());
-    for last in of_jobs.chain(run.latest_job_submission.as_mut()) {
-        last.queue_position = positions.iter().find(|(id, _)| id.0 == last.id).map(|(_, position)| *position);
+    let positions = InstanceQueue::load_positions(app.db()).await?;
+    for run in runs.iter_mut() {
+        let position = positions.get(&RunId(run.id)).copied();
+        let of_jobs = run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut());
+        let waiting =
+            of_jobs.chain(run.latest_job_submission.as_mut()).filter(|last| last.status == "submitted");
+        waiting.for_each(|last| last.queue_position = position);
     }
     Ok(())
 }

@@ -1,10 +1,16 @@
 //! Plan: the effects of applying a configuration.
 
-use windlass_api::{Document, runs as wire};
-use windlass_model::plan::diff;
+use windlass_api::{Document, explanations::QueueTurn, runs as wire};
+use windlass_model::{config::job_spec::JobSpec, plan::diff};
 
 use super::{ResolvedRunSpec, check_images, to_wire_one};
-use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::offers};
+use crate::{
+    app::App,
+    auth::ProjectScope,
+    db::runs,
+    error::Result,
+    services::{explanations::planned_turn, offers},
+};
 
 /// Default and maximum number of offers in one response.
 const OFFERS_DEFAULT: usize = 50;
@@ -52,7 +58,8 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
             let mut offers = offers::for_job(&supply, &spec.shape, job);
             // Nodes of one replica start together or not at all.
             let together: Vec<_> = jobs.iter().filter(|other| other.replica_num == job.replica_num).collect();
-            let why = offers::wait_reasons(&supply, &spec.shape, &together);
+            let planned = offers::planned_replica(&supply, scope.caller.user.id, &spec.shape, &together);
+            let why = offers::wait_reasons(&supply, planned);
             let why = why.map(|why| Document::new(&*why)).transpose()?;
             let misfits = offers::rejected_offers(&supply, &spec.shape, job);
             let misfits = (!misfits.refusals.is_empty()).then(|| Document::new(&misfits)).transpose()?;
@@ -72,7 +79,12 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
                 runs_in: offers::runs_in(&supply, &spec.shape, job),
             })
         })
-        .collect::<Result<_>>()?;
+        .collect::<Result<Vec<wire::JobPlan>>>()?;
+    let waits = job_plans.iter().any(|plan| plan.why.is_some()) && action == wire::ApplyAction::Create;
+    let turn = match waits && !requested.for_offers_only {
+        true => first_turn(app, scope, &supply, &spec, &jobs).await?,
+        false => None,
+    };
     Ok(wire::RunPlan {
         project_name: scope.project.name.clone(),
         user: user.name.clone(),
@@ -82,7 +94,24 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
         images,
         current_resource: current,
         action,
+        turn,
     })
+}
+
+/// Place that the first replica would have in the queue.
+async fn first_turn(
+    app: &App,
+    scope: &ProjectScope,
+    supply: &offers::OfferSupply,
+    spec: &ResolvedRunSpec,
+    jobs: &[JobSpec],
+) -> Result<Option<QueueTurn>> {
+    let first: Vec<&JobSpec> = jobs.iter().filter(|job| job.replica_num == 0).collect();
+    if first.is_empty() {
+        return Ok(None);
+    }
+    let planned = offers::planned_replica(supply, scope.caller.user.id, &spec.shape, &first);
+    planned_turn(app, &scope.caller, planned).await
 }
 
 /// The sent spec, without the password of a registry. Clients apply what they receive here.

@@ -11,6 +11,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
+use super::end_reasons;
 use crate::{
     db::{
         jobs::Job,
@@ -72,7 +73,8 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         .filter_map(|job| job.job_submissions.last())
         .reduce(|latest, other| if other.submitted_at > latest.submitted_at { other } else { latest })
         .cloned();
-    Ok(wire::Run {
+    let name = run.name;
+    let shown = wire::Run {
         id: run.id.0,
         project_name,
         user: user_name,
@@ -92,11 +94,15 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
         reason: waits_because,
+        reasons: Vec::new(),
+        hint: None,
         deployment,
         scaling,
         row: None,
         as_of: None,
-    })
+    };
+    let (reasons, hint) = (end_reasons::reasons(&shown), end_reasons::hint(&shown, &name));
+    Ok(wire::Run { reasons, hint, ..shown })
 }
 
 const ASLEEP_MESSAGE: &str = "scaled to zero: no recent requests; the next request starts a replica";
@@ -111,6 +117,22 @@ fn next_start(run: &Run) -> Option<String> {
     Some(format!("next start at {}", truncate_to_second(next)))
 }
 
+/// Message of the job that failed last by itself.
+fn failure_message(jobs: &[Job]) -> Option<String> {
+    let is_caused_by_others = |job: &&Job| {
+        matches!(
+            job.termination_reason.as_deref(),
+            Some("terminated_by_server" | "done_by_runner" | "scaled_down")
+        )
+    };
+    let ended = jobs.iter().filter(|job| job.finished && !is_caused_by_others(job));
+    let last = ended.max_by_key(|job| job.finished_at)?;
+    let line = last.termination_message.as_deref()?.lines().next().filter(|line| !line.trim().is_empty())?;
+    let no_capacity = job::TerminationReason::FailedToStartDueToNoCapacity.as_str();
+    let lacked = last.termination_reason.as_deref() == Some(no_capacity);
+    Some(if lacked { format!("no capacity: {line}") } else { line.to_owned() })
+}
+
 /// Reason why a run that has not started, or does not continue, waits. `None` if it does not.
 fn waiting_reason(
     run: &Run,
@@ -123,6 +145,7 @@ fn waiting_reason(
             if let Some(RetryWait { failures, cause, at }) = retry {
                 let next =
                     at.map(|at| format!("; attempt {} begins at {}", failures + 1, truncate_to_second(at)));
+                let cause = failure_message(jobs).unwrap_or(cause);
                 return Some(format!("attempt {failures} failed: {cause}{}", next.unwrap_or_default()));
             }
             let is_asleep = !scaling.is_empty() && scaling.iter().all(|group| group.desired == 0);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use windlass_api::{Document, error::ApiErrorCode};
+use windlass_api::{Document, error::ApiErrorCode, projects::ProjectRole};
 use windlass_model::{
     config::{
         Configuration,
@@ -12,9 +12,11 @@ use windlass_model::{
         job_spec::JobSpec,
         job_spec_builder::DefaultImages,
         references,
-        unsupported::{self, SupportReview},
+        run::RunClass,
+        unsupported::{self, ImportedResources, SupportReview},
     },
     id::{ProjectId, UserId},
+    plan::preemption::Preemptibility,
     resources::CpuArch,
 };
 
@@ -25,7 +27,7 @@ use crate::{
     error::{Error, Result},
     parsed_run_spec::{ParsedRunSpec, RunSpecError},
     registry_passwords,
-    services::{secrets, service_domains::GatewayPublication, volumes},
+    services::{budgets, exports, quotas, secrets, service_domains::GatewayPublication, volumes},
 };
 
 /// Name of a job in a plan for a run without a name.
@@ -109,8 +111,14 @@ impl ResolvedRunSpec {
         self.value["repo_id"].as_str()
     }
 
-    pub(crate) fn priority(&self) -> i64 {
-        self.shape.priority()
+    /// See `QueueRank`.
+    pub(crate) fn rank(&self) -> i64 {
+        self.shape.rank().to_stored()
+    }
+
+    /// Returns whether the scheduler may end its jobs.
+    pub(crate) fn preemptibility(&self, is_managed: bool) -> Preemptibility {
+        self.shape.preemptibility(is_managed)
     }
 
     /// Jobs with which a run starts.
@@ -137,9 +145,9 @@ impl ResolvedRunSpec {
     }
 
     /// Unsupported parts of the spec, including its profile.
-    fn review(&self, project: &str) -> SupportReview {
+    fn review(&self, project: &str, imports: Option<&ImportedResources>) -> SupportReview {
         let properties = Some(self.shape.properties());
-        let context = unsupported::ReviewContext { project: Some(project), properties, node: None };
+        let context = unsupported::ReviewContext { project: Some(project), properties, node: None, imports };
         unsupported::review(self.shape.configuration(), context)
     }
 
@@ -150,7 +158,13 @@ impl ResolvedRunSpec {
 
     /// Checks that everything to which the spec refers exists and belongs to the caller or the project.
     pub(crate) async fn check_references(&self, app: &App, scope: &ProjectScope) -> Result<()> {
-        check_supported(&self.review(&scope.project.name))?;
+        let mut review = self.review(&scope.project.name, None);
+        if !review.refusals.is_empty() {
+            // It may name something of another project, which is rare.
+            let imports = exports::imported_resources(app, scope.project.id).await?;
+            review = self.review(&scope.project.name, Some(&imports));
+        }
+        check_supported(&review)?;
         let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
         if kind != "virtual" {
             let id = self.repo_id().unwrap_or_default();
@@ -166,8 +180,35 @@ impl ResolvedRunSpec {
         let jobs = self.plan()?;
         check_variables(&jobs)?;
         secrets::check_use(app, scope.project.id, scope.caller.user.id, &secret_names(&jobs)).await?;
+        check_class(scope, self.shape.rank().class)?;
+        check_preemptible(&self.shape)?;
+        quotas::check_jobs(app, scope.project.id, scope.caller.user.id, &jobs).await?;
+        budgets::check_jobs(app, scope.project.id, scope.caller.user.id, &jobs).await?;
         volumes::check_mounts(app, scope.project.id, &jobs).await
     }
+}
+
+/// Rejects a service that may be preempted and would fail with the first replica.
+fn check_preemptible(shape: &ParsedRunSpec) -> Result<()> {
+    let is_service = matches!(shape.configuration(), Configuration::Service(_));
+    let is_requested = shape.configuration().run().and_then(|run| run.preemptible) == Some(true);
+    if is_service && is_requested && shape.preemptibility(false) == Preemptibility::Never {
+        return Err(Error::refused(
+            "a service with `preemptible: true` would fail with the first replica that is preempted; hint: add \
+             `retry: {on_events: [interruption]}`",
+        ));
+    }
+    Ok(())
+}
+
+/// Rejects `class: urgent` for those who may not get ahead of other projects.
+fn check_class(scope: &ProjectScope, class: RunClass) -> Result<()> {
+    if class == RunClass::Urgent && scope.role() < Some(ProjectRole::Manager) {
+        return Err(Error::refused(
+            "only managers of the project may run in class `urgent`; hint: omit `class`, or have a manager apply the run",
+        ));
+    }
+    Ok(())
 }
 
 /// Secrets that the jobs of this specification name.

@@ -79,7 +79,7 @@ pub(crate) fn unit(
         gateway_id: requested.published.as_ref().map(|at| at.gateway),
         status,
         desired_replicas: replicas,
-        priority: spec.priority(),
+        priority: spec.rank(),
         next_triggered_at: next,
         idempotency_key: requested.idempotency_key,
         idempotency_hash: requested.idempotency_hash,
@@ -109,7 +109,8 @@ pub(crate) fn unit(
             Event::created::<job::JobLifecycle>(job.id.0, job::Status::Submitted, because("Job submitted"));
         created.epoch = None;
         let reported = reported(&created, Entity::Job, job.id.0, &job.job_name)?;
-        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(reported);
+        let preemptible = spec.preemptibility(requested.managed_job.is_some()).as_str().to_owned();
+        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, preemptible, ..job })]).and(reported);
     }
     Ok((id, unit))
 }
@@ -152,7 +153,10 @@ fn submissions(
                 status: job::Status::Submitted,
                 job_spec: spec.shape.document(job).map_err(|error| Error::refused(error.to_string()))?,
                 secrets_sealed: None,
-                priority: spec.priority(),
+                priority: spec.rank(),
+                preemptible: windlass_model::plan::preemption::Preemptibility::Never.as_str().to_owned(),
+                preempted_before: 0,
+                queued_at: None,
             };
             all.push((row, sealed));
         }

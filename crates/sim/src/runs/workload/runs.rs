@@ -109,7 +109,7 @@ impl Workload {
             gateway_id: None,
             status,
             desired_replicas: 1,
-            priority: shape.priority(),
+            priority: shape.rank().to_stored(),
             next_triggered_at: next,
             idempotency_key: None,
             idempotency_hash: None,
@@ -142,7 +142,10 @@ impl Workload {
                     status: job::Status::Submitted,
                     job_spec,
                     secrets_sealed: None,
-                    priority: shape.priority(),
+                    priority: shape.rank().to_stored(),
+                    preemptible: shape.preemptibility(false).as_str().to_owned(),
+                    preempted_before: 0,
+                    queued_at: None,
                 })]);
             }
         }

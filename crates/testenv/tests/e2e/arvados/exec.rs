@@ -20,6 +20,7 @@ use windlass_testenv::{
     queue_env::{QueueEnv, processes_matching},
     test_env::{IMAGE, engine_socket, load_busybox_image},
 };
+use windlass_testkit::wait::eventually_ok_async;
 
 const TIMEOUT: Duration = Duration::from_secs(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
@@ -183,6 +184,49 @@ async fn a_gpu_is_assigned_to_one_container_at_a_time() {
     }
     seen.sort();
     assert_eq!(seen, ["0\n", "1\n"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_container_has_exactly_its_stop_duration() {
+    let mut ground = QueueEnv::start("stop-duration").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    // Saves for longer than the default, in a shell that ends at once.
+    let saves = "sh -c 'n=0; trap \"n=1; echo asked\" TERM; echo ready; while [ $n = 0 ]; do sleep 0.1; done; \
+        for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1; done; echo saved' && echo never";
+    let ignores = "sh -c 'trap \"\" TERM; echo ready; while :; do sleep 0.1; done' && echo never";
+    let with = |secs: u64| json!({ "scheduling_parameters": { "stop_duration": secs } });
+    let saving = ground.request(&["sh", "-c", saves], with(120)).await;
+    let short = ground.request(&["sh", "-c", ignores], with(2)).await;
+    let default = ground.request(&["sh", "-c", ignores], json!({})).await;
+    for one in [&saving, &short, &default] {
+        let ready = eventually_ok_async("it is ready", async || {
+            let output = ground.output(&one.container, "stdout").await;
+            if output == b"ready\n" { Ok(()) } else { Err(String::from_utf8_lossy(&output).into_owned()) }
+        });
+        ready.await;
+        ground.weigh(one, 0).await;
+    }
+    for (one, secs) in [(&short, 2), (&default, 10)] {
+        let record = ground.ended(&one.container).await;
+        let message =
+            format!("it was still running {secs} s after the stop request (`stop_duration`) and was killed");
+        assert_eq!(record["runtime_status"]["error"], message.as_str(), "{record}");
+        assert_eq!((&record["state"], &record["exit_code"]), (&json!("Cancelled"), &json!(137)), "{record}");
+    }
+    let record = ground.ended(&saving.container).await;
+    assert_eq!(record["runtime_status"]["error"], "it was stopped", "{record}");
+    assert_eq!(ground.output(&saving.container, "stdout").await, b"ready\nasked\nsaved\n");
+    // The same time counts from the end of the maximum run time.
+    let limits = json!({ "scheduling_parameters": { "max_run_time": 1, "stop_duration": 60 } });
+    let late = "trap 'echo asked; exit 3' TERM; while :; do sleep 0.1; done";
+    let late = ground.submit(&["sh", "-c", late], limits).await;
+    let record = ground.ended(&late).await;
+    assert_eq!(
+        (&record["runtime_status"]["reason"], &record["exit_code"]),
+        (&json!("max_run_time"), &json!(3))
+    );
+    assert_eq!(ground.output(&late, "stdout").await, b"asked\n");
 }
 
 /// Containers of the test engine that belong to a container of the queue.

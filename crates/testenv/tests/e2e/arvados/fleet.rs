@@ -24,7 +24,7 @@ impl Drop for SlurmFleetEnv {
 }
 
 fn task(name: &str, commands: &str, more: Value) -> Value {
-    let mut task = json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": [commands],
+    let mut task = json!({"type": "task", "name": name, "image": "none", "commands": [commands],
         "env": {"GREETING": "it's me"},
         "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}});
     task.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -207,6 +207,8 @@ async fn what_a_cluster_cannot_run_is_refused_in_the_plan_with_its_reason() {
     let service = json!({"type": "service", "port": 80, "auth": false, "replicas": 1});
     let dev = json!({"type": "dev-environment", "commands": null, "ide": "vscode"});
     let remote = json!({"repo_type": "remote", "repo_name": "app", "repo_branch": "main", "repo_hash": null});
+    let limited = json!({"resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1},
+        "disk": {"size": {"min": 0.1, "max": 1.0}}}});
     let refused = [
         (json!({"nodes": 2}), Value::Null, "several nodes", "use a fleet of hosts"),
         (service, Value::Null, "a service", "use a fleet of hosts"),
@@ -218,6 +220,11 @@ async fn what_a_cluster_cannot_run_is_refused_in_the_plan_with_its_reason() {
             "that the nodes of the cluster share",
         ),
         (json!({}), remote, "a job with a repository", "clone it in `commands`"),
+        (limited, Value::Null, "a job with a disk limit", "remove the upper end of `disk`"),
+        (json!({"user": "root"}), Value::Null, "a job with a `user`", "the node determines it"),
+        (json!({"python": "3.12"}), Value::Null, "a job with `python`", "one with Python"),
+        (json!({"privileged": true}), Value::Null, "a privileged job", "use a fleet of hosts"),
+        (json!({"ports": ["8080"]}), Value::Null, "a job with `ports`", "remove `ports`"),
     ];
     for (more, repo, what, cure) in refused {
         let mut run_spec = spec(&task("plan", "true", more));
@@ -237,6 +244,77 @@ async fn what_a_cluster_cannot_run_is_refused_in_the_plan_with_its_reason() {
         assert!(why.contains(&format!("is a Slurm cluster, which cannot run {what}")), "{what}: {why}");
         assert!(why.contains(cure), "{what}: {why}");
     }
+}
+
+/// Commands that save for longer than the default time of a container after SIGTERM, in a shell that ends at once. A shell
+/// reports the end of a `sleep` that the signal ended, too.
+const SAVES_ON_STOP: &str = "sh -c 'n=0; trap \"n=1; echo asked\" TERM; echo ready; while [ $n = 0 ]; do sleep 0.1; done 2>/dev/null; \
+    for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1; done; echo saved' && echo never";
+/// Commands that ignore SIGTERM.
+const IGNORES_STOP: &str = "sh -c 'trap \"\" TERM; echo ready; while :; do sleep 0.1; done' && echo never";
+
+impl SlurmFleetEnv {
+    async fn wait_for_output(&mut self, run: &str, text: &str) -> Value {
+        let since = Instant::now();
+        loop {
+            let seen = self.wait_until(run, |run| run["status"] != "submitted").await;
+            let output = self.output(&seen).await;
+            if output.contains(text) {
+                return seen;
+            }
+            let log = self.ground.dispatcher_log();
+            assert!(since.elapsed() < TIMEOUT, "{run} writes {output:?}: {seen:#}\n{log}");
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Runs jobs that are stopped: one that needs most of its time, and ones whose time ends.
+    async fn check_stop_durations(&mut self) {
+        let with = |name: &str, commands: &str, stop_duration: u64| {
+            task(name, commands, json!({"stop_duration": stop_duration}))
+        };
+        let jobs =
+            [("saves", SAVES_ON_STOP, 120), ("ignores", IGNORES_STOP, 2), ("aborted", IGNORES_STOP, 3600)];
+        for (name, commands, secs) in jobs {
+            self.apply(&with(name, commands, secs)).await;
+        }
+        for (name, ..) in jobs {
+            self.wait_for_output(name, "ready").await;
+        }
+        let names: Vec<&str> = jobs.iter().map(|(name, ..)| *name).collect();
+        self.post("runs/stop", &json!({"runs_names": names, "abort": false})).await;
+
+        let run = self.wait_until_final("ignores").await;
+        let last = first_submission(&run);
+        let killed = "it was still running 2 s after the stop request (`stop_duration`) and was killed";
+        let message = last["termination_reason_message"].as_str().unwrap_or_default();
+        assert!(message.contains(killed), "{run:#}");
+        assert_eq!((&last["status"], &last["exit_status"]), (&json!("terminated"), &json!(137)), "{run:#}");
+
+        // The signal came once, and to the program itself.
+        let run = self.wait_until_final("saves").await;
+        // A shell reports that the signal ended its `sleep`, if it was in one.
+        let output = self.output(&run).await.replace("Terminated\n", "");
+        assert_eq!(output, "ready\nasked\nsaved\n");
+        assert_eq!(run["status"], "terminated", "{run:#}");
+
+        // An abort ends the time of the stop before it.
+        let run = self.wait_until("aborted", |_| true).await;
+        assert_eq!(run["status"], "terminating", "{run:#}");
+        self.post("runs/stop", &json!({"runs_names": ["aborted"], "abort": true})).await;
+        self.wait_until_final("aborted").await;
+        let since = Instant::now();
+        while !self.cluster.say("squeue", &["-h"]).is_empty() {
+            assert!(since.elapsed() < TIMEOUT, "{}", self.cluster.say("squeue", &[]));
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_cluster_has_exactly_its_stop_duration() {
+    let mut field = SlurmFleetEnv::start().await;
+    field.check_stop_durations().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

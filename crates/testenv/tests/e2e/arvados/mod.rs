@@ -2,6 +2,7 @@
 
 mod exec;
 mod fleet;
+mod outputs;
 mod process;
 mod slurm;
 
@@ -79,14 +80,65 @@ async fn container_output_and_resource_usage_are_kept() {
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
     ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
-    let uuid = ground.submit(&["sh", "-c", "mkdir out/below; echo result > out/below/file"], json!({})).await;
+    let program = "mkdir out/below; echo result > out/below/file; touch out/temporary";
+    let patterns = json!({"output_glob": ["below/**"]});
+    let uuid = ground.submit(&["sh", "-c", program], patterns).await;
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     let kept = PathBuf::from(record["output"].as_str().unwrap());
     assert_eq!(kept, outputs.join(format!("{uuid}.1")));
     assert_eq!(std::fs::read_to_string(kept.join("below/file")).unwrap(), "result\n");
+    assert!(!kept.join("temporary").exists(), "no pattern selects it");
     assert_eq!(record["log"], format!("containers/{uuid}/output"));
     assert!(record["runtime_status"]["usage"]["wall_us"].as_u64().is_some_and(|us| us > 0), "{record}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finished_containers_are_listed_on_request() {
+    let mut ground = QueueEnv::start("listed").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let uuid = ground.submit(&["true"], json!({})).await;
+    ground.ended(&uuid).await;
+    let list = async |args: &[&str]| {
+        let mut command = Command::new(binary_path("windlass").unwrap());
+        command.args(["container", "list", "-o", "name"]).args(args).env("HOME", &ground.dir);
+        command.env("WINDLASS_URL", format!("http://{}", ground.address())).env("WINDLASS_TOKEN", TOKEN);
+        let listed = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+        assert!(listed.status.success(), "{listed:?}");
+        String::from_utf8(listed.stdout).unwrap()
+    };
+    assert_eq!(list(&[]).await, "");
+    assert_eq!(list(&["--all"]).await, format!("{uuid}\n"));
+}
+
+/// A dispatcher that a timer starts again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn single_polls_run_a_container_to_its_end() {
+    let ground = QueueEnv::start("once").await;
+    let token = ground.token("token").await;
+    let uuid = ground.submit(&["sh", "-c", "sleep 1; echo done"], json!({})).await;
+    let (server, dir) = (format!("http://{}", ground.address()), ground.dir.join("attempts"));
+    let poll = move || {
+        let mut command = Command::new(binary_path("windlass").unwrap());
+        command
+            .args(["dispatch", "local", "--once", "--allow-process", "--server", &server, "--token-file"])
+            .arg(&token);
+        command.arg("--dir").arg(&dir).arg("--agent").arg(binary_path("windlass-agent").unwrap());
+        let polled = command.output().unwrap();
+        assert!(polled.status.success(), "{}", String::from_utf8_lossy(&polled.stderr));
+    };
+    let start = Instant::now();
+    loop {
+        let poll = poll.clone();
+        tokio::task::spawn_blocking(poll).await.unwrap();
+        let record = ground.containers().await.remove(&uuid).unwrap();
+        if record["state"] == "Complete" {
+            break;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{record}");
+    }
+    assert_eq!(ground.output(&uuid, "stdout").await, b"done\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -154,12 +154,18 @@ impl SlurmQueueEnv {
         numbers.iter().map(state).collect()
     }
 
+    /// Fails if no state changes for a while: a busy machine is slow, and makes progress.
     async fn wait_until(&self, what: &str, numbers: &[usize], is: impl Fn(&[String]) -> bool) {
-        let since = Instant::now();
+        let mut since = Instant::now();
+        let mut before = Vec::new();
         loop {
             let states = self.states(numbers).await;
             if is(&states) {
                 return;
+            }
+            if states != before {
+                since = Instant::now();
+                before.clone_from(&states);
             }
             let jobs = || self.cluster.say("squeue", &["-t", "all"]);
             let nodes = || self.cluster.say("sinfo", &["-N"]);

@@ -138,10 +138,19 @@ def projects():
                                    {"username": "ben", "project_role": "manager"}]})
     of("remove_members", {"usernames": ["ben"]})
     of("update", {"is_public": True})
+    exports()
     post("projects/delete", {"projects_names": ["second"]})
     post("users/delete", {"users": ["ben"]})
-    for path in "exports/list", "imports/list", "templates/list":
-        project(path)
+    project("templates/list")
+
+
+def exports():
+    project("exports/create", {"name": "shared", "importer_projects": ["second"], "exported_fleets": ["local"]})
+    project("exports/list")
+    project("imports/list", project="second")
+    project("imports/delete", {"export_name": "shared", "export_project_name": "main"}, project="second")
+    project("exports/update", {"name": "shared", "add_importer_projects": ["second"]})
+    project("exports/delete", {"name": "shared"})
 
 
 def code_files_and_secrets():

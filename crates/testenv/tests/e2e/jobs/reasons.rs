@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{launch, log, wait_until, wait_until_done, with_hosts};
-use crate::test_env::{HostMode, TestEnv};
+use crate::test_env::{HostMode, IMAGE, TestEnv, engine_socket, load_busybox_image};
 
 #[tokio::test]
 async fn a_job_too_large_for_every_host_fails_its_prechecks_with_the_reason() {
@@ -72,4 +72,17 @@ async fn output_of_group_tasks_is_followed_together_with_task_names() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(out, "b | first\na | last\n", "{err}\n{}", env.server_log());
     assert_eq!(output.status.code(), Some(0), "{err}");
+}
+
+#[tokio::test]
+async fn a_docker_image_without_bash_fails_its_job_at_once_with_the_reason() {
+    load_busybox_image(&engine_socket());
+    let mut env = TestEnv::new(HostMode::Containers).await;
+    let text = format!("name: bare\nresources: {{image_id: 'docker:{IMAGE}'}}\nrun: echo hi\n");
+    let id = launch(&mut env, &text, json!({})).await;
+    let seen = wait_until_done(&mut env, id).await;
+    let task = &seen["tasks"][0];
+    assert!(matches!(seen["status"].as_str(), Some("FAILED" | "FAILED_SETUP")), "{seen:#}");
+    assert_eq!(task["attempt"], 1, "{seen:#}");
+    assert!(task["reason"].as_str().is_some_and(|reason| reason.contains("bash")), "{task:#}");
 }

@@ -333,8 +333,8 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &Service
     let (is_done, message) = windlass(&env, &install);
     assert!(is_done, "{message}");
     traffic.goes_on();
-    let (answered, failed) = traffic.end();
-    assert!(answered > 10 && failed.is_empty(), "{answered} {failed:#?}");
+    let (_, failed) = traffic.end();
+    assert!(failed.is_empty(), "{failed:#?}");
     let start = Instant::now();
     while serving() != 1 {
         assert!(start.elapsed() < TIMEOUT, "the old process does not end");

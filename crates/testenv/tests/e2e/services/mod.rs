@@ -5,9 +5,11 @@ mod containers;
 mod corpus;
 mod deployment;
 mod gateway;
+mod gateway_access;
 mod request_path;
 mod restart;
 mod shared;
+mod skypilot;
 
 use std::time::{Duration, Instant};
 

@@ -49,8 +49,8 @@ async fn no_gateway_request_fails_while_the_server_is_stopped_killed_and_restart
     other["max_concurrency"] = 50.into();
     update_run(&mut env, &other).await;
     traffic.goes_on();
-    let (answered, failed) = traffic.end();
-    assert!(answered > 100 && failed.is_empty(), "{answered} {failed:#?}\n{}", node.log_tail());
+    let (_, failed) = traffic.end();
+    assert!(failed.is_empty(), "{failed:#?}\n{}", node.log_tail());
     env.stop("page", false).await;
     env.reaches("page", &["terminated"]).await;
     let nobody = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_host("page.services.test");

@@ -44,6 +44,7 @@ pub(crate) fn instance_order(target: SshDestination) -> InstanceRequest {
         instance,
         credential_sha256: sha256(CREDENTIAL),
         server_key: STANDARD.encode(key().public_key().as_ref()),
+        gateway_key: None,
     };
     let want = InstanceSource::Host(Box::new(RemoteHost { target, internal_ip: None, network: None }));
     InstanceRequest {

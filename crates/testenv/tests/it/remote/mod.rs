@@ -2,6 +2,7 @@
 
 mod backend_contract;
 mod fixtures;
+mod gateway_key;
 mod lifecycle;
 mod refusals;
 mod systemd;

@@ -42,6 +42,9 @@ const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_secs(10),
 ];
 
+/// A pull that takes longer has something to do.
+const SHORT_PULL: Duration = Duration::from_millis(50);
+
 /// Starting point of a lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartFrom {
@@ -193,13 +196,14 @@ impl TaskLifecycle {
         self.check_stop_requested()?;
         if self.status() <= Status::Pulling {
             self.advance(Status::Preparing, Event::Prepared).await;
-            self.sync_journal(self.tasks.journal.last(), usize::MAX).await;
             self.pull(&prepared).await?;
         }
-        self.run_on_disk(|task| task_files::delete_auth(&task.dir)).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, id = %self.task.id, "failed to delete the registry credential");
-        });
-        *self.task.auth.lock() = None;
+        let had_auth = self.task.auth.lock().take().is_some();
+        if had_auth {
+            self.run_on_disk(|task| task_files::delete_auth(&task.dir)).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, id = %self.task.id, "failed to delete the registry credential");
+            });
+        }
         self.advance(Status::Pulling, Event::Pulled).await;
         self.check_stop_requested()?;
         let handle = self.create(&prepared).await?;
@@ -346,7 +350,16 @@ impl TaskLifecycle {
             pulled = timeout(Duration::from_secs(secs_max), pull) => {
                 pulled.unwrap_or_else(|_| Err(StartAbort::Failed(task_end::for_pull_timeout(secs_max))))
             }
+            never = self.sync_during_pull() => match never {},
         }
+    }
+
+    /// Stores what was recorded so far if a pull takes time. One that has nothing to do does not wait for the disk: the
+    /// records are stored before the container is started.
+    async fn sync_during_pull(&self) -> std::convert::Infallible {
+        sleep(SHORT_PULL).await;
+        self.sync_journal(self.tasks.journal.last(), usize::MAX).await;
+        pending().await
     }
 
     async fn create(&self, prepared: &PreparedTask) -> StartResult<Handle> {
@@ -402,7 +415,9 @@ impl TaskLifecycle {
             state.ports = Some(ports.clone());
             self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::ContainerStarted { ports })
         };
-        self.sync_journal(seq, usize::MAX).await;
+        // Not waited for until it is on disk: if the host fails, the container is gone too, and that it may have been
+        // started is on disk since before its start.
+        self.write_journal(seq).await;
         self.advance(Status::Creating, Event::Started).await;
         self.write_task_file().await;
     }
@@ -486,6 +501,14 @@ impl TaskLifecycle {
                 }
             }
             sleep(wait).await;
+        }
+    }
+
+    /// Waits until the journal is written, but not until it is on disk: the records survive this process, not the host.
+    async fn write_journal(&self, seq: u64) {
+        if let Err(error) = self.tasks.journal.write(seq).await {
+            tracing::error!(error = format_chain(&error), id = %self.task.id, "failed to write the journal");
+            self.sync_journal(seq, usize::MAX).await;
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
 const QUEUE_TIMEOUT: Span = Span::secs(60);
 const NO_NODES_MESSAGE: &str = "no nodes in time";
 /// Launches in a row that had nodes and could not start on them, after which the task fails.
-const START_ATTEMPTS_MAX: u32 = 3;
+pub(super) const START_ATTEMPTS_MAX: u32 = 3;
 /// Launches in a row for which a lost location is avoided, or preferred.
 const LOCATION_ATTEMPTS_MAX: u32 = 3;
 

@@ -1,0 +1,188 @@
+//! Limits and reachability of a task, as seen from inside.
+
+use std::{fs, time::Duration};
+
+use windlass_agent::shim::runtime::{BindMount, Runtime};
+use windlass_api::agent::shim::NetworkMode;
+
+use super::{OciHost, read, wait_written};
+use crate::support::{images::Image, temp_dir};
+
+const MIB: i64 = 1 << 20;
+
+#[tokio::test]
+async fn oci_limits_apply_inside_the_container() {
+    let host = OciHost::new();
+    let mut task = host
+        .task(
+            "cd /windlass/run
+            v1=/sys/fs/cgroup; {
+            cat $v1/memory/memory.limit_in_bytes 2>/dev/null || cat $v1/memory.max
+            echo $(( $(cat $v1/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 $v1/cpu.max) * 100 / 100000 ))
+            cat $v1/pids/pids.max 2>/dev/null || cat $v1/pids.max
+            df -m /dev/shm | tail -1 | awk '{print $2}'
+            } > out
+            cp /bin/busybox /dev/shm/busybox && /dev/shm/busybox true && echo exec >> out",
+        )
+        .await;
+    task.spec.cpu = 0.5;
+    task.spec.memory = 64 * MIB;
+    task.spec.shm_size = 16 * MIB;
+    task.limits.pids = 77;
+    let message = host.message(&task).await;
+    assert_eq!(message.lines().collect::<Vec<_>>(), ["67108864", "50", "77", "16", "exec"]);
+}
+
+#[tokio::test]
+async fn oci_pids_limit_stops_a_fork_bomb() {
+    let host = OciHost::new();
+    let mut task =
+        host.task("for i in $(seq 100); do sleep 5 & done; jobs | wc -l > /windlass/run/out").await;
+    task.limits.pids = 20;
+    let exit = host.run(&task).await;
+    assert_ne!(exit.code, Some(0));
+    assert!(exit.tail.iter().any(|line| line.contains("fork")), "{exit:?}");
+}
+
+#[tokio::test]
+async fn oci_reports_an_oom_kill() {
+    let host = OciHost::new();
+    let mut task = host
+        .task(
+            "touch /windlass/run/up; while ! [ -e /windlass/run/go ]; do sleep 0.05; done
+            exec awk 'BEGIN { for (;;) text = text \"0123456789012345678901234567890123456789\" text }'",
+        )
+        .await;
+    task.spec.memory = 16 * MIB;
+    let handle = host.start(&task).await;
+    wait_written(&task, "up").await;
+    fs::write(task.dir.run().join("go"), "").unwrap();
+    let exit = host.wait(&task, &handle).await;
+    assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(137), true, None));
+}
+
+#[tokio::test]
+async fn oci_tasks_have_only_the_listed_capabilities() {
+    let host = OciHost::new();
+    let message = host
+        .message(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
+        .await;
+    // CHOWN 0, DAC_OVERRIDE 1, KILL 5, SETGID 6, SETUID 7.
+    let expected = ["00000000000000e3", "1", "2"];
+    assert_eq!(
+        message.lines().collect::<Vec<_>>(),
+        expected,
+        "capabilities, no new privileges, a system call filter"
+    );
+}
+
+#[tokio::test]
+async fn oci_tasks_cannot_modify_the_agent_binary() {
+    let host = OciHost::new();
+    let script = "cd /windlass/run
+        (echo evil > /windlass/agent) 2>/dev/null && echo wrote
+        rm -f /windlass/agent 2>/dev/null && echo removed
+        mount -o remount,rw /windlass/agent 2>/dev/null && echo remounted
+        chmod 777 /windlass/agent 2>/dev/null && echo changed
+        find / -xdev -name '*.sock' -type s 2>/dev/null
+        grep -c docker.sock /proc/mounts
+        ls /windlass
+        echo end > out; ls /windlass/run >> out";
+    let task = host.task(&format!("({script}) > /windlass/run/seen 2>&1; exit 0")).await;
+    host.run(&task).await;
+    assert_eq!(read(&task, "seen").lines().collect::<Vec<_>>(), ["0", "agent", "git", "run"]);
+    let copies: Vec<_> = fs::read_dir(host.scratch.path().join("bin")).unwrap().collect();
+    assert_eq!(copies.len(), 1);
+    let copy = fs::read(copies[0].as_ref().unwrap().path()).unwrap();
+    assert!(copy == fs::read(crate::support::agent()).unwrap());
+}
+
+#[tokio::test]
+async fn oci_refuses_to_start_a_task_with_a_modified_agent_binary() {
+    let host = OciHost::new();
+    let task = host.task("").await;
+    let handle = host.oci.create(&task).await.unwrap();
+    let copy = fs::read_dir(host.scratch.path().join("bin")).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(&copy).unwrap();
+    fs::write(&copy, "evil").unwrap();
+    assert!(host.oci.start(&task, &handle).await.is_err());
+}
+
+#[tokio::test]
+async fn oci_binds_are_read_only_on_request_and_missing_sources_are_not_created() {
+    let host = OciHost::new();
+    let data = temp_dir("data").unwrap();
+    for name in ["open", "closed"] {
+        fs::create_dir(data.path().join(name)).unwrap();
+        fs::write(data.path().join(name).join("given"), name).unwrap();
+    }
+    let mut task = host
+        .task(
+            "cat /open/given /closed/given > /windlass/run/out
+            touch /open/new
+            touch /closed/new 2>/dev/null && echo wrote >> /windlass/run/out
+            grep -c '^[^ ]* /\\(open\\|closed\\) [^ ]* [^ ]*nosuid,nodev' /proc/mounts >> /windlass/run/out; exit 0",
+        )
+        .await;
+    task.binds = ["open", "closed"]
+        .map(|name| BindMount {
+            source: data.path().join(name),
+            target: format!("/{name}"),
+            read_only: name == "closed",
+        })
+        .to_vec();
+    assert_eq!(host.message(&task).await, "openclosed2", "both have the restrictions of mounts");
+    assert!(data.path().join("open/new").exists());
+    assert!(!data.path().join("closed/new").exists());
+    task.binds[0].source = data.path().join("absent");
+    task.spec.id = uuid::Uuid::from_bytes(*crate::support::shim::random_uuid().as_bytes()).into();
+    task.dir = windlass_agent::task_dir::TaskDir::new(host.scratch.path(), task.spec.id);
+    fs::create_dir_all(task.dir.run()).unwrap();
+    let handle = host.oci.create(&task).await.unwrap();
+    assert!(host.oci.start(&task, &handle).await.is_err(), "a missing source is not made");
+    assert!(!data.path().join("absent").exists());
+}
+
+#[tokio::test]
+async fn oci_tasks_on_one_host_have_separate_limits() {
+    let host = OciHost::new();
+    let script = "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done
+        cat /sys/fs/cgroup/pids/pids.max 2>/dev/null > out || cat /sys/fs/cgroup/pids.max > out";
+    let (mut one, mut two) = (host.task(script).await, host.task(script).await);
+    one.limits.pids = 31;
+    two.limits.pids = 32;
+    let (first, second) = (host.start(&one).await, host.start(&two).await);
+    wait_written(&one, "up").await;
+    wait_written(&two, "up").await;
+    for task in [&one, &two] {
+        assert_eq!(task.spec.network_mode, NetworkMode::Host);
+        fs::write(task.dir.run().join("go"), "").unwrap();
+    }
+    host.wait(&one, &first).await;
+    host.wait(&two, &second).await;
+    assert_eq!((read(&one, "out").as_str(), read(&two, "out").as_str()), ("31", "32"));
+}
+
+#[tokio::test]
+async fn oci_runs_a_dynamically_linked_image_as_root_regardless_of_its_user() {
+    let host = OciHost::with(|settings| {
+        settings.entrypoint = vec!["/usr/bin/bash".into(), "/windlass/run/script".into()];
+    });
+    let task = host
+        .task_with_image(Image::Bash, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out")
+        .await;
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.message(&task)).await.unwrap(), "0\nroot");
+}
+
+#[tokio::test]
+async fn oci_does_not_follow_symlinks_that_a_task_left_in_its_directory() {
+    let host = OciHost::new();
+    let script = "cd /windlass/run; rm image.json; ln -s VICTIM image.json; ln -s VICTIM .image.json; touch up; sleep 600";
+    let victim = host.scratch.path().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    let task = host.task(&script.replace("VICTIM", &victim.to_string_lossy())).await;
+    let handle = host.start(&task).await;
+    wait_written(&task, "up").await;
+    assert_eq!(host.oci.create(&task).await.unwrap(), handle);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+}

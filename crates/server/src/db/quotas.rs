@@ -1,0 +1,129 @@
+//! Table `quotas`, and what jobs hold of them.
+
+use uuid::Uuid;
+use windlass_model::{
+    id::{ProjectId, UserId},
+    plan::{
+        quota::{HeldResources, Quota, QuotaResource},
+        usage,
+    },
+    time::Timestamp,
+};
+
+use super::{Change, Db, DbError, Expect, Row, Unit, Val, Values, record::statements};
+use crate::params;
+
+/// Amount of the resource of quota `q` that a job holds.
+pub(super) fn held_amount(job: &str) -> String {
+    format!(
+        "CASE q.resource WHEN 'gpu' THEN {job}.held_gpus WHEN 'cpu' THEN {job}.held_cpus \
+         WHEN 'memory' THEN {job}.held_memory_mib WHEN 'price' THEN {job}.held_price \
+         ELSE CASE WHEN q.resource = 'gpu:' || lower({job}.held_gpu_name) THEN {job}.held_gpus ELSE 0 END END"
+    )
+}
+
+/// Amount of the resource of quota `q` that its jobs hold.
+fn used() -> String {
+    format!(
+        "(SELECT CAST(coalesce(sum({}), 0) AS BIGINT) FROM jobs j JOIN runs r ON r.id = j.run_id \
+         WHERE j.project_id = q.project_id AND NOT j.finished AND j.instance_id IS NOT NULL \
+         AND (q.user_id IS NULL OR r.user_id = q.user_id))",
+        held_amount("j")
+    )
+}
+
+statements! {
+    LIST = "SELECT q.project_id, q.user_id, q.resource, q.max_amount, q.share_amount, {}, u.name FROM quotas q \
+            LEFT JOIN users u ON u.id = q.user_id \
+            WHERE q.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY u.name, q.resource, q.id", used();
+    SET = "INSERT INTO quotas (id, project_id, user_id, resource, max_amount, share_amount, created_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, now_us()) ON CONFLICT (project_id, coalesce(user_id, ''), resource) \
+           DO UPDATE SET max_amount = excluded.max_amount, share_amount = excluded.share_amount";
+    DELETE = "DELETE FROM quotas WHERE project_id = $1 AND coalesce(user_id, '') = coalesce(CAST($2 AS TEXT), '') AND resource = $3";
+    /// Jobs of a project wait for its quotas.
+    MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE project_id = $1 AND NOT finished AND status = 'submitted' \
+                        AND NOT parked AND instance_id IS NULL";
+    /// A unit that assigns jobs holds the quotas of their project until its end, so that the next sum is correct.
+    HOLD = "UPDATE quotas SET max_amount = max_amount WHERE project_id = $1";
+    WITHIN = "UPDATE projects SET name = name WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM quotas q WHERE q.project_id = $1 \
+              AND q.resource IN (SELECT value FROM json_each(CAST($2 AS TEXT))) AND {} > q.max_amount)", used();
+}
+
+/// A quota with the name of its member.
+#[derive(Clone, Debug)]
+pub struct NamedQuota {
+    pub quota: Quota,
+    pub member_name: Option<String>,
+}
+
+/// Quotas of these projects with their use.
+pub async fn list(db: &Db, projects: &[ProjectId]) -> Result<Vec<NamedQuota>, DbError> {
+    let rows = db.query(LIST.as_str(), vec![Val::list(projects)]).await?;
+    // A resource that this version does not know limits nothing.
+    Ok(rows.iter().map(read).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+fn read(row: &Row) -> Result<Option<NamedQuota>, DbError> {
+    let Some(resource) = QuotaResource::parse(row.str(2)?) else { return Ok(None) };
+    let amount = |amount: i64| u64::try_from(amount).unwrap_or_default();
+    let quota = Quota {
+        project: row.id(0)?,
+        member: row.opt_uuid(1)?.map(UserId),
+        resource,
+        max: row.opt_int(3)?.map(amount),
+        share: row.opt_int(4)?.map(amount),
+        used: amount(row.int(5)?),
+    };
+    Ok(Some(NamedQuota { quota, member_name: row.opt_text(6)? }))
+}
+
+/// Adds or replaces a quota.
+pub fn set(id: Uuid, quota: &Quota) -> Change {
+    let amount = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
+    let (max, share) = (quota.max.map(amount), quota.share.map(amount));
+    let params = params![id, quota.project, quota.member, quota.resource.to_string(), max, share];
+    Change::Exec { sql: SET.as_str().into(), params, expect: Expect::Any }
+}
+
+/// Stale if there is no such quota.
+pub fn delete(project: ProjectId, member: Option<UserId>, resource: &QuotaResource) -> Change {
+    let params = params![project, member, resource.to_string()];
+    Change::Exec { sql: DELETE.as_str().into(), params, expect: Expect::One }
+}
+
+/// Makes the jobs due that wait in the project.
+pub fn mark_waiting_due(project: ProjectId) -> Change {
+    let sql = MARK_WAITING_DUE.as_str().into();
+    Change::Exec { sql, params: params![project], expect: Expect::Any }
+}
+
+/// Requires that the jobs which the unit assigns leave the quotas of the project unexceeded.
+pub fn require_within(unit: Unit, project: ProjectId, held: &[HeldResources]) -> Unit {
+    let mut resources: Vec<String> = Vec::new();
+    for held in held {
+        let amounts =
+            [("gpu", held.gpus), ("cpu", held.cpus), ("memory", held.memory_mib), ("price", held.price)];
+        resources
+            .extend(amounts.into_iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| name.to_owned()));
+        let named = held.gpu_name.as_ref().filter(|_| held.gpus > 0);
+        resources.extend(named.map(|name| format!("gpu:{}", name.to_lowercase())));
+    }
+    let unit = unit.exec(HOLD.as_str(), params![project]);
+    unit.expect_one(WITHIN.as_str(), vec![project.into(), Val::list(resources)])
+}
+
+/// Columns of a job that is assigned to an instance.
+pub fn held_columns(held: &HeldResources, now: Timestamp) -> Values {
+    let amount = |amount: u64| Val::from(i64::try_from(amount).unwrap_or(i64::MAX));
+    let units = held.milli_units();
+    vec![
+        ("held_gpus", amount(held.gpus)),
+        ("held_gpu_name", held.gpu_name.as_deref().into()),
+        ("held_cpus", amount(held.cpus)),
+        ("held_memory_mib", amount(held.memory_mib)),
+        ("held_price", amount(held.price)),
+        ("held_at", now.into()),
+        ("held_units", amount(units)),
+        ("held_weighted", Val::Real(units as f64 * usage::weighted_secs_at(now))),
+    ]
+}

@@ -1,0 +1,109 @@
+//! The web UI: its files are built again and compared, and its pages are tried in a browser at a real server.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+use sha2::{Digest as _, Sha256};
+
+use crate::{args::Args, output, process, setup, venv, workspace::Workspace};
+
+/// Variables that the scripts of `web` read.
+const PROGRAM_VARIABLE: &str = "WINDLASS";
+const RESULTS_VARIABLE: &str = "WINDLASS_BENCH_RESULTS";
+/// Hash of the lock file with which the packages were installed.
+const INSTALLED_LOCK: &str = "node_modules/.windlass-lock";
+
+/// `cargo xtask web [--check]`: builds `web/dist`, or checks it.
+pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
+    let check = args.take_flag("--check");
+    args.finish()?;
+    install(workspace)?;
+    if check { run_script(workspace, "reproduce") } else { run_script(workspace, "build") }
+}
+
+/// Everything that continuous integration checks.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    install(workspace)?;
+    for script in ["check", "unit", "reproduce", "budget"] {
+        run_script(workspace, script)?;
+    }
+    run_pages(workspace)
+}
+
+/// Tries the pages in a browser at the server that was built last.
+fn run_pages(workspace: &Workspace) -> Result<()> {
+    let program = workspace.built("debug", "windlass")?;
+    let (variable, provider) = venv::ensure_for_web(workspace)?;
+    let mut command = npm(workspace);
+    command.args(["run", "--silent", "real"]).env(PROGRAM_VARIABLE, program);
+    process::run(command.env(variable, provider))
+}
+
+/// Measures the pages at an optimised server.
+pub(crate) fn bench(workspace: &Workspace, profile: &str) -> Result<()> {
+    install(workspace)?;
+    let mut build = workspace.cargo();
+    build.args(["build", "--profile", profile]);
+    for (package, binary) in [("windlass-cli", "windlass"), ("windlass-agent", "windlass-agent")] {
+        build.args(["-p", package, "--bin", binary]);
+    }
+    process::run(&mut build)?;
+    let program = workspace.built(profile, "windlass")?;
+    let mut command = npm(workspace);
+    command.args(["run", "--silent", "bench"]).env(PROGRAM_VARIABLE, program);
+    process::run(command.env(RESULTS_VARIABLE, workspace.root.join("docs/performance")))
+}
+
+/// Installs the browser and the packages of the lock file, unless they are there.
+fn install(workspace: &Workspace) -> Result<()> {
+    setup::ensure_for_web()?;
+    let directory = directory(workspace);
+    let lock = std::fs::read(directory.join("package-lock.json"))
+        .context("failed to read `web/package-lock.json`")?;
+    let hash = hex::encode(Sha256::digest(lock));
+    let stamp = directory.join(INSTALLED_LOCK);
+    if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == hash) {
+        return Ok(());
+    }
+    output::print_message("installing the packages of `web/package-lock.json`");
+    process::run(npm(workspace).args(["ci", "--no-audit", "--no-fund"]))?;
+    std::fs::write(&stamp, hash).with_context(|| format!("failed to write `{}`", stamp.display()))
+}
+
+fn run_script(workspace: &Workspace, name: &str) -> Result<()> {
+    process::run(npm(workspace).args(["run", "--silent", name]))
+}
+
+fn npm(workspace: &Workspace) -> Command {
+    let mut command = Command::new("npm");
+    command.current_dir(directory(workspace));
+    command
+}
+
+fn directory(workspace: &Workspace) -> PathBuf {
+    workspace.root.join("web")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scripts_of_the_level_exist() {
+        let workspace = Workspace::find().unwrap();
+        let package: serde_json::Value =
+            serde_json::from_str(&workspace.read("web/package.json").unwrap()).unwrap();
+        for script in ["build", "check", "unit", "reproduce", "budget", "real", "bench"] {
+            assert!(package["scripts"][script].is_string(), "`web/package.json` has no script `{script}`");
+        }
+    }
+
+    #[test]
+    fn the_lock_file_names_no_address() {
+        let lock = Workspace::find().unwrap().read("web/package-lock.json").unwrap();
+        assert!(
+            !lock.contains("\"resolved\"") && !lock.contains("://registry"),
+            "an address is in the lock file"
+        );
+    }
+}
