@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{
     batch::BatchPipeline,
-    fetch::{Fetcher, StopSignal},
+    fetch::{ClaimTiming, Fetcher, StopSignal},
     finish, heartbeat,
     hint::Hints,
     pipeline::Pipeline,
@@ -56,16 +56,17 @@ impl<S: LeaseStore> Engine<S> {
     pub fn spawn<P: Pipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
-        self.supervise(queue, settings, move |context| Box::pin(worker::run(context, pipeline.clone())));
+        let work = move |context| -> WorkerFuture { Box::pin(worker::run(context, pipeline.clone())) };
+        self.supervise(queue, settings, ClaimTiming::Ahead, work);
     }
 
     /// Starts a pipeline that processes all rows of a claim at once.
     pub fn spawn_batch<P: BatchPipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
-        self.supervise(queue, settings, move |context| {
-            Box::pin(worker::run_batches(context, pipeline.clone()))
-        });
+        let work =
+            move |context| -> WorkerFuture { Box::pin(worker::run_batches(context, pipeline.clone())) };
+        self.supervise(queue, settings, ClaimTiming::BetweenBatches, work);
     }
 
     pub fn hints(&self) -> &Hints {
@@ -89,14 +90,15 @@ impl<S: LeaseStore> Engine<S> {
         while self.pipelines.join_next().await.is_some() {}
     }
 
-    fn supervise(&mut self, queue: Queue, settings: Settings, work: impl WorkerFn<S>) {
+    fn supervise(&mut self, queue: Queue, settings: Settings, claims: ClaimTiming, work: impl WorkerFn<S>) {
         debug_assert!(settings.is_valid(), "a lease must outlive its renewal: {settings:?}");
         let meter = Arc::new(PipelineMeter::new(queue.pipeline));
         self.meters.push(meter.clone());
         let runtime =
             Arc::new(PipelineRuntime::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
         let aborts = self.aborts.clone();
-        self.aborts.add(self.pipelines.spawn(supervise(runtime, work, self.stop.subscribe(), aborts)));
+        let stop = self.stop.subscribe();
+        self.aborts.add(self.pipelines.spawn(supervise(runtime, claims, work, stop, aborts)));
     }
 }
 
@@ -135,6 +137,7 @@ struct PipelineTasks {
 impl PipelineTasks {
     fn start<S: LeaseStore>(
         runtime: &Arc<PipelineRuntime<S>>,
+        claims: ClaimTiming,
         work: &impl WorkerFn<S>,
         stop: StopSignal,
         aborts: &AbortHandles,
@@ -157,7 +160,7 @@ impl PipelineTasks {
             aborts.add(tasks.workers.spawn(work(context)));
         }
         let hints = runtime.hints.subscribe(runtime.queue.pipeline);
-        aborts.add(tasks.fetcher.spawn(Fetcher::new(runtime.clone(), line, hints, stop).run()));
+        aborts.add(tasks.fetcher.spawn(Fetcher::new(runtime.clone(), line, hints, stop, claims).run()));
         tasks
     }
 
@@ -187,12 +190,13 @@ impl PipelineTasks {
 
 async fn supervise<S: LeaseStore>(
     runtime: Arc<PipelineRuntime<S>>,
+    claims: ClaimTiming,
     work: impl WorkerFn<S>,
     mut stop: StopSignal,
     aborts: AbortHandles,
 ) {
     loop {
-        let mut tasks = PipelineTasks::start(&runtime, &work, stop.clone(), &aborts);
+        let mut tasks = PipelineTasks::start(&runtime, claims, &work, stop.clone(), &aborts);
         let (which, how) = tokio::select! {
             biased;
             deadline = wait_for_stop(&mut stop) => return stop_gracefully(&runtime, tasks, deadline).await,

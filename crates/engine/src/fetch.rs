@@ -30,8 +30,18 @@ pub(crate) struct Fetcher<S> {
     hints: Subscription,
     stop: StopSignal,
     jitter: Jitter,
+    claims: ClaimTiming,
     /// Empty fetches in a row.
     empty_fetches: usize,
+}
+
+/// When rows are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClaimTiming {
+    /// Ahead of the workers, so that they never wait.
+    Ahead,
+    /// When none is held: every batch has all rows that are due, also those of the batch before it.
+    BetweenBatches,
 }
 
 /// Reason why the fetcher continues.
@@ -46,9 +56,10 @@ impl<S: LeaseStore> Fetcher<S> {
         queue: Arc<WorkQueue>,
         hints: Subscription,
         stop: StopSignal,
+        claims: ClaimTiming,
     ) -> Self {
         let jitter = Jitter::new(runtime.settings.jitter_seed, runtime.queue.pipeline);
-        Self { runtime, queue, hints, stop, jitter, empty_fetches: 0 }
+        Self { runtime, queue, hints, stop, jitter, claims, empty_fetches: 0 }
     }
 
     /// Runs until the stop signal. A claim in progress is awaited: its rows would be locked without a holder otherwise.
@@ -57,7 +68,7 @@ impl<S: LeaseStore> Fetcher<S> {
             tokio::select! {
                 biased;
                 _ = self.stop.wait_for(Option::is_some) => return,
-                () = self.queue.wait_below_min() => {}
+                () = wait_for_room(&self.runtime, &self.queue, self.claims) => {}
             }
             let pause = self.fetch().await;
             if let Some(pause) = pause
@@ -139,5 +150,13 @@ impl<S: LeaseStore> Fetcher<S> {
                 () = sleep_until(due_at) => return WakeReason::Fetch,
             }
         }
+    }
+}
+
+/// Waits until more rows may be claimed.
+async fn wait_for_room<S>(runtime: &PipelineRuntime<S>, queue: &WorkQueue, claims: ClaimTiming) {
+    match claims {
+        ClaimTiming::Ahead => queue.wait_below_min().await,
+        ClaimTiming::BetweenBatches => runtime.meter.leases.wait_for_none().await,
     }
 }

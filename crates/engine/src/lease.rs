@@ -94,6 +94,7 @@ impl TrackedLease {
 pub(crate) struct Leases {
     by_token: Mutex<BTreeMap<Uuid, Arc<TrackedLease>>>,
     added: Notify,
+    emptied: Notify,
 }
 
 impl Leases {
@@ -119,13 +120,32 @@ impl Leases {
         }
     }
 
+    /// Waits until there is no lease. Supports one waiter.
+    pub(crate) async fn wait_for_none(&self) {
+        while !self.by_token.lock().is_empty() {
+            self.emptied.notified().await;
+        }
+    }
+
     pub(crate) fn release(&self, tracked: &TrackedLease) {
-        self.by_token.lock().remove(&tracked.lease.token);
+        let mut by_token = self.by_token.lock();
+        by_token.remove(&tracked.lease.token);
+        self.notify_if_empty(&by_token);
+    }
+
+    fn notify_if_empty(&self, by_token: &BTreeMap<Uuid, Arc<TrackedLease>>) {
+        if by_token.is_empty() {
+            self.emptied.notify_one();
+        }
     }
 
     /// Removes and returns the leases whose deadline has passed.
     pub(crate) fn remove_expired(&self, now: Instant) -> Vec<Arc<TrackedLease>> {
-        self.by_token.lock().extract_if(.., |_, tracked| now >= tracked.deadline()).map(|(_, t)| t).collect()
+        let mut by_token = self.by_token.lock();
+        let expired =
+            by_token.extract_if(.., |_, tracked| now >= tracked.deadline()).map(|(_, t)| t).collect();
+        self.notify_if_empty(&by_token);
+        expired
     }
 
     /// Returns the leases that were last requested at least `age` ago and that the database has not refused.
@@ -138,6 +158,7 @@ impl Leases {
 
     /// Removes and returns all leases.
     pub(crate) fn take_all(&self) -> Vec<Arc<TrackedLease>> {
+        self.emptied.notify_one();
         std::mem::take(&mut *self.by_token.lock()).into_values().collect()
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
-use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Lease, Queue, Settings};
+use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Lease, LeaseStore, Queue, Settings};
 
 use crate::support::{
     FaultyStore, QUEUE, TestEnv, TestError, id, mark_done, millis, secs, standard_settings,
@@ -18,6 +18,8 @@ struct TestBatchPipeline {
     /// Rows that it omits from its result.
     omitted_rows: BTreeSet<Uuid>,
     fails: bool,
+    /// Rows stay in the queue.
+    keeps_rows: bool,
 }
 
 impl TestBatchPipeline {
@@ -28,6 +30,7 @@ impl TestBatchPipeline {
             process_time: millis(10),
             omitted_rows: BTreeSet::new(),
             fails: false,
+            keeps_rows: false,
         }
     }
 }
@@ -44,6 +47,10 @@ impl BatchPipeline for TestBatchPipeline {
         sleep(self.process_time).await;
         if self.fails {
             return Err(TestError("no"));
+        }
+        if self.keeps_rows {
+            let later = ApplyOutcome::Unchanged { due_in: Some(secs(60)) };
+            return Ok(leases.iter().map(|lease| (lease.id, later.clone())).collect());
         }
         let speaks = |lease: &&Lease| !self.omitted_rows.contains(&lease.id);
         Ok(leases
@@ -88,6 +95,23 @@ async fn rows_claimed_during_a_batch_form_the_next_batch() {
     let sizes: Vec<_> = seen.lock().iter().map(Vec::len).collect();
     assert_eq!(sizes, [3, 6]);
     assert!((0..9).all(|number| lab.row(number).lock_epoch == 1), "the heartbeat kept them all");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_became_due_again_during_their_batch_are_in_the_next_one_with_new_rows() {
+    let lab = TestEnv::new(1);
+    let mut whole = TestBatchPipeline::new(&lab.new_store());
+    (whole.process_time, whole.keeps_rows) = (secs(2), true);
+    let (seen, store) = (whole.batches.clone(), whole.store.clone());
+    let _engine = start(&lab, whole);
+    sleep(secs(1)).await;
+    // Capacity becomes free for the row in progress while another row arrives.
+    store.inner.mark_due(QUEUE.table, &[id(0)]).await.unwrap();
+    lab.insert(1);
+    lab.hints.hint(QUEUE.pipeline);
+    lab.wait_until(secs(20), "two batches", |_| seen.lock().len() == 2).await;
+    let second: BTreeSet<Uuid> = seen.lock()[1].iter().copied().collect();
+    assert_eq!(second, BTreeSet::from([id(0), id(1)]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -247,10 +247,10 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
 
 async fn a_reclaimed_spot_instance_interrupts_its_job(ground: &ServerFixture) {
     let env = JobTestEnv::new(ground, 1, 1).await;
-    env.write("UPDATE instances SET spot = TRUE", vec![]).await;
+    env.write_between_passes("instances", "spot = TRUE", "NOT finished").await;
     env.apply("spot", json!({})).await;
     env.wait_for_job("spot", "running").await;
-    env.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
+    env.write_between_passes("instances", "status = 'terminated', finished = TRUE", "NOT finished").await;
     env.mark_due().await;
     let run = env.wait_for_run("spot", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "interrupted_by_no_capacity"));
@@ -263,8 +263,8 @@ async fn an_instance_that_was_never_created_ends_the_job_with_no_capacity(ground
     env.update_script(|script| script.deaf = true);
     env.apply("early", json!({})).await;
     env.wait_for_job("early", "provisioning").await;
-    let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
-    env.write(sql, vec![]).await;
+    let ended = "status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
+    env.write_between_passes("instances", ended, "NOT finished").await;
     env.mark_due().await;
     let run = env.wait_for_run("early", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
@@ -276,8 +276,8 @@ async fn an_instance_moved_to_another_project_ends_the_job_as_access_revoked(gro
     env.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
     env.apply("guest", json!({})).await;
     env.wait_for_job("guest", "running").await;
-    let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
-    env.write(sql, vec![]).await;
+    let other = "project_id = (SELECT id FROM projects WHERE name = 'other')";
+    env.write_between_passes("instances", other, "NOT finished").await;
     env.mark_due().await;
     let run = env.wait_for_run("guest", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "instance_access_revoked"));
@@ -290,9 +290,8 @@ async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixtu
     env.apply("patient", json!({})).await;
     env.wait_for_job("patient", "provisioning").await;
     // As an instance that is being created; only its own pipeline may process it.
-    let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
-               lock_expires_at = now_us() + 600000000";
-    env.write(sql, vec![]).await;
+    let held = "status = 'provisioning', lock_token = 'held', lock_expires_at = now_us() + 600000000";
+    env.write_between_passes("instances", held, "NOT finished").await;
     env.age("provisioned_at", 601).await;
     let run = env.wait_for_run("patient", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));

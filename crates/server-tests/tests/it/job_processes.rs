@@ -26,9 +26,9 @@ async fn start_with_own_processes(ground: &ServerFixture) -> JobTestEnv {
     JobTestEnv::with_settings(given, 1, 4).await
 }
 
-/// Makes the host due until its stored report satisfies `holds`.
-async fn wait_for_stored(env: &JobTestEnv, sql: &str, holds: impl Fn(&Value) -> bool) {
-    env.write(sql, params![]).await;
+/// Changes the host, and makes it due until its stored report satisfies `holds`.
+async fn wait_for_stored(env: &JobTestEnv, set: &str, holds: impl Fn(&Value) -> bool) {
+    env.write_between_passes("instances", set, "NOT finished").await;
     eventually_ok_async("the host's word is stored", async || {
         env.write("UPDATE instances SET due_at = NULL", params![]).await;
         let fleet = env.server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;
@@ -49,7 +49,7 @@ async fn submitted_isolation(env: &JobTestEnv, name: &str) -> (ProcessIsolation,
 async fn a_task_runs_as_the_server_user_only_locally_and_with_a_single_user(ground: &ServerFixture) {
     let env = start_with_own_processes(ground).await;
     env.update_script(|script| script.processes = Some(OWN_PROCESSES));
-    let here = "UPDATE instances SET backend = 'local', due_at = NULL";
+    let here = "backend = 'local', due_at = NULL";
     wait_for_stored(&env, here, |kind| kind["processes"]["mode"] == "own").await;
     let server = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
     assert_eq!(submitted_isolation(&env, "alone").await, (ProcessIsolation::Own, json!(server)));
@@ -66,7 +66,7 @@ async fn a_task_runs_as_the_server_user_only_locally_and_with_a_single_user(grou
     assert_eq!(submitted_isolation(&env, "again").await.0, ProcessIsolation::Own);
 
     // An SSH host receives only confined tasks, whatever it would accept.
-    env.write("UPDATE instances SET backend = 'remote', due_at = NULL", params![]).await;
+    env.write_between_passes("instances", "backend = 'remote', due_at = NULL", "NOT finished").await;
     assert_eq!(submitted_isolation(&env, "there").await, confined);
     env.end().await;
 }
@@ -82,8 +82,7 @@ async fn a_host_that_cannot_confine_refuses_plain_processes_with_the_reason(grou
     ] {
         let mode = json!(reported.mode);
         env.update_script(|script| script.processes = Some(reported.clone()));
-        wait_for_stored(&env, "UPDATE instances SET due_at = NULL", |kind| kind["processes"]["mode"] == mode)
-            .await;
+        wait_for_stored(&env, "due_at = NULL", |kind| kind["processes"]["mode"] == mode).await;
         env.apply(name, json!({"image": "none", "user": null})).await;
         let run = env.wait_for_run(name, "failed").await;
         assert!(run.to_string().contains(why), "{run}");
@@ -102,7 +101,7 @@ async fn a_job_that_can_no_longer_be_confined_is_not_started(ground: &ServerFixt
         script.processes = Some(ProcessesInfo { mode: ProcessMode::Own, confined_by: None, problem });
         script.deaf = true;
     });
-    let here = "UPDATE instances SET backend = 'local', due_at = NULL";
+    let here = "backend = 'local', due_at = NULL";
     wait_for_stored(&env, here, |kind| kind["processes"]["mode"] == "own").await;
     // The job is placed while there is one user, and its host receives the task when there are two.
     env.apply("late", json!({"image": "none", "user": null})).await;
@@ -125,14 +124,13 @@ async fn engine_loss_and_return_record_one_event_each_and_jobs_with_an_image_wai
         let count = |words: &str| text.matches(words).count();
         (count("its container engine is not available"), count("its container engine is available again"))
     };
-    let any = "UPDATE instances SET instance_type = replace(instance_type, '{\"name\":\"big\"', \
-               '{\"runtime\":\"any\",\"name\":\"big\"')";
+    let any = "instance_type = replace(instance_type, '{\"name\":\"big\"', '{\"runtime\":\"any\",\"name\":\"big\"')";
     wait_for_stored(&env, any, |kind| kind["runtime"] == "any").await;
     env.update_script(|script| {
         script.engine = Some("connection refused");
         script.job_ends = Some(end_state("done", "", Some(0)));
     });
-    let check = "UPDATE instances SET due_at = NULL";
+    let check = "due_at = NULL";
     wait_for_stored(&env, check, |kind| kind["engine_away"] == "connection refused").await;
     env.apply("waits", json!({})).await;
     let why = "needs image busybox, but the container engine there is not available: connection refused";

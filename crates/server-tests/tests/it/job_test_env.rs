@@ -90,10 +90,26 @@ impl JobTestEnv {
         self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
     }
 
+    /// Changes columns that a pipeline writes, in all rows of a table that match, and wakes the pipelines. A pass in
+    /// progress would overwrite them with what it had read, so the change is made while none of the rows is locked.
+    pub(crate) async fn write_between_passes(&self, table: &str, set: &str, filter: &str) {
+        let sql = format!(
+            "UPDATE {table} SET {set} WHERE {filter} AND lock_token IS NULL \
+             AND NOT EXISTS (SELECT 1 FROM {table} WHERE {filter} AND lock_token IS NOT NULL) RETURNING id"
+        );
+        eventually_async(&format!("no pass holds rows of {table} where {filter}"), async || {
+            let unit = Unit::new().query(sql.clone(), vec![]);
+            let (_, rows) = self.server.app.db().write(unit).await.unwrap().done().unwrap();
+            rows.iter().any(|changed| !changed.is_empty()).then_some(())
+        })
+        .await;
+        self.wake_pipelines();
+    }
+
     /// Moves the time in a column of all unfinished jobs back by `secs`.
     pub(crate) async fn age(&self, column: &str, secs: i64) {
-        let sql = format!("UPDATE jobs SET {column} = {column} - $1, due_at = NULL WHERE NOT finished");
-        self.write(&sql, params![secs * 1_000_000]).await;
+        let set = format!("{column} = {column} - {}, due_at = NULL", secs * 1_000_000);
+        self.write_between_passes("jobs", &set, "NOT finished").await;
     }
 
     /// Makes all unfinished jobs due at once, as an event of a host does.

@@ -59,6 +59,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     30 "0030_web_ui_pages.sql";
     31 "0031_budgets.sql";
     32 "0032_identities.sql";
+    33 "0033_woken_jobs.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

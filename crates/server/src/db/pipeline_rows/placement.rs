@@ -62,11 +62,15 @@ statements! {
                ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
     /// The first blocks make the instance busy, which its pipeline records. A promise of blocks that was made after the
-    /// instance was read may be for these.
+    /// instance was read may be for these. So may a job that waits before this one, and that was woken after this round
+    /// had claimed its jobs: the next round has both.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
                    due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
-                   AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3";
+                   AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3 \
+                   AND NOT EXISTS (SELECT 1 FROM jobs w WHERE w.project_id = $4 AND w.status = 'submitted' \
+                   AND w.due_at IS NULL AND w.lock_token IS NULL AND w.shortfalls IS NOT NULL AND NOT w.parked \
+                   AND NOT w.finished AND (w.priority > $5 OR (w.priority = $5 AND w.submitted_at < $6)))";
     /// A unit that adds an instance to a fleet holds the fleet's row until its end, so that the next count is correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
                   AND termination_asked_at IS NULL";
@@ -361,7 +365,9 @@ pub async fn place_replica(
         match seat {
             SeatTarget::There { seat, event } => {
                 if let NodePlacement::Existing { instance, blocks, .. } = seat {
-                    unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks, promise_num]);
+                    let place = params![project, job.priority, job.submitted_at];
+                    let taken = [params![*instance, *blocks, promise_num], place].concat();
+                    unit = unit.expect_one(TAKE_BLOCKS.as_str(), taken);
                 }
                 reported_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
             }
