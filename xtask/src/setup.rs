@@ -1,6 +1,6 @@
 //! Requirements of the test levels, and their installation on Debian.
 
-use std::process::Command;
+use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -146,7 +146,22 @@ pub(crate) fn ensure_for_web() -> Result<()> {
 
 pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<()> {
     ensure_all(TEST_REQUIREMENTS)?;
+    open_tunnel_device()?;
     ensure_nextest(workspace)
+}
+
+/// Lets every user open the device with which containers of users that are not root get a network, as udev does. There
+/// is no udev in a container or on a minimal machine.
+fn open_tunnel_device() -> Result<()> {
+    const DEVICE: &str = "/dev/net/tun";
+    const ALL_USERS: u32 = 0o666;
+    let failed = || format!("failed to let every user open `{DEVICE}`; run `chmod 0666 {DEVICE}` as root");
+    let mode = std::fs::metadata(DEVICE).with_context(failed)?.permissions().mode();
+    if mode & ALL_USERS == ALL_USERS {
+        return Ok(());
+    }
+    output::print_message(&format!("letting every user open {DEVICE}, as udev does"));
+    std::fs::set_permissions(DEVICE, std::fs::Permissions::from_mode(ALL_USERS)).with_context(failed)
 }
 
 pub(crate) fn ensure_for_proxy() -> Result<()> {

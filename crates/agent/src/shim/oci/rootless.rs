@@ -9,6 +9,7 @@ use std::{
 };
 
 use rustix::{
+    fs::Access,
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
     process::Signal,
     thread::{UnshareFlags, unshare_unsafe},
@@ -40,9 +41,25 @@ impl Rootless {
 
     /// Reason why containers cannot have a separate network.
     pub(super) fn network_problem(&self) -> Option<String> {
-        let problem = "the agent is not root, and neither `pasta` nor `slirp4netns` is installed";
-        self.uplink.is_none().then(|| problem.to_owned())
+        if self.uplink.is_none() {
+            let problem = "the agent is not root, and neither `pasta` nor `slirp4netns` is installed";
+            return Some(problem.to_owned());
+        }
+        tunnel_device_problem(Path::new(TUNNEL_DEVICE))
     }
+}
+
+/// Device with which programs connect the network of a container. udev lets every user open it; a host without udev may
+/// not.
+const TUNNEL_DEVICE: &str = "/dev/net/tun";
+
+fn tunnel_device_problem(device: &Path) -> Option<String> {
+    let error = rustix::fs::access(device, Access::READ_OK | Access::WRITE_OK).err()?;
+    let device = device.display();
+    Some(format!(
+        "the agent is not root and cannot open `{device}`, which a separate network needs ({error}); run `chmod 0666 \
+         {device}` as root"
+    ))
 }
 
 /// Checks whether containers can run with their files in `dir`, in a child process. Blocks.
@@ -129,4 +146,16 @@ pub(super) fn marked_tasks(home_mark: &str) -> io::Result<Vec<String>> {
     let alive = proc::list()?.into_iter().filter(|stat| stat.state == ProcessState::Alive);
     let marked = alive.filter(|stat| proc::was_started_with(stat.name.pid, &[home_mark]));
     Ok(marked.filter_map(|stat| proc::environment_variable(stat.name.pid, "WINDLASS_TASK_ID")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tunnel_device_that_cannot_be_opened_is_a_problem_with_its_cure() {
+        assert_eq!(tunnel_device_problem(Path::new("/dev/null")), None);
+        let problem = tunnel_device_problem(Path::new("/dev/missing")).unwrap();
+        assert!(problem.contains("chmod 0666 /dev/missing"), "{problem}");
+    }
 }
