@@ -1,4 +1,4 @@
-//! The control plane: routes, services, pipelines, and `db`, the only module that contains SQL.
+//! The control plane: routes, services and pipelines. All SQL is in the crate `windlass-db`.
 
 pub mod agents;
 pub mod app;
@@ -9,7 +9,6 @@ pub mod backend_set;
 mod change_feed;
 pub mod config;
 mod connection_shares;
-pub mod db;
 pub mod encryption;
 pub mod error;
 pub mod events;
@@ -34,7 +33,6 @@ pub mod pipelines;
 mod plain_processes;
 pub mod proxy;
 pub mod queue_backend;
-pub mod queue_rank;
 pub mod rate_limit;
 pub(crate) mod registry_passwords;
 pub mod retention;
@@ -46,6 +44,8 @@ mod stream_rights;
 pub mod tls;
 mod waiting_replica;
 mod web_ui;
+
+pub use windlass_db::{self as db, params, queue_rank};
 
 use std::{
     future::Future,

@@ -219,7 +219,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
 
 /// Returns every word of the migrations. A field that mirrors a column has the name of the column, which stays.
 fn columns(workspace: &Workspace) -> Result<BTreeSet<String>> {
-    let is_migration = |path: &String| path.starts_with("crates/server/migrations/");
+    let is_migration = |path: &String| path.starts_with("crates/db/migrations/");
     let mut columns = BTreeSet::new();
     for path in workspace.files()?.into_iter().filter(is_migration) {
         let text = workspace.read(&path)?;

@@ -1,7 +1,7 @@
 //! Clocks that are changed.
 //!
 //! These rows change the database's clock, which determines all locks and times. Clocks of servers are irrelevant by
-//! rule (L5); `server/src/db/clock.rs` tests SQLite's clock against jumps of the wall clock.
+//! rule (L5); `db/src/clock.rs` tests SQLite's clock against jumps of the wall clock.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 

@@ -102,7 +102,7 @@ async fn migrated_queue_tokens_are_bound_to_their_user(ground: &ServerFixture) {
     let before = "UPDATE queue_tokens SET made_with = NULL, expires_at = NULL";
     db.write(Unit::new().exec(before, vec![])).await.unwrap();
     assert_eq!(queue.call(&full_token(&made), "GET", "users/current", Value::Null).await.0, 401);
-    let migration = include_str!("../../../server/migrations/0019_queue_rights.sql");
+    let migration = include_str!("../../../db/migrations/0019_queue_rights.sql");
     let statements =
         migration.split(';').filter_map(|text| text.find("UPDATE queue_tokens").map(|at| &text[at..]));
     let statements: Vec<&'static str> = statements.collect();
