@@ -247,6 +247,21 @@ impl Replicas {
         Ok(self.pipelines(number).await?.iter().filter_map(|one| one[figure].as_u64()).sum())
     }
 
+    /// Waits until a server has a pass in progress that calls a host. On frozen hosts it stays in progress, with its row
+    /// locked.
+    pub async fn wait_for_call_to_host(&self, number: usize) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let all = self.pipelines(number).await?;
+            let mut calls = all.iter().filter(|one| one["name"] == "jobs_running");
+            if calls.any(|one| one["in_work"].as_u64().is_some_and(|passes| passes > 0)) {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < TIMEOUT, "server {number} calls no host\n{}", self.log_tail(number));
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
     async fn wait_for_hosts(&self, hosts: usize) -> Result<()> {
         let began = Instant::now();
         loop {
