@@ -178,6 +178,7 @@ fn waiting(number: usize, job: &TraceJob, needs: &Arc<InstanceNeeds>) -> Waiting
         fleet_choice: FleetChoice::Choose,
         usable_fleets: None,
         fleets: None,
+        missing_fleets: Vec::new(),
         creation: InstanceCreation::Reuse,
         max_duration: None,
         resubmitted_at: None,

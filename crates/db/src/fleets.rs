@@ -56,6 +56,9 @@ statements! {
     FIND = "SELECT {} FROM fleets f WHERE f.id = $1", Fleet::columns("f");
     FIND_BY_NAME = "SELECT {} FROM fleets f WHERE f.project_id = $1 AND f.name = $2 AND NOT f.deleted",
                    Fleet::columns("f");
+    USABLE_NAMES = "SELECT p.name, f.name FROM usable_fleets u JOIN fleets f ON f.id = u.fleet_id \
+                    JOIN projects p ON p.id = f.project_id WHERE u.project_id = $1 AND NOT f.finished AND NOT f.deleted \
+                    ORDER BY p.id <> $1, p.name, f.name";
     NAMES = "SELECT id, name FROM fleets WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     WAS_GIVEN = "SELECT 1 FROM fleets WHERE project_id = $1 AND name = $2 AND (auto_created OR NOT deleted) LIMIT 1";
     SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
@@ -92,6 +95,12 @@ pub async fn is_name_used(db: &Db, project: ProjectId, name: &str) -> Result<boo
 pub async fn names(db: &Db, ids: &[FleetId]) -> Result<HashMap<FleetId, String>, DbError> {
     let rows = db.query(NAMES.as_str(), vec![Val::list(ids)]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+/// Project and name of each fleet that a project may use: first its own.
+pub async fn usable_names(db: &Db, project: ProjectId) -> Result<Vec<(String, String)>, DbError> {
+    let rows = db.query(USABLE_NAMES.as_str(), params![project]).await?;
+    rows.iter().map(|row| Ok((row.text(0)?, row.text(1)?))).collect()
 }
 
 pub async fn sealed_column(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbError> {

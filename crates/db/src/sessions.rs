@@ -1,7 +1,10 @@
 //! Tables `sessions` and `login_codes`: hashes of the cookies of browsers, and of the codes that open sessions.
 
 use uuid::Uuid;
-use windlass_model::{id::UserId, time::Timestamp};
+use windlass_model::{
+    id::UserId,
+    time::{Span, Timestamp},
+};
 
 use super::{
     Change, Db, DbError, Expect, Unit, Val,
@@ -10,10 +13,6 @@ use super::{
 };
 use crate::params;
 
-/// A session without requests ends after this time, in microseconds: 12 hours.
-pub const IDLE_US: i64 = 12 * 3_600_000_000;
-/// Maximum time for which a session is valid: 7 days.
-pub const LIFETIME_US: i64 = 7 * 24 * 3_600_000_000;
 /// Time for which a code is valid: a minute.
 pub const CODE_LIFETIME_US: i64 = 60_000_000;
 
@@ -40,16 +39,17 @@ pub struct ValidSession {
     pub user: User,
 }
 
-/// A row `s` with its token `t` and its user `u` that is valid now.
-pub(super) const IS_VALID: &str = "s.expires_at > now_us() AND s.last_seen_at > now_us() - 43200000000 \
-     AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) AND u.active AND NOT u.deleted";
+/// A row `s` with its token `t` and its user `u` that is valid now, if a request came within a span before now: the
+/// text that follows.
+pub(super) const IS_VALID: &str = "s.expires_at > now_us() \
+     AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) AND u.active AND NOT u.deleted AND s.last_seen_at > now_us() -";
 
 statements! {
     FIND = "SELECT {}, {}, s.hash, t.scope, s.last_seen_at > now_us() - 60000000 \
             FROM sessions s JOIN tokens t ON t.id = s.token_id JOIN users u ON u.id = s.user_id \
-            WHERE s.hash = $1 AND {}", COLUMNS, Session::columns("s"), IS_VALID;
+            WHERE s.hash = $1 AND {} $2", COLUMNS, Session::columns("s"), IS_VALID;
     OF_USER = "SELECT {} FROM sessions s JOIN tokens t ON t.id = s.token_id JOIN users u ON u.id = s.user_id \
-               WHERE s.user_id = $1 AND {} ORDER BY s.last_seen_at DESC, s.id LIMIT 1000",
+               WHERE s.user_id = $1 AND {} $2 ORDER BY s.last_seen_at DESC, s.id LIMIT 1000",
                Session::columns("s"), IS_VALID;
     DELETE = "DELETE FROM sessions WHERE user_id = $1 AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))";
     MARK_SEEN = "UPDATE sessions SET last_seen_at = now_us(), address = $2 WHERE id = $1";
@@ -57,25 +57,33 @@ statements! {
             WHERE c.hash = $1 AND c.expires_at > now_us() AND t.revoked_at IS NULL \
               AND (t.expires_at IS NULL OR t.expires_at > now_us()) AND u.active AND NOT u.deleted";
     USE_CODE = "DELETE FROM login_codes WHERE hash = $1";
-    DELETE_ENDED = "DELETE FROM sessions WHERE expires_at < now_us() OR last_seen_at < now_us() - 43200000000";
+    DELETE_ENDED = "DELETE FROM sessions WHERE expires_at < now_us() OR last_seen_at < now_us() - $1";
     DELETE_OLD_CODES = "DELETE FROM login_codes WHERE expires_at < now_us()";
 }
 
 /// Finds the session with this hash if it is valid and its token and user are.
-pub async fn find(db: &Db, hash: &str) -> Result<Option<ValidSession>, DbError> {
-    let Some(mut row) = db.query_opt(FIND.as_str(), params![hash]).await? else { return Ok(None) };
+pub async fn find(db: &Db, hash: &str, idle: Span) -> Result<Option<ValidSession>, DbError> {
+    let Some(mut row) = db.query_opt(FIND.as_str(), params![hash, idle.0]).await? else { return Ok(None) };
     let user = User::read(&row, 0)?;
     let at = WIDTH + Session::WIDTH;
     let (hash, scope, seen_lately) = (row.text(at)?, row.text(at + 1)?, row.bool(at + 2)?);
     Ok(Some(ValidSession { user, session: Session::read_from(&mut row, WIDTH)?, hash, scope, seen_lately }))
 }
 
-pub async fn list_by_user(db: &Db, user: UserId) -> Result<Vec<Session>, DbError> {
-    db.query(OF_USER.as_str(), params![user]).await?.into_iter().map(Session::read).collect()
+pub async fn list_by_user(db: &Db, user: UserId, idle: Span) -> Result<Vec<Session>, DbError> {
+    db.query(OF_USER.as_str(), params![user, idle.0]).await?.into_iter().map(Session::read).collect()
 }
 
-/// Session that is opened now.
-pub fn open(id: Uuid, hash: &str, token: Uuid, user: UserId, address: &str, browser: &str) -> Change {
+/// Session that is opened now and ends after `life`.
+pub fn open(
+    id: Uuid,
+    hash: &str,
+    token: Uuid,
+    user: UserId,
+    address: &str,
+    browser: &str,
+    life: Span,
+) -> Change {
     Change::Insert {
         table: "sessions",
         values: vec![
@@ -87,7 +95,7 @@ pub fn open(id: Uuid, hash: &str, token: Uuid, user: UserId, address: &str, brow
             ("browser", browser.into()),
             ("opened_at", Val::Now),
             ("last_seen_at", Val::Now),
-            ("expires_at", Val::NowPlus(LIFETIME_US)),
+            ("expires_at", Val::NowPlus(life.0)),
         ],
     }
 }
@@ -129,7 +137,8 @@ pub fn use_code(hash: &str) -> Change {
 }
 
 /// Deletes sessions and codes that are no longer valid.
-pub async fn delete_ended(db: &Db) -> Result<(), DbError> {
-    let unit = Unit::new().exec(DELETE_ENDED.as_str(), params![]).exec(DELETE_OLD_CODES.as_str(), params![]);
+pub async fn delete_ended(db: &Db, idle: Span) -> Result<(), DbError> {
+    let unit =
+        Unit::new().exec(DELETE_ENDED.as_str(), params![idle.0]).exec(DELETE_OLD_CODES.as_str(), params![]);
     db.write(unit).await?.done().map(drop)
 }

@@ -1,7 +1,10 @@
 //! Table `tokens`: hashes of the tokens of callers. No token is ever stored.
 
 use uuid::Uuid;
-use windlass_model::{id::UserId, time::Timestamp};
+use windlass_model::{
+    id::UserId,
+    time::{Span, Timestamp},
+};
 
 use super::{
     Change, Db, DbError, Expect, Unit, Val,
@@ -80,6 +83,7 @@ pub async fn access_states(
     queue_tokens: &[String],
     projects: &[String],
     users: &[UserId],
+    idle: Span,
 ) -> Result<Vec<AccessState>, DbError> {
     let sql = format!(
         "SELECT 'token', t.hash, u.id, u.global_role || ' ' || t.scope \
@@ -89,7 +93,7 @@ pub async fn access_states(
                UNION ALL \
                SELECT 'token', s.hash, u.id, u.global_role || ' ' || t.scope \
                FROM sessions s JOIN tokens t ON t.id = s.token_id JOIN users u ON u.id = s.user_id \
-               WHERE s.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND {IS_VALID} \
+               WHERE s.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND {IS_VALID} $5 \
                UNION ALL \
                SELECT 'queue', q.uuid, u.id, u.global_role FROM queue_tokens q JOIN users u ON u.id = q.user_id \
                WHERE q.uuid IN (SELECT value FROM json_each(CAST($2 AS TEXT))) AND q.revoked_at IS NULL \
@@ -102,7 +106,8 @@ pub async fn access_states(
                WHERE p.name IN (SELECT value FROM json_each(CAST($3 AS TEXT))) AND NOT p.deleted \
                  AND m.user_id IN (SELECT value FROM json_each(CAST($4 AS TEXT)))"
     );
-    let params = params![Val::list(hashes), Val::list(queue_tokens), Val::list(projects), Val::list(users)];
+    let params =
+        params![Val::list(hashes), Val::list(queue_tokens), Val::list(projects), Val::list(users), idle.0];
     let rows = db.query(sql, params).await?;
     rows.iter()
         .map(|row| {

@@ -2,13 +2,17 @@
 //!
 //! `why`, the plan table and the UI render these; such messages are not written elsewhere.
 
+mod patch;
 mod refusal;
 
 use std::fmt::{self, Display};
 
 use serde::{Serialize, Serializer};
 
-pub use self::refusal::{Refusal, refusal_summary};
+pub use self::{
+    patch::Patch,
+    refusal::{Refusal, refusal_summary},
+};
 use crate::{
     id::SubmissionId,
     money::Price,
@@ -117,6 +121,10 @@ pub enum Shortfall {
     Avoided {
         place: String,
     },
+    /// `fleets:` names it, and the project can use no fleet of that name; `known`: those that it can use.
+    FleetMissing {
+        known: Vec<String>,
+    },
     /// `fleets:` names others, or the run already uses another.
     FleetNotNamed,
     /// Several nodes need `placement: cluster`.
@@ -217,6 +225,7 @@ impl Shortfall {
             | Self::ProcessesRefused
             | Self::NotConfined { .. }
             | Self::Avoided { .. }
+            | Self::FleetMissing { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
             | Self::NotOnSlurm { .. }
@@ -250,6 +259,7 @@ impl Shortfall {
             | Self::NoProcesses
             | Self::NoDefaultImage
             | Self::ProcessesRefused
+            | Self::FleetMissing { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
             | Self::NotOnSlurm { .. } => true,
@@ -310,6 +320,7 @@ impl Shortfall {
             Self::ProcessesUnknown => "processes_unknown",
             Self::NotConfined { .. } => "not_confined",
             Self::Avoided { .. } => "avoided",
+            Self::FleetMissing { .. } => "fleet_missing",
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
             Self::NotOnSlurm { .. } => "not_on_slurm",
@@ -389,6 +400,10 @@ impl Shortfall {
                 "set `image` to a container image, run the agent as root, or allow user namespaces there".into()
             }
             Self::Avoided { .. } => "it is used again if nothing else fits".into(),
+            Self::FleetMissing { known } if known.is_empty() => "create it".into(),
+            Self::FleetMissing { known } => {
+                format!("create it, or use one of `{}`", known.join("`, `"))
+            }
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
             Self::NotOnSlurm { what } => what.cure().into(),
@@ -403,7 +418,7 @@ impl Shortfall {
                 | Availability::Idle => "try another region or instance type, or set `retry`".into(),
             },
             Self::Busy { .. } => "wait until jobs on it end".into(),
-            Self::Reserved { by } => format!("wait until job {by} has started"),
+            Self::Reserved { .. } => "wait until that job has started".to_owned(),
             Self::Promised => "wait until the job has started for which others were preempted".to_owned(),
             Self::Unreachable => "check its network and agent".into(),
             Self::Unhealthy => "check its devices".into(),
@@ -435,70 +450,6 @@ impl Shortfall {
             Self::UnevenBlocks { .. } => "set `blocks: auto` in the fleet".into(),
         }
     }
-}
-
-/// A change of a configuration: values by path, such as `resources.gpu.count`. Null removes the field.
-pub type Patch = std::collections::BTreeMap<&'static str, serde_json::Value>;
-
-impl Shortfall {
-    /// Returns the cure as a change of the configuration, if a single field resolves it.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "a new shortfall has no patch until it gets one")]
-    pub fn patch(&self) -> Option<Patch> {
-        let set = |path: &'static str, value: serde_json::Value| Some(Patch::from([(path, value)]));
-        match self {
-            Self::Cpus { wanted, has } if is_below(wanted.min, *has) => {
-                set("resources.cpu.count", (*has).into())
-            }
-            Self::Memory { wanted, has } if is_below(wanted.min, *has) => {
-                set("resources.memory", format_at_least(*has).into())
-            }
-            Self::Disk { wanted, has } if is_below(wanted.min, *has) => {
-                set("resources.disk", format_at_least(*has).into())
-            }
-            Self::GpuCount { wanted, has } if *has > 0 && is_below(wanted.min, *has) => {
-                set("resources.gpu.count", (*has).into())
-            }
-            Self::GpuMemory { wanted, has } if *has > 0.0 && is_below(wanted.min, *has) => {
-                set("resources.gpu.memory", format_at_least(*has).into())
-            }
-            Self::GpuTotalMemory { wanted, has } if *has > 0.0 && is_below(wanted.min, *has) => {
-                set("resources.gpu.total_memory", format_at_least(*has).into())
-            }
-            Self::ComputeCapability { has: Some((major, minor)), .. } => {
-                set("resources.gpu.compute_capability", format!("{major}.{minor}").into())
-            }
-            Self::ComputeCapability { has: None, .. } => {
-                set("resources.gpu.compute_capability", serde_json::Value::Null)
-            }
-            Self::NotListed { what, .. } => {
-                let field = match *what {
-                    "backend" => "backends",
-                    "region" => "regions",
-                    "zone" => "availability_zones",
-                    "instance type" => "instance_types",
-                    _ => return None,
-                };
-                set(field, serde_json::Value::Null)
-            }
-            Self::Price { costs, .. } => set("max_price", costs.as_dollars().into()),
-            Self::Spot { .. } => set("spot_policy", "auto".into()),
-            Self::Reservation { has, .. } => set("reservation", has.clone().into()),
-            Self::ReuseOnly => set("creation_policy", "reuse-or-create".into()),
-            Self::TooFewNodes { wanted, could, .. } if *could > 0 && could < wanted => {
-                set("nodes", (*could).into())
-            }
-            _ => None,
-        }
-    }
-}
-
-fn is_below<T: PartialOrd>(min: Option<T>, has: T) -> bool {
-    min.is_some_and(|min| has < min)
-}
-
-/// Formats a minimum that a location with this size meets: rounded down.
-fn format_at_least(size: Gb) -> String {
-    format!("{}GB..", (size * 100.0).floor() / 100.0)
 }
 
 fn format_arch(arch: CpuArch) -> &'static str {
@@ -640,6 +591,7 @@ impl Display for Shortfall {
                 write!(f, "is a plain process, and cannot be confined there: {why}")
             }
             Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
+            Self::FleetMissing { .. } => f.write_str("does not exist, or the project may not use it"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
             Self::NotOnSlurm { what } => write!(f, "is a Slurm cluster, which cannot run {}", what.as_str()),
@@ -649,7 +601,7 @@ impl Display for Shortfall {
             Self::Busy { wanted, free, total } => {
                 write!(f, "needs {wanted} of {total} blocks, {free} free")
             }
-            Self::Reserved { by } => write!(f, "is reserved for the older job {by}"),
+            Self::Reserved { .. } => f.write_str("is reserved for an older job"),
             Self::Promised => f.write_str("is kept for a job for which others were preempted"),
             Self::Unreachable => f.write_str("is unreachable"),
             Self::Unhealthy => f.write_str("is unhealthy"),

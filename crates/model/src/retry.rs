@@ -139,7 +139,7 @@ pub enum RetryRefusal {
     /// The time counts from the end of a submission that had an instance, and there was none.
     NeverProvisioned(Event),
     /// `retry.duration` is exceeded.
-    DurationExceeded { elapsed: Span, duration: Span },
+    DurationExceeded { elapsed: Span, duration: Span, attempts: u32 },
     /// `retry.max_total` submissions were made.
     AttemptsExceeded { max_total: u32 },
 }
@@ -161,15 +161,16 @@ impl fmt::Display for RetryRefusal {
             Self::NotAFailure(reason) => write!(f, "{reason} is never retried"),
             Self::NotCovered(event) => write!(f, "retry does not cover {event}"),
             Self::NeverProvisioned(event) => write!(f, "{event} before it ever had an instance"),
-            Self::DurationExceeded { elapsed, duration } => {
+            Self::DurationExceeded { elapsed, duration, attempts } => {
+                let plural = if *attempts == 1 { "" } else { "s" };
                 write!(
                     f,
-                    "retry duration of {} s exceeded ({} s elapsed)",
+                    "retry duration of {} s exceeded after {attempts} attempt{plural} ({} s elapsed)",
                     duration.as_secs(),
                     elapsed.as_secs()
                 )
             }
-            Self::AttemptsExceeded { max_total } => write!(f, "all {max_total} submissions are used up"),
+            Self::AttemptsExceeded { max_total } => write!(f, "all {max_total} attempts are used up"),
         }
     }
 }
@@ -195,7 +196,12 @@ pub fn decide(policy: Option<&Policy>, job: FailureHistory, now: Timestamp) -> R
     };
     let elapsed = now.since(since);
     if elapsed >= policy.duration {
-        return RetryDecision::No(RetryRefusal::DurationExceeded { elapsed, duration: policy.duration });
+        let attempts = job.attempts;
+        return RetryDecision::No(RetryRefusal::DurationExceeded {
+            elapsed,
+            duration: policy.duration,
+            attempts,
+        });
     }
     if job.attempts >= policy.max_total {
         return RetryDecision::No(RetryRefusal::AttemptsExceeded { max_total: policy.max_total });

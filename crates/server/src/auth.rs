@@ -298,7 +298,8 @@ pub async fn authenticate_session(app: &App, cookie: &str, address: Option<IpAdd
     let generation = cache.generation();
     let token = Token::chosen(cookie);
     let hash = token.hash();
-    let valid = sessions::find(app.db(), &hash).await?.ok_or(Error::Unauthenticated)?;
+    let idle = app.settings().limits.web_sessions.idle;
+    let valid = sessions::find(app.db(), &hash, idle).await?.ok_or(Error::Unauthenticated)?;
     if !bool::from(valid.hash.as_bytes().ct_eq(hash.as_bytes())) {
         return Err(Error::Unauthenticated);
     }

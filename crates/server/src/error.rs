@@ -8,7 +8,7 @@ use crate::{
     db::DbError,
     encryption::KeyError,
     job_payload::node_key::NodeKeyError,
-    limits::{STREAMS_MAX, UPLOADS_MAX, limit_hint},
+    limits::{STREAMS_MAX, UPLOAD_TIMEOUT, UPLOADS_MAX, limit_hint},
     logs::LogError,
     ssh_keys::KeyPairError,
 };
@@ -57,6 +57,8 @@ pub enum Error {
     /// The client took too long to send its body: 408.
     #[error("timed out while receiving the request")]
     Slow,
+    #[error("the upload took longer than {seconds} s; {}", limit_hint(UPLOAD_TIMEOUT))]
+    SlowUpload { seconds: u64 },
     /// The caller exceeded its rate limit: 429.
     #[error("Too many requests; try again in a moment")]
     Fast,

@@ -493,7 +493,7 @@ fn error_response(error: &Error, id: &str) -> Response {
         Error::TooLarge { .. } | Error::UploadLimit { .. } => {
             error_body(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
         }
-        Error::Slow => error_body(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
+        Error::Slow | Error::SlowUpload { .. } => error_body(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
             tracing::warn!(request = %id, error = %format_chain(error), "failed to answer request");
             let (status, what) = database_error(cause);

@@ -1,9 +1,11 @@
 //! Limits that users can reach, and retention periods. Each is a setting, and every refusal names the setting that
 //! caused it.
 
-use windlass_model::time::Span;
+use std::time::Duration;
 
-use crate::config::SettingsError;
+use windlass_model::{config::quantities::parse_duration, decide::jobs_running::PULLING_TIMEOUT, time::Span};
+
+use crate::{config::SettingsError, logs::copier::LOG_BYTES_MAX};
 
 /// Names of the settings in `config.yml`, as refusals quote them.
 pub const UPLOAD_MAX: &str = "upload_max";
@@ -11,6 +13,11 @@ pub const UPLOADS_MAX: &str = "uploads_max";
 pub const STREAMS_MAX: &str = "streams_max";
 pub const REQUEST_MAX: &str = "request_max";
 pub const LOG_RATE_MAX: &str = "log_rate_max";
+pub const LOG_MAX: &str = "log_max";
+pub const UPLOAD_TIMEOUT: &str = "upload_timeout";
+pub const IMAGE_PULL_TIMEOUT: &str = "image_pull_timeout";
+pub const WEB_SESSION_IDLE: &str = "web_session_idle";
+pub const WEB_SESSION_LIFE: &str = "web_session_life";
 pub const PROJECTS_MAX: &str = "projects_max";
 pub const RUN_JOBS_MAX: &str = "run_jobs_max";
 pub const FLEET_HOSTS_MAX: &str = "fleet_hosts_max";
@@ -18,14 +25,20 @@ pub const SECRET_MAX: &str = "secret_max";
 const KEEP_EVENTS: &str = "keep_events";
 const KEEP_RUNS: &str = "keep_runs";
 const KEEP_UPLOADS: &str = "keep_uploads";
+const KEEP_METRICS: &str = "keep_metrics";
 
 /// All settings of this module, as `config.yml` spells them.
-pub const SETTING_NAMES: [&str; 12] = [
+pub const SETTING_NAMES: [&str; 18] = [
     UPLOAD_MAX,
     UPLOADS_MAX,
     STREAMS_MAX,
     REQUEST_MAX,
     LOG_RATE_MAX,
+    LOG_MAX,
+    UPLOAD_TIMEOUT,
+    IMAGE_PULL_TIMEOUT,
+    WEB_SESSION_IDLE,
+    WEB_SESSION_LIFE,
     PROJECTS_MAX,
     RUN_JOBS_MAX,
     FLEET_HOSTS_MAX,
@@ -33,12 +46,17 @@ pub const SETTING_NAMES: [&str; 12] = [
     KEEP_EVENTS,
     KEEP_RUNS,
     KEEP_UPLOADS,
+    KEEP_METRICS,
 ];
 
 const MIB: usize = 1 << 20;
 /// Uploads are rows of the database, written and read as a whole.
 const SIZE_CEILING: usize = 1 << 30;
 const COUNT_CEILING: usize = 1_000_000;
+/// Maximum of a time limit, in seconds: a day.
+const TIME_CEILING: i64 = 24 * 3600;
+/// Maximum lifetime of a web session, in seconds: a year.
+const SESSION_CEILING: i64 = 365 * 24 * 3600;
 
 /// The last clause of a refusal: names the setting and the option that raise the limit.
 pub fn limit_hint(name: &str) -> String {
@@ -53,6 +71,11 @@ pub struct LimitSettings {
     pub streams_max: Option<String>,
     pub request_max: Option<String>,
     pub log_rate_max: Option<String>,
+    pub log_max: Option<String>,
+    pub upload_timeout: Option<String>,
+    pub image_pull_timeout: Option<String>,
+    pub web_session_idle: Option<String>,
+    pub web_session_life: Option<String>,
     pub projects_max: Option<String>,
     pub run_jobs_max: Option<String>,
     pub fleet_hosts_max: Option<String>,
@@ -60,6 +83,7 @@ pub struct LimitSettings {
     pub keep_events: Option<String>,
     pub keep_runs: Option<String>,
     pub keep_uploads: Option<String>,
+    pub keep_metrics: Option<String>,
 }
 
 impl LimitSettings {
@@ -71,6 +95,11 @@ impl LimitSettings {
             STREAMS_MAX => Some(&mut self.streams_max),
             REQUEST_MAX => Some(&mut self.request_max),
             LOG_RATE_MAX => Some(&mut self.log_rate_max),
+            LOG_MAX => Some(&mut self.log_max),
+            UPLOAD_TIMEOUT => Some(&mut self.upload_timeout),
+            IMAGE_PULL_TIMEOUT => Some(&mut self.image_pull_timeout),
+            WEB_SESSION_IDLE => Some(&mut self.web_session_idle),
+            WEB_SESSION_LIFE => Some(&mut self.web_session_life),
             PROJECTS_MAX => Some(&mut self.projects_max),
             RUN_JOBS_MAX => Some(&mut self.run_jobs_max),
             FLEET_HOSTS_MAX => Some(&mut self.fleet_hosts_max),
@@ -78,6 +107,7 @@ impl LimitSettings {
             KEEP_EVENTS => Some(&mut self.keep_events),
             KEEP_RUNS => Some(&mut self.keep_runs),
             KEEP_UPLOADS => Some(&mut self.keep_uploads),
+            KEEP_METRICS => Some(&mut self.keep_metrics),
             _ => None,
         }
     }
@@ -91,6 +121,11 @@ impl LimitSettings {
             streams_max: self.streams_max.or(other.streams_max),
             request_max: self.request_max.or(other.request_max),
             log_rate_max: self.log_rate_max.or(other.log_rate_max),
+            log_max: self.log_max.or(other.log_max),
+            upload_timeout: self.upload_timeout.or(other.upload_timeout),
+            image_pull_timeout: self.image_pull_timeout.or(other.image_pull_timeout),
+            web_session_idle: self.web_session_idle.or(other.web_session_idle),
+            web_session_life: self.web_session_life.or(other.web_session_life),
             projects_max: self.projects_max.or(other.projects_max),
             run_jobs_max: self.run_jobs_max.or(other.run_jobs_max),
             fleet_hosts_max: self.fleet_hosts_max.or(other.fleet_hosts_max),
@@ -98,6 +133,7 @@ impl LimitSettings {
             keep_events: self.keep_events.or(other.keep_events),
             keep_runs: self.keep_runs.or(other.keep_runs),
             keep_uploads: self.keep_uploads.or(other.keep_uploads),
+            keep_metrics: self.keep_metrics.or(other.keep_metrics),
         }
     }
 }
@@ -115,6 +151,13 @@ pub struct Limits {
     pub request_bytes: usize,
     /// Maximum log output of one job per hour; `None` means no limit.
     pub log_bytes_hour: Option<u64>,
+    /// Maximum number of bytes stored of one log.
+    pub log_bytes: u64,
+    /// Time within which a client must have sent an upload.
+    pub upload_timeout: Duration,
+    /// Time within which a host must have pulled an image and started its container.
+    pub image_pull_timeout: Span,
+    pub web_sessions: WebSessionLimits,
     /// Maximum number of projects that one user owns.
     pub projects: i64,
     /// Maximum number of jobs with which a run starts.
@@ -123,6 +166,15 @@ pub struct Limits {
     /// Maximum length of one secret, in characters.
     pub secret_chars: usize,
     pub keep: RetentionPeriods,
+}
+
+/// Times after which a browser has to log in again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WebSessionLimits {
+    /// Counted from the last request.
+    pub idle: Span,
+    /// Counted from the login.
+    pub life: Span,
 }
 
 /// Retention periods; `None` means without limit.
@@ -135,6 +187,8 @@ pub struct RetentionPeriods {
     pub runs: Option<Span>,
     /// Counted from the last use. Uploads that a kept run or managed job refers to are kept.
     pub uploads: Option<Span>,
+    /// Samples of the resource usage of jobs, counted from their time.
+    pub metrics: Option<Span>,
 }
 
 impl Default for Limits {
@@ -146,11 +200,15 @@ impl Default for Limits {
             streams: 512,
             request_bytes: 2 * MIB,
             log_bytes_hour: Some(50 << 20),
+            log_bytes: LOG_BYTES_MAX,
+            upload_timeout: Duration::from_secs(300),
+            image_pull_timeout: PULLING_TIMEOUT,
+            web_sessions: WebSessionLimits { idle: Span::hours(12), life: Span::days(7) },
             projects: 10,
             run_jobs: 1000,
             fleet_hosts: 1000,
             secret_chars: 5000,
-            keep: RetentionPeriods { events: days(30), runs: days(90), uploads: days(7) },
+            keep: RetentionPeriods { events: days(30), runs: days(90), uploads: days(7), metrics: days(30) },
         }
     }
 }
@@ -174,6 +232,11 @@ impl Limits {
                 number.ok_or(SettingsError::Limit { name, text, expected: "a number from 1 to 1000000" })
             }
         };
+        let log_bytes = parse_optional_size(LOG_MAX, given.log_max, Some(usual.log_bytes))?;
+        let upload = Span::secs(i64::try_from(usual.upload_timeout.as_secs()).unwrap_or(TIME_CEILING));
+        let upload = parse_time(UPLOAD_TIMEOUT, given.upload_timeout, upload, TIME_CEILING)?;
+        let pull = usual.image_pull_timeout;
+        let sessions = usual.web_sessions;
         let projects = number(PROJECTS_MAX, given.projects_max, 10)?;
         Ok(Self {
             upload_bytes: size(UPLOAD_MAX, given.upload_max, usual.upload_bytes)?,
@@ -181,6 +244,13 @@ impl Limits {
             streams: number(STREAMS_MAX, given.streams_max, usual.streams)?,
             request_bytes: size(REQUEST_MAX, given.request_max, usual.request_bytes)?,
             log_bytes_hour: parse_optional_size(LOG_RATE_MAX, given.log_rate_max, usual.log_bytes_hour)?,
+            log_bytes: log_bytes.unwrap_or(u64::MAX),
+            upload_timeout: Duration::from_secs(u64::try_from(upload.as_secs()).unwrap_or_default()),
+            image_pull_timeout: parse_time(IMAGE_PULL_TIMEOUT, given.image_pull_timeout, pull, TIME_CEILING)?,
+            web_sessions: WebSessionLimits {
+                idle: parse_time(WEB_SESSION_IDLE, given.web_session_idle, sessions.idle, SESSION_CEILING)?,
+                life: parse_time(WEB_SESSION_LIFE, given.web_session_life, sessions.life, SESSION_CEILING)?,
+            },
             projects: i64::try_from(projects).unwrap_or(usual.projects),
             run_jobs: number(RUN_JOBS_MAX, given.run_jobs_max, usual.run_jobs)?,
             fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
@@ -189,6 +259,7 @@ impl Limits {
                 events: parse_retention(KEEP_EVENTS, given.keep_events, usual.keep.events)?,
                 runs: parse_retention(KEEP_RUNS, given.keep_runs, usual.keep.runs)?,
                 uploads: parse_retention(KEEP_UPLOADS, given.keep_uploads, usual.keep.uploads)?,
+                metrics: parse_retention(KEEP_METRICS, given.keep_metrics, usual.keep.metrics)?,
             },
         })
     }
@@ -207,6 +278,22 @@ fn parse_optional_size(
     let expected = "a size such as `50MB`, or `off` for no limit";
     let bytes = parse_bytes(&text).filter(|bytes| *bytes > 0);
     bytes.map(Some).ok_or(SettingsError::Limit { name, text, expected })
+}
+
+/// Parses a time limit such as `25m`, of at most `ceiling` seconds.
+fn parse_time(
+    name: &'static str,
+    text: Option<String>,
+    usual: Span,
+    ceiling: i64,
+) -> Result<Span, SettingsError> {
+    let Some(text) = text else { return Ok(usual) };
+    let expected = match ceiling {
+        SESSION_CEILING => "a duration from `1s` to `365d`, such as `12h`",
+        _ => "a duration from `1s` to `24h`, such as `25m`",
+    };
+    let secs = parse_duration(&text).ok().filter(|secs| (1..=ceiling).contains(secs));
+    secs.map(Span::secs).ok_or(SettingsError::Limit { name, text, expected })
 }
 
 /// Parses a retention period such as `30d`; `off` and `0` mean without limit.
@@ -264,6 +351,14 @@ mod tests {
         }
         assert_eq!(limits(UPLOAD_MAX, "1gb").unwrap().upload_bytes, 1 << 30);
         assert_eq!(limits(LOG_RATE_MAX, "off").unwrap().log_bytes_hour, None);
+        assert_eq!((usual.log_bytes, limits(LOG_MAX, "off").unwrap().log_bytes), (8 << 30, u64::MAX));
+        assert_eq!(limits(UPLOAD_TIMEOUT, "1h").unwrap().upload_timeout, Duration::from_secs(3600));
+        assert_eq!((usual.image_pull_timeout, usual.keep.metrics), (Span::mins(25), Some(Span::days(30))));
+        assert_eq!(limits(IMAGE_PULL_TIMEOUT, "2h").unwrap().image_pull_timeout, Span::hours(2));
+        let hours = |idle, life| WebSessionLimits { idle: Span::hours(idle), life: Span::hours(life) };
+        assert_eq!(usual.web_sessions, hours(12, 7 * 24));
+        assert_eq!(limits(WEB_SESSION_IDLE, "1h").unwrap().web_sessions, hours(1, 7 * 24));
+        assert_eq!(limits(WEB_SESSION_LIFE, "1d").unwrap().web_sessions, hours(12, 24));
         for off in ["off", "0", "0d"] {
             assert_eq!(limits(KEEP_RUNS, off).unwrap().keep.runs, None);
         }
@@ -279,6 +374,12 @@ mod tests {
             (STREAMS_MAX, "0"),
             (LOG_RATE_MAX, "-1"),
             (PROJECTS_MAX, "0"),
+            (LOG_MAX, "long"),
+            (UPLOAD_TIMEOUT, "0"),
+            (IMAGE_PULL_TIMEOUT, "25h"),
+            (WEB_SESSION_IDLE, "off"),
+            (WEB_SESSION_LIFE, "366d"),
+            (KEEP_METRICS, "2"),
             (KEEP_EVENTS, "soon"),
             (KEEP_EVENTS, "30"),
         ] {

@@ -35,7 +35,11 @@ pub async fn run(app: App) {
         // Replicas that were started together must not delete in step.
         let jitter = u64::from(getrandom::u32().unwrap_or(0)) % ROUND_INTERVAL.as_secs();
         tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
-        match run_round(app.db(), app.logs(), app.settings().limits.keep).await {
+        let limits = &app.settings().limits;
+        if let Err(error) = sessions::delete_ended(app.db(), limits.web_sessions.idle).await {
+            tracing::warn!(%error, "failed to delete ended sessions");
+        }
+        match run_round(app.db(), app.logs(), limits.keep).await {
             Ok(deleted) => report_deleted(&app, deleted),
             Err(error) => tracing::warn!(%error, "failed to delete expired data"),
         }
@@ -59,7 +63,6 @@ pub async fn run_round(
     keep: RetentionPeriods,
 ) -> Result<DeletedCounts, DbError> {
     let mut deleted = DeletedCounts::default();
-    sessions::delete_ended(db).await?;
     if let Some(keep) = keep.events {
         for _ in 0..BATCHES_MAX {
             let some = rows::delete_events(db, keep, EVENTS_MAX).await?;

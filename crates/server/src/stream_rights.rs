@@ -177,7 +177,8 @@ async fn poll_rights(app: App) {
             (wanted.hashes.into_iter().collect(), wanted.queue_tokens.into_iter().collect());
         let (projects, users): (Vec<_>, Vec<_>) =
             (wanted.projects.into_iter().collect(), wanted.users.into_iter().collect());
-        match tokens::access_states(app.db(), &hashes, &queue, &projects, &users).await {
+        let idle = app.settings().limits.web_sessions.idle;
+        match tokens::access_states(app.db(), &hashes, &queue, &projects, &users, idle).await {
             Ok(found) => app.stream_rights().notify_changed(&app, &found),
             // A database that does not answer revokes no rights.
             Err(error) => tracing::debug!(%error, "failed to read the rights of streams"),

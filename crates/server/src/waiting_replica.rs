@@ -61,6 +61,7 @@ pub(crate) fn waiting_replica(
         fleet_choice: choice,
         usable_fleets: None,
         fleets: None,
+        missing_fleets: Vec::new(),
         creation: shape.creation(),
         max_duration: specs[0].max_duration.map(Span::secs),
         resubmitted_at: first.queued_at.map(|_| first.submitted_at),

@@ -484,6 +484,15 @@ pub fn load_busybox_image(engine: &Path) {
 
 /// Loads an image with a static busybox and perhaps one other program, in `/bin`, into an engine.
 pub fn load_image(engine: &Path, name: &str, program: Option<&Path>) {
+    load_image_with(engine, name, program, "");
+}
+
+/// Loads an image like that of [`load_busybox_image`] whose programs run as this user.
+pub fn load_image_of_user(engine: &Path, name: &str, user: &str) {
+    load_image_with(engine, name, None, &format!("--change 'USER {user}'"));
+}
+
+fn load_image_with(engine: &Path, name: &str, program: Option<&Path>, options: &str) {
     let temp = temp_dir("e2e-image").unwrap();
     let dir = temp.path();
     std::fs::create_dir(dir.join("bin")).unwrap();
@@ -495,7 +504,7 @@ pub fn load_image(engine: &Path, name: &str, program: Option<&Path>) {
         std::fs::copy(program, dir.join("bin").join(program.file_name().unwrap())).unwrap();
     }
     let host = format!("unix://{}", engine.display());
-    let script = format!("tar -C {} -c . | docker --host {host} import - {name}", dir.display());
+    let script = format!("tar -C {} -c . | docker --host {host} import {options} - {name}", dir.display());
     assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
 }
 

@@ -21,16 +21,13 @@ use windlass_model::queue::REFUSED_REASON;
 
 use super::AttemptError;
 use crate::shim::{
-    docker::{
-        ContainerConfinement, NETWORK, container_confinement, create_command, podman_ulimits, shield,
-        shield_subnets,
-    },
+    docker::{ContainerConfinement, container_confinement, podman_ulimits},
     mounts,
     oci::seccomp::write_profile,
     policy::Policy,
 };
 
-const PODMAN: &str = "podman";
+pub(super) const PODMAN: &str = "podman";
 /// Image names that mean no image.
 const NO_IMAGE: [&str; 2] = ["", "none"];
 /// Maximum length of an engine's error message that is kept.
@@ -84,6 +81,8 @@ pub(super) struct ContainerSpec<'a> {
     /// Indexes of its GPUs.
     pub(super) gpus: Option<String>,
     pub(super) confinement: ContainerConfinement,
+    /// Name or id of its network.
+    pub(super) network: &'a str,
     /// Control group below which the engine creates that of the container.
     pub(super) group: Option<String>,
 }
@@ -235,7 +234,7 @@ pub(super) fn host_for_bridge(host: &str, gateway: Option<IpAddr>) -> String {
     }
 }
 
-async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
+pub(super) async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let output = command.output().await.map_err(|error| format!("failed to start `{program}`: {error}"))?;
@@ -275,42 +274,6 @@ impl Engine {
         let Self::Docker(program) = self else { return false };
         let format = if program == PODMAN { "{{.Host.CgroupManager}}" } else { "{{.CgroupDriver}}" };
         run_engine(program, &["info", "--format", format]).await.is_ok_and(|driver| driver == "cgroupfs")
-    }
-
-    /// Creates the network of containers unless it exists, and returns the address by which they reach this host. Blocks
-    /// the cloud's metadata addresses before anything is started on it.
-    pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, AttemptError> {
-        let Self::Docker(program) = self else { return Ok(None) };
-        let is_podman = program == PODMAN;
-        let format = if is_podman {
-            "{{.ID}} {{range .Subnets}}{{.Gateway}} {{.Subnet}} {{end}}"
-        } else {
-            "{{.Id}} {{range .IPAM.Config}}{{.Gateway}} {{end}}"
-        };
-        let inspect = ["network", "inspect", "--format", format, NETWORK];
-        let mut found = run_engine(program, &inspect).await;
-        if found.is_err() {
-            let words = create_command(is_podman);
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let made = run_engine(program, &words).await;
-            // Another process may have created it at the same time.
-            found = run_engine(program, &inspect).await.map_err(|message| made.err().unwrap_or(message));
-        }
-        let found = found.map_err(|message| {
-            AttemptError::Host(std::io::Error::other(format!(
-                "failed to create network {NETWORK}: {message}"
-            )))
-        })?;
-        let mut parts = found.split_whitespace();
-        let id = parts.next().unwrap_or_default();
-        let rest: Vec<&str> = parts.collect();
-        if is_podman {
-            let subnets = rest.iter().filter(|part| part.contains('/')).map(|subnet| (*subnet).to_owned());
-            shield_subnets(&subnets.collect::<Vec<_>>()).await;
-        } else {
-            shield(id).await;
-        }
-        Ok(rest.iter().find_map(|gateway| gateway.parse().ok()))
     }
 
     /// Pulls the image. Called before the container is reported as running: a missing image does not use up an attempt.
@@ -414,7 +377,7 @@ fn docker_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
     option("--label", format!("windlass.attempt={}", order.name));
     let kept_in = &order.confinement;
-    option("--network", kept_in.network.to_owned());
+    option("--network", order.network.to_owned());
     option("--ipc", kept_in.ipc.to_owned());
     for capability in &kept_in.cap_drop {
         option("--cap-drop", capability.clone());
@@ -492,6 +455,7 @@ fn apptainer_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shim::docker::NETWORK;
 
     fn order<'a>(command: &'a [String]) -> ContainerSpec<'a> {
         ContainerSpec {
@@ -514,6 +478,7 @@ mod tests {
                 ipc: "private",
                 network: NETWORK,
             },
+            network: "4f1c",
         }
     }
 
@@ -524,7 +489,7 @@ mod tests {
         assert_eq!(
             words.join(" "),
             "docker run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
-             windlass --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges \
+             4f1c --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges \
              --cgroup-parent /windlass/exec/c.1.container --pids-limit 100 --log-driver none --memory 1024b \
              --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out --env-file /tmp/r/environment --env KEY --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
         );

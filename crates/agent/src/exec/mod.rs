@@ -6,6 +6,7 @@
 //! guard process that cleans up if the executor is killed.
 
 mod container_group;
+mod container_network;
 mod guard;
 mod image;
 mod output;
@@ -13,6 +14,7 @@ mod output_glob;
 mod output_upload;
 mod process_isolation;
 mod program;
+mod program_mounts;
 mod work_dir;
 
 use std::{

@@ -19,13 +19,14 @@ use tokio::{
 };
 
 use super::{
-    AttemptError, container_group,
+    AttemptError, container_group, container_network,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
         ContainerSpec, Engine, EngineReport, ImageRuntime, Network, check_process_allowed, choose_engine,
         confine_container, host_for_bridge,
     },
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
+    program_mounts::{MountAccess, create_mounts, path_in_root},
 };
 use crate::cgroup::task::{TaskGroup, TaskLimits};
 use windlass_model::queue::{JOB_VARIABLE, REFUSED_REASON, reuse::IMAGE_IGNORED};
@@ -217,18 +218,6 @@ fn strings(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Joins a path to the root so that it stays inside, whatever components it has.
-fn path_in_root(root: &Path, target: &str) -> PathBuf {
-    let parts = Path::new(target).components().filter_map(|part| match part {
-        std::path::Component::Normal(part) => Some(part),
-        std::path::Component::Prefix(_)
-        | std::path::Component::RootDir
-        | std::path::Component::CurDir
-        | std::path::Component::ParentDir => None,
-    });
-    parts.fold(root.to_owned(), |path, part| path.join(part))
-}
-
 impl Program {
     /// Performs everything that can fail before the program runs.
     pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, AttemptError> {
@@ -237,6 +226,7 @@ impl Program {
         let (engine, warning) = choose_engine(given.runtime, given.allow_process, image).await?;
         let gpus = std::env::var(GPU_VARIABLES[0]).ok().filter(|gpus| !gpus.is_empty());
         let mut confinement = None;
+        let mut network = None;
         let mut host = given.host.to_owned();
         if let Some(engine) = engine {
             let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
@@ -245,7 +235,9 @@ impl Program {
                 confine_container(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
             engine.filter_system_calls(&mut kept_in, given.dir).map_err(AttemptError::Host)?;
             if kept_in.network != "host" {
-                host = host_for_bridge(&host, engine.ensure_network().await?);
+                network = container_network::ensure(engine).await?;
+                let gateway = network.as_ref().and_then(|network| network.gateway);
+                host = host_for_bridge(&host, gateway);
             }
             engine.pull_image(image).await?;
             confinement = Some(kept_in);
@@ -261,8 +253,9 @@ impl Program {
         let root = given.dir.join(ROOT_DIR);
         fs::create_dir_all(&root).map_err(AttemptError::Host)?;
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(AttemptError::Host)?;
-        let mut targets = create_mounts(&root, &record["mounts"])?;
-        targets.extend(create_mounts(&root, given.secrets)?);
+        let access = if engine.is_some() { MountAccess::AnyUserInContainer } else { MountAccess::Owner };
+        let mut targets = create_mounts(&root, &record["mounts"], access)?;
+        targets.extend(create_mounts(&root, given.secrets, access)?);
         let requirements = &record["runtime_constraints"];
         let (memory, cpus) = (requirements["ram"].as_u64(), requirements["vcpus"].as_u64());
         // The engine limits its containers; its command-line program needs no limit.
@@ -318,6 +311,7 @@ impl Program {
                     memory,
                     cpus,
                     gpus,
+                    network: network.as_ref().map_or(confinement.network, |network| network.name.as_str()),
                     confinement,
                 };
                 work.prepare_container(engine, &order);
@@ -576,37 +570,6 @@ fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Creates the mounts that are directories and small files, and returns their targets. Mounts that need a file store
-/// are not supported.
-fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptError> {
-    let mut targets = Vec::new();
-    for (target, create_mounts) in mounts.as_object().into_iter().flatten() {
-        let path = path_in_root(root, target);
-        targets.push(target.clone());
-        let kind = create_mounts["kind"].as_str().unwrap_or_default();
-        let content = match kind {
-            "tmp" => {
-                fs::create_dir_all(&path).map_err(AttemptError::Host)?;
-                continue;
-            }
-            "text" => create_mounts["content"].as_str().unwrap_or_default().to_owned(),
-            "json" => create_mounts["content"].to_string(),
-            other => {
-                let why = format!(
-                    "unsupported kind `{other}` of mount `{target}`: expected `tmp`, `text` or `json`"
-                );
-                return Err(AttemptError::CannotRun { reason: "start_failed", why });
-            }
-        };
-        if let Some(above) = path.parent() {
-            fs::create_dir_all(above).map_err(AttemptError::Host)?;
-        }
-        fs::write(&path, content).map_err(AttemptError::Host)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(AttemptError::Host)?;
-    }
-    Ok(targets)
-}
-
 fn program_exists(program: &str, path: &str, cwd: &Path) -> bool {
     if program.contains('/') {
         return cwd.join(program).is_file();
@@ -642,22 +605,6 @@ mod tests {
 
     fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
         all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
-
-    #[test]
-    fn mounts_are_directories_and_files_below_the_root_and_other_kinds_are_refused() {
-        let dir = temp_dir("mounts").unwrap();
-        let mounts = json!({
-            "/out": { "kind": "tmp" }, "/etc/a.txt": { "kind": "text", "content": "x" },
-            "/../b.json": { "kind": "json", "content": { "a": 1 } },
-        });
-        create_mounts(dir.path(), &mounts).unwrap();
-        assert!(dir.path().join("out").is_dir());
-        let content = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-        assert_eq!((content("etc/a.txt").as_str(), content("b.json").as_str()), ("x", r#"{"a":1}"#));
-        let refused = create_mounts(dir.path(), &json!({ "/in": { "kind": "collection" } }));
-        let Err(AttemptError::CannotRun { why, .. }) = refused else { panic!("it was accepted") };
-        assert!(why.contains("unsupported kind `collection` of mount `/in`"), "{why}");
     }
 
     #[test]

@@ -135,13 +135,16 @@ async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -
         for one in &found {
             let reported = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);
             let why = reported("error").or_else(|| reported("activity"));
+            let is_waiting = matches!(one["state"].as_str(), Some("Queued" | "Locked"));
+            let scheduling = Some(field_text(one, "scheduling_status")).filter(|text| !text.is_empty());
+            let why = why.or(scheduling).or_else(|| reported("warning").filter(|_| is_waiting));
             table.row(vec![
                 field_text(one, "uuid").into(),
                 Cell::status(field_text(one, "state")),
                 field_text(one, "priority").into(),
                 field_text(one, "container_image").into(),
                 field_text(one, "exit_code").into(),
-                why.unwrap_or_else(|| field_text(one, "scheduling_status")).into(),
+                why.unwrap_or_default().into(),
             ]);
         }
         table.print();

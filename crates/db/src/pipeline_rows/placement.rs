@@ -176,15 +176,25 @@ impl PoolInventory {
         let usable = self.usable_fleets(project);
         let fleets: Vec<&Fleet> = self.fleets.iter().filter(|fleet| usable.contains(&fleet.id)).collect();
         let is_own = |name: &str| fleets.iter().any(|own| own.project_id == project && own.name == name);
-        let is_named = |fleet: &Fleet, named: &ResourceReference| {
-            fleet.name == named.name
-                && match &named.project {
-                    Some(owner) => self.owners.get(&fleet.project_id) == Some(owner),
-                    None => fleet.project_id == project || !is_own(&named.name),
-                }
+        let is_selected = |fleet: &Fleet, named: &ResourceReference| {
+            self.has_name(fleet, named)
+                && (named.project.is_some() || fleet.project_id == project || !is_own(&named.name))
         };
-        let selected = fleets.iter().filter(|fleet| named.iter().any(|named| is_named(fleet, named)));
+        let selected = fleets.iter().filter(|fleet| named.iter().any(|named| is_selected(fleet, named)));
         selected.map(|fleet| fleet.id).collect()
+    }
+
+    /// Those of the named fleets that do not exist, or that jobs of the project may not use.
+    pub fn missing(&self, project: ProjectId, named: &[ResourceReference]) -> Vec<String> {
+        let usable = self.usable_fleets(project);
+        let fleets: Vec<&Fleet> = self.fleets.iter().filter(|fleet| usable.contains(&fleet.id)).collect();
+        let missing = named.iter().filter(|named| !fleets.iter().any(|fleet| self.has_name(fleet, named)));
+        missing.map(ToString::to_string).collect()
+    }
+
+    fn has_name(&self, fleet: &Fleet, named: &ResourceReference) -> bool {
+        let is_owner = |owner: &String| self.owners.get(&fleet.project_id) == Some(owner);
+        fleet.name == named.name && named.project.as_ref().is_none_or(is_owner)
     }
 }
 

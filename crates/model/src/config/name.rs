@@ -1,6 +1,6 @@
 //! Names of runs, fleets and groups, references to other projects, tags, and users inside a container.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
@@ -81,6 +81,16 @@ impl ResourceReference {
         };
         let valid = !name.is_empty() && !name.contains('/') && project != Some("");
         valid.then(|| Self { project: project.map(str::to_owned), name: name.to_owned() })
+    }
+}
+
+/// Prints `name` or `project/name`.
+impl fmt::Display for ResourceReference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(project) = &self.project {
+            write!(f, "{project}/")?;
+        }
+        f.write_str(&self.name)
     }
 }
 

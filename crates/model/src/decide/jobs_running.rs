@@ -113,6 +113,8 @@ pub struct RunningJobView {
     pub inactivity_duration: Option<Span>,
     /// Time for which its agents may be unreachable.
     pub unreachable_timeout: Span,
+    /// Time for which a host may pull the image and start its container.
+    pub pulling_timeout: Span,
 }
 
 /// State of the host, from the instance's row and its backend.
@@ -374,7 +376,13 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     let since = job.pulling_since.unwrap_or(job.provisioning_since);
     let bound = |waits_for| {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
-        wait_with_timeout(since, PULLING_TIMEOUT, reason, waits_for, now)
+        let limit = job.pulling_timeout;
+        if now >= since + limit {
+            let setting = "`image_pull_timeout` of the server";
+            let message = format!("waited {} s for {waits_for} ({setting})", limit.as_secs());
+            return end_as_lost(reason, &message, now);
+        }
+        wait_with_timeout(since, limit, reason, waits_for, now)
     };
     match &seen.shim {
         ShimState::NotRequested | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
@@ -393,7 +401,7 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         | ShimState::Silent
         | ShimState::Task(TaskState::Running { ports_known: true }) => match &seen.runner {
             RunnerState::NotRequested | RunnerState::Silent => bound("the runner"),
-            RunnerState::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
+            RunnerState::Ready => start_job(job, since, job.pulling_timeout, seen, now),
             // A previous lease holder started it and failed to record it. It may have ended by now.
             RunnerState::Pulled(pulled) => {
                 let plan = job_started(Vec::new(), seen, now);

@@ -51,6 +51,8 @@ pub enum SubmittedJobObservation {
     Seat {
         fleet: FleetId,
         seat: NodePlacement,
+        /// Name of the instance, if it exists.
+        instance_name: String,
     },
     Waits {
         why: Arc<RefusalReport>,
@@ -76,11 +78,21 @@ pub enum SubmittedJobObservation {
 }
 
 impl SubmittedJobObservation {
-    /// Converts the outcome of placement for one node of the replica.
-    pub fn from_outcome(outcome: &PlacementOutcome, node: usize) -> Self {
+    /// Converts the outcome of placement for one node of the replica. `name` returns the names of instances.
+    pub fn from_outcome(
+        outcome: &PlacementOutcome,
+        node: usize,
+        name: impl Fn(InstanceId) -> String,
+    ) -> Self {
         match outcome {
             PlacementOutcome::Placed { fleet, seats } => match seats.get(node) {
-                Some(seat) => Self::Seat { fleet: *fleet, seat: seat.clone() },
+                Some(seat) => {
+                    let instance_name = match seat {
+                        NodePlacement::Existing { instance, .. } => name(*instance),
+                        NodePlacement::New { .. } => String::new(),
+                    };
+                    Self::Seat { fleet: *fleet, seat: seat.clone(), instance_name }
+                }
                 None => Self::NotTried,
             },
             PlacementOutcome::Waits { why, reserved } => {
@@ -137,14 +149,14 @@ pub fn decide(job: &SubmittedJobView, seen: SubmittedJobObservation, now: Timest
 
 fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: Timestamp) -> Plan {
     match seen {
-        SubmittedJobObservation::Seat { fleet, seat } => match &seat {
-            NodePlacement::Existing { instance, blocks, .. } if !job.has_volumes => {
-                let message = format!("assigned to instance {instance}, blocks: {blocks}");
+        SubmittedJobObservation::Seat { fleet, seat, instance_name } => match &seat {
+            NodePlacement::Existing { blocks, .. } if !job.has_volumes => {
+                let message = format!("assigned to instance {instance_name}, blocks: {blocks}");
                 let change = Change::from_event(Event::Placed, message);
                 Plan::Provision { assign: Some((fleet, seat)), change, due: now }
             }
-            NodePlacement::Existing { instance, .. } => {
-                let message = format!("assigned to instance {instance}, attaching volumes");
+            NodePlacement::Existing { .. } => {
+                let message = format!("assigned to instance {instance_name}, attaching volumes");
                 Plan::Assign { fleet, seat, message, due: now }
             }
             NodePlacement::New { instance_num, offers, .. } => {
@@ -165,7 +177,13 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
             let text =
                 refusal_summary(&why.refusals).unwrap_or_else(|| "no instance or offer fits".to_owned());
             let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
-                matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
+                matches!(
+                    shortfall,
+                    Shortfall::NoFleets
+                        | Shortfall::FleetMissing { .. }
+                        | Shortfall::FleetNotNamed
+                        | Shortfall::NotCluster
+                )
             });
             end(match (no_fleet, why.for_good) {
                 (true, _) => Ending::no_fleets(text),

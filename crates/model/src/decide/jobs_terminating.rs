@@ -20,6 +20,8 @@ use crate::{
 pub const LOGS_GRACE: Span = Span::secs(30);
 /// Time for which requests in flight may be answered before a replica is stopped.
 pub const DRAIN_GRACE: Span = Span::secs(30);
+/// What a step waits for while the commands may use their grace period.
+const JOB_STOP: &str = "the job to stop";
 const DRAIN_POLL_INTERVAL: Span = Span::secs(1);
 /// Interval between passes.
 pub const POLL_INTERVAL: Span = Span::secs(2);
@@ -187,6 +189,19 @@ pub enum Plan {
     End(FinalRelease),
 }
 
+impl Plan {
+    /// Returns the message while the step waits. It says until when a job that was asked to stop may run.
+    pub fn status_message(job: &TerminatingJobView, waits_for: &str, deadline: Option<Timestamp>) -> String {
+        match deadline {
+            Some(deadline) if waits_for == JOB_STOP && should_request_stop(&job.ending) => {
+                let killed_at = Timestamp::from_secs((deadline - LOGS_GRACE).0.div_euclid(1_000_000));
+                format!("waiting for {waits_for}, which is killed at {killed_at} at the latest")
+            }
+            Some(_) | None => format!("waiting for {waits_for}"),
+        }
+    }
+}
+
 struct ProxyDrained;
 struct LogsDrained(ProxyDrained);
 struct ContainerRemoved {
@@ -246,7 +261,7 @@ fn check_logs_drained(
     let Some(deadline) = job.deadline else {
         let grace = should_request_stop(&job.ending).then_some(job.stop_grace);
         let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
-        return step(TerminationStep::Stop { grace, deadline }, "the job to stop", now);
+        return step(TerminationStep::Stop { grace, deadline }, JOB_STOP, now);
     };
     if now >= deadline {
         return Ok(LogsDrained(before));
@@ -255,7 +270,7 @@ fn check_logs_drained(
         LogDrain::Drained => Ok(LogsDrained(before)),
         LogDrain::NotRequested => step(TerminationStep::DrainLogs, "its last output", now),
         LogDrain::More if should_request_stop(&job.ending) => {
-            step(TerminationStep::DrainLogs, "the job to stop", (now + POLL_INTERVAL).min(deadline))
+            step(TerminationStep::DrainLogs, JOB_STOP, (now + POLL_INTERVAL).min(deadline))
         }
         LogDrain::More => {
             step(TerminationStep::DrainLogs, "its last output", (now + POLL_INTERVAL).min(deadline))

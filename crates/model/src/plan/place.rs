@@ -78,6 +78,8 @@ pub struct WaitingReplica {
     pub usable_fleets: Option<Arc<BTreeSet<FleetId>>>,
     /// `fleets:` of the run; `None` means any.
     pub fleets: Option<Vec<FleetId>>,
+    /// Those of `fleets:` that do not exist, or that its project may not use.
+    pub missing_fleets: Vec<String>,
     pub creation: InstanceCreation,
     /// `max_duration`: lets a short job use reserved instances in the meantime.
     pub max_duration: Option<Span>,

@@ -54,6 +54,7 @@ pub(super) struct PlacementQuery {
     pub(super) fleets: Vec<usize>,
     /// Fleets that the project may use, whether the run names them or not.
     pub(super) usable: Vec<usize>,
+    pub(super) missing_fleets: Vec<String>,
     pub(super) creation: InstanceCreation,
     /// Project and user, if a quota applies to them.
     quota_of: Option<(ProjectId, UserId)>,
@@ -124,6 +125,7 @@ impl<'a> PlacementRound<'a> {
             classes: waiting.nodes.iter().map(|node| self.class_index(node, several)).collect(),
             fleets: self.allowed_fleets(waiting, choice, several),
             usable: (0..self.inventory.fleets.len()).filter(|at| self.may_use(waiting, *at)).collect(),
+            missing_fleets: waiting.missing_fleets.clone(),
             creation: waiting.creation,
             quota_of: Some((waiting.project, waiting.user))
                 .filter(|(project, user)| self.quotas.applies_to(*project, *user)),

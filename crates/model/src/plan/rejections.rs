@@ -179,6 +179,13 @@ impl PlacementRound<'_> {
     }
 
     fn fleet_rejections(&self, query: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
+        for name in &query.missing_fleets {
+            let known = query.usable.iter().map(|at| self.inventory.fleets[*at].fleet.name.clone()).collect();
+            // Before the fleets that it does not name.
+            let shortfalls = vec![Shortfall::FleetMissing { known }];
+            let refusal = Refusal { place: format!("fleet {name}"), count: 1, shortfalls };
+            misses.push((true, 0, Rejection::Refused(refusal)));
+        }
         for (at, room) in query.usable.iter().map(|at| (*at, &self.inventory.fleets[*at])) {
             let place = || format!("fleet {}", room.fleet.name);
             if !query.fleets.contains(&at) {

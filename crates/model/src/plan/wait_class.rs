@@ -36,6 +36,8 @@ pub fn class_text(waiting: &WaitingReplica, fleet_names: Option<&[ResourceRefere
         creation,
         max_duration,
         resubmitted_at,
+        // Determined by the names.
+        missing_fleets: _,
     } = waiting;
     // Its place in the queue is not the time of its submission.
     if resubmitted_at.is_some() {
@@ -102,6 +104,7 @@ mod tests {
             fleet_choice: FleetChoice::Choose,
             usable_fleets: None,
             fleets: None,
+            missing_fleets: Vec::new(),
             creation: InstanceCreation::Reuse,
             max_duration: None,
             resubmitted_at: None,

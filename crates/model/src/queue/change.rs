@@ -114,6 +114,19 @@ fn set_reason(container: &mut Container, reason: &str, error: &str) {
     container.runtime_status.entry("error").or_insert_with(|| error.into());
 }
 
+fn add_warning(container: &mut Container, warning: &str) {
+    let before = container.runtime_status.get("warning").and_then(Value::as_str);
+    let all = before.map(|before| format!("{before}; ")).unwrap_or_default() + warning;
+    container.runtime_status.insert("warning".to_owned(), all.into());
+}
+
+/// Error of the last attempt, while the container waits for the next one or that one prepares.
+pub fn attempt_error(container: &Container) -> Option<&str> {
+    let waits = matches!(container.state, Status::Queued | Status::Locked);
+    let warning = container.runtime_status.get("warning").filter(|_| waits)?.as_str()?;
+    warning.find("attempt ").and_then(|start| warning.get(start..))
+}
+
 fn check_attempt(container: &Container, attempt: Option<u64>) -> Result<(), QueueRefusal> {
     match attempt {
         Some(attempt) if attempt != container.attempt => refuse_invalid(format!(
@@ -209,7 +222,12 @@ fn update_attributes(
             container.state
         )));
     }
-    apply_patch(container, patch, &allowed)
+    let mut next = apply_patch(container, patch, &allowed)?;
+    // A report of the next attempt does not hide why the last one failed.
+    if let (Status::Locked, Some(warning)) = (container.state, container.runtime_status.get("warning")) {
+        next.runtime_status.entry("warning").or_insert_with(|| warning.clone());
+    }
+    Ok(next)
 }
 
 fn change_state(
@@ -240,6 +258,10 @@ fn change_state(
             let why = next.runtime_status.get("error").and_then(Value::as_str).map(str::to_owned);
             let why = why.filter(|_| patch.contains_key("runtime_status"));
             next.runtime_status = initial_status(&container.work);
+            if let Some(why) = &why {
+                // Kept while the next attempt prepares.
+                add_warning(&mut next, &format!("attempt {} failed: {why}", container.attempt));
+            }
             next.scheduling_status = why.clone().unwrap_or_default();
             if container.lock_count >= LOCKS_MAX {
                 next.state = Status::Cancelled;
@@ -254,9 +276,9 @@ fn change_state(
         }
         Status::Running => {
             next.started_at = Some(now);
-            // Clears what it waited for before.
+            // Clears what it waited for before, and why earlier attempts failed.
             if !patch.contains_key("runtime_status") {
-                next.runtime_status.remove("activity");
+                next.runtime_status = initial_status(&container.work);
             }
         }
         Status::Complete if next.exit_code.is_none() => {
@@ -346,6 +368,15 @@ mod tests {
         let waits = write(&locked(), &dispatcher(), why.clone()).unwrap();
         assert_eq!((waits.state, waits.scheduling_status.as_str()), (Status::Queued, "no engine answers"));
         assert_eq!(waits.runtime_status.get("error"), None);
+        // The next attempt shows it until its program runs.
+        let again = lock(&waits, &dispatcher(), "b").unwrap();
+        assert_eq!(attempt_error(&again), Some("attempt 1 failed: no engine answers"));
+        assert_eq!(again.runtime_status["warning"], "attempt 1 failed: no engine answers");
+        let activity = json!({ "runtime_status": { "activity": "waits in the scheduler" } });
+        let again = write(&again, &dispatcher(), activity).unwrap();
+        assert_eq!(attempt_error(&again), Some("attempt 1 failed: no engine answers"));
+        let runs = write(&again, &dispatcher(), json!({ "state": "Running" })).unwrap();
+        assert_eq!((attempt_error(&runs), runs.runtime_status.get("warning")), (None, None));
         let worn = Container { lock_count: LOCKS_MAX, ..locked() };
         let spent = write(&worn, &dispatcher(), why).unwrap();
         assert_eq!(spent.state, Status::Cancelled);

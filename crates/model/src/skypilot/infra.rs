@@ -2,12 +2,46 @@
 //!
 //! A fleet of that name has precedence, then a backend of that name with its regions and zones. A server that rents
 //! nothing has none of the clouds that such files name: its own instances stand for all of them, and the caller is
-//! warned.
+//! warned. A name that is no cloud is that of a fleet, which does not exist.
 
 use super::ServerContext;
 
 /// Kinds of hosts that users own; the name of a fleet follows, as in `ssh/lab`.
 const OWNED_KINDS: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
+
+/// Names that task files use for clouds, and kinds of hosts without the name of a fleet.
+const CLOUDS: [&str; 28] = [
+    "aws",
+    "azure",
+    "cudo",
+    "digitalocean",
+    "do",
+    "fluidstack",
+    "gcp",
+    "hyperbolic",
+    "ibm",
+    "k8s",
+    "kubernetes",
+    "lambda",
+    "local",
+    "mithril",
+    "nebius",
+    "oci",
+    "paperspace",
+    "primeintellect",
+    "runpod",
+    "scp",
+    "seeweb",
+    "shadeform",
+    "slurm",
+    "ssh",
+    "vast",
+    "verda",
+    "vsphere",
+    "yotta",
+];
+/// Kinds of hosts that are named one by one in task files, so that another name is a mistake.
+const NAMED_KINDS: [&str; 2] = ["ssh", "slurm"];
 
 /// Meaning of an `infra` value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +87,11 @@ impl ServerContext {
         if let Some(backend) = self.backends.iter().find(|backend| backend.eq_ignore_ascii_case(name)) {
             return Infra::Place { backend: Some(backend.clone()), region: second, zone: third };
         }
-        if self.backends.is_empty() { Infra::OwnInstances } else { Infra::Unknown }
+        // Without fleets, nothing is known of the project: a file is checked, or the run waits for its first fleet.
+        let is_cloud = CLOUDS.iter().any(|cloud| first.eq_ignore_ascii_case(cloud));
+        let is_missing_fleet = second.is_some() && NAMED_KINDS.contains(&first.as_str());
+        let may_be_anywhere = self.fleets.is_empty() || (is_cloud && !is_missing_fleet);
+        if self.backends.is_empty() && may_be_anywhere { Infra::OwnInstances } else { Infra::Unknown }
     }
 }
 
@@ -88,8 +126,12 @@ mod tests {
         ] {
             assert_eq!(rents.resolve_infra(text), want, "{text}");
         }
-        for text in ["aws/us-east-1", "*/us-east-1"] {
-            assert_eq!(site(&["local"], &[]).resolve_infra(text), Infra::OwnInstances);
+        for text in ["aws/us-east-1", "*/us-east-1", "AWS", "k8s/context", "ssh", "slurm"] {
+            assert_eq!(site(&["local"], &[]).resolve_infra(text), Infra::OwnInstances, "{text}");
+        }
+        for text in ["ssh/nope", "slurm/nope/debug", "nope"] {
+            assert_eq!(site(&["local"], &[]).resolve_infra(text), Infra::Unknown, "{text} is no fleet");
+            assert_eq!(site(&[], &[]).resolve_infra(text), Infra::OwnInstances, "{text}: nothing is known");
         }
     }
 }

@@ -38,6 +38,7 @@ fn job(status: Status, secs: i64) -> RunningJobView {
         max_duration: None,
         inactivity_duration: None,
         unreachable_timeout: UNREACHABLE_GRACE,
+        pulling_timeout: PULLING_TIMEOUT,
     }
 }
 

@@ -72,7 +72,12 @@ fn an_idle_instance_is_taken_in_one_pass() {
     let seen = SubmittedJobObservation::from_outcome(
         &PlacementOutcome::Placed { fleet: fleet(), seats: vec![existing()] },
         0,
+        |_| "gpu-0".to_owned(),
     );
+    let Plan::Provision { change, .. } = decide(&job(AssignmentStage::Unassigned), seen.clone(), NOW) else {
+        panic!("it is placed");
+    };
+    assert_eq!(change.message, "assigned to instance gpu-0, blocks: 2");
     check(&job(AssignmentStage::Unassigned), seen.clone(), "assign, placed, again in 0 s");
     let with_volumes = SubmittedJobView { has_volumes: true, ..job(AssignmentStage::Unassigned) };
     check(&with_volumes, seen, "assign, again in 0 s");
@@ -84,7 +89,7 @@ fn a_new_instance_begins_as_a_placeholder() {
         NodePlacement::New { job: SubmissionId(Uuid::from_u128(2)), instance_num: 4, offers: offers() };
     check(
         &job(AssignmentStage::Unassigned),
-        SubmittedJobObservation::Seat { fleet: fleet(), seat },
+        SubmittedJobObservation::Seat { fleet: fleet(), seat, instance_name: String::new() },
         "placeholder 4, again in 0 s",
     );
 }

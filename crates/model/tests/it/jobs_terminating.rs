@@ -393,3 +393,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_job_that_was_asked_to_stop_is_reported_with_the_time_at_which_it_is_killed() {
+    let stopped = job(TerminationReason::TerminatedByUser);
+    // Thirty seconds of the deadline are for the last output.
+    let deadline = Some(Timestamp::from_secs(1_000_090) + Span::millis(700));
+    let message = Plan::status_message(&stopped, "the job to stop", deadline);
+    let killed_at = Timestamp::from_secs(1_000_060);
+    assert_eq!(message, format!("waiting for the job to stop, which is killed at {killed_at} at the latest"));
+    assert_eq!(Plan::status_message(&stopped, "the job to stop", None), "waiting for the job to stop");
+    assert_eq!(Plan::status_message(&stopped, "its last output", deadline), "waiting for its last output");
+    let done = job(TerminationReason::DoneByRunner);
+    assert_eq!(Plan::status_message(&done, "the job to stop", deadline), "waiting for the job to stop");
+}

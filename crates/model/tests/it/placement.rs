@@ -129,6 +129,7 @@ pub(super) fn waiting(n: u128, since: i64, nodes: Vec<InstanceNeeds>) -> Waiting
         fleet_choice: FleetChoice::Choose,
         usable_fleets: None,
         fleets: None,
+        missing_fleets: Vec::new(),
         creation: InstanceCreation::ReuseOrCreate,
         max_duration: None,
         resubmitted_at: None,

@@ -2,9 +2,10 @@
 
 use windlass_model::{
     explain::Shortfall,
+    id::FleetId,
     plan::{
         offers::{InstanceNeeds, LOCAL_BACKEND, Offer},
-        place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, place_replicas},
+        place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, WaitingReplica, place_replicas},
     },
 };
 
@@ -98,4 +99,27 @@ fn offer_location_omits_repeated_parts() {
     };
     assert_eq!(local.location_name(), "local");
     assert_eq!(offer(host(8, 1), 1, 1.0).location_name(), "ssh here c8g1");
+}
+
+#[test]
+fn a_fleet_that_does_not_exist_is_the_first_reason_and_others_are_suggested() {
+    let inventory = Inventory { fleets: vec![fleet(1, "gpu"), fleet(2, "local")], ..Inventory::default() };
+    let named = |fleets: Vec<FleetId>| WaitingReplica {
+        fleets: Some(fleets),
+        missing_fleets: vec!["nope".to_owned()],
+        ..waiting(1, 0, vec![needs(1, 0)])
+    };
+    let report =
+        |replica: WaitingReplica| match place_replicas(&[replica], &inventory, NOW).pop().unwrap().outcome {
+            PlacementOutcome::Never { why } => {
+                why.refusals.iter().map(ToString::to_string).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+    let missing =
+        "fleet nope: does not exist, or the project may not use it (create it, or use one of `gpu`, `local`)";
+    assert_eq!(report(named(vec![]))[0], missing);
+    let of_two = report(named(vec![inventory.fleets[0].id]));
+    assert!(of_two.contains(&missing.to_owned()), "the existing one has its own reason: {of_two:?}");
+    assert!(of_two.iter().any(|reason| reason.starts_with("fleet gpu: ")), "{of_two:?}");
 }

@@ -74,7 +74,7 @@ fn r20_a_job_failure_outranks_the_retry_limit_which_outranks_a_gateway_error() {
         "running retry=interruption duration=1m gateway-failed; r0: failed(interrupted_by_no_capacity)@2m; \
          r1: running",
         "end-decided -> terminating; retry_limit_exceeded; end r1.0 terminated_by_server; due 5s: \
-         job 0 of replica 0 ended: interrupted_by_no_capacity; retry duration of 60 s exceeded (120 s elapsed)",
+         job 0 of replica 0 ended: interrupted_by_no_capacity; retry duration of 60 s exceeded after 1 attempt (120 s elapsed)",
     );
 }
 
@@ -228,7 +228,7 @@ fn r11_a_retry_delay_is_shortened_to_fit_the_retry_duration() {
     check(
         "running retry=all duration=5s attempt=1; r0: failed(container_exited_with_error)#1@6s",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         container_exited_with_error; retry duration of 5 s exceeded (6 s elapsed)",
+         container_exited_with_error; retry duration of 5 s exceeded after 2 attempts (6 s elapsed)",
     );
 }
 
@@ -237,7 +237,7 @@ fn r11_submissions_are_bounded_in_number() {
     check(
         "running retry=all max=3; r0: failed(container_exited_with_error)#2",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         container_exited_with_error; all 3 submissions are used up",
+         container_exited_with_error; all 3 attempts are used up",
     );
 }
 
@@ -440,7 +440,7 @@ fn the_retry_clock_of_a_scheduled_run_starts_with_its_slot() {
     check(
         "submitted submitted=24h retry=no-capacity; r0: failed(failed_to_start_due_to_no_capacity)",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         failed_to_start_due_to_no_capacity; retry duration of 3600 s exceeded (86400 s elapsed)",
+         failed_to_start_due_to_no_capacity; retry duration of 3600 s exceeded after 1 attempt (86400 s elapsed)",
     );
 }
 

@@ -59,7 +59,14 @@ fn r11_no_capacity_retries_count_from_the_run_start_until_a_job_had_an_instance(
     let all = Policy::always();
     let reason = "failed_to_start_due_to_no_capacity";
     check(Some(&all), reason, 3_599, None, 40, "yes: no-capacity after 3599 s");
-    check(Some(&all), reason, 3_600, None, 1, "limit: retry duration of 3600 s exceeded (3600 s elapsed)");
+    check(
+        Some(&all),
+        reason,
+        3_600,
+        None,
+        1,
+        "limit: retry duration of 3600 s exceeded after 1 attempt (3600 s elapsed)",
+    );
     check(Some(&all), reason, 90_000, Some(60), 1, "yes: no-capacity after 60 s");
 }
 
@@ -73,7 +80,7 @@ fn r11_other_retry_durations_count_from_the_first_failure_with_an_instance() {
         0,
         Some(4_000),
         1,
-        "limit: retry duration of 3600 s exceeded (4000 s elapsed)",
+        "limit: retry duration of 3600 s exceeded after 1 attempt (4000 s elapsed)",
     );
     check(Some(&all), "volume_error", 0, None, 1, "no: error before it ever had an instance");
 }
@@ -82,7 +89,7 @@ fn r11_other_retry_durations_count_from_the_first_failure_with_an_instance() {
 fn r11_the_total_number_of_submissions_is_limited() {
     let three = Policy { max_total: 3, ..Policy::always() };
     check(Some(&three), "executor_error", 0, Some(0), 2, "yes: error after 0 s");
-    check(Some(&three), "executor_error", 0, Some(0), 3, "limit: all 3 submissions are used up");
+    check(Some(&three), "executor_error", 0, Some(0), 3, "limit: all 3 attempts are used up");
 }
 
 #[test]

@@ -110,6 +110,22 @@ async fn a_request_with_a_missing_body_times_out() {
 }
 
 #[tokio::test]
+async fn an_upload_that_takes_too_long_is_refused_with_the_setting_name() {
+    let ground = ServerFixture::sqlite();
+    let mut settings = fixture_settings(&ground);
+    settings.limits.upload_timeout = Duration::from_secs(1);
+    let server = TestServer::start_with_settings(settings).await;
+    let head = format!(
+        "POST /api/files/upload_archive HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\n\
+         Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000\r\n\r\n--b\r\n"
+    );
+    let answer = read_until_closed(&server, head.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(answer.contains("took longer than 1 s") && answer.contains("`upload_timeout`"), "{answer}");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn ambiguous_request_heads_are_refused() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(fixture_settings(&ground)).await;

@@ -1,7 +1,7 @@
 //! Runs over HTTP: plan, apply, list, stop, delete.
 
 use serde_json::{Value, json};
-use windlass_server::params;
+use windlass_server::{config::SettingsSource, params};
 
 use crate::{
     dstack_wire,
@@ -24,10 +24,12 @@ on_both! {
     invalid_run_specs_are_refused_with_the_reason
     a_restart_keeps_every_run
     a_plan_offers_the_instances_that_fit
+    runs_on_unknown_fleets_or_backends_are_refused_with_those_that_exist
 }
 
 const APPLY: &str = "/api/project/main/runs/apply";
 const GET: &str = "/api/project/main/runs/get";
+const PLAN: &str = "/api/project/main/runs/get_plan";
 
 fn task_spec(name: Value) -> Value {
     json!({
@@ -431,5 +433,50 @@ async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
         (&gpus["gpus"][0]["name"], &gpus["gpus"][0]["availability"]),
         (&json!("H100"), &json!(["idle"]))
     );
+    server.stop().await;
+}
+
+async fn runs_on_unknown_fleets_or_backends_are_refused_with_those_that_exist(ground: &ServerFixture) {
+    let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
+    let spec = |field: &str, value: Value| {
+        let mut configuration = json!({ "type": "task", "image": "none", "commands": ["true"] });
+        configuration[field] = value;
+        json!({ "run_name": null, "configuration": configuration, "profile": { "name": "default" } })
+    };
+    let no_fleet =
+        "project `main` has no fleet `nope`; hint: use one of `local`, or remove `fleets` to use any";
+    let no_backend = "this server has no backend `aws`; it has `local`, `remote`; hint: name one of these in \
+                      `backends`, or remove `backends` to allow all";
+    for (field, value, reason) in
+        [("fleets", json!(["nope"]), no_fleet), ("backends", json!(["aws"]), no_backend)]
+    {
+        let spec = spec(field, value);
+        let plan = json!({ "run_spec": spec });
+        let message = server.refused(ADMIN_TOKEN, PLAN, plan, "error").await;
+        assert!(message.contains(reason), "{message}");
+        let apply = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false });
+        let message = server.refused(ADMIN_TOKEN, APPLY, apply, "error").await;
+        assert!(message.contains(reason), "{message}");
+    }
+    for (field, value) in [("fleets", json!(["nope", "local"])), ("backends", json!(["aws", "local"]))] {
+        let plan = server.admin(PLAN, json!({ "run_spec": spec(field, value) })).await;
+        let misfits = plan["job_plans"][0]["misfits"].to_string();
+        let is_named = misfits.contains("\"place\":\"fleet nope\"");
+        assert_eq!(is_named, field == "fleets", "{misfits}");
+    }
+    let launch = "/api/project/main/jobs/launch";
+    for (text, reason) in [
+        ("type: task\ncommands: [\"true\"]\nfleets: [nope]\n", "project `main` has no fleet `nope`"),
+        (
+            "resources: {infra: ssh/nope}\nrun: \"true\"\n",
+            "`infra: ssh/nope` is neither a fleet of the project",
+        ),
+        ("resources: {infra: nope}\nrun: \"true\"\n", "use one of `local`, or remove `infra`"),
+    ] {
+        let message = server.refused(ADMIN_TOKEN, launch, json!({ "text": text }), "error").await;
+        assert!(message.contains(reason), "{message}");
+    }
+    let runs = server.admin("/api/runs/list", json!({})).await;
+    assert_eq!(runs, json!([]), "nothing was applied");
     server.stop().await;
 }

@@ -5,7 +5,7 @@ use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use windlass_server::config::SettingsSource;
+use windlass_server::{config::SettingsSource, db::Unit, params};
 
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
@@ -14,6 +14,7 @@ on_both! {
     a_code_opens_one_session
     a_session_ends_with_its_token_and_its_user
     sessions_are_listed_and_revoked_by_their_user
+    a_web_session_ends_after_the_times_of_the_settings
 }
 
 const GET_SESSION: &str = "/api/session/get";
@@ -418,5 +419,29 @@ async fn a_session_opens_services_only_from_the_web_ui() {
         401,
         "the port of services takes no cookie"
     );
+    server.stop().await;
+}
+
+async fn a_web_session_ends_after_the_times_of_the_settings(ground: &ServerFixture) {
+    let mut given = ground.given();
+    *given.limits.named("web_session_idle").unwrap() = Some("1h".to_owned());
+    *given.limits.named("web_session_life").unwrap() = Some("2d".to_owned());
+    let server = TestServer::start_with(given).await;
+    let mut browser = TestBrowser::new(&server);
+    let opened = browser.log_in(json!({ "token": ADMIN_TOKEN })).await;
+    assert!(opened.set_cookie[0].contains("; Max-Age=172800"), "{:?}", opened.set_cookie);
+    let sql = "SELECT expires_at - opened_at FROM sessions";
+    assert_eq!(server.app.db().query(sql, vec![]).await.unwrap()[0].int(0).unwrap(), 172_800_000_000);
+    let idle = async |browser: &TestBrowser<'_>, minutes: i64| {
+        let aged = "UPDATE sessions SET last_seen_at = now_us() - $1";
+        let aged = Unit::new().exec(aged, params![minutes * 60_000_000]);
+        server.app.db().write(aged).await.unwrap().done().unwrap();
+        // The server does not read the row of a session at every request.
+        server.app.access().forget();
+        browser.status().await
+    };
+    // A request is recorded some time after it was answered, so the session that ends comes first.
+    assert_eq!(idle(&browser, 61).await, 401);
+    assert_eq!(idle(&browser, 59).await, 200);
     server.stop().await;
 }

@@ -1,8 +1,10 @@
 //! Every ending of a job, through the pipelines.
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use windlass_api::agent::shim::TaskStatus;
-use windlass_server::params;
+use windlass_model::time::Timestamp;
+use windlass_server::{logs::copier::TRUNCATION_NOTICE, params};
 
 use crate::{
     http::{ServerFixture, on_both},
@@ -21,12 +23,15 @@ on_both! {
     a_secret_withdrawn_from_the_creator_ends_the_job
     a_stop_calls_the_runner_and_an_abort_does_not
     an_abort_overrides_a_pending_stop
+    a_stopping_job_reports_when_it_is_killed_at_the_latest
     a_silent_host_ends_its_job_as_unreachable
     a_reclaimed_spot_instance_interrupts_its_job
     an_instance_that_was_never_created_ends_the_job_with_no_capacity
     an_instance_moved_to_another_project_ends_the_job_as_access_revoked
     an_instance_that_is_not_ready_in_time_ends_the_job
     an_endless_image_pull_ends_the_job
+    an_image_pull_ends_its_job_after_the_time_of_the_setting
+    a_log_over_the_size_limit_is_truncated_with_the_setting_name
     an_inactive_dev_environment_is_terminated
     inactivity_is_not_reported_without_an_inactivity_limit
     the_server_enforces_max_duration_if_the_runner_does_not
@@ -223,6 +228,35 @@ async fn an_abort_overrides_a_pending_stop(ground: &ServerFixture) {
     env.end().await;
 }
 
+async fn a_stopping_job_reports_when_it_is_killed_at_the_latest(ground: &ServerFixture) {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("saves", json!({"stop_duration": 90})).await;
+    env.wait_for_job("saves", "running").await;
+    env.update_script(|script| script.ignores_stop = true);
+    env.stop_run("saves", false).await;
+    let message =
+        |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap_or_default().to_owned();
+    let reports = |run: &Value| message(run).contains("is killed at");
+    let run = env.until("saves", "stopping", reports).await;
+    // The deadline of the server includes 30 s for the last output.
+    let sql = "SELECT (stop_deadline_at - terminating_at) / 1000000, (stop_deadline_at - 30000000) / 1000000 FROM jobs";
+    let row = &env.server.app.db().query(sql, vec![]).await.unwrap()[0];
+    let (span, killed_at) = (row.int(0).unwrap(), Timestamp::from_secs(row.int(1).unwrap()));
+    assert!(span >= 120, "{span} s");
+    let stopping = format!("waiting for the job to stop, which is killed at {killed_at} at the latest");
+    assert_eq!(message(&run), stopping);
+    let sentence = format!("ending: stopped by user; {stopping}");
+    assert_eq!(run["reason"], sentence, "{run:#}");
+    let path = "/api/project/main/runs/why";
+    let why = env.server.admin(path, json!({"run_name": "saves"})).await;
+    assert_eq!(why["sentence"], sentence, "{why:#}");
+    env.update_script(|script| script.ignores_stop = false);
+    env.stop_run("saves", true).await;
+    let run = env.wait_for_run("saves", "terminated").await;
+    assert_eq!(run["reason"], Value::Null);
+    env.end().await;
+}
+
 async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
     let env = JobTestEnv::new(ground, 1, 1).await;
     env.apply("lost", json!({})).await;
@@ -306,6 +340,46 @@ async fn an_endless_image_pull_ends_the_job(ground: &ServerFixture) {
     env.age("pulling_at", 26 * 60).await;
     let run = env.wait_for_run("heavy", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
+    env.end().await;
+}
+
+async fn an_image_pull_ends_its_job_after_the_time_of_the_setting(ground: &ServerFixture) {
+    let mut given = ground.given();
+    *given.limits.named("image_pull_timeout").unwrap() = Some("1h".to_owned());
+    let env = JobTestEnv::with_settings(given, 1, 1).await;
+    env.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
+    env.apply("heavy", json!({})).await;
+    env.wait_for_job("heavy", "pulling").await;
+    env.age("pulling_at", 59 * 60).await;
+    let pulls = |run: &Value| run["latest_job_submission"]["status_message"] == "waiting for the image";
+    env.until("heavy", "pulling", pulls).await;
+    env.age("pulling_at", 60 * 60).await;
+    let run = env.wait_for_run("heavy", "failed").await;
+    let message = "waited 3600 s for the image (`image_pull_timeout` of the server)";
+    assert_eq!(run["latest_job_submission"]["termination_reason_message"], message, "{run:#}");
+    env.end().await;
+}
+
+async fn a_log_over_the_size_limit_is_truncated_with_the_setting_name(ground: &ServerFixture) {
+    let mut given = ground.given();
+    *given.limits.named("log_max").unwrap() = Some("1KB".to_owned());
+    let env = JobTestEnv::with_settings(given, 1, 1).await;
+    env.update_script(|script| {
+        script.job_ends = Some(end_state("done", "", Some(0)));
+        script.log = b"one more line\n".repeat(1000);
+    });
+    env.apply("chatty", json!({})).await;
+    env.wait_for_job("chatty", "running").await;
+    env.mark_due().await;
+    let run = env.wait_for_run("chatty", "done").await;
+    let request =
+        json!({"run_name": "chatty", "job_submission_id": run["latest_job_submission"]["id"], "limit": 1000});
+    let logs = env.server.admin("/api/project/main/logs/poll", request).await;
+    let lines = logs["logs"].as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap());
+    let log: String = lines.map(|line| String::from_utf8(STANDARD.decode(line).unwrap()).unwrap()).collect();
+    let notice = String::from_utf8_lossy(TRUNCATION_NOTICE).into_owned();
+    assert!(notice.contains("`log_max`") && log.ends_with(&notice), "{log}");
+    assert_eq!(log.len(), 1024 + notice.len());
     env.end().await;
 }
 

@@ -9,6 +9,7 @@ use windlass_model::{
     time::Span,
 };
 use windlass_server::{
+    config::SettingsSource,
     db::{Unit, job_metrics as rows, jobs},
     job_metrics::{is_gpu_idle, sampler},
     logs::{Log, LogSource, LogStore, retention},
@@ -20,9 +21,13 @@ use crate::{
     scripted_hosts::ScriptedHosts,
 };
 
+/// Default of `keep_metrics`.
+const KEEP: Option<Span> = Some(Span::days(30));
+
 on_both! {
     running_jobs_are_sampled_and_shown_as_series
     metric_samples_are_thinned_out_and_deleted_after_their_retention_period
+    samples_are_kept_for_the_time_of_the_setting
     a_gpu_idle_for_the_whole_window_is_detected
     only_logs_of_old_or_deleted_runs_are_removed
 }
@@ -35,7 +40,11 @@ struct MetricsTestEnv {
 impl MetricsTestEnv {
     /// One job that runs on an instance.
     async fn new(ground: &ServerFixture) -> Self {
-        let server = ground.start().await;
+        Self::with_settings(ground.given()).await
+    }
+
+    async fn with_settings(given: SettingsSource) -> Self {
+        let server = TestServer::start_with(given).await;
         let job = submit_run(&server, "train-1").await;
         let project = jobs::find(server.app.db(), job).await.unwrap().unwrap().project_id;
         let instance = InstanceId(server.app.db().new_id().unwrap());
@@ -107,13 +116,13 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     submit_run(&scene.server, "waits").await;
     let host = hosts_with_metrics();
     assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })));
-    sampler::round(scene.server.app.db(), &host).await;
-    sampler::round(scene.server.app.db(), &host).await;
+    sampler::round(scene.server.app.db(), &host, KEEP).await;
+    sampler::round(scene.server.app.db(), &host, KEEP).await;
     assert_eq!(scene.count().await, 1, "whoever comes second finds a young sample");
     assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })), "one sample is no series");
     for _ in 0..2 {
         scene.age_samples(Span::secs(10)).await;
-        sampler::round(scene.server.app.db(), &host).await;
+        sampler::round(scene.server.app.db(), &host, KEEP).await;
     }
     let (status, answer) = scene.read("?limit=1000").await;
     assert_eq!(status, 200);
@@ -163,19 +172,38 @@ async fn metric_samples_are_thinned_out_and_deleted_after_their_retention_period
         db.write(Unit::new().exec(insert, values)).await.unwrap().done().unwrap();
     }
     assert_eq!(scene.count().await, 12);
-    sampler::round(&db, &host).await;
+    sampler::round(&db, &host, KEEP).await;
     assert_eq!(scene.count().await, 3, "one of each minute, and the new one");
     scene.age_samples(Span::mins(10)).await;
-    sampler::round(&db, &host).await;
+    sampler::round(&db, &host, KEEP).await;
     assert_eq!(scene.count().await, 4, "the last hour is kept as it is");
     let ended = "UPDATE jobs SET status = 'done', finished = TRUE WHERE id = $1";
     db.write(Unit::new().expect_one(ended, params![scene.job])).await.unwrap().done().unwrap();
     scene.age_samples(Span::days(29)).await;
-    sampler::round(&db, &host).await;
+    sampler::round(&db, &host, KEEP).await;
     assert_eq!(scene.count().await, 4, "what was there at the end stays");
     scene.age_samples(Span::days(1)).await;
-    sampler::round(&db, &host).await;
+    sampler::round(&db, &host, None).await;
+    assert_eq!(scene.count().await, 4, "`keep_metrics: off` deletes nothing");
+    sampler::round(&db, &host, KEEP).await;
     assert_eq!(scene.count().await, 0);
+    scene.server.stop().await;
+}
+
+async fn samples_are_kept_for_the_time_of_the_setting(ground: &ServerFixture) {
+    let mut given = ground.given();
+    *given.limits.named("keep_metrics").unwrap() = Some("2d".to_owned());
+    let scene = MetricsTestEnv::with_settings(given).await;
+    let (host, db) = (hosts_with_metrics(), scene.server.app.db().clone());
+    let keep = scene.server.app.settings().limits.keep.metrics;
+    assert_eq!(keep, Some(Span::days(2)));
+    sampler::round(&db, &host, keep).await;
+    scene.age_samples(Span::days(1)).await;
+    sampler::round(&db, &host, keep).await;
+    assert_eq!(scene.count().await, 2);
+    scene.age_samples(Span::days(1)).await;
+    sampler::round(&db, &host, keep).await;
+    assert_eq!(scene.count().await, 2, "the oldest is deleted, and there is a new one");
     scene.server.stop().await;
 }
 
@@ -187,11 +215,11 @@ async fn a_gpu_idle_for_the_whole_window_is_detected(ground: &ServerFixture) {
         is_gpu_idle(&db, scene.job, percent, Span::mins(10), now).await.unwrap()
     };
     for _ in 0..5 {
-        sampler::round(&db, &host).await;
+        sampler::round(&db, &host, KEEP).await;
         assert!(!evaluate(10).await, "the window is not covered yet");
         scene.age_samples(Span::secs(110)).await;
     }
-    sampler::round(&db, &host).await;
+    sampler::round(&db, &host, KEEP).await;
     assert!(evaluate(10).await, "the first GPU did nothing");
     assert!(!evaluate(0).await);
     scene.server.stop().await;

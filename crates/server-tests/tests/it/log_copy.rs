@@ -234,7 +234,7 @@ async fn repeated_log_notifications_are_merged_into_one_read() {
     let host = Arc::new(host);
     let agents: Arc<dyn AgentApi> = Arc::clone(&host) as Arc<dyn AgentApi>;
     let db = Db::open_inline(Arc::new(|| 7), 1).unwrap();
-    let copier = LogCopier::new(Arc::clone(&kept.archive), db);
+    let copier = LogCopier::new(Arc::clone(&kept.archive), db, CopyLimits::default());
     let call = kept.call();
     for _ in 0..1000 {
         copier.received(&agents, call, kept.log);

@@ -23,7 +23,8 @@ on_both! {
     nothing_is_deleted_without_retention_periods
 }
 
-const KEEP_FOREVER: RetentionPeriods = RetentionPeriods { events: None, runs: None, uploads: None };
+const KEEP_FOREVER: RetentionPeriods =
+    RetentionPeriods { events: None, runs: None, uploads: None, metrics: None };
 
 async fn write(db: &Db, sql: &'static str, params: Vec<Val>) {
     db.write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();

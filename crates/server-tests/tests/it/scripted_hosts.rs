@@ -30,6 +30,8 @@ pub(crate) struct HostScript {
     pub(crate) task_ends: Option<(&'static str, &'static str)>,
     /// Commands end in this state as soon as they are started.
     pub(crate) job_ends: Option<JobState>,
+    /// Commands go on after a stop request.
+    pub(crate) ignores_stop: bool,
     pub(crate) no_connections_secs: Option<i64>,
     pub(crate) log: Vec<u8>,
     /// Plain processes that the hosts report.
@@ -270,9 +272,11 @@ impl AgentApi for ScriptedHosts {
             true => format!("stop within {grace_secs} s, preempted"),
             false => "stop".into(),
         });
-        ready_answer(self.on(call, |_, task| {
+        ready_answer(self.on(call, |script, task| {
             task.stopped = true;
-            task.ended.get_or_insert_with(|| end_state("terminated", "", Some(130)));
+            if !script.ignores_stop {
+                task.ended.get_or_insert_with(|| end_state("terminated", "", Some(130)));
+            }
             Ok(())
         }))
     }

@@ -26,7 +26,12 @@ use super::{
     enrolment::{EnrolmentError, Signer},
     sanitize,
 };
-use crate::{app::App, db::Db, encryption::Keyring, logs::copier::LogCopier};
+use crate::{
+    app::App,
+    db::Db,
+    encryption::Keyring,
+    logs::copier::{CopyLimits, LogCopier},
+};
 
 /// Timeout of all calls except uploads.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(9);
@@ -66,7 +71,11 @@ impl HttpAgents {
             db: app.db().clone(),
             keys: Arc::clone(app.keys()),
             hints: app.hints().clone(),
-            copier: LogCopier::new(Arc::clone(app.logs()), app.db().clone()),
+            copier: LogCopier::new(
+                Arc::clone(app.logs()),
+                app.db().clone(),
+                CopyLimits::for_log_size(app.settings().limits.log_bytes),
+            ),
             lines: ConnectionPool::new(hosts),
             signer: OnceCell::new(),
         });

@@ -77,10 +77,10 @@ pub enum AgentError {
     /// The agent has seen a later holder of this submission.
     #[error("agent rejected epoch {epoch}: it has seen {seen}")]
     Fenced { epoch: i64, seen: i64 },
-    #[error("agent has no task {submission}")]
+    #[error("agent has no task for this job")]
     UnknownTask { submission: SubmissionId },
     /// The submission existed and was removed: it never starts again.
-    #[error("agent has already removed task {submission}")]
+    #[error("agent has already removed the task of this job")]
     Gone { submission: SubmissionId },
     /// Not possible in the current state of the task; a later attempt may succeed.
     #[error("agent cannot do that now: {reason}")]

@@ -21,7 +21,7 @@ use windlass_model::{
     error_chain::format_chain,
     id::{InstanceId, SubmissionId},
     job::TerminationReason,
-    queue::Container,
+    queue::{Container, change},
     time::Timestamp,
 };
 
@@ -366,7 +366,9 @@ fn waiting_message(container: &Container) -> String {
         (Status::Locked, _) => {
             let activity = container.runtime_status.get("activity").and_then(Value::as_str);
             let activity = activity.unwrap_or("is locked by a dispatcher and has not started");
-            format!("container {} {activity}", container.uuid)
+            let failed =
+                change::attempt_error(container).map(|error| format!("; {error}")).unwrap_or_default();
+            format!("container {} {activity}{failed}", container.uuid)
         }
         (_, "") => format!("container {} is waiting for a dispatcher", container.uuid),
         (_, message) => format!("container {}: {message}", container.uuid),
@@ -458,6 +460,19 @@ mod tests {
 
     fn expected_end(state: &str, reason: &str) -> Option<(String, String)> {
         Some((state.to_owned(), reason.to_owned()))
+    }
+
+    #[test]
+    fn the_error_of_the_last_attempt_is_reported_while_the_next_one_prepares() {
+        let pull = "failed to prepare the container: failed to pull `r.example/a`: connection refused";
+        let locked = container(Status::Locked, |one| {
+            one.runtime_status.insert("warning".into(), format!("attempt 1 failed: {pull}").into());
+        });
+        let message =
+            format!("container c is locked by a dispatcher and has not started; attempt 1 failed: {pull}");
+        assert_eq!(waiting_message(&locked), message);
+        let queued = container(Status::Queued, |one| one.scheduling_status = pull.into());
+        assert_eq!(waiting_message(&queued), format!("container c: {pull}"));
     }
 
     #[test]

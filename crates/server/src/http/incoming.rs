@@ -20,8 +20,6 @@ use crate::{
     services::Upload,
 };
 
-/// Time within which a client must have sent its file.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// Bytes that a multipart frame may add to the file in it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
@@ -72,11 +70,12 @@ impl IncomingRequest {
 
     pub(super) async fn read_file<O: Operation>(self, app: &App) -> Result<(O::Request, Upload)> {
         let parsed = query(&self.request)?;
-        let limit = app.settings().limits.upload_bytes;
+        let limits::Limits { upload_bytes: limit, upload_timeout: time, .. } = app.settings().limits;
         let (parts, body) = self.request.into_parts();
         let body = Body::new(Limited::new(body, limit.saturating_add(FRAME_BYTES_MAX)));
         let reading = read_upload(Request::from_parts(parts, body), limit);
-        let upload = timeout(UPLOAD_TIMEOUT, reading).await.map_err(|_| Error::Slow)??;
+        let upload =
+            timeout(time, reading).await.map_err(|_| Error::SlowUpload { seconds: time.as_secs() })??;
         Ok((parsed, upload))
     }
 }

@@ -1,7 +1,7 @@
 //! Resource usage of jobs: sampled while they run, shown as series, and evaluated by the utilization policy.
 //!
 //! A sample is taken every [`SAMPLE_INTERVAL`]. All samples of the last hour of a running job are kept, one of each minute
-//! for a day, and one of every ten minutes until [`KEEP`] ends. CPU time is a sum, so its mean stays exact.
+//! for a day, and one of every ten minutes until `keep_metrics` ends. CPU time is a sum, so its mean stays exact.
 
 pub mod prometheus;
 pub mod sampler;
@@ -30,7 +30,6 @@ pub const THINNING: [Thinning; 2] = [
     Thinning { after: Span::hours(1), step: Span::mins(1) },
     Thinning { after: Span::hours(24), step: Span::mins(10) },
 ];
-pub const KEEP: Span = Span::days(30);
 /// Maximum number of sampled GPUs per job.
 const GPUS_MAX: usize = 64;
 /// Maximum number of samples of one window: an hour of them, and as many again for replicas that sampled at the same

@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::timeout;
 use windlass_model::time::Span;
 
-use super::{KEEP, SAMPLE_INTERVAL, THINNING, sample};
+use super::{SAMPLE_INTERVAL, THINNING, sample};
 use crate::{
     agents::{AgentApi, CallContext},
     db::{Db, job_metrics as rows},
@@ -29,7 +29,7 @@ const RECENT_SAMPLE_AGE: Span = Span::millis(9_500);
 const EXPIRED_MAX: usize = 10_000;
 
 /// Samples until the future is dropped.
-pub async fn run(db: Db, agents: Arc<dyn AgentApi>) {
+pub async fn run(db: Db, agents: Arc<dyn AgentApi>, keep: Option<Span>) {
     // Replicas that were started together must not sample at the same time.
     let jitter = getrandom::u32().unwrap_or(0) % u32::try_from(SAMPLE_INTERVAL.as_millis()).unwrap_or(1);
     tokio::time::sleep(Duration::from_millis(jitter.into())).await;
@@ -37,12 +37,12 @@ pub async fn run(db: Db, agents: Arc<dyn AgentApi>) {
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         rounds.tick().await;
-        round(&db, &*agents).await;
+        round(&db, &*agents, keep).await;
     }
 }
 
-/// One round: samples every due job and deletes old samples.
-pub async fn round(db: &Db, agents: &dyn AgentApi) {
+/// One round: samples every due job and deletes samples older than `keep`.
+pub async fn round(db: &Db, agents: &dyn AgentApi, keep: Option<Span>) {
     let due = match rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX).await {
         Ok(due) => due,
         Err(error) => {
@@ -51,7 +51,9 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
         }
     };
     stream::iter(due).for_each_concurrent(CONCURRENCY, |job| sample_job(db, agents, job)).await;
-    if let Err(error) = rows::expire(db, KEEP, EXPIRED_MAX).await {
+    if let Some(keep) = keep
+        && let Err(error) = rows::expire(db, keep, EXPIRED_MAX).await
+    {
         tracing::debug!(%error, "failed to delete old samples");
     }
 }

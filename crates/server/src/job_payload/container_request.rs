@@ -9,7 +9,11 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
 use windlass_api::agent::runner::{JobSpec as Orders, SubmitBody};
 use windlass_model::{
-    config::{job_spec::JobSpec, run::RunClass, shell::quote},
+    config::{
+        job_spec::{JobSpec, REPO_DIR},
+        run::RunClass,
+        shell::quote,
+    },
     id::{SubmissionId, UserId},
     plan::slurm::SlurmObstacle,
     queue::{JOB_VARIABLE, PRIORITY_MAX},
@@ -22,11 +26,18 @@ use crate::{agents::JobStart, queue_rank::QueueRank};
 const SCRIPT_PATH: &str = "/.windlass/job";
 const CODE: &str = "/.windlass/code";
 const OUTPUT: &str = "/out";
+/// Directory that every user of an image may write.
+const HOME: &str = "/.windlass/home";
 /// Maximum size of the files that are passed with a container through the queue.
 const FILES_MAX: usize = 8 << 20;
 const BYTES_PER_GB: f64 = (1u64 << 30) as f64;
 /// Highest priority of a run; that of a container is ten times as high.
 const RUN_PRIORITY_MAX: u64 = 100;
+
+/// Part of the script that enters the default directory, or another one if the user of the image cannot create it.
+const HOME_SCRIPT: &str = r#"mkdir -p "$home" 2>/dev/null && [ -w "$home" ] || home="$root/.windlass/home"
+cd "$home"
+"#;
 
 /// Last part of the script, which runs the command. It becomes a plain process, whose guard handles signals. In a
 /// container the script is the process whose end is the end of all others: once it was stopped, it waits for
@@ -150,7 +161,7 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
         ("cwd", json!(".")),
         ("container_image", json!(image(spec))),
         ("environment", json!({ JOB_VARIABLE: inputs.submission.to_string() })),
-        ("mounts", json!({ OUTPUT: { "kind": "tmp" } })),
+        ("mounts", json!({ OUTPUT: { "kind": "tmp" }, HOME: { "kind": "tmp" } })),
         ("output_path", json!(OUTPUT)),
         ("runtime_constraints", constraints),
         ("scheduling_parameters", scheduling),
@@ -195,7 +206,11 @@ fn script(submit: &SubmitBody, unpack: &str) -> String {
     let orders = &submit.job_spec;
     let mut text = String::from("set -e\nroot=\"${WINDLASS_ROOT:-}\"\n");
     let home = orders.repo_dir.as_deref().unwrap_or("workflow");
-    text.push_str(&format!("mkdir -p {0}\ncd {0}\n", quote_path(home)));
+    let quoted = quote_path(home);
+    text.push_str(&match home {
+        REPO_DIR => format!("home={quoted}\n{HOME_SCRIPT}"),
+        _ => format!("mkdir -p {quoted}\ncd {quoted}\n"),
+    });
     for (name, value) in variables(submit) {
         text.push_str(&format!("export {name}={}\n", quote(&value)));
     }

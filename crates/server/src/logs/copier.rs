@@ -22,7 +22,7 @@ pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
 pub const CALL_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Maximum duration of one call; a read in progress is finished.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(5);
-/// Maximum number of bytes stored of one log.
+/// Default of the maximum number of bytes stored of one log.
 pub const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
 /// Maximum number of concurrent copies that hosts' reports of new output start.
 const COPIES_MAX: usize = 256;
@@ -32,7 +32,8 @@ const ROUNDS_MAX: usize = 64;
 const GAPS_MAX: usize = 3;
 
 /// Appended to a log that was truncated.
-pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: the log exceeds its size limit, the rest was discarded\n";
+pub const TRUNCATION_NOTICE: &[u8] =
+    b"\nwindlass: the log exceeds its size limit (`log_max` of the server), the rest was discarded\n";
 
 #[derive(Clone, Copy, Debug)]
 pub struct CopyLimits {
@@ -47,6 +48,13 @@ pub struct CopyLimits {
 impl Default for CopyLimits {
     fn default() -> Self {
         Self { bytes: CALL_BYTES_MAX, time: CALL_TIME_MAX, kept: LOG_BYTES_MAX }
+    }
+}
+
+impl CopyLimits {
+    /// Limits of a server that stores at most `kept` bytes of one log.
+    pub fn for_log_size(kept: u64) -> Self {
+        Self { kept, ..Self::default() }
     }
 }
 
@@ -158,12 +166,13 @@ async fn finish_copy(
 pub struct LogCopier {
     archive: Arc<NotifyingLogStore>,
     db: Db,
+    limits: CopyLimits,
     places: Arc<Semaphore>,
 }
 
 impl LogCopier {
-    pub fn new(archive: Arc<NotifyingLogStore>, db: Db) -> Self {
-        Self { archive, db, places: Arc::new(Semaphore::new(COPIES_MAX)) }
+    pub fn new(archive: Arc<NotifyingLogStore>, db: Db, limits: CopyLimits) -> Self {
+        Self { archive, db, limits, places: Arc::new(Semaphore::new(COPIES_MAX)) }
     }
 
     /// Starts a copy of a log that grew, and returns at once. A copy that has not begun to read yet covers this report
@@ -189,7 +198,7 @@ impl LogCopier {
         for _ in 0..ROUNDS_MAX {
             // A log with slightly wrong times is better than a late one.
             let now = self.db.now().await.unwrap_or_default();
-            let progress = catch_up(&self.archive, agents, call, log, now, CopyLimits::default()).await?;
+            let progress = catch_up(&self.archive, agents, call, log, now, self.limits).await?;
             if !progress.more || before == Some(progress.end) {
                 break;
             }

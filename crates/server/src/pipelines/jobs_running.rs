@@ -99,6 +99,7 @@ impl Pipeline for JobsRunningPipeline {
         let known = !is_new || job_payload::are_addresses_known(&self.0, &loaded).await?;
         let job = brain::RunningJobView {
             unreachable_timeout: self.0.lost_after,
+            pulling_timeout: self.0.limits.image_pull_timeout,
             ..inputs::view(&loaded, &facts, &shape, known)
         };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
@@ -404,7 +405,7 @@ impl JobsRunningPipeline {
     /// Copies new log output. If that fails, a later pass copies it, at the latest the one that drains the log.
     async fn pull_logs(&self, lease: &Lease, row: &Row, call: CallContext) {
         let log = job_log(&row.loaded.job, LogSource::Job);
-        let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
+        let (now, limits) = (Timestamp(lease.now()), CopyLimits::for_log_size(self.0.limits.log_bytes));
         if let Err(error) = copier::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "failed to copy log");
         }

@@ -29,7 +29,7 @@ use windlass_model::{
     config::job_spec::JobSpec,
     decide::jobs_submitted::{self as brain, AssignmentStage, Plan, SubmittedJobObservation},
     event,
-    id::{FleetId, ProjectId, RunId, SubmissionId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     job,
     plan::{
         offers::Location,
@@ -288,7 +288,8 @@ impl JobsSubmittedPipeline {
         let (replica, class) = (queued.replica, queued.class.as_deref());
         let mut seated = Vec::new();
         let mut outcomes = Vec::new();
-        let observed = |n| SubmittedJobObservation::from_outcome(&placement.outcome, n);
+        let name = |instance| site.instance_name(instance);
+        let observed = |n| SubmittedJobObservation::from_outcome(&placement.outcome, n, name);
         let decided = |(n, job)| (job, brain::decide(&unassigned_view(job), observed(n), site.now));
         let plans: Vec<_> = replica.nodes.iter().enumerate().map(decided).collect();
         let mut fleet_of = None;
@@ -548,6 +549,11 @@ enum RoundScope {
 impl PlacementContext<'_> {
     fn fleet(&self, id: FleetId) -> Option<&Fleet> {
         self.stock.fleets.iter().find(|fleet| fleet.id == id)
+    }
+
+    fn instance_name(&self, id: InstanceId) -> String {
+        let found = self.inventory.instances.iter().find(|known| known.id == id);
+        found.map_or_else(|| id.to_string(), |found| found.name.clone())
     }
 
     /// Number of promises on the instance when it was read.

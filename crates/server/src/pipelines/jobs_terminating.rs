@@ -156,7 +156,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 let due_in_us = Some(due_in(lease, due));
                 let mut set = vec![
                     ("stop_deadline_at", next.deadline.into()),
-                    ("status_message", format!("waiting for {waits_for}").into()),
+                    ("status_message", Plan::status_message(&next.job, waits_for, next.deadline).into()),
                 ];
                 let mut wake = vec![];
                 if next.job.ending != row.job.ending {
@@ -178,7 +178,7 @@ impl Pipeline for JobsTerminatingPipeline {
 impl JobsTerminatingPipeline {
     /// Copies the rest of the logs: the job's, then the runner's if possible.
     async fn logs(&self, lease: &Lease, row: &Row, call: CallContext) -> brain::LogDrain {
-        let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
+        let (now, limits) = (Timestamp(lease.now()), CopyLimits::for_log_size(self.0.limits.log_bytes));
         let copy = async |stream| {
             let log = job_log(&row.loaded.job, stream);
             copier::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await

@@ -119,7 +119,11 @@ pub fn start(
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
     hints.spawn(wake_headless_classes(app.db().clone(), app.hints().clone()));
-    hints.spawn(sampler::run(app.db().clone(), Arc::clone(&context.agents)));
+    hints.spawn(sampler::run(
+        app.db().clone(),
+        Arc::clone(&context.agents),
+        app.settings().limits.keep.metrics,
+    ));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
     hints.spawn(budgets::watch(app.clone()));

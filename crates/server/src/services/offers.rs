@@ -70,6 +70,11 @@ impl OfferSupply {
     fn named_fleets(&self, shape: &ParsedRunSpec) -> Option<Vec<FleetId>> {
         shape.fleet_names().map(|names| self.stock.select(self.project, names))
     }
+
+    /// Fleets that a run names and that do not exist.
+    fn missing_fleets(&self, shape: &ParsedRunSpec) -> Vec<String> {
+        self.stock.missing(self.project, shape.fleet_names().unwrap_or_default())
+    }
 }
 
 pub(crate) fn supply_error(error: PassError) -> Error {
@@ -265,6 +270,7 @@ pub(crate) fn planned_replica(
         fleet_choice: FleetChoice::Choose,
         usable_fleets: None,
         fleets: supply.named_fleets(shape),
+        missing_fleets: supply.missing_fleets(shape),
         creation: shape.creation(),
         max_duration: jobs.first().and_then(|job| job.max_duration).map(Span::secs),
         resubmitted_at: None,
@@ -292,6 +298,10 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
         Some(known) => known.count += 1,
         None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
+    for name in supply.missing_fleets(shape) {
+        let known = inventory.fleets.iter().map(|fleet| fleet.name.clone()).collect();
+        add(format!("fleet {name}"), vec![Shortfall::FleetMissing { known }]);
+    }
     // The offer of the local backend is the existing instance, which has reported its own resources.
     let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL_BACKEND);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {

@@ -14,7 +14,7 @@ use crate::{
     auth::{self, Caller, Credential, Token},
     db::{
         Unit, WriteOutcome, projects,
-        sessions::{self, CODE_LIFETIME_US, LIFETIME_US, Session},
+        sessions::{self, CODE_LIFETIME_US, Session},
         tokens,
     },
     error::{Error, Result},
@@ -112,11 +112,12 @@ pub(crate) async fn open_with(
     let id = app.db().new_id()?;
     let address = browser.address.map(|address| address.to_string()).unwrap_or_default();
     let described = describe_browser(&browser.user_agent);
+    let life = app.settings().limits.web_sessions.life;
     let user = &token.user;
     let subject = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
         .and(used_code.map(sessions::use_code))
-        .and([sessions::open(id, &cookie.hash(), token.id, user.id, &address, &described)])
+        .and([sessions::open(id, &cookie.hash(), token.id, user.id, &address, &described, life)])
         .and(note(
             app.db(),
             Some(user.id),
@@ -135,11 +136,11 @@ pub(crate) async fn open_with(
         browser: described,
         opened_at,
         last_seen_at: opened_at,
-        expires_at: Timestamp(opened_at.0.saturating_add(LIFETIME_US)),
+        expires_at: opened_at + life,
     };
     let is_insecure = is_insecure(browser);
     let session = to_wire(app, &token.user, &session, is_insecure).await?;
-    let cookie = set_cookie(cookie.text(), is_insecure, LIFETIME_US / 1_000_000);
+    let cookie = set_cookie(cookie.text(), is_insecure, life.as_secs());
     Ok(OpenedSession { session, cookie })
 }
 
@@ -219,7 +220,8 @@ fn require_scope(token: &tokens::ValidToken) -> Result<()> {
 
 /// Closes the least recently used sessions of a user who has too many.
 async fn close_unused(app: &App, token: &tokens::ValidToken) -> Result<()> {
-    let open = sessions::list_by_user(app.db(), token.user.id).await?;
+    let open =
+        sessions::list_by_user(app.db(), token.user.id, app.settings().limits.web_sessions.idle).await?;
     let unused: Vec<Uuid> = open.iter().skip(SESSIONS_MAX).map(|session| session.id).collect();
     if !unused.is_empty() {
         app.db().write(Unit::new().and([sessions::delete(token.user.id, &unused)])).await?.done()?;
@@ -244,7 +246,8 @@ pub(crate) async fn close(app: &App, caller: &Caller, browser: &Browser) -> Resu
 
 pub(crate) async fn list(app: &App, caller: &Caller) -> Result<wire::SessionList> {
     let current = caller.session().map(|session| session.id);
-    let found = sessions::list_by_user(app.db(), caller.user.id).await?;
+    let found =
+        sessions::list_by_user(app.db(), caller.user.id, app.settings().limits.web_sessions.idle).await?;
     let sessions = found
         .into_iter()
         .map(|session| wire::SessionInfo {

@@ -43,6 +43,9 @@ async fn a_job_without_capacity_is_retried_until_the_retry_duration_ends() {
     let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
     assert!(tries >= 2, "{run:#}");
     assert_eq!(run["termination_reason"], "retry_limit_exceeded", "{run:#}");
+    let limit = format!("retry limit exceeded: retry duration of 5 s exceeded after {tries} attempts (");
+    let reasons = run["reasons"].as_array().unwrap();
+    assert!(reasons.iter().any(|reason| reason.as_str().unwrap().starts_with(&limit)), "{run:#}");
 }
 
 #[tokio::test]

@@ -185,11 +185,29 @@ async fn a_non_root_server_runs_the_first_example() {
     assert_eq!(env.log(&run).await, "47111\n", "{run:#}");
 }
 
-/// Takes real minutes. The simulation tests the same on virtual time (`a_schedule_starts_its_run_…` of `windlass-sim`).
+/// Takes real minutes. The simulation tests the schedule on virtual time (`a_schedule_starts_its_run_…` of
+/// `windlass-sim`); `docker_job_can_use_the_last_second_of_its_grace_period` stops a job with a shorter setting.
 mod nightly {
     use std::time::Duration;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_saves_for_ninety_seconds_on_stop_finishes_within_two_minutes() {
+        let mut env = TestEnv::new(HostMode::Processes).await;
+        let saves = "trap 'asked=1' TERM; echo trains; while [ -z \"$asked\" ]; do sleep 0.1; done; echo asked; \
+                     end=$(($(date +%s) + 90)); while [ \"$(date +%s)\" -lt \"$end\" ]; do sleep 1; done; echo saved";
+        let mut job = task_config("training", &[saves]);
+        (job["stop_duration"], job["shell"]) = (json!("2m"), json!("sh"));
+        env.apply(&job).await;
+        env.says("training", "trains").await;
+        env.stop("training", false).await;
+        let ended = |run: &serde_json::Value| run["status"] == "terminated";
+        let run = env.eventually_run("training", Duration::from_secs(240), ended).await;
+        let log = env.log(&run).await;
+        assert!(log.ends_with("asked\nsaved\n"), "{log}\n{run:#}");
+        assert!(!run.to_string().contains("was killed"), "{run:#}");
+    }
 
     #[tokio::test]
     async fn a_minutely_schedule_starts_one_execution_per_minute() {

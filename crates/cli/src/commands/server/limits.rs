@@ -20,6 +20,21 @@ pub(crate) struct LimitArgs {
     /// Maximum log output of a job per hour: `50MB` by default, or `off`
     #[arg(long, env = "WINDLASS_SERVER_LOG_RATE_MAX", global = true, value_name = "SIZE")]
     log_rate_max: Option<String>,
+    /// Maximum stored size of a job's log: `8GB` by default, or `off`
+    #[arg(long, env = "WINDLASS_SERVER_LOG_MAX", global = true, value_name = "SIZE")]
+    log_max: Option<String>,
+    /// Maximum time to receive an upload: `5m` by default, at most `24h`
+    #[arg(long, env = "WINDLASS_SERVER_UPLOAD_TIMEOUT", global = true, value_name = "DURATION")]
+    upload_timeout: Option<String>,
+    /// Maximum time for a host to pull an image and start its container: `25m` by default, at most `24h`
+    #[arg(long, env = "WINDLASS_SERVER_IMAGE_PULL_TIMEOUT", global = true, value_name = "DURATION")]
+    image_pull_timeout: Option<String>,
+    /// Time without requests after which a browser has to log in again: `12h` by default
+    #[arg(long, env = "WINDLASS_SERVER_WEB_SESSION_IDLE", global = true, value_name = "DURATION")]
+    web_session_idle: Option<String>,
+    /// Time after a login after which a browser has to log in again: `7d` by default
+    #[arg(long, env = "WINDLASS_SERVER_WEB_SESSION_LIFE", global = true, value_name = "DURATION")]
+    web_session_life: Option<String>,
     /// Maximum number of projects that one user may own; 10 by default
     #[arg(long, env = "WINDLASS_SERVER_PROJECTS_MAX", global = true, value_name = "N")]
     projects_max: Option<String>,
@@ -41,6 +56,9 @@ pub(crate) struct LimitArgs {
     /// Retention of uploads that no run uses: `7d` by default, or `off` for no limit
     #[arg(long, env = "WINDLASS_SERVER_KEEP_UPLOADS", global = true, value_name = "DAYS")]
     keep_uploads: Option<String>,
+    /// Retention of samples of the resource usage of jobs: `30d` by default, or `off` for no limit
+    #[arg(long, env = "WINDLASS_SERVER_KEEP_METRICS", global = true, value_name = "DAYS")]
+    keep_metrics: Option<String>,
 }
 
 impl From<LimitArgs> for LimitSettings {
@@ -51,6 +69,11 @@ impl From<LimitArgs> for LimitSettings {
             streams_max: flags.streams_max,
             request_max: flags.request_max,
             log_rate_max: flags.log_rate_max,
+            log_max: flags.log_max,
+            upload_timeout: flags.upload_timeout,
+            image_pull_timeout: flags.image_pull_timeout,
+            web_session_idle: flags.web_session_idle,
+            web_session_life: flags.web_session_life,
             projects_max: flags.projects_max,
             run_jobs_max: flags.run_jobs_max,
             fleet_hosts_max: flags.fleet_hosts_max,
@@ -58,6 +81,7 @@ impl From<LimitArgs> for LimitSettings {
             keep_events: flags.keep_events,
             keep_runs: flags.keep_runs,
             keep_uploads: flags.keep_uploads,
+            keep_metrics: flags.keep_metrics,
         }
     }
 }

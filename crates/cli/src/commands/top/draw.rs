@@ -13,6 +13,12 @@ use crate::output::{style::Colour, table::truncate};
 
 /// Lines around a list: the title, the tabs, the heading and the last line.
 const FRAME_LINES: u16 = 4;
+/// Number of spaces between two columns.
+const GAP: u16 = 2;
+/// Width that a message gets before another column is left out for it.
+const MESSAGE_WIDTH_USEFUL: usize = 24;
+/// Minimum width of a truncated column.
+const WIDTH_MIN: usize = 8;
 const HELP: &[&str] = &[
     "1 2 3 4, Tab     runs, queue, instances, events",
     ":runs …          select a view by its name or a prefix of it",
@@ -122,26 +128,53 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
         cells.max().unwrap_or(0).max(head[column].len())
     };
     let last = head.len() - 1;
-    let widths = (0..head.len()).map(|column| {
-        let width = Constraint::Length(u16::try_from(widest(column)).unwrap_or(u16::MAX));
-        if column == last { Constraint::Fill(1) } else { width }
+    let widths: Vec<usize> = (0..head.len()).map(widest).collect();
+    let columns = fit_columns(head, state.view.optional(), &widths, area.width.into());
+    let constraints = columns.iter().map(|(column, width)| {
+        let width = Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX));
+        if *column == last { Constraint::Fill(1) } else { width }
     });
-    // Width of the last column; truncated text is marked.
-    let taken: usize = (0..last).map(|column| widest(column) + 2).sum();
-    let room = usize::from(area.width).saturating_sub(taken).max(1);
     let rows = visible.iter().enumerate().map(|(at, row)| {
-        let cells = row.cells.iter().enumerate().map(|(column, text)| {
+        let cells = columns.iter().filter_map(|(column, width)| {
+            let (column, text) = (*column, row.cells.get(*column)?);
             // Events have no status; other rows have it in the second column.
             let style =
                 if column == 1 && !row.status.is_empty() { paint.status(&row.status) } else { Style::new() };
-            let text = if column == last { truncate(text, room) } else { text.clone() };
-            Cell::from(Span::styled(text, style))
+            Some(Cell::from(Span::styled(truncate(text, *width), style)))
         });
         let row = TableRow::new(cells);
         if from + at == cursor { row.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row }
     });
-    let header = TableRow::new(head.iter().map(|name| bold((*name).to_owned())));
-    frame.render_widget(Table::new(rows, widths).header(header).column_spacing(2), area);
+    let header = TableRow::new(columns.iter().map(|(column, _)| bold(head[*column].to_owned())));
+    frame.render_widget(Table::new(rows, constraints).header(header).column_spacing(GAP), area);
+}
+
+/// Returns the columns to show and their widths. The last column, which has the message, gets a useful width: others are
+/// left out or truncated for it.
+fn fit_columns(head: &[&str], optional: &[&str], widths: &[usize], room: usize) -> Vec<(usize, usize)> {
+    let gap = usize::from(GAP);
+    let last = widths.len().saturating_sub(1);
+    let mut columns: Vec<(usize, usize)> = widths.iter().copied().enumerate().collect();
+    let wanted = widths[last].min(MESSAGE_WIDTH_USEFUL);
+    let taken = |columns: &[(usize, usize)]| -> usize {
+        columns.iter().filter(|(column, _)| *column != last).map(|(_, width)| width + gap).sum()
+    };
+    for name in optional {
+        if taken(&columns) + wanted <= room {
+            break;
+        }
+        columns.retain(|(column, _)| head[*column] != *name);
+    }
+    while taken(&columns) + wanted > room {
+        let others = columns.iter_mut().filter(|(column, width)| *column != last && *width > WIDTH_MIN);
+        let Some((_, width)) = others.max_by_key(|(_, width)| *width) else { break };
+        *width -= 1;
+    }
+    let left = room.saturating_sub(taken(&columns)).max(1);
+    if let Some((_, width)) = columns.last_mut() {
+        *width = left;
+    }
+    columns
 }
 
 /// Draws text; long lines are truncated.
@@ -192,11 +225,15 @@ mod tests {
     }
 
     fn drawn(state: &mut TopState, height: u16) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(76, height)).unwrap();
+        drawn_in(state, 76, height)
+    }
+
+    fn drawn_in(state: &mut TopState, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         state.page = page_size(height);
         terminal.draw(|frame| draw_screen(frame, state, Palette { colours: true })).unwrap();
         let buffer = terminal.backend().buffer();
-        let line = |y: u16| -> String { (0..76).map(|x| buffer[(x, y)].symbol()).collect() };
+        let line = |y: u16| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
         (0..height).map(|y| line(y).trim_end().to_owned()).collect()
     }
 
@@ -223,6 +260,35 @@ mod tests {
     }
 
     #[test]
+    fn a_message_is_shown_at_80_columns_instead_of_less_important_columns() {
+        let mut state = state();
+        let cells = [
+            "llama-finetune-2",
+            "pending",
+            "dev-environment",
+            "ada.lovelace",
+            "rack-of-the-lab",
+            "8x H100",
+            "$12.25",
+            "13 min ago",
+            "attempt 2 failed: the commands exited with status 4; attempt 3 begins soon",
+        ];
+        let cells = cells.map(str::to_owned).to_vec();
+        let long =
+            Row { key: "a".to_owned(), run: Some("a".to_owned()), cells, status: "pending".to_owned() };
+        state.update(View::Runs, vec![long]);
+        let lines = drawn_in(&mut state, 80, 6);
+        assert_eq!(lines[2], "NAME              STATUS   USER          SUBMITTED   MESSAGE");
+        let row = "llama-finetune-2  pending  ada.lovelace  13 min ago  attempt 2 failed: the comm…";
+        assert_eq!(lines[3], row);
+        // Even the name is truncated before the message.
+        let lines = drawn_in(&mut state, 40, 6);
+        assert!(lines[3].contains("attempt 2 failed: th…"), "{lines:?}");
+        let whole = drawn_in(&mut state, 200, 6).remove(3);
+        assert!(whole.ends_with("attempt 3 begins soon") && whole.contains("rack-of-the-lab"), "{whole}");
+    }
+
+    #[test]
     fn a_long_run_message_is_truncated_without_moving_other_columns() {
         let mut state = state();
         let mut waits = row("waits", "pending");
@@ -230,7 +296,7 @@ mod tests {
         state.update(View::Runs, vec![waits]);
         let line = drawn(&mut state, 6).remove(3);
         assert!(
-            line.starts_with("waits  pending  task  ada   rack   -    $1.25  3 min ago  no place"),
+            line.starts_with("waits  pending  ada   rack   -    $1.25  3 min ago  no place for it now: "),
             "{line}"
         );
         assert!(line.ends_with('…'), "{line}");

@@ -59,6 +59,16 @@ impl View {
         }
     }
 
+    /// Columns that are left out on a narrow screen, the least important one first.
+    pub(super) const fn optional(self) -> &'static [&'static str] {
+        match self {
+            Self::Runs => &["TYPE", "GPU", "PRICE", "FLEET", "USER", "SUBMITTED"],
+            Self::Queue => &["PRIORITY", "USER", "WANTS"],
+            Self::Instances => &["PRICE", "BACKEND", "RESOURCES"],
+            Self::Events => &["BY"],
+        }
+    }
+
     const fn at(self) -> usize {
         match self {
             Self::Runs => 0,

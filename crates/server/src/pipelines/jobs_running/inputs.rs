@@ -49,6 +49,7 @@ pub(super) fn view(
         max_duration: facts.max_duration.map(Span::secs),
         inactivity_duration: inactivity_duration(shape).map(Span::secs),
         unreachable_timeout: brain::UNREACHABLE_GRACE,
+        pulling_timeout: brain::PULLING_TIMEOUT,
     }
 }
 

@@ -79,6 +79,7 @@ impl<'a> QueuedReplica<'a> {
         let project = self.waiting.project;
         self.waiting.usable_fleets = Some(stock.usable_fleets(project));
         self.waiting.fleets = self.fleet_names.as_ref().map(|names| stock.select(project, names));
+        self.waiting.missing_fleets = stock.missing(project, self.fleet_names.as_deref().unwrap_or_default());
     }
 
     /// Its first node; replicas of a class have no other.

@@ -172,6 +172,7 @@ fn replicas(queued: &[QueuedJob], with_resources: bool) -> Vec<WaitingReplica> {
             fleet_choice: FleetChoice::Choose,
             usable_fleets: None,
             fleets: None,
+            missing_fleets: Vec::new(),
             creation: InstanceCreation::Reuse,
             max_duration: None,
             resubmitted_at: None,

@@ -26,7 +26,10 @@ use crate::{
     auth::ProjectScope,
     db::{explanations::ending_jobs, runs as rows},
     error::Result,
-    services::{managed_jobs, runs},
+    services::{
+        managed_jobs,
+        runs::{self, end_in_words},
+    },
 };
 
 pub(crate) async fn explain(app: &App, scope: &ProjectScope, requested: RunRequest) -> Result<Explanation> {
@@ -159,17 +162,10 @@ fn sentence(run: &wire::Run) -> String {
             }
             _ => "It runs.".to_owned(),
         },
-        "terminating" => format!("It is ending: {}.", end_words(run)),
+        "terminating" => format!("It is ending: {}.", end_in_words(run)),
         "done" => "It finished successfully.".to_owned(),
-        status => format!("It {status}: {}.", end_words(run)),
+        status => format!("It {status}: {}.", end_in_words(run)),
     }
-}
-
-/// Reason of the end of a run, in words.
-fn end_words(run: &wire::Run) -> String {
-    let reason = run.termination_reason.as_ref().map(|reason| reason.replace('_', " "));
-    let first = run.reasons.first().and_then(|reason| reason.lines().next()).map(str::to_owned);
-    first.or(reason).unwrap_or_else(|| "no reason recorded".to_owned())
 }
 
 /// Further sentences: the messages of its end, of its deployment and of its jobs.

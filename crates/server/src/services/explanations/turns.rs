@@ -145,6 +145,8 @@ impl RoundInputs {
             replica.usable_fleets = Some(stock.usable_fleets(replica.project));
             let names = named_fleets.get(&replica.run);
             replica.fleets = names.map(|names| stock.select(replica.project, names));
+            replica.missing_fleets =
+                names.map(|names| stock.missing(replica.project, names)).unwrap_or_default();
         }
         queue.extend(planned.map(|planned| {
             let usable_fleets = Some(stock.usable_fleets(planned.project));

@@ -4,7 +4,7 @@ use std::{cmp::Ordering, collections::HashMap};
 
 use serde_json::Value;
 use windlass_api::rows::{ContainerRow, Rows, RowsRequest};
-use windlass_model::queue::Container;
+use windlass_model::queue::{Container, change};
 
 use super::{FilterFields, RequestedPage, directed, page_of, parse_sort};
 use crate::{
@@ -96,6 +96,7 @@ async fn to_rows(app: &App, found: Vec<Container>) -> Result<Vec<ContainerRow>> 
         users::names(app.db()).await?.into_iter().map(|(id, name)| (user_uuid(id), name)).collect();
     let row = |container: Container| {
         let reported = Some(container.scheduling_status.clone()).filter(|text| !text.is_empty());
+        let reported = reported.or_else(|| change::attempt_error(&container).map(str::to_owned));
         ContainerRow {
             id: container.uuid.clone(),
             name: names.remove(&container.uuid).map(|(_, name)| name).unwrap_or_default(),

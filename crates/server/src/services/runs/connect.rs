@@ -47,9 +47,13 @@ async fn find(app: &App, scope: &ProjectScope, requested: &ConnectRequest) -> Re
 fn refusal(error: &AgentError) -> Error {
     match error {
         AgentError::Conflict { reason } | AgentError::Refused { reason } => Error::refused(reason.clone()),
-        AgentError::Unreachable { .. }
-        | AgentError::Barred { .. }
-        | AgentError::Fenced { .. }
+        AgentError::Unreachable { why, .. } => {
+            Error::refused(format!("the agent of its instance is unreachable: {why}"))
+        }
+        AgentError::Barred { why, .. } => {
+            Error::refused(format!("the agent of its instance cannot be trusted: {why}"))
+        }
+        AgentError::Fenced { .. }
         | AgentError::Unsigned { .. }
         | AgentError::UnknownTask { .. }
         | AgentError::Gone { .. } => Error::refused(error.to_string()),

@@ -3,13 +3,21 @@
 use std::collections::BTreeSet;
 
 use windlass_api::runs::{JobSubmission, Run};
+use windlass_model::run::TerminationReason as RunTerminationReason;
 
 fn latest_submissions(run: &Run) -> impl Iterator<Item = &JobSubmission> {
     run.jobs.iter().filter_map(|job| job.job_submissions.last())
 }
 
-/// Every distinct message, most specific first.
-pub(super) fn reasons(run: &Run) -> Vec<String> {
+/// The limit of `retry` that ended a run, from the message of its end: the last clause names it.
+pub(super) fn exceeded_retry_limit(reason: Option<&str>, message: Option<&str>) -> Option<String> {
+    let limit = RunTerminationReason::RetryLimitExceeded;
+    let (_, clause) = message.filter(|_| reason == Some(limit.as_str()))?.rsplit_once("; ")?;
+    Some(format!("{}: {clause}", limit.error()?))
+}
+
+/// Every distinct message, most specific first. `limit`: the limit of `retry` that ended the run.
+pub(super) fn reasons(run: &Run, limit: Option<String>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     // A replica that was scaled down does not describe the others.
     let is_active = !matches!(run.status.as_str(), "terminated" | "failed" | "done");
@@ -45,10 +53,17 @@ pub(super) fn reasons(run: &Run) -> Vec<String> {
             all.push(reason.replace('_', " "));
         }
     }
-    all.extend(run.error.iter().filter(|message| !message.trim().is_empty()).cloned());
+    all.extend(limit.or_else(|| run.error.clone()).filter(|message| !message.trim().is_empty()));
     let mut seen = BTreeSet::new();
     all.retain(|message| seen.insert(message.trim().to_lowercase()));
     all
+}
+
+/// Reason of the end of a run, in words.
+pub(crate) fn end_in_words(run: &Run) -> String {
+    let reason = run.termination_reason.as_ref().map(|reason| reason.replace('_', " "));
+    let first = run.reasons.first().and_then(|reason| reason.lines().next()).map(str::to_owned);
+    first.or(reason).unwrap_or_else(|| "no reason recorded".to_owned())
 }
 
 /// Suggests a fix.
@@ -99,7 +114,17 @@ mod tests {
         let ended = "job 1 of replica 0 ended: the commands exited with status 5";
         let other = job(0, "terminated_by_server", ended);
         let cause = job(1, "container_exited_with_error", "the commands exited with status 5");
-        assert_eq!(reasons(&run(json!([other, cause]))), ["the commands exited with status 5"]);
-        assert_eq!(reasons(&run(json!([other]))), [ended]);
+        assert_eq!(reasons(&run(json!([other, cause])), None), ["the commands exited with status 5"]);
+        assert_eq!(reasons(&run(json!([other])), None), [ended]);
+    }
+
+    #[test]
+    fn the_limit_of_retries_names_its_duration_and_the_number_of_attempts() {
+        let message = "job 0 of replica 0 ended: the commands exited with status 3; retry duration of 60 s exceeded \
+                       after 4 attempts (75 s elapsed)";
+        let limit = |reason: &str| exceeded_retry_limit(Some(reason), Some(message));
+        let text = "retry limit exceeded: retry duration of 60 s exceeded after 4 attempts (75 s elapsed)";
+        assert_eq!(limit("retry_limit_exceeded").as_deref(), Some(text));
+        assert_eq!(limit("job_failed"), None);
     }
 }

@@ -36,6 +36,7 @@ pub(crate) use self::{
     terminal::{check_terminal, open_terminal},
 };
 pub(crate) use self::{
+    end_reasons::end_in_words,
     images::check_images,
     rendered_cache::RenderedRunCache,
     spec::{ResolvedRunSpec, check_supported, problems_error},

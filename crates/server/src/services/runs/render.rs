@@ -67,12 +67,18 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         },
     };
     let waits_because = waiting_reason(&run, &rows, &scaling, waits);
+    let stopping = stopping_message(&rows);
     let jobs = grouped(rows)?;
     let latest = jobs
         .iter()
         .filter_map(|job| job.job_submissions.last())
         .reduce(|latest, other| if other.submitted_at > latest.submitted_at { other } else { latest })
         .cloned();
+    let limit = end_reasons::exceeded_retry_limit(
+        run.termination_reason.as_deref(),
+        run.termination_message.as_deref(),
+    );
+    let is_ending = run.status == run::Status::Terminating;
     let name = run.name;
     let shown = wire::Run {
         id: run.id.0,
@@ -101,8 +107,12 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         row: None,
         as_of: None,
     };
-    let (reasons, hint) = (end_reasons::reasons(&shown), end_reasons::hint(&shown, &name));
-    Ok(wire::Run { reasons, hint, ..shown })
+    let (reasons, hint) = (end_reasons::reasons(&shown, limit), end_reasons::hint(&shown, &name));
+    let mut shown = wire::Run { reasons, hint, ..shown };
+    if is_ending && let Some(stopping) = stopping {
+        shown.reason = Some(format!("ending: {}; {stopping}", end_reasons::end_in_words(&shown)));
+    }
+    Ok(shown)
 }
 
 const ASLEEP_MESSAGE: &str = "scaled to zero: no recent requests; the next request starts a replica";
@@ -131,6 +141,12 @@ fn failure_message(jobs: &[Job]) -> Option<String> {
     let no_capacity = job::TerminationReason::FailedToStartDueToNoCapacity.as_str();
     let lacked = last.termination_reason.as_deref() == Some(no_capacity);
     Some(if lacked { format!("no capacity: {line}") } else { line.to_owned() })
+}
+
+/// Message of the job that may stop last, which says until when it may.
+fn stopping_message(jobs: &[Job]) -> Option<String> {
+    let stopping = jobs.iter().filter(|job| job.status == job::Status::Terminating);
+    stopping.max_by_key(|job| job.stop_deadline_at)?.status_message.clone()
 }
 
 /// Reason why a run that has not started, or does not continue, waits. `None` if it does not.

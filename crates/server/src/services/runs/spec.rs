@@ -11,6 +11,7 @@ use windlass_model::{
         error::Diagnosis,
         job_spec::JobSpec,
         job_spec_builder::DefaultImages,
+        name::ResourceReference,
         references,
         run::RunClass,
         unsupported::{self, ImportedResources, SupportReview},
@@ -23,7 +24,7 @@ use windlass_model::{
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::repos,
+    db::{fleets, repos},
     error::{Error, Result},
     parsed_run_spec::{ParsedRunSpec, RunSpecError},
     registry_passwords,
@@ -156,6 +157,52 @@ impl ResolvedRunSpec {
         secrets::check_use(app, project, user, &secret_names(&self.plan()?)).await
     }
 
+    /// Rejects a run if none of the fleets that it names exists. One that names several uses those that exist.
+    async fn check_fleets(&self, app: &App, scope: &ProjectScope) -> Result<()> {
+        let Some(named) = self.shape.fleet_names().filter(|named| !named.is_empty()) else { return Ok(()) };
+        let known = fleets::usable_names(app.db(), scope.project.id).await?;
+        let is_known = |reference: &ResourceReference| {
+            known.iter().any(|(owner, name)| {
+                *name == reference.name && reference.project.as_ref().is_none_or(|project| project == owner)
+            })
+        };
+        if named.iter().any(is_known) {
+            return Ok(());
+        }
+        let project = &scope.project.name;
+        let quoted = |names: &[String]| format!("`{}`", names.join("`, `"));
+        let missing: Vec<String> = named.iter().map(ToString::to_string).collect();
+        let known: Vec<String> = known
+            .into_iter()
+            .map(|(owner, name)| if owner == *project { name } else { format!("{owner}/{name}") })
+            .collect();
+        let hint = match known.is_empty() {
+            true => "the project has no fleet: create one with `windlass apply -f FLEET.yml`".to_owned(),
+            false => format!("use one of {}, or remove `fleets` to use any", quoted(&known)),
+        };
+        let noun = if missing.len() == 1 { "fleet" } else { "fleets" };
+        Err(Error::refused(format!("project `{project}` has no {noun} {}; hint: {hint}", quoted(&missing))))
+    }
+
+    /// Rejects a run if the server has none of the backends that it names.
+    fn check_backends(&self, app: &App) -> Result<()> {
+        let Some(named) = &self.shape.properties().provisioning.backends else { return Ok(()) };
+        let has = |name: &&str| app.check_backends([*name]).is_ok();
+        let names: Vec<&str> = named.iter().map(|backend| backend.as_str()).collect();
+        if names.is_empty() || names.iter().any(has) {
+            return Ok(());
+        }
+        match app.check_backends(names) {
+            Err(Error::Refused { code, msg }) => {
+                let msg = format!(
+                    "{msg}; hint: name one of these in `backends`, or remove `backends` to allow all"
+                );
+                Err(Error::Refused { code, msg })
+            }
+            checked => checked,
+        }
+    }
+
     /// Checks that everything to which the spec refers exists and belongs to the caller or the project.
     pub(crate) async fn check_references(&self, app: &App, scope: &ProjectScope) -> Result<()> {
         let mut review = self.review(&scope.project.name, None);
@@ -165,6 +212,8 @@ impl ResolvedRunSpec {
             review = self.review(&scope.project.name, Some(&imports));
         }
         check_supported(&review)?;
+        self.check_fleets(app, scope).await?;
+        self.check_backends(app)?;
         let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
         if kind != "virtual" {
             let id = self.repo_id().unwrap_or_default();

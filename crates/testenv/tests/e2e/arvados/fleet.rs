@@ -4,7 +4,11 @@ use std::time::{Duration, Instant};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
-use windlass_testenv::{queue_env::QueueEnv, server::Client};
+use windlass_testenv::{
+    queue_env::QueueEnv,
+    server::Client,
+    test_env::{IMAGE, engine_socket, load_busybox_image, load_image_of_user},
+};
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -41,12 +45,24 @@ impl SlurmFleetEnv {
     }
 
     async fn with_nodes(nodes: &[NodeSize]) -> Self {
+        Self::with_runtime(nodes, "process", Vec::new()).await
+    }
+
+    /// A cluster whose nodes run images in the engine of the tests.
+    async fn with_images() -> Self {
+        load_busybox_image(&engine_socket());
+        let engine = ("DOCKER_HOST", format!("unix://{}", engine_socket().display()));
+        Self::with_runtime(&[SIZE; 2], "docker", vec![engine]).await
+    }
+
+    async fn with_runtime(nodes: &[NodeSize], runtime: &str, env: Vec<(&'static str, String)>) -> Self {
         let cluster = SlurmCluster::start(nodes);
         let mut ground = QueueEnv::start("fleet").await;
         // A certificate has many lines, and Slurm passes them to the nodes.
         ground.encrypted = true;
+        ground.env.extend(env);
         let token = ground.token("token").await;
-        ground.start_slurm_dispatcher(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
+        ground.start_slurm_dispatcher(&token, &cluster.config(), &["--name", "hpc", "--runtime", runtime]);
         let api = ground.api().await;
         let mut field = Self { cluster, ground, api };
         let fleet = json!({"type": "fleet", "name": "cluster", "backend": "slurm", "dispatcher": "hpc",
@@ -269,9 +285,11 @@ impl SlurmFleetEnv {
     }
 
     /// Runs jobs that are stopped: one that needs most of its time, and ones whose time ends.
-    async fn check_stop_durations(&mut self) {
+    async fn check_stop_durations(&mut self, more: Value) {
         let with = |name: &str, commands: &str, stop_duration: u64| {
-            task(name, commands, json!({"stop_duration": stop_duration}))
+            let mut task = task(name, commands, more.clone());
+            task["stop_duration"] = stop_duration.into();
+            task
         };
         let jobs =
             [("saves", SAVES_ON_STOP, 120), ("ignores", IGNORES_STOP, 2), ("aborted", IGNORES_STOP, 3600)];
@@ -314,7 +332,26 @@ impl SlurmFleetEnv {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_of_a_cluster_has_exactly_its_stop_duration() {
     let mut field = SlurmFleetEnv::start().await;
-    field.check_stop_durations().await;
+    field.check_stop_durations(json!({})).await;
+}
+
+/// Its three containers are the first ones of their engine, and start at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_job_of_a_cluster_has_exactly_its_stop_duration() {
+    let mut field = SlurmFleetEnv::with_images().await;
+    field.check_stop_durations(json!({"image": IMAGE, "shell": "sh"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_cluster_runs_in_an_image_whose_user_is_not_root() {
+    const IMAGE_OF_USER: &str = "windlass-e2e/busybox-user:1";
+    let mut field = SlurmFleetEnv::with_images().await;
+    load_image_of_user(&engine_socket(), IMAGE_OF_USER, "1000:1000");
+    let commands = "echo \"$GREETING\"; echo made > made && cat made; echo kept > /out/kept && cat /out/kept";
+    field.apply(&task("user", commands, json!({"image": IMAGE_OF_USER, "shell": "sh"}))).await;
+    let run = field.wait_until_final("user").await;
+    let output = field.output(&run).await;
+    assert_eq!((run["status"].as_str(), output.as_str()), (Some("done"), "it's me\nmade\nkept\n"), "{run:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
