@@ -95,14 +95,28 @@ pub enum TaskPresence {
     Gone,
 }
 
+/// Whether the agent received the request to stop the commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopDelivery {
+    NotRequested,
+    Received,
+    /// The host does not respond.
+    Silent,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminatingJobObservation {
+    pub stop: StopDelivery,
     pub logs: LogDrain,
     pub task: TaskPresence,
 }
 
 impl TerminatingJobObservation {
-    pub const NOTHING: Self = Self { logs: LogDrain::NotRequested, task: TaskPresence::NotRequested };
+    pub const NOTHING: Self = Self {
+        stop: StopDelivery::NotRequested,
+        logs: LogDrain::NotRequested,
+        task: TaskPresence::NotRequested,
+    };
 }
 
 /// Next step of the controller; each is safe to repeat and carries the epoch.
@@ -110,7 +124,8 @@ impl TerminatingJobObservation {
 pub enum TerminationStep {
     /// Remove it from the proxy's rotation.
     Unregister,
-    /// Store the deadline; if there is a `grace`, request the runner to stop, which kills the commands after that time.
+    /// If there is a `grace`, request the runner to stop, which kills the commands after that time. Store the deadline,
+    /// unless the host did not respond.
     Stop {
         grace: Option<Span>,
         deadline: Timestamp,
@@ -261,7 +276,15 @@ fn check_logs_drained(
     let Some(deadline) = job.deadline else {
         let grace = should_request_stop(&job.ending).then_some(job.stop_grace);
         let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
-        return step(TerminationStep::Stop { grace, deadline }, JOB_STOP, now);
+        let request = TerminationStep::Stop { grace, deadline };
+        // The grace period begins when the commands learn of it: a host that is cut off for a moment gets all of it.
+        return match seen.stop {
+            StopDelivery::Silent if now >= job.terminating_since + job.give_up_after => {
+                Ok(LogsDrained(before))
+            }
+            StopDelivery::Silent => step(request, "the host to respond", now + POLL_INTERVAL),
+            StopDelivery::NotRequested | StopDelivery::Received => step(request, JOB_STOP, now),
+        };
     };
     if now >= deadline {
         return Ok(LogsDrained(before));

@@ -5,8 +5,8 @@ use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
         DRAIN_GRACE, GIVE_UP_TIMEOUT, HeldInstance, InstanceRelease, LOGS_GRACE, LogDrain, Plan,
-        TaskPresence, TerminatingJobObservation, TerminatingJobView, TerminationStep, VolumeAttachment,
-        decide,
+        StopDelivery, TaskPresence, TerminatingJobObservation, TerminatingJobView, TerminationStep,
+        VolumeAttachment, decide,
     },
     id::VolumeId,
     instance,
@@ -78,7 +78,14 @@ fn words(plan: &Plan) -> String {
 
 #[track_caller]
 fn check(job: &TerminatingJobView, logs: LogDrain, task: TaskPresence, expect: &str) {
-    assert_eq!(words(&decide(job, TerminatingJobObservation { logs, task }, NOW)), expect);
+    assert_eq!(
+        words(&decide(
+            job,
+            TerminatingJobObservation { logs, task, ..TerminatingJobObservation::NOTHING },
+            NOW
+        )),
+        expect
+    );
 }
 
 #[test]
@@ -86,6 +93,18 @@ fn a_stop_is_sent_with_a_deadline() {
     let job = job(TerminationReason::TerminatedByUser);
     let expect = "stop within 150 s, for the job to stop, again in 0 s";
     check(&job, LogDrain::NotRequested, TaskPresence::NotRequested, expect);
+}
+
+#[test]
+fn a_stop_that_did_not_reach_the_host_is_repeated_with_the_whole_grace_period() {
+    let stopped = job(TerminationReason::TerminatedByUser);
+    let unheard =
+        TerminatingJobObservation { stop: StopDelivery::Silent, ..TerminatingJobObservation::NOTHING };
+    let expect = "stop within 150 s, for the host to respond, again in 2 s";
+    assert_eq!(words(&decide(&stopped, unheard, NOW)), expect);
+    let late = TerminatingJobView { terminating_since: NOW - GIVE_UP_TIMEOUT, ..stopped };
+    let expect = "remove, for its container to be removed, again in 0 s";
+    assert_eq!(words(&decide(&late, unheard, NOW)), expect);
 }
 
 #[test]
@@ -250,7 +269,11 @@ fn the_instance_of_a_finished_job_is_freed_ended_or_left_unchanged() {
         };
         match decide(
             &job,
-            TerminatingJobObservation { logs: LogDrain::Drained, task: TaskPresence::Gone },
+            TerminatingJobObservation {
+                logs: LogDrain::Drained,
+                task: TaskPresence::Gone,
+                ..TerminatingJobObservation::NOTHING
+            },
             NOW,
         ) {
             Plan::End(end) => end.instance(),
@@ -300,8 +323,12 @@ fn run_to_end(
                 job.is_registered = false;
                 did.push(ReleaseEvent::Unregistered);
             }
-            TerminationStep::Stop { deadline, .. } => {
-                job.deadline = Some(*deadline);
+            TerminationStep::Stop { grace, deadline } => {
+                if grace.is_some() && fixture.silent {
+                    seen.stop = StopDelivery::Silent;
+                } else {
+                    job.deadline = Some(*deadline);
+                }
                 did.push(ReleaseEvent::Stopped);
             }
             TerminationStep::DrainLogs => {

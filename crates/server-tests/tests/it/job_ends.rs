@@ -22,6 +22,7 @@ on_both! {
     a_secret_deleted_before_the_start_ends_the_job
     a_secret_withdrawn_from_the_creator_ends_the_job
     a_stop_calls_the_runner_and_an_abort_does_not
+    a_stop_reaches_the_commands_on_a_host_that_was_cut_off_when_it_was_requested
     an_abort_overrides_a_pending_stop
     a_stopping_job_reports_when_it_is_killed_at_the_latest
     a_silent_host_ends_its_job_as_unreachable
@@ -208,6 +209,25 @@ async fn a_stop_calls_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
     let run = env.wait_for_run("rough", "terminated").await;
     assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
     assert_eq!(*env.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
+    env.end().await;
+}
+
+async fn a_stop_reaches_the_commands_on_a_host_that_was_cut_off_when_it_was_requested(
+    ground: &ServerFixture,
+) {
+    let env = JobTestEnv::new(ground, 1, 1).await;
+    env.apply("saves", json!({})).await;
+    env.wait_for_job("saves", "running").await;
+    env.update_script(|script| script.silent = true);
+    env.stop_run("saves", false).await;
+    let waits =
+        |run: &Value| run["latest_job_submission"]["status_message"] == "waiting for the host to respond";
+    env.until("saves", "waiting", waits).await;
+    env.update_script(|script| script.silent = false);
+    env.mark_due().await;
+    let run = env.wait_for_run("saves", "terminated").await;
+    // The commands ended by the signal, not at the end of the grace period.
+    assert_eq!(run["latest_job_submission"]["exit_status"], 130, "{run}");
     env.end().await;
 }
 

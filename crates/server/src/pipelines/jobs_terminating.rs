@@ -114,15 +114,15 @@ impl Pipeline for JobsTerminatingPipeline {
                     job.volumes =
                         attachments::detach(db, backends, lease, stored, instance, volumes, *force).await?;
                 }
+                TerminationStep::Stop { .. } if seen.stop != brain::StopDelivery::NotRequested => {
+                    return Ok(());
+                }
                 TerminationStep::Stop { grace, deadline } => {
-                    if let Some(grace) = grace {
-                        // The deadline applies whether or not the agent received the request.
-                        let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
-                        let preempted = job.ending.is_preempted();
-                        let _ = self.0.agents.stop_job(call, secs, preempted).await;
+                    seen.stop = self.stop(call, *grace, &job).await;
+                    if seen.stop == brain::StopDelivery::Received {
+                        job.deadline = Some(*deadline);
+                        next.deadline = job.deadline;
                     }
-                    job.deadline = Some(*deadline);
-                    next.deadline = job.deadline;
                 }
                 TerminationStep::DrainLogs if seen.logs != brain::LogDrain::NotRequested => return Ok(()),
                 TerminationStep::DrainLogs => {
@@ -176,6 +176,30 @@ impl Pipeline for JobsTerminatingPipeline {
 }
 
 impl JobsTerminatingPipeline {
+    /// Requests the commands to exit within `grace`; without one, the job ended by itself. A refusal is final: the
+    /// deadline then ends the job.
+    async fn stop(
+        &self,
+        call: CallContext,
+        grace: Option<Span>,
+        job: &brain::TerminatingJobView,
+    ) -> brain::StopDelivery {
+        let Some(grace) = grace else { return brain::StopDelivery::Received };
+        let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
+        match self.0.agents.stop_job(call, secs, job.ending.is_preempted()).await {
+            Err(AgentError::Unreachable { .. } | AgentError::Unsigned { .. }) => brain::StopDelivery::Silent,
+            Ok(())
+            | Err(
+                AgentError::UnknownTask { .. }
+                | AgentError::Gone { .. }
+                | AgentError::Refused { .. }
+                | AgentError::Conflict { .. }
+                | AgentError::Barred { .. }
+                | AgentError::Fenced { .. },
+            ) => brain::StopDelivery::Received,
+        }
+    }
+
     /// Copies the rest of the logs: the job's, then the runner's if possible.
     async fn logs(&self, lease: &Lease, row: &Row, call: CallContext) -> brain::LogDrain {
         let (now, limits) = (Timestamp(lease.now()), CopyLimits::for_log_size(self.0.limits.log_bytes));
