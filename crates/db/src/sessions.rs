@@ -42,7 +42,8 @@ pub struct ValidSession {
 /// A row `s` with its token `t` and its user `u` that is valid now, if a request came within a span before now: the
 /// text that follows.
 pub(super) const IS_VALID: &str = "s.expires_at > now_us() \
-     AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) AND u.active AND NOT u.deleted AND s.last_seen_at > now_us() -";
+     AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) AND u.active AND NOT u.deleted \
+     AND s.last_seen_at > now_us() -";
 
 statements! {
     FIND = "SELECT {}, {}, s.hash, t.scope, s.last_seen_at > now_us() - 60000000 \

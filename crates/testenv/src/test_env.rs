@@ -497,7 +497,7 @@ fn load_image_with(engine: &Path, name: &str, program: Option<&Path>, options: &
     let dir = temp.path();
     std::fs::create_dir(dir.join("bin")).unwrap();
     std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
-    for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "mkdir", "tail"] {
+    for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "mkdir", "tail", "grep", "tr"] {
         let _ = std::os::unix::fs::symlink("busybox", dir.join("bin").join(name));
     }
     if let Some(program) = program {

@@ -265,7 +265,7 @@ async fn a_stopping_job_reports_when_it_is_killed_at_the_latest(ground: &ServerF
     assert!(span >= 120, "{span} s");
     let stopping = format!("waiting for the job to stop, which is killed at {killed_at} at the latest");
     assert_eq!(message(&run), stopping);
-    let sentence = format!("ending: stopped by user; {stopping}");
+    let sentence = format!("ending: stopped by a user; {stopping}");
     assert_eq!(run["reason"], sentence, "{run:#}");
     let path = "/api/project/main/runs/why";
     let why = env.server.admin(path, json!({"run_name": "saves"})).await;

@@ -44,7 +44,6 @@ struct ScriptedTask {
     on: InstanceId,
     start: Option<JobStart>,
     ended: Option<JobState>,
-    stopped: bool,
     terminated: Option<String>,
 }
 
@@ -187,13 +186,7 @@ impl AgentApi for ScriptedHosts {
             Some(reason) => Err(AgentError::Refused { reason: reason.into() }),
             None => {
                 self.specs.lock().push(task.clone());
-                let fresh = ScriptedTask {
-                    on: call.instance,
-                    start: None,
-                    ended: None,
-                    stopped: false,
-                    terminated: None,
-                };
+                let fresh = ScriptedTask { on: call.instance, start: None, ended: None, terminated: None };
                 self.tasks.lock().entry(call.submission).or_insert(fresh);
                 Ok(())
             }
@@ -256,7 +249,7 @@ impl AgentApi for ScriptedHosts {
                 let log: &[u8] = if stream == "job" { &script.log } else { b"" };
                 let from = usize::try_from(offset).unwrap().min(log.len());
                 let bytes = log[from..log.len().min(from + limit)].to_vec().into();
-                let over = task.ended.is_some() || script.job_ends.is_some() || task.stopped;
+                let over = task.ended.is_some() || script.job_ends.is_some();
                 Ok(LogPart { bytes, end: log.len() as u64, is_complete: over })
             })
         })
@@ -273,7 +266,6 @@ impl AgentApi for ScriptedHosts {
             false => "stop".into(),
         });
         ready_answer(self.on(call, |script, task| {
-            task.stopped = true;
             if !script.ignores_stop {
                 task.ended.get_or_insert_with(|| end_state("terminated", "", Some(130)));
             }

@@ -5,7 +5,7 @@ use std::{
     fs,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
 use serde_json::{Value, json};
@@ -14,13 +14,11 @@ use windlass_testenv::{
     server::binary_path,
     test_env::{load_busybox_image, load_image},
 };
-use windlass_testkit::{
-    TempDir,
-    wait::{eventually_async, is_listening},
-};
+use windlass_testkit::{TempDir, wait::eventually_async};
 
 use crate::{
     containers::IMAGE,
+    runtimes::{ImageArchives, PodmanService},
     test_env::{HostMode, TestEnv, engine_socket, newest_submission, small_task_config},
 };
 
@@ -257,63 +255,6 @@ async fn in_containers(
     ]
 }
 
-/// A private service of Podman, with private storage.
-struct PodmanService {
-    child: Child,
-    dir: TempDir,
-}
-
-impl PodmanService {
-    async fn start() -> Self {
-        let dir = windlass_testkit::temp_dir("ways-out-podman").unwrap();
-        let mut command = podman(dir.path());
-        command
-            .args(["system", "service", "--time", "0"])
-            .arg(format!("unix://{}/podman.sock", dir.path().display()));
-        let log = fs::File::create(dir.path().join("podman.log")).unwrap();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let service = Self { child, dir };
-        let socket = service.socket();
-        eventually_async("podman listens", async || is_listening(&socket).then_some(())).await;
-        service
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("podman.sock")
-    }
-}
-
-impl Drop for PodmanService {
-    fn drop(&mut self) {
-        // Its containers, its interface and the agent's firewall rules outlive the service.
-        let _ = podman(self.dir.path()).args(["rm", "--all", "--force", "--time", "0"]).output();
-        let format = "{{range .Subnets}}{{.Subnet}}{{end}}";
-        let subnet =
-            podman(self.dir.path()).args(["network", "inspect", "--format", format, "windlass"]).output();
-        let subnet = subnet
-            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-            .unwrap_or_default();
-        let rules = format!(
-            "[ -n '{subnet}' ] && iptables -w 3 -t mangle -S FORWARD | grep -e '-s {subnet} ' | sed 's/^-A/-D/' | \
-             while read rule; do iptables -w 3 -t mangle $rule; done"
-        );
-        let _ = Command::new("sh").args(["-c", &rules]).output();
-        let _ = podman(self.dir.path()).args(["network", "rm", "--force", "windlass"]).output();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The program, with private storage and networks.
-fn podman(dir: &Path) -> Command {
-    let mut command = Command::new("podman");
-    command.arg("--root").arg(dir.join("root")).arg("--runroot").arg(dir.join("run"));
-    command.arg("--tmpdir").arg(dir.join("tmp")).arg("--network-config-dir").arg(dir.join("networks"));
-    command.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
-    command.args(["--runtime", "runc", "--events-backend", "file"]);
-    command
-}
-
 async fn in_podman() -> [Column; 2] {
     let podman = PodmanService::start().await;
     load_images(&podman.socket());
@@ -323,26 +264,9 @@ async fn in_podman() -> [Column; 2] {
 }
 
 async fn without_an_engine() -> [Column; 2] {
-    let images = windlass_testkit::temp_dir("ways-out-images").unwrap();
-    let policy = images.path().join("policy.yml");
-    fs::write(&policy, format!("mounts: [{}]\n", images.path().display())).unwrap();
-    let engine = format!("unix://{}", engine_socket().display());
-    let saved = |name: &str, file: &str| {
-        let path = images.path().join(file);
-        let output = Command::new("docker")
-            .args(["--host", &engine, "save", "-o"])
-            .arg(&path)
-            .arg(name)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        format!("docker-archive:{}", path.display())
-    };
-    let (other, image) = (saved(IMAGE, "other.tar"), saved(WITH_PROGRAM, "ways-out.tar"));
-    let mut env = TestEnv::new_unstarted(HostMode::Processes)
-        .with_env("WINDLASS_SERVER_LOCAL_RUNTIME", "any-oci")
-        .with_env("WINDLASS_AGENT_POLICY", policy);
-    env.start().await;
+    let images = ImageArchives::new();
+    let (other, image) = (images.save(IMAGE), images.save(WITH_PROGRAM));
+    let env = images.start_server().await;
     in_containers(
         env,
         &engine_socket(),

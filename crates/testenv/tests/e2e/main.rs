@@ -9,6 +9,7 @@ mod attach;
 mod canary;
 mod code;
 mod containers;
+mod demonstrations;
 mod dstack;
 mod endings;
 mod escape_attempts;
@@ -18,6 +19,7 @@ mod local;
 mod process_isolation;
 mod regions;
 mod replicas;
+mod runtimes;
 mod self_hosted;
 mod services;
 

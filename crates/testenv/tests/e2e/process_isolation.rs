@@ -15,7 +15,11 @@ use windlass_testenv::{
 
 use crate::{
     containers::{IMAGE, image},
-    test_env::{HostMode, TestEnv, engine_socket, newest_submission, task_config},
+    runtimes::{ImageArchives, PodmanService},
+    test_env::{
+        HostMode, TestEnv, engine_socket, load_busybox_image, newest_submission, small_task_config,
+        task_config,
+    },
 };
 
 /// A task without a `user`.
@@ -59,9 +63,27 @@ fn attacks(data: &Path, server: u32) -> Vec<String> {
         search("arguments", "/proc/[0-9]*/cmdline", "bench-toke[n]"),
         format!("if kill -0 {server} 2>/dev/null; then echo GOT signals; fi"),
         "if grep -q '^NoNewPrivs:[[:space:]]*0' /proc/self/status; then echo GOT privileges; fi".to_owned(),
-        "if grep -q '^CapEff:.*[1-9a-f]' /proc/self/status; then echo GOT capabilities; fi".to_owned(),
+        "if grep -q '^Seccomp:[[:space:]]*0' /proc/self/status; then echo GOT system calls; fi".to_owned(),
+        "if grep -q '^Cap\\(Eff\\|Bnd\\):.*[1-9a-f]' /proc/self/status; then echo GOT capabilities; fi"
+            .to_owned(),
+        // Shows that the programs which search are there and find something.
+        search("its own environment", "/proc/[0-9]*/environ", "OWN_PASSWOR[D]=control"),
         "echo end".to_owned(),
     ]
+}
+
+/// Adds the variable that the attacks must find.
+fn with_control(mut job: Value) -> Value {
+    job["env"] = json!({"OWN_PASSWORD": "control"});
+    job
+}
+
+/// Checks that the attacks obtained nothing but what belongs to their own job.
+#[track_caller]
+fn assert_nothing_obtained(log: &str, more: &Value) {
+    assert!(log.ends_with("end\n"), "{log}\n{more:#}");
+    let got: Vec<&str> = log.lines().filter(|line| line.contains("GOT")).collect();
+    assert_eq!(got, ["GOT its own environment"], "{log}");
 }
 
 #[tokio::test]
@@ -75,11 +97,10 @@ async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
 
     let commands = attacks(&env.home().join("server"), env.pid());
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    submit(&env, &alice, &plain("attack", &commands)).await;
+    submit(&env, &alice, &with_control(plain("attack", &commands))).await;
     let run = env.reaches("attack", &["done", "failed"]).await;
     let log = env.log(&run).await;
-    assert!(log.ends_with("end\n"), "{log}\n{run:#}");
-    assert!(!log.contains("GOT"), "{log}");
+    assert_nothing_obtained(&log, &run);
     let server = fs::metadata(env.home().join("server/windlass.db")).unwrap();
     let uid: u32 = log.lines().next().unwrap().trim_start_matches("uid ").parse().unwrap();
     assert_ne!(uid, std::os::unix::fs::MetadataExt::uid(&server), "{log}");
@@ -94,32 +115,57 @@ async fn x5_a_job_cannot_read_data_of_the_server_or_of_another_members_job() {
 
 /// The same attacks for a container, where root has capabilities in its container alone.
 fn attacks_from_container(data: &Path, server: u32) -> Vec<String> {
-    let is_outside = |line: &String| !line.contains("GOT capabilities") && !line.contains("GOT privileges");
-    attacks(data, server).into_iter().filter(is_outside).collect()
+    attacks(data, server).into_iter().filter(|line| !line.contains("GOT capabilities")).collect()
 }
 
-#[tokio::test]
-async fn x5_a_docker_job_cannot_take_over_the_server_or_another_members_job() {
-    image();
-    let mut env = TestEnv::new(HostMode::Containers).await;
+/// A task with the user of its image.
+fn contained(name: &str, image: &str, commands: &[&str]) -> Value {
+    let mut job = small_task_config(name, commands);
+    job.as_object_mut().unwrap().remove("user");
+    job["image"] = json!(image);
+    job
+}
+
+/// Lets a member attack the server and another member's job from a container of this image.
+async fn attack_from_container(mut env: TestEnv, image: &str) {
     let (alice, bob) = (create_member(&mut env, "alice").await, create_member(&mut env, "bob").await);
-    let mut victim = task_config("victim", &["echo up; sleep 600"]);
-    victim["image"] = json!(IMAGE);
+    let mut victim = contained("victim", image, &["echo up; sleep 600"]);
     victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
     submit(&env, &bob, &victim).await;
     env.says("victim", "up").await;
     let commands = attacks_from_container(&env.home().join("server"), env.pid());
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    let mut attack = task_config("attack", &commands);
-    attack["image"] = json!(IMAGE);
-    submit(&env, &alice, &attack).await;
+    submit(&env, &alice, &with_control(contained("attack", image, &commands))).await;
     let run = env.reaches("attack", &["done", "failed"]).await;
     let log = env.log(&run).await;
-    assert!(log.ends_with("end\n") && !log.contains("GOT"), "{log}\n{run:#}");
+    assert_nothing_obtained(&log, &run);
     let role = env.post("/api/users/get_user", &json!({"username": "alice"})).await;
     assert_eq!(role["global_role"], "user", "{role:#}");
     env.stop("victim", true).await;
     env.reaches("victim", &["terminated"]).await;
+}
+
+#[tokio::test]
+async fn x5_a_docker_job_cannot_take_over_the_server_or_another_members_job() {
+    image();
+    attack_from_container(TestEnv::new(HostMode::Containers).await, IMAGE).await;
+}
+
+#[tokio::test]
+async fn x5_a_podman_job_cannot_take_over_the_server_or_another_members_job() {
+    let podman = PodmanService::start().await;
+    load_busybox_image(&podman.socket());
+    let mut env = TestEnv::new_unstarted(HostMode::Containers).with_engine(podman.socket());
+    env.start().await;
+    attack_from_container(env, IMAGE).await;
+}
+
+#[tokio::test]
+async fn x5_an_oci_job_cannot_take_over_the_server_or_another_members_job() {
+    image();
+    let images = ImageArchives::new();
+    let name = images.save(IMAGE);
+    attack_from_container(images.start_server().await, &name).await;
 }
 
 #[tokio::test]
@@ -130,7 +176,7 @@ async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_anoth
     let token = queue.token("dispatch.token").await;
     queue.dispatch(&token, "work");
     let (alice, bob) = (queue.user("alice").await, queue.user("bob").await);
-    let in_image = || json!({ "container_image": IMAGE });
+    let in_image = || json!({ "container_image": IMAGE, "environment": { "OWN_PASSWORD": "control" } });
     let victim = ["sh", "-c", "BOB_PASSWORD=canary-7781 exec sleep 600"];
     let victim = queue.request_as(&bob, &victim, in_image()).await;
     queue.until(&victim.container, "the victim runs", |record| record["state"] == "Running").await;
@@ -141,7 +187,7 @@ async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_anoth
     let attack = queue.request_as(&alice, &["sh", "-c", &script], in_image()).await;
     let ended = queue.ended(&attack.container).await;
     let output = String::from_utf8(queue.output(&attack.container, "stdout").await).unwrap();
-    assert!(output.ends_with("end\n") && !output.contains("GOT"), "{output}\n{ended:#}");
+    assert_nothing_obtained(&output, &ended);
     let role = queue.api().await.post("/api/users/get_user", &json!({"username": "alice"})).await.unwrap();
     assert_eq!(role["global_role"], "user", "{role:#}");
     queue.delete_request(&victim).await;
