@@ -49,6 +49,8 @@ pub(super) struct Inner {
     pub(super) hints: Hints,
     pub(super) copier: LogCopier,
     pub(super) lines: ConnectionPool,
+    /// Some agents are reached through their backend.
+    pub(super) backends: Backends,
     signer: OnceCell<Signer>,
 }
 
@@ -68,6 +70,7 @@ impl HttpAgents {
             hints: app.hints().clone(),
             copier: LogCopier::new(Arc::clone(app.logs()), app.db().clone()),
             lines: ConnectionPool::new(hosts),
+            backends: app.backends().clone(),
             signer: OnceCell::new(),
         });
         tokio::spawn(sweep(Arc::downgrade(&inner)));
