@@ -70,9 +70,7 @@ impl ApiError {
     /// Returns whether the same request may succeed later.
     pub(crate) fn is_temporary(&self) -> bool {
         match self {
-            Self::Refused { code, .. } => {
-                *code >= 500 || matches!(*code, 401 | 408 | 409 | 410 | 429)
-            }
+            Self::Refused { code, .. } => *code >= 500 || matches!(*code, 401 | 408 | 409 | 410 | 429),
             Self::Connection { .. } | Self::Login { .. } => true,
         }
     }
@@ -157,7 +155,11 @@ impl ApiClient {
         self.call(Method::GET, path, None).await
     }
 
-    pub(crate) async fn create<T: DeserializeOwned>(&self, path: &str, object: &Value) -> Result<T, ApiError> {
+    pub(crate) async fn create<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        object: &Value,
+    ) -> Result<T, ApiError> {
         self.call(Method::POST, path, Some(object)).await
     }
 
@@ -166,7 +168,11 @@ impl ApiClient {
     }
 
     /// Lists all items, page by page. `query` is empty or ends with `&`.
-    pub(crate) async fn list<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<Vec<T>, ApiError> {
+    pub(crate) async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &str,
+    ) -> Result<Vec<T>, ApiError> {
         let mut items = Vec::new();
         let mut page = String::new();
         loop {
@@ -197,7 +203,12 @@ impl ApiClient {
 
     /// Sends a request. A login that is refused is renewed once, and a request on a connection that the server has
     /// closed meanwhile is repeated on another one: every request of this backend may be repeated.
-    async fn exchange(&self, method: &Method, path: &str, body: &str) -> Result<(StatusCode, Bytes), ApiError> {
+    async fn exchange(
+        &self,
+        method: &Method,
+        path: &str,
+        body: &str,
+    ) -> Result<(StatusCode, Bytes), ApiError> {
         let mut renewed = false;
         loop {
             let token = self.token().await?;
@@ -308,7 +319,8 @@ impl ApiClient {
         let stream = stream.map_err(|error| failed(format_chain(&error)))?;
         let Some((tls, name)) = &self.tls else { return Ok(Box::new(stream)) };
         let agreed = timeout(CONNECT_TIMEOUT, tls.connect(name.clone(), stream)).await;
-        let agreed = agreed.map_err(|_| failed(format!("TLS handshake with {} timed out", self.authority())))?;
+        let agreed =
+            agreed.map_err(|_| failed(format!("TLS handshake with {} timed out", self.authority())))?;
         let stream = agreed
             .map_err(|error| failed(format!("TLS handshake with {} failed: {error}", self.authority())))?;
         Ok(Box::new(stream))
@@ -316,8 +328,9 @@ impl ApiClient {
 }
 
 pub(crate) fn bearer(token: &str) -> Result<HeaderValue, ApiError> {
-    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| ApiError::Login { message: "the token contains characters that no header may have".into() })?;
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| ApiError::Login {
+        message: "the token contains characters that no header may have".into(),
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }

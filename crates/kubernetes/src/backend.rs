@@ -73,7 +73,8 @@ pub struct KubernetesBackend {
 impl KubernetesBackend {
     /// Reads the kubeconfig; calls nothing.
     pub fn new(settings: KubernetesSettings, binaries: AgentBinaries) -> Result<Self, SettingsError> {
-        let clusters = kubeconfig::load(&settings)?.into_iter().map(ApiClient::new).collect::<Result<_, _>>()?;
+        let clusters =
+            kubeconfig::load(&settings)?.into_iter().map(ApiClient::new).collect::<Result<_, _>>()?;
         Ok(Self { settings, clusters, binaries })
     }
 
@@ -207,13 +208,18 @@ impl KubernetesBackend {
     }
 
     /// Sends the agent to the init container, which then ends.
-    async fn install(&self, cluster: &ApiClient, instance: InstanceId, arch: &str) -> Result<(), BackendError> {
+    async fn install(
+        &self,
+        cluster: &ApiClient,
+        instance: InstanceId,
+        arch: &str,
+    ) -> Result<(), BackendError> {
         let what = "send the agent to the pod";
         let unavailable = |message: String| BackendError::Unavailable { what, message };
-        let binary = self.binaries.load(arch).map_err(|error| BackendError::Refused {
-            what,
-            message: format_chain(&error),
-        })?;
+        let binary = self
+            .binaries
+            .load(arch)
+            .map_err(|error| BackendError::Refused { what, message: format_chain(&error) })?;
         let binary = binary.ok_or_else(|| BackendError::Refused {
             what,
             message: format!(
@@ -249,7 +255,7 @@ impl KubernetesBackend {
             "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": DELETE_GRACE_SECS,
         });
         let secret = format!("{}/{}", secrets_path(cluster), pod_manifest::name(order.instance));
-        match cluster.delete(&secret, &json!({})).await {
+        match cluster.delete(&secret, &json!({"apiVersion": "v1", "kind": "DeleteOptions"})).await {
             Ok(()) => {}
             // Without the right to delete secrets, there are none.
             Err(error) if error.is_not_found() || error.is_forbidden() => {}

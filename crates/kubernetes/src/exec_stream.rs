@@ -91,7 +91,9 @@ async fn open(
             let body = answer.body().as_deref().unwrap_or_default();
             Err(ApiError::from_answer(answer.status(), body))
         }
-        Err(error) => Err(ApiError::connection(format!("failed to open an exec stream: {}", format_chain(&error)))),
+        Err(error) => {
+            Err(ApiError::connection(format!("failed to open an exec stream: {}", format_chain(&error))))
+        }
     }
 }
 
@@ -168,7 +170,8 @@ fn result(data: &[u8], errors: &[u8]) -> Result<(), String> {
     }
     let text = String::from_utf8_lossy(errors);
     let text = text.trim();
-    let message = if status.message.is_empty() { String::from_utf8_lossy(data).into_owned() } else { status.message };
+    let message =
+        if status.message.is_empty() { String::from_utf8_lossy(data).into_owned() } else { status.message };
     Err(if text.is_empty() { message } else { format!("{message}: {text}") })
 }
 

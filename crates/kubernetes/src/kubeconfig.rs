@@ -17,7 +17,6 @@ const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 const IN_CLUSTER_REGION: &str = "in-cluster";
 
 /// How to reach one cluster, and as whom.
-#[derive(Debug)]
 pub(crate) struct ClusterAccess {
     /// Name of the context, which is the region.
     pub(crate) name: String,
@@ -33,6 +32,17 @@ pub(crate) struct ClusterAccess {
     /// Certificate and key as PEM.
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) login: Login,
+}
+
+/// Contains no keys.
+impl std::fmt::Debug for ClusterAccess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterAccess")
+            .field("name", &self.name)
+            .field("server", &self.server)
+            .field("login", &self.login)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Returns the clusters of the settings.
@@ -54,7 +64,7 @@ pub(crate) fn load(settings: &KubernetesSettings) -> Result<Vec<ClusterAccess>, 
         let current = text_of(&config, "current-context");
         names.push(current.ok_or_else(|| failed("it has no `current-context`; set `contexts`".to_owned()))?);
     }
-    let one = |name: &String| context(&config, name, &dir, settings).map_err(|message| failed(message));
+    let one = |name: &String| context(&config, name, &dir, settings).map_err(failed);
     names.iter().map(one).collect()
 }
 
@@ -65,22 +75,22 @@ fn context(
     settings: &KubernetesSettings,
 ) -> Result<ClusterAccess, String> {
     let context = named(config, "contexts", name, "context")?;
-    let reference = |key: &str| {
-        text_of(context, key).ok_or_else(|| format!("context `{name}` names no `{key}`"))
-    };
+    let reference =
+        |key: &str| text_of(context, key).ok_or_else(|| format!("context `{name}` names no `{key}`"));
     let cluster = named(config, "clusters", &reference("cluster")?, "cluster")?;
     let user = named(config, "users", &reference("user")?, "user")?;
-    let server = text_of(cluster, "server").ok_or_else(|| format!("the cluster of context `{name}` has no `server`"))?;
-    let certificate = match (
-        file_or_data(user, "client-certificate", dir)?,
-        file_or_data(user, "client-key", dir)?,
-    ) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        (Some(_), None) | (None, Some(_)) => {
-            return Err(format!("the user of context `{name}` needs both `client-certificate` and `client-key`"));
-        }
-    };
+    let server = text_of(cluster, "server")
+        .ok_or_else(|| format!("the cluster of context `{name}` has no `server`"))?;
+    let certificate =
+        match (file_or_data(user, "client-certificate", dir)?, file_or_data(user, "client-key", dir)?) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(format!(
+                    "the user of context `{name}` needs both `client-certificate` and `client-key`"
+                ));
+            }
+        };
     Ok(ClusterAccess {
         name: name.to_owned(),
         namespace: settings
@@ -148,8 +158,8 @@ fn login(user: &Node, dir: &Path) -> Result<Login, String> {
         let env = items(exec.field("env")).iter().filter_map(|entry| {
             Some((text_of(entry, "name")?, entry.field("value").and_then(scalar).unwrap_or_default()))
         });
-        let version = text_of(exec, "apiVersion")
-            .unwrap_or_else(|| "client.authentication.k8s.io/v1".to_owned());
+        let version =
+            text_of(exec, "apiVersion").unwrap_or_else(|| "client.authentication.k8s.io/v1".to_owned());
         return Ok(Login::exec(ExecPlugin {
             command,
             args: items(exec.field("args")).iter().filter_map(scalar).collect(),
@@ -170,7 +180,10 @@ fn login(user: &Node, dir: &Path) -> Result<Login, String> {
 fn in_cluster(dir: &Path, settings: &KubernetesSettings) -> Result<ClusterAccess, SettingsError> {
     let failed = |message: String| SettingsError::NotInCluster { message };
     let variable = |name: &str| {
-        std::env::var(name).ok().filter(|value| !value.is_empty()).ok_or_else(|| failed(format!("`{name}` is not set")))
+        std::env::var(name)
+            .ok()
+            .filter(|value| !value.is_empty())
+            .ok_or_else(|| failed(format!("`{name}` is not set")))
     };
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
     let host = if host.contains(':') { format!("[{host}]") } else { host };

@@ -50,7 +50,12 @@ const SPOT_LABELS: [(&str, &str); 5] = [
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// Returns the offers of a cluster. `pods` are those that are not over.
-pub(crate) fn offers(region: &str, nodes: &[Node], pods: &[Pod], settings: &KubernetesSettings) -> Vec<Offer> {
+pub(crate) fn offers(
+    region: &str,
+    nodes: &[Node],
+    pods: &[Pod],
+    settings: &KubernetesSettings,
+) -> Vec<Offer> {
     let mut used: BTreeMap<&str, Usage> = BTreeMap::new();
     for pod in pods {
         let Some(node) = pod.spec.node_name.as_deref() else { continue };
@@ -146,9 +151,9 @@ fn offer(
     let labels = &node.metadata.labels;
     let cpus = usage.left(node, "cpu");
     let closed = closed_reason(node, usage, settings, gpus.first());
-    let runtimes = match closed {
-        Some(why) => Runtimes::closed_node(&why),
-        None => Runtimes::pod(settings.privileged),
+    let (availability, runtimes) = match closed {
+        Some(why) => (Availability::NotAvailable, Runtimes::closed_node(&why)),
+        None => (Availability::Available, Runtimes::pod(settings.privileged)),
     };
     Offer {
         backend: KUBERNETES_BACKEND.to_owned(),
@@ -156,7 +161,7 @@ fn offer(
         zones: labels.get(ZONE_LABEL).cloned().into_iter().collect(),
         instance_type: format!("{}{suffix}", node.metadata.name),
         price: Price::ZERO,
-        availability: Availability::Available,
+        availability,
         reservation: None,
         host: HostSpec {
             cpus: whole(cpus).max(1),
@@ -172,7 +177,12 @@ fn offer(
 }
 
 /// Returns the reason why a node takes no pods now.
-fn closed_reason(node: &Node, usage: &Usage, settings: &KubernetesSettings, gpu: Option<&Gpu>) -> Option<String> {
+fn closed_reason(
+    node: &Node,
+    usage: &Usage,
+    settings: &KubernetesSettings,
+    gpu: Option<&Gpu>,
+) -> Option<String> {
     if node.spec.unschedulable {
         return Some("it is cordoned".to_owned());
     }
@@ -204,7 +214,8 @@ fn closed_reason(node: &Node, usage: &Usage, settings: &KubernetesSettings, gpu:
 }
 
 pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let key_fits = toleration.key == taint.key || (toleration.key.is_empty() && toleration.operator == "Exists");
+    let key_fits =
+        toleration.key == taint.key || (toleration.key.is_empty() && toleration.operator == "Exists");
     let effect_fits = toleration.effect.is_empty() || toleration.effect == taint.effect;
     let value_fits = toleration.operator == "Exists" || toleration.value == taint.value;
     key_fits && effect_fits && value_fits
@@ -260,13 +271,21 @@ fn arch(name: &str) -> Option<CpuArch> {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts of a node, never negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts of a node, never negative"
+)]
 fn whole(amount: f64) -> u32 {
     // Sums of fractions must not lose a whole one.
     (amount + 1e-6).floor().min(f64::from(u32::MAX)) as u32
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes of a node, never negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sizes of a node, never negative"
+)]
 fn mib(bytes: f64) -> u64 {
     (bytes / MIB).floor() as u64
 }
@@ -322,17 +341,19 @@ mod tests {
 
     fn closed(node: Node, pods: &[Pod]) -> Option<String> {
         use windlass_model::plan::execution_mode::ContainerSupport;
-        match only(node, pods).host.runtimes.unwrap().containers {
-            ContainerSupport::ClosedNode { why } => Some(why),
-            _ => None,
-        }
+        let runtimes = only(node, pods).host.runtimes.unwrap();
+        if let ContainerSupport::ClosedNode { why } = runtimes.containers { Some(why) } else { None }
     }
 
     #[test]
     fn a_node_offers_what_pods_of_others_leave() {
         let pods = [pod("n1", "1500m", false), pod("n1", "4", true), pod("n2", "3", false)];
         let offer = only(node(&json!({"metadata": {"labels": {ZONE_LABEL: "z1"}}})), &pods);
-        assert_eq!((offer.host.cpus, offer.host.memory_mib), (6, 30 * 1024), "the larger init container counts");
+        assert_eq!(
+            (offer.host.cpus, offer.host.memory_mib),
+            (6, 30 * 1024),
+            "the larger init container counts"
+        );
         assert_eq!((offer.host.disk_mib, offer.host.arch), (100 * 1024, Some(CpuArch::X86)));
         assert_eq!((offer.instance_type.as_str(), offer.zones), ("n1", vec!["z1".to_owned()]));
         assert!(!offer.host.spot);
@@ -391,7 +412,8 @@ mod tests {
             "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
             "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
         });
-        let gpus = json!({"metadata": {"labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}});
+        let gpus =
+            json!({"metadata": {"labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}});
         let offer = only(node(&gpus), &[]);
         assert_eq!(offer.host.gpus.len(), 8);
         let gpu = &offer.host.gpus[0];
@@ -399,7 +421,10 @@ mod tests {
         assert_eq!((gpu.compute_capability, resource_name(gpu).as_str()), (Some((9, 0)), "nvidia.com/gpu"));
         // A taint with the name of the resource is that of its vendor, and pods with GPUs tolerate it.
         let mut tainted = gpus.clone();
-        merge(&mut tainted, &json!({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}));
+        merge(
+            &mut tainted,
+            &json!({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}),
+        );
         assert_eq!(closed(node(&tainted), &[]), None);
         let amd = json!({
             "metadata": {"labels": {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}},
@@ -417,7 +442,8 @@ mod tests {
             "status": {"allocatable": {"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "0"}},
         });
         let found = offers("here", &[node(&parts)], &[], &KubernetesSettings::default());
-        let kinds: Vec<_> = found.iter().map(|one| (one.instance_type.as_str(), one.host.gpus.len())).collect();
+        let kinds: Vec<_> =
+            found.iter().map(|one| (one.instance_type.as_str(), one.host.gpus.len())).collect();
         assert_eq!(kinds, [("n1", 2), ("n1-mig-1g.5gb", 7)]);
         let part = &found[1].host.gpus[0];
         assert_eq!((part.name.as_str(), part.memory_mib), ("A100-SXM-MIG-1g.5gb", 5 * 1024));

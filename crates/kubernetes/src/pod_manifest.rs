@@ -59,7 +59,8 @@ pub(crate) fn pod(inputs: &PodInputs<'_>) -> Value {
     let mut volumes = vec![json!({"name": "windlass", "emptyDir": {}})];
     let mut mounts = vec![json!({"name": "windlass", "mountPath": SHARED_DIR})];
     if let Some(mib) = container.shm_mib {
-        volumes.push(json!({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": format!("{mib}Mi")}}));
+        volumes
+            .push(json!({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": format!("{mib}Mi")}}));
         mounts.push(json!({"name": "shm", "mountPath": "/dev/shm"}));
     }
     let mut spec = json!({
@@ -174,7 +175,8 @@ fn affinity(offers: &[Offer]) -> Value {
     let Some(first) = offers.first() else { return Value::Null };
     let same_gpus = |offer: &&Offer| {
         offer.region == first.region
-            && offer.host.gpus.first().map(nodes::resource_name) == first.host.gpus.first().map(nodes::resource_name)
+            && offer.host.gpus.first().map(nodes::resource_name)
+                == first.host.gpus.first().map(nodes::resource_name)
     };
     let mut names: Vec<&str> = Vec::new();
     for offer in offers.iter().filter(same_gpus) {
@@ -325,20 +327,27 @@ mod tests {
         assert_eq!(job["resources"], json!({"requests": {"cpu": "2"}, "limits": {}}));
         assert_eq!(job.get("env"), None, "variables travel to the agent");
         assert_eq!(pod["metadata"]["name"], "windlass-0190a0b0-0000-7000-8000-000000000001");
-        assert_eq!(pod["metadata"]["annotations"], json!({"windlass/name": "jobs-0", "windlass/tag.team": "a b"}));
+        assert_eq!(
+            pod["metadata"]["annotations"],
+            json!({"windlass/name": "jobs-0", "windlass/tag.team": "a b"})
+        );
         assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
         assert_eq!(pod["spec"]["initContainers"][0]["image"], job["image"], "the image itself has a shell");
     }
 
     #[test]
     fn the_agent_comes_from_an_image_if_one_is_set() {
-        let helper = KubernetesSettings { helper_image: Some("busybox:1".into()), ..KubernetesSettings::default() };
+        let helper =
+            KubernetesSettings { helper_image: Some("busybox:1".into()), ..KubernetesSettings::default() };
         let with_helper = build(&container(), &[offer("n1", None)], &helper);
         assert_eq!(with_helper["spec"]["initContainers"][0]["image"], "busybox:1");
         let own = KubernetesSettings { agent_image: Some("windlass/agent:1".into()), ..helper };
         let with_own = build(&container(), &[offer("n1", None)], &own);
         let init = &with_own["spec"]["initContainers"][0];
-        assert_eq!((init["image"].as_str(), init["command"][1].as_str()), (Some("windlass/agent:1"), Some("install")));
+        assert_eq!(
+            (init["image"].as_str(), init["command"][1].as_str()),
+            (Some("windlass/agent:1"), Some("install"))
+        );
     }
 
     #[test]
@@ -391,9 +400,12 @@ mod tests {
         let config: Value = serde_json::from_slice(&BASE64.decode(packed).unwrap()).unwrap();
         let auth = &config["auths"]["registry.test:5000"];
         assert_eq!((auth["username"].as_str(), auth["password"].as_str()), (Some("ada"), Some("pw")));
-        for (image, expected) in
-            [("busybox", DOCKER_HUB), ("team/app", DOCKER_HUB), ("ghcr.io/a/b", "ghcr.io"), ("localhost/a", "localhost")]
-        {
+        for (image, expected) in [
+            ("busybox", DOCKER_HUB),
+            ("team/app", DOCKER_HUB),
+            ("ghcr.io/a/b", "ghcr.io"),
+            ("localhost/a", "localhost"),
+        ] {
             assert_eq!(registry(image), expected, "{image}");
         }
     }

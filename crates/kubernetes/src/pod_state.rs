@@ -9,7 +9,8 @@ use crate::{
 const IMAGE_ERRORS: [&str; 4] =
     ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"];
 /// Reasons of a container that cannot be created as it is.
-const CONTAINER_ERRORS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
+const CONTAINER_ERRORS: [&str; 3] =
+    ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PodState {
@@ -47,7 +48,8 @@ pub(crate) fn read(pod: &Pod) -> PodState {
     if agent.is_some_and(|agent| agent.state.running.is_some()) {
         return PodState::WaitingForAgent;
     }
-    let unscheduled = status.conditions.iter().find(|one| one.kind == "PodScheduled" && one.status == "False");
+    let unscheduled =
+        status.conditions.iter().find(|one| one.kind == "PodScheduled" && one.status == "False");
     PodState::Waiting { message: unscheduled.map(|one| translate_scheduler(&one.reason, &one.message)) }
 }
 
@@ -64,7 +66,8 @@ fn over(pod: &Pod) -> Option<String> {
         (reason, "") => Some(reason.to_owned()),
         (reason, message) => Some(format!("{reason}: {message}")),
     };
-    let disrupted = status.conditions.iter().find(|one| one.kind == "DisruptionTarget" && one.status == "True");
+    let disrupted =
+        status.conditions.iter().find(|one| one.kind == "DisruptionTarget" && one.status == "True");
     let disrupted = disrupted.map(|one| format!("{}: {}", one.reason, one.message));
     if pod.metadata.deletion_timestamp.is_some() {
         let why = disrupted.or(reason).map(|why| format!(": {why}")).unwrap_or_default();
@@ -186,8 +189,10 @@ mod tests {
     #[test]
     fn a_pod_starts_step_by_step() {
         assert_eq!(state(&json!({})), PodState::Waiting { message: None });
-        let init = |state: Value| json!({"phase": "Pending", "initContainerStatuses": [{"name": "agent", "state": state}],
-            "containerStatuses": [{"name": "job", "state": {"waiting": {"reason": "PodInitializing"}}}]});
+        let init = |state: Value| {
+            json!({"phase": "Pending", "initContainerStatuses": [{"name": "agent", "state": state}],
+            "containerStatuses": [{"name": "job", "state": {"waiting": {"reason": "PodInitializing"}}}]})
+        };
         assert_eq!(
             state(&init(json!({"waiting": {"reason": "PodInitializing"}}))),
             PodState::Waiting { message: None }
@@ -198,15 +203,19 @@ mod tests {
         );
         assert_eq!(state(&init(json!({"running": {"startedAt": "now"}}))), PodState::WaitingForAgent);
         assert_eq!(
-            state(&json!({"phase": "Running", "containerStatuses": [{"name": "job", "state": {"running": {}}}]})),
+            state(
+                &json!({"phase": "Running", "containerStatuses": [{"name": "job", "state": {"running": {}}}]})
+            ),
             PodState::Running
         );
     }
 
     #[test]
     fn a_pod_that_never_starts_is_over() {
-        let job = |reason: &str, message: &str| json!({"phase": "Pending", "containerStatuses":
-            [{"name": "job", "state": {"waiting": {"reason": reason, "message": message}}}]});
+        let job = |reason: &str, message: &str| {
+            json!({"phase": "Pending", "containerStatuses":
+            [{"name": "job", "state": {"waiting": {"reason": reason, "message": message}}}]})
+        };
         assert_eq!(
             state(&job("ImagePullBackOff", "not found")),
             over_because("failed to pull the image: not found")
@@ -225,7 +234,9 @@ mod tests {
         );
         let exit = json!({"exitCode": 137, "reason": "OOMKilled"});
         assert_eq!(
-            state(&json!({"phase": "Failed", "containerStatuses": [{"name": "job", "state": {"terminated": exit}}]})),
+            state(
+                &json!({"phase": "Failed", "containerStatuses": [{"name": "job", "state": {"terminated": exit}}]})
+            ),
             over_because("the pod ended: container `job` exited with 137 (OOMKilled)")
         );
         let PodState::Over { message } = state(&json!({"phase": "Failed", "initContainerStatuses":

@@ -116,7 +116,9 @@ mod tests {
             "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
         }));
         let settings = settings.unwrap();
-        assert!(matches!(settings.kubeconfig, Some(KubeconfigSource::Filename(path)) if path.ends_with("kube.yml")));
+        assert!(
+            matches!(settings.kubeconfig, Some(KubeconfigSource::Filename(path)) if path.ends_with("kube.yml"))
+        );
         assert_eq!((settings.contexts.len(), settings.namespace.as_deref()), (2, Some("jobs")));
     }
 

@@ -122,7 +122,9 @@ impl Runtimes {
             ContainerSupport::Run | ContainerSupport::Away { .. } => {
                 Self { containers: ContainerSupport::Away { why: why.to_owned() }, ..self }
             }
-            ContainerSupport::None | ContainerSupport::Pod { .. } | ContainerSupport::ClosedNode { .. } => self,
+            ContainerSupport::None | ContainerSupport::Pod { .. } | ContainerSupport::ClosedNode { .. } => {
+                self
+            }
         }
     }
 
@@ -197,9 +199,13 @@ impl ImageChoice {
 /// Execution mode of a job on one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionMode<'a> {
-    Container { image: &'a str },
+    Container {
+        image: &'a str,
+    },
     /// A process in a pod with this image, which is its instance.
-    Pod { image: &'a str },
+    Pod {
+        image: &'a str,
+    },
     Process(ProcessRights),
 }
 

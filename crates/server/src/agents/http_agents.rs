@@ -13,6 +13,7 @@ use windlass_api::agent::{
     runner::{GroupHosts as HostNames, JobStarted, Metrics},
     shim::{Claims, TaskInfo, TaskSpec, TerminateRequest},
 };
+use windlass_backend::Backends;
 use windlass_engine::Hints;
 use windlass_model::{
     error_chain::format_chain,

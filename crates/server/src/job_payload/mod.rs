@@ -260,11 +260,7 @@ pub async fn are_addresses_known(context: &PipelineContext, loaded: &JobInputs) 
     }
 }
 
-async fn spec_with_secrets(
-    context: &PipelineContext,
-    job: &Job,
-    run: &Run,
-) -> Result<JobSpec, PayloadError> {
+async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> Result<JobSpec, PayloadError> {
     let mut spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
     let names = references::secret_names(&spec);
     let (project, user) = (job.project_id, run.user_id);
@@ -291,8 +287,7 @@ async fn spec_with_secrets(
     let sealed =
         spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
-        let opened =
-            registry_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
+        let opened = registry_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
                 OpenPasswordError::Db(error) => PayloadError::from(error),

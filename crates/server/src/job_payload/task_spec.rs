@@ -102,7 +102,9 @@ fn image_name(spec: &JobSpec, runs_in: Option<ExecutionMode<'_>>) -> String {
 fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
     match runs_in {
         // The pod isolates it.
-        Some(ExecutionMode::Process(ProcessRights::Server) | ExecutionMode::Pod { .. }) => ProcessIsolation::Own,
+        Some(ExecutionMode::Process(ProcessRights::Server) | ExecutionMode::Pod { .. }) => {
+            ProcessIsolation::Own
+        }
         Some(
             ExecutionMode::Process(
                 ProcessRights::Unknown | ProcessRights::OwnUser | ProcessRights::AgentUser,

@@ -165,7 +165,10 @@ impl Pipeline for InstancesPipeline {
 
     fn decide(row: &Row, report: InstanceReport, now: DbTime) -> InstancePassPlan {
         let plan = brain::decide(&view(row), &report.seen, Timestamp(now));
-        InstancePassPlan { plan: with_backend_message(row, plan, &report.findings), findings: report.findings }
+        InstancePassPlan {
+            plan: with_backend_message(row, plan, &report.findings),
+            findings: report.findings,
+        }
     }
 
     async fn act(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) -> Result<(), PassError> {
@@ -629,7 +632,9 @@ fn view(row: &Row) -> brain::InstanceView {
         idle_since: instance.idle_since.or(instance.started_at),
         idle_max: if row.is_pod() { Some(Span::ZERO) } else { instance.idle_seconds_max.map(Span::secs) },
         is_above_min: row.is_pod()
-            || row.fleet.as_ref().is_some_and(|fleet| fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))),
+            || row.fleet.as_ref().is_some_and(|fleet| {
+                fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))
+            }),
         unreachable_since: instance.unreachable_since,
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),

@@ -14,6 +14,7 @@ mod endings;
 mod escape_attempts;
 mod hosts;
 mod jobs;
+mod kubernetes;
 mod local;
 mod process_isolation;
 mod regions;

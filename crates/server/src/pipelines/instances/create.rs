@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 use windlass_backend::{
-    Backend, BackendError, BackendInstance, ContainerRequest, DeleteProgress, InstanceRequest, InstanceSource, InstanceState,
-    remote::RemoteState,
+    Backend, BackendError, BackendInstance, ContainerRequest, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState, remote::RemoteState,
 };
 use windlass_engine::Lease;
 use windlass_model::{
