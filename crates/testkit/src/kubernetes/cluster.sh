@@ -45,10 +45,13 @@ def tar(files):
     i = tarfile.TarInfo("bin/busybox"); i.size = len(data); i.mode = 0o755; t.addfile(i, io.BytesIO(data))
     for n in files:
         i = tarfile.TarInfo("bin/" + n); i.type = tarfile.SYMTYPE; i.linkname = "busybox"; t.addfile(i)
+    if files:  # jobs without an image use bash
+        script = b'#!/bin/sh\nexec /bin/sh "$@"\n'
+        i = tarfile.TarInfo("bin/bash"); i.size = len(script); i.mode = 0o755; t.addfile(i, io.BytesIO(script))
     t.close(); return b.getvalue()
 out = tarfile.open(sys.argv[1], "w"); manifest = []
 def add(name, data): i = tarfile.TarInfo(name); i.size = len(data); out.addfile(i, io.BytesIO(data))
-for ref, applets, cmd in (("windlass.test/pause:1", [], ["/bin/busybox", "sleep", "infinity"]), ("windlass.test/busybox:1", "sh cat ls echo sleep env id true false mkdir rm cp mv grep head tail tar wc sha256sum dd kill ps nc wget httpd hostname".split(), ["/bin/sh"])):
+for ref, applets, cmd in (("windlass.test/pause:1", [], ["/bin/busybox", "sleep", "infinity"]), ("windlass.test/busybox:1", "sh cat ls echo sleep env id true false mkdir rm cp mv grep head tail tar wc sha256sum dd kill ps nc wget httpd hostname tr date seq".split(), ["/bin/sh"])):
     layer = tar(applets); h = hashlib.sha256(layer).hexdigest()
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": cmd, "Env": ["PATH=/bin"]}, "rootfs": {"type": "layers", "diff_ids": ["sha256:" + h]}, "history": [{}]}).encode()
     c = hashlib.sha256(config).hexdigest(); add(h + ".tar", layer); add(c + ".json", config)
