@@ -46,7 +46,7 @@ type Sender = SendRequest<Full<Bytes>>;
 pub(crate) enum ApiError {
     /// The API server answered with an error.
     #[error("{message}")]
-    Refused { code: u16, reason: String, message: String },
+    Refused { code: u16, message: String },
     /// No answer, or no usable one.
     #[error("{message}")]
     Connection { message: String },
@@ -95,7 +95,7 @@ impl ApiError {
         } else {
             status.message
         };
-        Self::Refused { code: code.as_u16(), reason: status.reason, message }
+        Self::Refused { code: code.as_u16(), message }
     }
 }
 

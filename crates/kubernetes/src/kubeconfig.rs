@@ -262,11 +262,13 @@ contexts:
 
     #[test]
     fn the_current_context_is_used_unless_others_are_named() {
-        let [east] = &from(&[], None).unwrap()[..] else { panic!("one context") };
+        let current = from(&[], None).unwrap();
+        let [east] = &current[..] else { panic!("one context") };
         assert_eq!((east.name.as_str(), east.namespace.as_str()), ("east", "jobs"));
         assert_eq!(east.authorities.as_deref(), Some(&b"hello"[..]));
         assert!(matches!(&east.login, Login::Token(token) if token == "abc"));
-        let [west, north] = &from(&["west", "north"], None).unwrap()[..] else { panic!("two contexts") };
+        let named = from(&["west", "north"], None).unwrap();
+        let [west, north] = &named[..] else { panic!("two contexts") };
         assert_eq!((west.namespace.as_str(), west.tls_name.as_deref()), ("default", Some("kube")));
         assert_eq!(west.certificate, Some((b"cert".to_vec(), b"key".to_vec())));
         assert!(west.skips_verification && !north.skips_verification);

@@ -32,7 +32,6 @@ pub(crate) struct ListMeta {
 #[serde(default)]
 pub(crate) struct Status {
     pub(crate) status: String,
-    pub(crate) reason: String,
     pub(crate) message: String,
 }
 

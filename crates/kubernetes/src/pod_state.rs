@@ -125,6 +125,7 @@ pub(crate) fn translate_scheduler(reason: &str, message: &str) -> String {
         return format!("no node takes the pod now: {message}");
     };
     let total = nodes.rsplit('/').next().unwrap_or(nodes);
+    let reasons = reasons.split(". ").next().unwrap_or(reasons);
     let reasons: Vec<String> = split_reasons(reasons).into_iter().map(translate_reason).collect();
     format!("no node of {total} takes the pod now: {}", reasons.join("; "))
 }
@@ -156,8 +157,12 @@ fn translate_reason(reason: &str) -> String {
     } else if what == "Too many pods" {
         "as many pods as it may have".to_owned()
     } else if what.contains("had untolerated taint") {
-        let taint = what.split_once('{').map_or(what, |(_, taint)| taint.trim_end_matches(['}', ')']));
-        format!("taint `{}` is not tolerated", taint.trim_end_matches(": ").replace(": }", ""))
+        match what.split_once('{') {
+            Some((_, taint)) => {
+                format!("taint `{}` is not tolerated", taint.trim_end_matches(['}', ')', ' ', ':']))
+            }
+            None => "a taint is not tolerated".to_owned(),
+        }
     } else if what.contains("didn't match Pod's node affinity/selector") {
         "not among the nodes that fit the run".to_owned()
     } else if what.contains("were unschedulable") || what.contains("node(s) unschedulable") {
@@ -268,7 +273,10 @@ mod tests {
              2 × not among the nodes that fit the run; 1 × as many pods as it may have"
         );
         assert_eq!(
-            translate_scheduler("Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+            translate_scheduler(
+                "Unschedulable",
+                "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/1 nodes"
+            ),
             "no node of 1 takes the pod now: 1 × too few free nvidia.com/gpu"
         );
         assert_eq!(

@@ -1,8 +1,8 @@
 //! The backend against a real cluster, where the binaries of one are found (`WINDLASS_KUBE_BIN`).
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should stop")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, process::Command, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
@@ -13,6 +13,7 @@ use windlass_backend::{
 use windlass_kubernetes::{KubernetesBackend, KubernetesSettings};
 use windlass_model::id::InstanceId;
 use windlass_testkit::{
+    TempDir,
     kubernetes::{IMAGE, KubeCluster},
     wait::eventually_ok_async,
 };
@@ -25,6 +26,7 @@ const HASH: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f0
 struct Site {
     cluster: KubeCluster,
     settings: Value,
+    agent: TempDir,
 }
 
 impl Site {
@@ -33,7 +35,7 @@ impl Site {
         let created =
             cluster.api("POST", "/api/v1/namespaces", Some(&json!({"metadata": {"name": NAMESPACE}})));
         assert_eq!(created["metadata"]["name"], NAMESPACE, "{created}");
-        let site = Self { settings: Value::Null, cluster };
+        let site = Self { settings: Value::Null, agent: agent(), cluster };
         for object in manifest() {
             site.apply(&object);
         }
@@ -70,7 +72,9 @@ impl Site {
         let mut settings = self.settings.clone();
         settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let settings = KubernetesSettings::from_json(settings).unwrap();
-        Arc::new(KubernetesBackend::new(settings, AgentBinaries::of([agent()])).unwrap())
+        Arc::new(
+            KubernetesBackend::new(settings, AgentBinaries::of([self.agent.path().join("agent")])).unwrap(),
+        )
     }
 
     async fn order(&self, number: u8, image: &str) -> InstanceRequest {
@@ -110,14 +114,15 @@ fn manifest() -> Vec<Value> {
     list["items"].as_array().unwrap().clone()
 }
 
-/// The agent, which is built with the tests of the whole workspace.
-fn agent() -> PathBuf {
+/// The agent, which is built with the tests of the whole workspace, without debug information.
+fn agent() -> TempDir {
     let test = std::env::current_exe().unwrap();
     let dir = test.ancestors().find(|dir| dir.join("windlass-agent").exists());
     let whole = dir.unwrap_or_else(|| panic!("`windlass-agent` is not built")).join("windlass-agent");
-    let slim = std::env::temp_dir().join(format!("windlass-agent-{}", std::process::id()));
-    let stripped = std::process::Command::new("strip").arg("-o").arg(&slim).arg(&whole).status();
-    if stripped.is_ok_and(|status| status.success()) { slim } else { whole }
+    let temp = windlass_testkit::temp_dir("agent").unwrap();
+    let stripped = Command::new("strip").arg("-o").arg(temp.path().join("agent")).arg(&whole).status();
+    assert!(stripped.unwrap().success());
+    temp
 }
 
 async fn running(
