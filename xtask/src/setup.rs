@@ -96,6 +96,15 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         packages: &["slurmctld", "slurmd", "slurmrestd", "slurm-client", "munge"],
     },
     Requirement {
+        what: "containerd, runc, network plugins, zstd and curl (for a Kubernetes cluster)",
+        here: || {
+            let paths = ["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge", "/usr/bin/zstd"];
+            paths.iter().all(|path| std::path::Path::new(path).exists())
+                && process::succeeds("curl", &["--version"])
+        },
+        packages: &["containerd", "runc", "containernetworking-plugins", "zstd", "curl"],
+    },
+    Requirement {
         what: "openssl",
         here: || process::succeeds("openssl", &["version"]),
         packages: &["openssl"],

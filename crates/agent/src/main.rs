@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use windlass_agent::{exec, host, relay, runner, shim};
+use windlass_agent::{exec, host, pod, relay, runner, shim};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -30,6 +30,12 @@ enum AgentCommand {
     /// Connect a gateway to the shim (started by the host's SSH server)
     #[command(hide = true)]
     Relay(relay::Args),
+    /// Be the first process of a pod: enrol it, run its shim, reap orphans (started by the pod)
+    #[command(hide = true)]
+    Pod(pod::Args),
+    /// Copy this program into a directory (started by the init container of a pod)
+    #[command(hide = true)]
+    Install(pod::InstallArgs),
     /// Print the hardware and the health of this host as JSON
     Host(host::cli::Args),
     /// Run a helper process (started by the runner)
@@ -50,6 +56,8 @@ fn main() -> ExitCode {
         AgentCommand::Exec(args) => exec::main(&args),
         AgentCommand::ExecGuard(args) => exec::guard(&args),
         AgentCommand::Relay(args) => relay::main(&args),
+        AgentCommand::Pod(args) => pod::main(&args),
+        AgentCommand::Install(args) => pod::install(&args),
         AgentCommand::Host(args) => host::cli::main(&args),
         AgentCommand::Child(args) => runner::helper_process::main(&args),
     }

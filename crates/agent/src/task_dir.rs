@@ -35,6 +35,8 @@ use crate::{cgroup::port_rewrite::PortMap, safe_open::DirHandle};
 pub const RUN_DIR_IN_CONTAINER: &str = "/windlass/run";
 /// Path of the agent's binary inside a container, read-only.
 pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
+/// Variable of a runner whose container belongs to its task and to nothing else, such as a pod.
+pub const OWN_CONTAINER_VARIABLE: &str = "WINDLASS_OWN_CONTAINER";
 /// Path of the host's git inside a container, read-only; absent if the host has none.
 pub const GIT_IN_CONTAINER: &str = "/windlass/git";
 

@@ -19,6 +19,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
 use windlass_api::agent::shim::{ConfinementMethod, HostInfo, ProcessMode, ProcessesInfo};
 use windlass_model::{
     id::InstanceId,
@@ -32,6 +33,11 @@ use windlass_model::{
 use crate::{remote::RemoteHost, volumes::VolumeBackend};
 
 pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+
+/// Stream to the socket of an agent.
+pub trait AgentStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> AgentStream for T {}
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
@@ -81,6 +87,33 @@ pub struct InstanceRequest {
     pub tags: BTreeMap<String, String>,
     /// Environment variables for the agent and its jobs; the jobs' own variables take precedence.
     pub env: BTreeMap<String, String>,
+    /// Other offers of the same backend that fit as well, for a backend that chooses among them.
+    pub alternatives: Vec<Offer>,
+    /// Container of the job for which the instance is created. Backends whose instances are containers need it; it is
+    /// `None` in calls about an instance that exists.
+    pub container: Option<ContainerRequest>,
+}
+
+/// Container of one job, for backends whose instances are containers.
+#[derive(Clone, PartialEq)]
+pub struct ContainerRequest {
+    pub image: String,
+    /// User name and password for the registry of the image.
+    pub registry_auth: Option<(String, String)>,
+    /// What the job asks for; `None`: as much as there is.
+    pub cpus: Option<u32>,
+    pub memory_mib: Option<u64>,
+    pub disk_mib: Option<u64>,
+    pub shm_mib: Option<u64>,
+    pub gpus: u32,
+    pub privileged: bool,
+}
+
+/// Contains no password.
+impl std::fmt::Debug for ContainerRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ContainerRequest").field("image", &self.image).finish_non_exhaustive()
+    }
 }
 
 /// Instance as its backend knows it; stored by the server and passed to every later call.
@@ -111,6 +144,8 @@ pub enum AgentEndpoint {
     Ssh { socket: String },
     /// No agent: its jobs are containers of the queue, which a dispatcher runs.
     Queue,
+    /// Reached through its backend: [`Backend::connect`].
+    Backend { backend: String },
 }
 
 impl BackendInstance {
@@ -234,6 +269,13 @@ pub trait Backend: Send + Sync + 'static {
         order: &'a InstanceRequest,
         machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress>;
+
+    /// Opens a stream to the socket of the instance's agent, if it is reached through the backend
+    /// ([`AgentEndpoint::Backend`]).
+    fn connect<'a>(&'a self, machine: &'a BackendInstance) -> BackendFuture<'a, Box<dyn AgentStream>> {
+        let message = format!("instance {} is not reached through its backend", machine.id);
+        Box::pin(std::future::ready(Err(BackendError::Refused { what: "connect to the agent", message })))
+    }
 
     /// Returns whether the instance's agent is outdated. Cheap; [`Self::find`] then updates it.
     fn is_outdated<'a>(&'a self, _machine: &'a BackendInstance) -> BoxFuture<'a, bool> {

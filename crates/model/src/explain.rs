@@ -20,6 +20,7 @@ use crate::{
         budget::BudgetExcess,
         offers::{Availability, Location},
         quota::QuotaExcess,
+        pods::PodObstacle,
         slurm::SlurmObstacle,
     },
     resources::{CpuArch, Gb, GpuVendor, Range},
@@ -133,6 +134,14 @@ pub enum Shortfall {
     NotOnSlurm {
         what: SlurmObstacle,
     },
+    /// It would run in a pod, which cannot run such jobs.
+    NotInPod {
+        what: PodObstacle,
+    },
+    /// The node of a cluster takes no pods now.
+    NodeClosed {
+        why: String,
+    },
     /// `creation_policy: reuse` forbids a new instance.
     ReuseOnly,
     /// The backend reports no capacity.
@@ -229,6 +238,8 @@ impl Shortfall {
             | Self::FleetNotNamed
             | Self::NotCluster
             | Self::NotOnSlurm { .. }
+            | Self::NotInPod { .. }
+            | Self::NodeClosed { .. }
             | Self::ReuseOnly
             | Self::Unavailable { .. }
             | Self::NoFleets
@@ -262,8 +273,10 @@ impl Shortfall {
             | Self::FleetMissing { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
-            | Self::NotOnSlurm { .. } => true,
+            | Self::NotOnSlurm { .. }
+            | Self::NotInPod { .. } => true,
             Self::EngineUnavailable { .. }
+            | Self::NodeClosed { .. }
             | Self::ProcessesUnknown
             | Self::NotConfined { .. }
             | Self::Price { .. }
@@ -324,6 +337,8 @@ impl Shortfall {
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
             Self::NotOnSlurm { .. } => "not_on_slurm",
+            Self::NotInPod { .. } => "not_in_pod",
+            Self::NodeClosed { .. } => "node_closed",
             Self::ReuseOnly => "reuse_only",
             Self::Unavailable { .. } => "unavailable",
             Self::Busy { .. } => "busy",
@@ -407,6 +422,8 @@ impl Shortfall {
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
             Self::NotOnSlurm { what } => what.cure().into(),
+            Self::NotInPod { what } => what.cure().into(),
+            Self::NodeClosed { .. } => "ask the cluster's administrator, or use another node".into(),
             Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
             Self::Unavailable { availability } => match availability {
                 Availability::Busy => "another fleet has this machine: wait until it is free, or use that fleet".into(),
@@ -595,6 +612,8 @@ impl Display for Shortfall {
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
             Self::NotOnSlurm { what } => write!(f, "is a Slurm cluster, which cannot run {}", what.as_str()),
+            Self::NotInPod { what } => write!(f, "is a pod, which cannot run {}", what.as_str()),
+            Self::NodeClosed { why } => write!(f, "is a node that takes no pods now: {why}"),
             Self::ReuseOnly => f.write_str("would be a new instance, but only existing ones may be used"),
             Self::Unavailable { availability } => write!(f, "is {}", availability.as_str()),
             Self::Busy { wanted, free, total: 1 } if *wanted == 1 && *free == 0 => f.write_str("is busy"),

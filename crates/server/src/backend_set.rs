@@ -8,6 +8,7 @@ use windlass_backend::{
     local::{self, LocalBackend},
     remote::{AgentBinaries, RemoteBackend},
 };
+use windlass_kubernetes::KubernetesBackend;
 use windlass_model::id::InstanceId;
 use windlass_tunnel::{Backoff, SshPool};
 
@@ -26,17 +27,19 @@ impl BackendSet {
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
         let hosts = SshPool::new(Backoff::STANDARD).with_allowed(settings.allowed_hosts.clone());
         let hosts = Arc::new(hosts);
-        let binaries = match AgentProgram::find(settings.agent_binary.as_deref()) {
-            Ok(program) => AgentBinaries::next_to(program.path()),
-            Err(error) => {
-                tracing::warn!(%error, "failed to find the agent binary; cannot install agents");
-                AgentBinaries::default()
-            }
-        };
+        let program = AgentProgram::find(settings.agent_binary.as_deref());
+        if let Err(error) = &program {
+            tracing::warn!(%error, "failed to find the agent binary; cannot install agents");
+        }
+        let binaries =
+            || program.as_ref().map(|program| AgentBinaries::next_to(program.path())).unwrap_or_default();
         let mut backends: Vec<Arc<dyn Backend>> =
-            vec![Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries))];
+            vec![Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries()))];
         let local = settings.local.then(|| Arc::new(LocalBackend::new(local_settings(settings))));
         backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
+        if let Some(clusters) = &settings.kubernetes {
+            backends.push(Arc::new(KubernetesBackend::new(clusters.clone(), binaries())?));
+        }
         #[cfg(feature = "testing")]
         backends.extend(mock_cloud(settings)?);
         Ok(Self { backends: Backends::new(backends), hosts, local })

@@ -1,5 +1,6 @@
 //! Settings of the server: flags, then environment, then `config.yml` in the data directory.
 
+mod kubernetes;
 mod oidc;
 
 use std::{
@@ -12,6 +13,7 @@ use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local::Runtime;
 use windlass_dial::{AllowedAddresses, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
+use windlass_kubernetes::KubernetesSettings;
 use windlass_model::{
     config::{
         error::Diagnosis,
@@ -42,7 +44,7 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
                      queue_token_life, allow_host_networks, image_lookup, insecure_registries, no_ui, services_port, \
-                     insecure_web_login";
+                     insecure_web_login, backends";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 /// Default time limit for the lookup of an image.
@@ -165,6 +167,8 @@ pub struct SettingsSource {
     pub insecure_web_login: Option<bool>,
     /// Identity provider.
     pub oidc: OidcSource,
+    /// Clusters whose pods are instances.
+    pub kubernetes: Option<KubernetesSettings>,
     pub limits: limits::LimitSettings,
 }
 
@@ -190,6 +194,11 @@ impl SettingsSource {
         };
         let mut given = Self::default();
         for entry in entries {
+            if entry.key == kubernetes::SETTING {
+                let read = kubernetes::read(&entry.value);
+                given.kubernetes = read.map_err(|want| wrong(kubernetes::SETTING, &want))?;
+                continue;
+            }
             let Value::Scalar(word) = entry.value.value else {
                 return Err(wrong(&entry.key, "expected a single value"));
             };
@@ -322,6 +331,7 @@ impl SettingsSource {
             services_port: self.services_port.or(other.services_port),
             insecure_web_login: self.insecure_web_login.or(other.insecure_web_login),
             oidc: self.oidc.or(other.oidc),
+            kubernetes: self.kubernetes.or(other.kubernetes),
             limits: self.limits.or(other.limits),
         }
     }
@@ -384,6 +394,8 @@ pub struct Settings {
     pub insecure_web_login: bool,
     /// Identity provider with which users log in to the web UI.
     pub oidc: Option<OidcSettings>,
+    /// Clusters whose pods are instances.
+    pub kubernetes: Option<KubernetesSettings>,
     /// Additional listener that serves only services.
     pub services_address: Option<SocketAddr>,
     /// Limits that users can reach, and retention times.
@@ -483,6 +495,7 @@ impl Settings {
             web_ui: !given.no_ui.unwrap_or(false),
             insecure_web_login: given.insecure_web_login.unwrap_or(false),
             oidc: OidcSettings::new(given.oidc)?,
+            kubernetes: given.kubernetes,
             services_address: given.services_port.map(|port| SocketAddr::new(host, port)),
             image_lookup,
             insecure_registries,

@@ -17,7 +17,7 @@ use windlass_model::{
     plan::{
         blocks,
         execution_mode::{ContainerSupport, Runtimes},
-        offers::{Availability, Gpu, HostSpec, Offer, granted_gpus},
+        offers::{Availability, Gpu, HostSpec, KUBERNETES_BACKEND, Offer, granted_gpus},
         place::{BlockHold, FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
@@ -127,6 +127,10 @@ pub(crate) fn build_inventory(
     for row in &stock.instances {
         let Some(fleet) = row.fleet_id.filter(|fleet| !ending.contains(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
+        // A pod is for the job that it was made for, and for no other.
+        if row.backend.as_deref() == Some(KUBERNETES_BACKEND) {
+            continue;
+        }
         let held = holds.remove(&row.id).unwrap_or_default();
         inventory.instances.push(to_instance(row, fleet, held, allowed)?);
     }

@@ -97,6 +97,8 @@ pub enum StartError {
     Db(#[from] DbError),
     #[error("failed to set up the log store")]
     Logs(#[from] LogLocationError),
+    #[error("failed to set up backend `kubernetes`")]
+    Kubernetes(#[from] windlass_kubernetes::SettingsError),
     #[cfg(feature = "testing")]
     #[error("failed to set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),

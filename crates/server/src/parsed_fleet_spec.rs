@@ -170,6 +170,7 @@ fn limits(config: &Config) -> InstanceNeeds {
         image_architectures: Vec::new(),
         needs_whole_instance: false,
         slurm_obstacles: Vec::new(),
+        pod_obstacles: Vec::new(),
         avoid_locations: Vec::new(),
         avoid_instances: Vec::new(),
     }

@@ -30,6 +30,7 @@ use windlass_model::{
         offers::{InstanceFilter, InstanceNeeds},
         place::InstanceCreation,
         preemption::Preemptibility,
+        pods::PodObstacle,
         slurm::SlurmObstacle,
     },
     retry::{self, Policy},
@@ -300,6 +301,7 @@ impl ParsedRunSpec {
             image: ImageChoice::from_spec(spec),
             image_architectures: spec.image_architectures.clone(),
             slurm_obstacles: SlurmObstacle::find_all(spec, self.is_dev_environment()),
+            pod_obstacles: PodObstacle::find_all(spec),
         }
     }
 

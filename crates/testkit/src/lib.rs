@@ -2,6 +2,7 @@
 
 pub mod cli_snapshot;
 pub mod fault_proxy;
+pub mod kubernetes;
 pub mod lab;
 pub mod ports;
 pub mod postgres;

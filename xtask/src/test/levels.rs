@@ -19,6 +19,9 @@ const SEEDS_FIXED: u64 = 200;
 /// Number of fixed seeds of the container queue; each has two hundred containers.
 const QUEUE_SEEDS_FIXED: u64 = 20;
 
+/// Variable with the directory of the binaries of a cluster.
+const KUBERNETES_BINARIES: &str = "WINDLASS_KUBE_BIN";
+
 pub(super) struct Level {
     pub(super) name: &'static str,
     pub(super) run: fn(&mut TestContext) -> Result<LevelOutcome>,
@@ -62,6 +65,7 @@ const TIDY: Level = Level { name: "tidy", run: tidy, is_needed_by_the_rest: fals
 const DOCS: Level = Level { name: "docs", run: docs, is_needed_by_the_rest: false };
 const BUILD: Level = Level { name: "build", run: build, is_needed_by_the_rest: true };
 const TESTS: Level = Level { name: "tests", run: tests, is_needed_by_the_rest: false };
+const KUBERNETES: Level = Level { name: "kubernetes", run: kubernetes, is_needed_by_the_rest: false };
 const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed_by_the_rest: false };
 const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest: false };
 const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
@@ -81,7 +85,20 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
         (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
         (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, LINTS],
         (Scope::Full, None) => {
-            vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
+            vec![
+                SET_UP,
+                FORMAT,
+                TIDY,
+                DOCS,
+                BUILD,
+                TESTS,
+                KUBERNETES,
+                SIMULATION,
+                FAULTS,
+                BAD_REQUESTS,
+                BINARIES,
+                LINTS,
+            ]
         }
         (Scope::Nightly, None) => {
             vec![
@@ -91,6 +108,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
                 DOCS,
                 BUILD,
                 TESTS,
+                KUBERNETES,
                 SIMULATION,
                 FAULTS,
                 BAD_REQUESTS,
@@ -220,6 +238,27 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
         tests,
         running: Some(running),
     })
+}
+
+/// Runs the tests on a real Kubernetes cluster, where its binaries are. Elsewhere only the tests that need none run, in
+/// the level before, and the summary says so.
+fn kubernetes(context: &mut TestContext) -> Result<LevelOutcome> {
+    let archive = context.workspace.root.join("../shared/kube");
+    if std::env::var_os(KUBERNETES_BINARIES).is_none() && !archive.is_dir() {
+        return Ok(LevelOutcome::passed(format!(
+            "NOT RUN on a cluster: set `{KUBERNETES_BINARIES}` to a directory with kube-apiserver, \
+             kube-controller-manager, kube-scheduler, kubelet and etcd"
+        )));
+    }
+    let mut command = context.workspace.cargo();
+    command.args(["nextest", "run", "--profile", profile(context.options.scope), "--workspace"]);
+    command.args(["--ignore-default-filter", "-E", "test(/real_cluster/)", "--success-output", "final"]);
+    let ran = process::run(command.env("RUST_BACKTRACE", "0"));
+    Ok(LevelOutcome::from_result(
+        ran,
+        "backend and runs on a real cluster",
+        "cargo nextest run --workspace real_cluster",
+    ))
 }
 
 /// Returns the engine that all levels of a run share.

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     isolation::ConfinedTask,
     spool::{Spool, Stream},
-    task_dir::{IMAGE_CONFIG, ImageConfig, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
+    task_dir::{IMAGE_CONFIG, ImageConfig, OWN_CONTAINER_VARIABLE, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
 };
 
 /// Path of the MPI hostfile inside a container; elsewhere it is in the `run` directory.
@@ -77,7 +77,8 @@ enum AccountError {
 
 impl RunnerContext {
     pub fn inspect(run: &Path, config: RunnerConfig) -> io::Result<Self> {
-        let in_container = run == Path::new(RUN_DIR_IN_CONTAINER);
+        let is_pod = std::env::var_os(OWN_CONTAINER_VARIABLE).is_some_and(|value| value == "1");
+        let in_container = is_pod || run == Path::new(RUN_DIR_IN_CONTAINER);
         let scratch = run.parent().map(|task| task.join("scratch")).filter(|dir| dir.is_dir());
         let scratch = scratch.filter(|_| !in_container);
         let home_dir = match &scratch {

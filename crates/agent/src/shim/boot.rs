@@ -73,6 +73,8 @@ pub struct BootConfig {
     pub hidden: Vec<PathBuf>,
     pub policy: PathBuf,
     pub compat_tcp: Option<SocketAddr>,
+    /// Tasks run in the container of the shim, which belongs to one job.
+    pub own_container: bool,
     #[cfg(feature = "testing")]
     pub simulated: SimulationConfig,
     pub write_host_info: bool,
@@ -335,7 +337,10 @@ async fn start_host(
     let processes = || {
         let found =
             processes_info.confined_by.ok_or_else(|| processes_info.problem.clone().unwrap_or_default());
-        ProcessRuntime::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found)
+        {
+            let runtime = ProcessRuntime::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found);
+            if boot.own_container { runtime.in_own_container() } else { runtime }
+        }
     };
     let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
         SelectedRuntime::Docker(socket) => {
@@ -576,6 +581,7 @@ mod tests {
             hidden: Vec::new(),
             policy: home.join("policy.yml"),
             compat_tcp: None,
+            own_container: false,
             #[cfg(feature = "testing")]
             simulated: SimulationConfig::default(),
             write_host_info: false,

@@ -89,6 +89,10 @@ struct Flags {
     #[cfg(feature = "testing")]
     #[command(flatten)]
     simulation: super::simulated_runtime::SimulationFlags,
+    /// Run tasks in the container of this shim: with its variables, working directory and devices. For the runtime
+    /// `process` in a container that belongs to one job
+    #[arg(long, hide = true)]
+    own_container: bool,
     /// Start a new session, so that the shim outlives the process and the terminal that started it
     #[arg(long)]
     own_session: bool,
@@ -98,10 +102,10 @@ struct Flags {
 }
 
 #[derive(Debug, clap::Args)]
-struct EnrolArgs {
+pub(crate) struct EnrolArgs {
     /// Home directory of the shim
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME")]
-    home: PathBuf,
+    pub(crate) home: PathBuf,
     /// Id of this instance on the server
     #[arg(long, value_name = "ID")]
     instance: InstanceId,
@@ -217,6 +221,7 @@ fn start(flags: &Flags) -> ExitCode {
         hidden: flags.hide.clone(),
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
+        own_container: flags.own_container,
         #[cfg(feature = "testing")]
         simulated: boot::SimulationConfig { hosts: flags.hosts, plan: flags.simulation.into() },
         write_host_info: false,
@@ -247,6 +252,14 @@ pub(super) fn run(boot: BootConfig, log: LogLevel) -> ExitCode {
 }
 
 fn enrol(args: &EnrolArgs) -> ExitCode {
+    match write_enrolment(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report_failure(&error),
+    }
+}
+
+/// Creates the home and writes its enrolment.
+pub(crate) fn write_enrolment(args: &EnrolArgs) -> Result<(), String> {
     let enrolment = Enrolment {
         instance_id: args.instance,
         credential_sha256: args.credential_sha256.clone(),
@@ -254,13 +267,8 @@ fn enrol(args: &EnrolArgs) -> ExitCode {
         gateway: { args.gateway_user.clone().zip(args.gateway_key.clone()) }
             .map(|(user, key)| GatewayKey { user, key }),
     };
-    let written = boot::create_home(&args.home).map_err(|error| format_chain(&error)).and_then(|()| {
-        enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| format_chain(&error))
-    });
-    match written {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report_failure(&error),
-    }
+    boot::create_home(&args.home).map_err(|error| format_chain(&error))?;
+    enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| format_chain(&error))
 }
 
 fn report_failure(text: &str) -> ExitCode {

@@ -72,6 +72,7 @@ pub fn main() -> ExitCode {
         hidden: Vec::new(),
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
+        own_container: false,
         #[cfg(feature = "testing")]
         simulated: super::boot::SimulationConfig::default(),
         write_host_info: !matches!(args.service.as_str(), "" | "0" | "false"),

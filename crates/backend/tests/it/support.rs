@@ -53,6 +53,8 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
         },
         tags: BTreeMap::new(),
         env: BTreeMap::new(),
+        alternatives: Vec::new(),
+        container: None,
     }
 }
 

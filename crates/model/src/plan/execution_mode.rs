@@ -32,6 +32,15 @@ pub enum ContainerSupport {
     Away {
         why: String,
     },
+    /// The instance is a pod with the image of its job.
+    Pod {
+        /// True if the owner of the server allows privileged ones.
+        privileged: bool,
+    },
+    /// The instance would be a pod, but its node takes none now, and why.
+    ClosedNode {
+        why: String,
+    },
 }
 
 /// Support for plain processes on a host.
@@ -81,8 +90,24 @@ impl Runtimes {
                 Some(Self { containers: ContainerSupport::Run, processes: ProcessSupport::None })
             }
             "process" => Some(Self { containers: ContainerSupport::None, processes }),
+            "pod" => Some(Self::pod(true)),
             _ => None,
         }
+    }
+
+    /// Returns the runtimes of an instance that is a pod.
+    pub const fn pod(privileged: bool) -> Self {
+        Self { containers: ContainerSupport::Pod { privileged }, processes: ProcessSupport::None }
+    }
+
+    /// Returns the runtimes of a node that takes no pods now.
+    pub fn closed_node(why: &str) -> Self {
+        let containers = ContainerSupport::ClosedNode { why: why.to_owned() };
+        Self { containers, processes: ProcessSupport::None }
+    }
+
+    pub(super) fn allow_privileged_pods(&self) -> bool {
+        matches!(self.containers, ContainerSupport::Pod { privileged: true })
     }
 
     #[must_use]
@@ -97,7 +122,9 @@ impl Runtimes {
             ContainerSupport::Run | ContainerSupport::Away { .. } => {
                 Self { containers: ContainerSupport::Away { why: why.to_owned() }, ..self }
             }
-            ContainerSupport::None => self,
+            ContainerSupport::None | ContainerSupport::Pod { .. } | ContainerSupport::ClosedNode { .. } => {
+                self
+            }
         }
     }
 
@@ -109,6 +136,8 @@ impl Runtimes {
             ContainerSupport::Away { why } => {
                 Err(Shortfall::EngineUnavailable { image: image.to_owned(), why: why.clone() })
             }
+            ContainerSupport::Pod { .. } => Ok(ExecutionMode::Pod { image }),
+            ContainerSupport::ClosedNode { why } => Err(Shortfall::NodeClosed { why: why.clone() }),
         }
     }
 }
@@ -170,7 +199,13 @@ impl ImageChoice {
 /// Execution mode of a job on one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionMode<'a> {
-    Container { image: &'a str },
+    Container {
+        image: &'a str,
+    },
+    /// A process in a pod with this image, which is its instance.
+    Pod {
+        image: &'a str,
+    },
     Process(ProcessRights),
 }
 
@@ -192,7 +227,7 @@ impl<'a> ExecutionMode<'a> {
     pub fn image_name(self) -> &'a str {
         match self {
             Self::Container { image } => image,
-            Self::Process(_) => PLAIN_PROCESS_IMAGE,
+            Self::Pod { .. } | Self::Process(_) => PLAIN_PROCESS_IMAGE,
         }
     }
 }
@@ -202,6 +237,7 @@ impl Display for ExecutionMode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Container { image } => write!(f, "a container of image {image}"),
+            Self::Pod { image } => write!(f, "a pod of image {image}"),
             Self::Process(ProcessRights::Unknown) => f.write_str("a plain process"),
             Self::Process(rights) => write!(f, "a plain process, {rights}"),
         }
@@ -333,12 +369,29 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_runs_the_image_of_its_job_and_no_plain_process() {
+        let pod = Runtimes::pod(false);
+        let image = ImageChoice::Image("debian:13".into());
+        let runs_in = image.resolve_on(Some(&pod)).unwrap();
+        assert_eq!((runs_in, runs_in.image_name()), (ExecutionMode::Pod { image: "debian:13" }, "none"));
+        let default = ImageChoice::Default { image: Some("base:1".into()) };
+        assert_eq!(default.resolve_on(Some(&pod)), Ok(ExecutionMode::Pod { image: "base:1" }));
+        let none = ImageChoice::Default { image: None };
+        assert_eq!(none.resolve_on(Some(&pod)), Err(Shortfall::NoDefaultImage));
+        assert_eq!(ImageChoice::PlainProcess.resolve_on(Some(&pod)), Err(Shortfall::NoProcesses));
+        let closed = image.resolve_on(Some(&Runtimes::closed_node("it is cordoned"))).unwrap_err();
+        assert_eq!(closed.to_string(), "is a node that takes no pods now: it is cordoned");
+        assert!(!closed.is_permanent());
+    }
+
+    #[test]
     fn runtimes_parse_from_their_names() {
         let parse = |name| Runtimes::parse(name, ProcessSupport::Users);
         assert_eq!(parse("any"), Some(BOTH));
         assert_eq!(parse("any-oci"), Some(BOTH));
         assert_eq!(parse("docker"), Some(CONTAINERS));
         assert_eq!(parse("process"), Some(PROCESSES));
+        assert_eq!(parse("pod"), Some(Runtimes::pod(true)));
         assert_eq!(parse("simulated"), None);
     }
 }

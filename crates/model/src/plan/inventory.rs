@@ -11,7 +11,7 @@ use crate::{
     id::{InstanceId, SubmissionId},
     plan::{
         blocks::{self, Blocks},
-        offers::{InstanceNeeds, Offer, compare, is_instance_selected},
+        offers::{InstanceNeeds, KUBERNETES_BACKEND, Offer, compare, is_instance_selected},
         place::{FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     time::Timestamp,
@@ -350,6 +350,10 @@ pub(super) type Tightness = (usize, u32, u64, u64, usize);
 
 /// Returns the number of blocks that a new instance of this offer would have in the fleet.
 pub(super) fn split_offer(fleet: &FleetSnapshot, offer: &Offer) -> Result<u32, Shortfall> {
+    // A pod is made for one job, and as large as that needs.
+    if offer.backend == KUBERNETES_BACKEND {
+        return Ok(1);
+    }
     let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
     blocks::split_count(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {
         Blocks::Count(blocks) => Shortfall::UnevenBlocks { blocks },

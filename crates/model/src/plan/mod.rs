@@ -10,6 +10,7 @@ mod inventory;
 pub mod offers;
 pub mod place;
 mod placement_round;
+pub mod pods;
 pub mod preemption;
 pub mod queue_order;
 pub mod quota;

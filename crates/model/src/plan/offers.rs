@@ -12,6 +12,7 @@ use crate::{
     plan::{
         blocks::{self, HostShare},
         execution_mode::{ImageChoice, Runtimes},
+        pods::PodObstacle,
         slurm::SlurmObstacle,
     },
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -196,6 +197,8 @@ pub struct InstanceNeeds {
     pub image_architectures: Vec<CpuArch>,
     /// Reasons why no Slurm cluster can run it.
     pub slurm_obstacles: Vec<SlurmObstacle>,
+    /// Reasons why no pod can run it.
+    pub pod_obstacles: Vec<PodObstacle>,
 }
 
 impl InstanceNeeds {
@@ -287,11 +290,13 @@ pub const LOCAL_BACKEND: &str = "local";
 pub const REMOTE_BACKEND: &str = "remote";
 /// Backend of clusters behind dispatchers.
 pub const SLURM_BACKEND: &str = "slurm";
+/// Backend of Kubernetes clusters.
+pub const KUBERNETES_BACKEND: &str = "kubernetes";
 
 /// Returns whether the instance exists already and costs no more for being larger. Then a job may use a part of it:
 /// only lower bounds count. Rented instances that are larger than requested do not match.
 fn can_be_larger(backend: &str) -> bool {
-    [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
+    [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND, KUBERNETES_BACKEND].contains(&backend)
 }
 
 /// Returns the number of GPUs of its share that a job receives: no more than it requested.
@@ -301,11 +306,16 @@ pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
 }
 
 /// Returns the effective request. Defaults are meant for a choice among many instances; on the local machine they are
-/// dropped, since otherwise a first job would not start on a small one.
+/// dropped, since otherwise a first job would not start on a small one, and so they are for pods.
 fn effective_resources<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
-    if offer.backend != LOCAL_BACKEND {
+    if ![LOCAL_BACKEND, KUBERNETES_BACKEND].contains(&offer.backend.as_str()) {
         return Cow::Borrowed(wanted);
     }
+    Cow::Owned(without_defaults(wanted))
+}
+
+/// Returns the request without the properties that have their default value.
+pub fn without_defaults(wanted: &ResourcesSpec) -> ResourcesSpec {
     let default = ResourcesSpec::default();
     let mut wanted = wanted.clone();
     if wanted.cpu.count == default.cpu.count {
@@ -317,7 +327,7 @@ fn effective_resources<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, 
     if wanted.disk == default.disk {
         wanted.disk = None;
     }
-    Cow::Owned(wanted)
+    wanted
 }
 
 fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl ShortfallSink) {
@@ -357,6 +367,14 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     if offer.backend == SLURM_BACKEND {
         for &what in &needs.slurm_obstacles {
             short.add(|| Shortfall::NotOnSlurm { what });
+        }
+    }
+    if offer.backend == KUBERNETES_BACKEND {
+        let allows_privileged = offer.host.runtimes.as_ref().is_some_and(Runtimes::allow_privileged_pods);
+        for &what in &needs.pod_obstacles {
+            if what != PodObstacle::Privileged || !allows_privileged {
+                short.add(|| Shortfall::NotInPod { what });
+            }
         }
     }
     if let Some(location) = needs.avoid_locations.iter().find(|location| location.covers(offer)) {

@@ -489,6 +489,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         image,
         image_architectures,
         slurm_obstacles,
+        pod_obstacles,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -506,6 +507,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
         && *image == right.image
         && *image_architectures == right.image_architectures
         && *slurm_obstacles == right.slurm_obstacles
+        && *pod_obstacles == right.pod_obstacles
 }
 
 fn shape_fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {

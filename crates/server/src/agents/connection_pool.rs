@@ -27,7 +27,7 @@ use windlass_api::{
     agent::client::{ShimClient, ShimError},
     unix,
 };
-use windlass_backend::{AgentEndpoint, BackendInstance};
+use windlass_backend::{AgentEndpoint, AgentStream, BackendInstance};
 use windlass_model::{error_chain::format_chain, id::InstanceId};
 use windlass_tunnel::{Backoff, Connection, SshPool, TunnelError};
 
@@ -249,19 +249,34 @@ impl Inner {
         &self,
         instance: InstanceId,
     ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
-        let (reach, credential) = self.state(instance).await?;
+        let (reach, credential, machine) = self.state(instance).await?;
         match reach {
             AgentEndpoint::Socket { path } => Ok((connect_socket(&path, &credential).await?, None)),
             AgentEndpoint::Ssh { socket } => self.connect_ssh(instance, &socket, &credential).await,
             AgentEndpoint::Queue => Err(queue_failure()),
+            AgentEndpoint::Backend { backend } => {
+                let stream = self.backend_stream(&backend, &machine).await?;
+                Ok((handshake(stream, &credential).await?, None))
+            }
         }
     }
 
-    /// Endpoint of an instance's agent, and the credential that it requires.
+    /// Opens a stream to the agent of an instance that is reached through its backend.
+    pub(super) async fn backend_stream(
+        &self,
+        backend: &str,
+        machine: &BackendInstance,
+    ) -> Result<Box<dyn AgentStream>, ConnectFailure> {
+        let missing = || transient_failure(format!("the server has no backend `{backend}`"));
+        let backend = self.backends.named(backend).ok_or_else(missing)?;
+        backend.connect(machine).await.map_err(|error| transient_failure(format_chain(&error)))
+    }
+
+    /// Endpoint of an instance's agent, the credential that it requires, and what its backend knows.
     pub(super) async fn state(
         &self,
         instance: InstanceId,
-    ) -> Result<(AgentEndpoint, String), ConnectFailure> {
+    ) -> Result<(AgentEndpoint, String, BackendInstance), ConnectFailure> {
         let silent = |message: String| ConnectFailure {
             why: ConnectError::Unreachable(message),
             next: RetryDelay::Immediate,
@@ -276,9 +291,9 @@ impl Inner {
         let machine: BackendInstance =
             serde_json::from_str(&machine).map_err(|error| silent(format_chain(&error)))?;
         let reach =
-            machine.reach.ok_or_else(|| silent("the address of its agent is not known yet".into()))?;
+            machine.reach.clone().ok_or_else(|| silent("the address of its agent is not known yet".into()))?;
         let credential = enrolment::credential(&self.db, &self.keys, instance).await;
-        Ok((reach, credential.map_err(|error| silent(format_chain(&error)))?))
+        Ok((reach, credential.map_err(|error| silent(format_chain(&error)))?, machine))
     }
 
     async fn connect_ssh(

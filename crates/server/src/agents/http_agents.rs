@@ -13,6 +13,7 @@ use windlass_api::agent::{
     runner::{GroupHosts as HostNames, JobStarted, Metrics},
     shim::{Claims, TaskInfo, TaskSpec, TerminateRequest},
 };
+use windlass_backend::Backends;
 use windlass_engine::Hints;
 use windlass_model::{
     error_chain::format_chain,
@@ -54,6 +55,8 @@ pub(super) struct Inner {
     pub(super) hints: Hints,
     pub(super) copier: LogCopier,
     pub(super) lines: ConnectionPool,
+    /// Some agents are reached through their backend.
+    pub(super) backends: Backends,
     signer: OnceCell<Signer>,
 }
 
@@ -77,6 +80,7 @@ impl HttpAgents {
                 CopyLimits::for_log_size(app.settings().limits.log_bytes),
             ),
             lines: ConnectionPool::new(hosts),
+            backends: app.backends().clone(),
             signer: OnceCell::new(),
         });
         tokio::spawn(sweep(Arc::downgrade(&inner)));

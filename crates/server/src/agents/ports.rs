@@ -60,7 +60,7 @@ impl Inner {
         port: u16,
     ) -> Result<PortStream, CallError> {
         let opened = async {
-            let (reach, credential) = self.state(instance).await.map_err(no_connection)?;
+            let (reach, credential, machine) = self.state(instance).await.map_err(no_connection)?;
             match reach {
                 AgentEndpoint::Socket { path } => {
                     let stream = unix::connect(&path).await;
@@ -77,6 +77,11 @@ impl Inner {
                     Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: Some(below) })
                 }
                 AgentEndpoint::Queue => Err(no_connection(queue_failure())),
+                AgentEndpoint::Backend { backend } => {
+                    let stream = self.backend_stream(&backend, &machine).await.map_err(no_connection)?;
+                    let stream = ports::connect(stream, &credential, task, port).await;
+                    Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: None })
+                }
             }
         };
         timeout(CALL_TIMEOUT, opened).await.unwrap_or(Err(CallError::Timeout(CALL_TIMEOUT)))

@@ -158,7 +158,9 @@ fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
     let image = ImageChoice::from_spec(spec)?;
     match image.resolve_on(offer.host.runtimes.as_ref()).ok()? {
         ExecutionMode::Process(ProcessRights::Server) => None,
-        runs_in @ (ExecutionMode::Process(_) | ExecutionMode::Container { .. }) => Some(runs_in.to_string()),
+        runs_in @ (ExecutionMode::Process(_)
+        | ExecutionMode::Container { .. }
+        | ExecutionMode::Pod { .. }) => Some(runs_in.to_string()),
     }
 }
 

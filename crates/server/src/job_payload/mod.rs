@@ -8,6 +8,7 @@ pub mod connection_info;
 pub mod container_request;
 pub mod node_key;
 pub mod peer_hosts;
+mod pod_request;
 mod runner_start;
 mod task_spec;
 
@@ -16,6 +17,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::Deserialize;
 use uuid::Uuid;
 use windlass_api::agent::{runner::RepoCredentials, shim::TaskSpec};
+use windlass_backend::ContainerRequest;
 use windlass_engine::Lease;
 use windlass_model::{
     config::{
@@ -23,18 +25,24 @@ use windlass_model::{
         references::{self, awaited_addresses},
     },
     explain::Shortfall,
-    id::ManagedJobId,
+    id::{ManagedJobId, SubmissionId},
     managed_job::plan::ManagedJobPlan,
-    plan::{execution_mode::ImageChoice, offers::Gpu},
+    plan::{
+        execution_mode::ImageChoice,
+        offers::{Gpu, Offer},
+    },
 };
 
 use crate::{
     agents::JobStart,
     attachments::{self, AttachProgress},
     db::{
+        jobs::{self, Job},
         managed_jobs,
         pipeline_rows::{job_nodes as rows, jobs::JobInputs},
-        repos, secrets,
+        repos,
+        runs::{self, Run},
+        secrets,
     },
     encryption::{AssociatedData, KeyError},
     inventory,
@@ -131,7 +139,7 @@ pub async fn task_spec(
     loaded: &JobInputs,
 ) -> Result<(TaskSpec, Option<String>), PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
-    let spec = spec_with_secrets(context, loaded).await?;
+    let spec = spec_with_secrets(context, &loaded.job, &loaded.run).await?;
     // The number of users may have changed since the job was placed.
     let allowed = ProcessRights::now(&context.db, context.local_processes).await?;
     let offer = allowed.on(inventory::offer(instance)?);
@@ -175,7 +183,7 @@ pub async fn task_spec(
 /// Everything that the runner of a job needs to start.
 pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
     let shape = context.shapes.of(&loaded.run).map_err(PassError::from)?;
-    let spec = spec_with_secrets(context, loaded).await?;
+    let spec = spec_with_secrets(context, &loaded.job, &loaded.run).await?;
     let nodes = rows::nodes(&context.db, loaded).await?;
     let addresses = addresses(context, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
@@ -200,6 +208,19 @@ pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Resu
         archives.push((file.id.clone(), archive(context, loaded, &file.id).await?));
     }
     Ok(JobStart { submit, code, archives })
+}
+
+/// The container of the job for which an instance is created, where instances are pods; `None` if the job does not run
+/// in one there.
+pub(crate) async fn pod_container(
+    context: &PipelineContext,
+    job: SubmissionId,
+    offer: &Offer,
+) -> Result<Option<ContainerRequest>, PayloadError> {
+    let Some(job) = jobs::find(&context.db, job).await? else { return Ok(None) };
+    let Some(run) = runs::find(&context.db, job.run_id).await? else { return Ok(None) };
+    let spec = spec_with_secrets(context, &job, &run.run).await?;
+    Ok(pod_request::build(&spec, offer))
 }
 
 /// The job as a container, where its instance is a queue.
@@ -239,17 +260,17 @@ pub async fn are_addresses_known(context: &PipelineContext, loaded: &JobInputs) 
     }
 }
 
-async fn spec_with_secrets(context: &PipelineContext, loaded: &JobInputs) -> Result<JobSpec, PayloadError> {
-    let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> Result<JobSpec, PayloadError> {
+    let mut spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
     let names = references::secret_names(&spec);
-    let (project, user) = (loaded.job.project_id, loaded.run.user_id);
+    let (project, user) = (job.project_id, run.user_id);
     let withheld = services::secrets::withheld(&context.db, project, user, &names).await?;
     if !withheld.is_empty() {
         return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
     }
     let mut values = BTreeMap::new();
     for name in names {
-        if let Some(secret) = secrets::find(&context.db, loaded.job.project_id, &name).await? {
+        if let Some(secret) = secrets::find(&context.db, job.project_id, &name).await? {
             let belongs = AssociatedData {
                 table: "secrets",
                 owner: secret.project_id.0,
@@ -260,14 +281,13 @@ async fn spec_with_secrets(context: &PipelineContext, loaded: &JobInputs) -> Res
             values.insert(name, String::from_utf8_lossy(&plain).into_owned());
         }
     }
-    if let Some(job) = loaded.run.managed_job_id {
-        spec.env.extend(managed_secrets(context, job, &loaded.run.name).await?);
+    if let Some(managed) = run.managed_job_id {
+        spec.env.extend(managed_secrets(context, managed, &run.name).await?);
     }
     let sealed =
         spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
-        let opened =
-            registry_passwords::open_password(&context.db, &context.keys, loaded.job.project_id, id).await;
+        let opened = registry_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
                 OpenPasswordError::Db(error) => PayloadError::from(error),

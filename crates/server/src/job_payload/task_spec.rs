@@ -50,6 +50,10 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
     let several = spec.jobs_per_replica > 1;
     let (registry_username, registry_password) = registry_credentials(spec);
     let host_keys = host_keys(inputs);
+    // The cluster has given the pod its devices and its memory, and pulled its image.
+    let in_pod = matches!(inputs.runs_in, Some(ExecutionMode::Pod { .. }));
+    let (registry_username, registry_password) =
+        if in_pod { Default::default() } else { (registry_username, registry_password) };
     TaskSpec {
         id: job.id,
         name: job.job_name.clone(),
@@ -58,11 +62,11 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         image_name: image_name(spec, inputs.runs_in),
         // The runner switches to the user of the job; before that it performs the steps that need root.
         container_user: "root".to_owned(),
-        privileged: spec.privileged,
-        gpu: granted_gpus(&part, &spec.requirements.resources).into(),
+        privileged: spec.privileged && !in_pod,
+        gpu: if in_pod { 0 } else { granted_gpus(&part, &spec.requirements.resources).into() },
         cpu: if whole { 0.0 } else { f64::from(part.cpus) },
         memory: if whole { 0 } else { bytes(part.memory_mib.saturating_mul(MIB)) },
-        shm_size: spec.requirements.resources.shm_size.map_or(0, gigabytes),
+        shm_size: spec.requirements.resources.shm_size.filter(|_| !in_pod).map_or(0, gigabytes),
         network_mode: network(whole, spec.jobs_per_replica),
         volumes: inputs.mounts.volumes.clone(),
         volume_mounts: inputs.mounts.volume_mounts.clone(),
@@ -97,7 +101,10 @@ fn image_name(spec: &JobSpec, runs_in: Option<ExecutionMode<'_>>) -> String {
 
 fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
     match runs_in {
-        Some(ExecutionMode::Process(ProcessRights::Server)) => ProcessIsolation::Own,
+        // The pod isolates it.
+        Some(ExecutionMode::Process(ProcessRights::Server) | ExecutionMode::Pod { .. }) => {
+            ProcessIsolation::Own
+        }
         Some(
             ExecutionMode::Process(
                 ProcessRights::Unknown | ProcessRights::OwnUser | ProcessRights::AgentUser,

@@ -27,6 +27,7 @@ use windlass_model::{
     event,
     id::InstanceId,
     instance::{self, Health, Status, TerminationReason},
+    plan::offers::KUBERNETES_BACKEND,
     time::{Span, Timestamp},
 };
 
@@ -74,6 +75,11 @@ struct FleetContext {
 impl Row {
     fn is_ssh(&self) -> bool {
         self.instance.backend.as_deref() == Some(SSH_BACKEND)
+    }
+
+    /// Returns whether it was made for one job, which is the only one that it ever runs.
+    fn is_pod(&self) -> bool {
+        self.instance.backend.as_deref() == Some(KUBERNETES_BACKEND)
     }
 
     fn backend<'a>(&self, backends: &'a Backends) -> Option<&'a Arc<dyn Backend>> {
@@ -158,8 +164,9 @@ impl Pipeline for InstancesPipeline {
     }
 
     fn decide(row: &Row, report: InstanceReport, now: DbTime) -> InstancePassPlan {
+        let plan = brain::decide(&view(row), &report.seen, Timestamp(now));
         InstancePassPlan {
-            plan: brain::decide(&view(row), &report.seen, Timestamp(now)),
+            plan: with_backend_message(row, plan, &report.findings),
             findings: report.findings,
         }
     }
@@ -175,7 +182,8 @@ impl Pipeline for InstancesPipeline {
                 return Ok(());
             }
         };
-        next.plan = brain::decide(&view(row), &report.seen, Timestamp(lease.now()));
+        let plan = brain::decide(&view(row), &report.seen, Timestamp(lease.now()));
+        next.plan = with_backend_message(row, plan, &report.findings);
         next.findings = report.findings;
         Ok(())
     }
@@ -343,6 +351,15 @@ impl InstancesPipeline {
                 return;
             }
         }
+    }
+}
+
+/// Adds what the cluster says about a pod that starts, such as why its scheduler found no node.
+fn with_backend_message(row: &Row, plan: Plan, findings: &InstanceFindings) -> Plan {
+    let is_starting = row.instance.status == Status::Provisioning && plan.change.is_none();
+    match findings.machine.as_ref().and_then(BackendInstance::message) {
+        Some(message) if row.is_pod() && is_starting => Plan { note: Some(message.to_owned()), ..plan },
+        Some(_) | None => plan,
     }
 }
 
@@ -613,11 +630,11 @@ fn view(row: &Row) -> brain::InstanceView {
         is_made_for_job: instance.made_for.is_some(),
         requested_end: requested,
         idle_since: instance.idle_since.or(instance.started_at),
-        idle_max: instance.idle_seconds_max.map(Span::secs),
-        is_above_min: row
-            .fleet
-            .as_ref()
-            .is_some_and(|fleet| fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))),
+        idle_max: if row.is_pod() { Some(Span::ZERO) } else { instance.idle_seconds_max.map(Span::secs) },
+        is_above_min: row.is_pod()
+            || row.fleet.as_ref().is_some_and(|fleet| {
+                fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))
+            }),
         unreachable_since: instance.unreachable_since,
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),

@@ -31,7 +31,7 @@ impl Drop for AttachGuard {
 }
 
 /// Starts the job, attaches to it, and connects by shell and by port.
-fn assert_shell_and_port_work(env: &TestEnv, image: &str) {
+pub(crate) fn assert_shell_and_port_work(env: &TestEnv, image: &str) {
     let dir = env.home().to_owned();
     let job = format!("type: task\nname: open\n{image}commands:\n  - {PAGE}\n{RESOURCES}");
     fs::write(dir.join("open.yml"), job).unwrap();

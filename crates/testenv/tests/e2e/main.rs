@@ -15,6 +15,7 @@ mod endings;
 mod escape_attempts;
 mod hosts;
 mod jobs;
+mod kubernetes;
 mod local;
 mod process_isolation;
 mod regions;

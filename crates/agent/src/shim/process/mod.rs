@@ -77,6 +77,8 @@ struct Shared {
     groups: TaskGroups,
     /// True if the owner of the host chose to ignore images.
     ignores_images: bool,
+    /// True if the shim's container belongs to one job: tasks have its variables, working directory and devices.
+    in_own_container: bool,
     rules: ProcessRules,
     /// Available confinement method, or the reason why there is none. Determined on first use.
     confined_by: OnceLock<Result<ConfinementMethod, String>>,
@@ -124,6 +126,7 @@ impl ProcessRuntime {
             agent,
             groups,
             ignores_images: false,
+            in_own_container: false,
             rules: ProcessRules::default(),
             confined_by: OnceLock::new(),
             starting: Mutex::new(()),
@@ -152,6 +155,15 @@ impl ProcessRuntime {
     pub fn ignoring_images(mut self) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.ignores_images = true;
+        }
+        self
+    }
+
+    /// Runs tasks in the container of the shim, with its variables, working directory and devices.
+    #[must_use]
+    pub fn in_own_container(mut self) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.in_own_container = true;
         }
         self
     }

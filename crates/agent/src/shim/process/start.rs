@@ -29,7 +29,7 @@ use crate::{
     cgroup::{port_rewrite::rewrite_ports, task::TaskLimits},
     proc,
     runner::init::{BindRequest, GATE_VARIABLE, InitRequest, NEVER_STARTED_FILE, REQUEST_DONE},
-    task_dir::{EXIT_RECORD, PORTS, TaskPorts},
+    task_dir::{EXIT_RECORD, OWN_CONTAINER_VARIABLE, PORTS, TaskPorts},
 };
 
 /// Mounts and groups take milliseconds; a network file system may hang without limit.
@@ -222,13 +222,17 @@ impl Shared {
             .arg0("windlass-agent")
             .args(["runner", "--dir"])
             .arg(task.dir.run())
-            .current_dir(task.dir.scratch())
-            .env_clear()
-            .envs(environment::variables(home, &task.env, &marks, &task.gpus))
             .env(GATE_VARIABLE, "1")
             .stdin(Stdio::from(OwnedFd::from(gate)))
             .stderr(Stdio::from(output.try_clone()?))
             .stdout(Stdio::from(output));
+        if self.in_own_container {
+            // Variables and devices of the image and of the pod are meant for the job.
+            command.envs(task.env.iter().cloned()).envs(marks).env(OWN_CONTAINER_VARIABLE, "1");
+            return Ok(command);
+        }
+        let variables = environment::variables(home, &task.env, &marks, &task.gpus);
+        command.env_clear().envs(variables).env(GATE_VARIABLE, "1").current_dir(task.dir.scratch());
         Ok(command)
     }
 }

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 use windlass_backend::{
-    Backend, BackendError, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource, InstanceState,
-    remote::RemoteState,
+    Backend, BackendError, BackendInstance, ContainerRequest, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState, remote::RemoteState,
 };
 use windlass_engine::Lease;
 use windlass_model::{
     decide::instances::InstanceObservation,
     error_chain::format_chain,
-    plan::{blocks, offers::Offer},
+    plan::{
+        blocks,
+        offers::{KUBERNETES_BACKEND, Offer},
+    },
 };
 use windlass_tunnel::{HostKey, HostKeyEntry};
 
@@ -23,6 +26,7 @@ use crate::{
     },
     db::pipeline_rows::instances as rows,
     instance_documents::{OfferAttempts, OrderProfile},
+    job_payload::{self, PayloadError},
     pass_error::PassError,
 };
 
@@ -54,13 +58,32 @@ impl InstancesPipeline {
                 offer.ok_or_else(|| failed("failed to read its offer", message()))?,
             ))
         };
+        let (alternatives, container) = match offer {
+            Some(offer) if offer.backend == KUBERNETES_BACKEND => {
+                (alternatives(row, offer), self.container(row, offer).await?)
+            }
+            Some(_) | None => (Vec::new(), None),
+        };
         Ok(InstanceRequest {
             instance: id,
+            alternatives,
+            container,
             name: row.instance.name.clone(),
             want,
             enrolment,
             tags: OrderProfile::of(&row.instance).tags,
             env: row.fleet.as_ref().map(|fleet| fleet.shape.env()).unwrap_or_default(),
+        })
+    }
+
+    /// Container of the job for which the instance is created.
+    async fn container(&self, row: &Row, offer: &Offer) -> Result<Option<ContainerRequest>, BackendError> {
+        let Some(job) = row.instance.made_for else { return Ok(None) };
+        let what = "prepare the container of the job";
+        job_payload::pod_container(&self.0, job, offer).await.map_err(|error| match error {
+            PayloadError::Unsuitable(error) => BackendError::Refused { what, message: error.to_string() },
+            PayloadError::NotYet { message } => BackendError::Unavailable { what, message },
+            PayloadError::Pass(error) => BackendError::Unavailable { what, message: format_chain(&error) },
         })
     }
 
@@ -263,6 +286,12 @@ impl InstancesPipeline {
             },
         }
     }
+}
+
+/// Returns the other offers of the same backend that fit the instance.
+fn alternatives(row: &Row, offer: &Offer) -> Vec<Offer> {
+    let tries = OfferAttempts::of(&row.instance).map(|tries| tries.offers).unwrap_or_default();
+    tries.into_iter().filter(|other| other.backend == offer.backend && other != offer).collect()
 }
 
 /// Converts a failure to pin the keys of a host. Only errors about the keys themselves are properties of the host: a

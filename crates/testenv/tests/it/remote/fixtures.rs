@@ -54,6 +54,8 @@ pub(crate) fn instance_order(target: SshDestination) -> InstanceRequest {
         enrolment,
         tags: BTreeMap::new(),
         env: BTreeMap::new(),
+        alternatives: Vec::new(),
+        container: None,
     }
 }
 
