@@ -256,7 +256,9 @@ impl AgentApi for ScriptedHosts {
                 let log: &[u8] = if stream == "job" { &script.log } else { b"" };
                 let from = usize::try_from(offset).unwrap().min(log.len());
                 let bytes = log[from..log.len().min(from + limit)].to_vec().into();
-                let over = task.ended.is_some() || script.job_ends.is_some() || task.stopped;
+                let over = task.ended.is_some()
+                    || script.job_ends.is_some()
+                    || (task.stopped && !script.ignores_stop);
                 Ok(LogPart { bytes, end: log.len() as u64, is_complete: over })
             })
         })
