@@ -445,7 +445,7 @@ async fn runs_on_unknown_fleets_or_backends_are_refused_with_those_that_exist(gr
     };
     let no_fleet =
         "project `main` has no fleet `nope`; hint: use one of `local`, or remove `fleets` to use any";
-    let no_backend = "this server has no backend `aws`; it has `local`, `remote`; hint: name one of these in \
+    let no_backend = "this server has no backend `aws`; it has `local`, `remote`, `slurm`; hint: name one of these in \
                       `backends`, or remove `backends` to allow all";
     for (field, value, reason) in
         [("fleets", json!(["nope"]), no_fleet), ("backends", json!(["aws"]), no_backend)]
