@@ -19,8 +19,8 @@ use crate::{
     plan::{
         budget::BudgetExcess,
         offers::{Availability, Location},
-        quota::QuotaExcess,
         pods::PodObstacle,
+        quota::QuotaExcess,
         slurm::SlurmObstacle,
     },
     resources::{CpuArch, Gb, GpuVendor, Range},

@@ -102,7 +102,9 @@ mod tests {
     }
 
     #[test]
-    fn l15_db_module_makes_no_network_calls() {}
+    fn l15_db_module_makes_no_network_calls() {
+        holds(sources::check_db_dependencies);
+    }
 
     #[test]
     fn tests_are_enabled_and_have_descriptive_names() {

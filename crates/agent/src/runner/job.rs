@@ -28,7 +28,9 @@ use super::{
 use crate::{
     isolation::ConfinedTask,
     spool::{Spool, Stream},
-    task_dir::{IMAGE_CONFIG, ImageConfig, OWN_CONTAINER_VARIABLE, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
+    task_dir::{
+        IMAGE_CONFIG, ImageConfig, OWN_CONTAINER_VARIABLE, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts,
+    },
 };
 
 /// Path of the MPI hostfile inside a container; elsewhere it is in the `run` directory.

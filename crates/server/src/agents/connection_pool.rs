@@ -290,8 +290,10 @@ impl Inner {
         let machine = machine.ok_or_else(|| silent("the instance is not created yet".into()))?;
         let machine: BackendInstance =
             serde_json::from_str(&machine).map_err(|error| silent(format_chain(&error)))?;
-        let reach =
-            machine.reach.clone().ok_or_else(|| silent("the address of its agent is not known yet".into()))?;
+        let reach = machine
+            .reach
+            .clone()
+            .ok_or_else(|| silent("the address of its agent is not known yet".into()))?;
         let credential = enrolment::credential(&self.db, &self.keys, instance).await;
         Ok((reach, credential.map_err(|error| silent(format_chain(&error)))?, machine))
     }

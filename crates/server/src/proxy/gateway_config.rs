@@ -133,7 +133,9 @@ async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> R
             return Err("its jobs run in a queue, which accepts no connections".to_owned());
         }
         AgentEndpoint::Backend { backend } => {
-            return Err(format!("it is reached through backend `{backend}`, which gateways have no access to"));
+            return Err(format!(
+                "it is reached through backend `{backend}`, which gateways have no access to"
+            ));
         }
     };
     Ok(ReplicaHost { credential, address })
