@@ -9,6 +9,8 @@ pub mod agent_program;
 pub mod conformance;
 pub mod engine_probe;
 pub mod local;
+pub mod lxd;
+pub mod machines;
 #[cfg(feature = "testing")]
 pub mod mock;
 pub mod remote;
@@ -28,6 +30,8 @@ use windlass_model::{
     },
     resources::GpuVendor,
 };
+
+use windlass_tunnel::LoginKey;
 
 use crate::{remote::RemoteHost, volumes::VolumeBackend};
 
@@ -81,6 +85,8 @@ pub struct InstanceRequest {
     pub tags: BTreeMap<String, String>,
     /// Environment variables for the agent and its jobs; the jobs' own variables take precedence.
     pub env: BTreeMap<String, String>,
+    /// Key with which the server logs in to a rented machine; each instance has its own.
+    pub login: Option<LoginKey>,
 }
 
 /// Instance as its backend knows it; stored by the server and passed to every later call.
@@ -210,6 +216,14 @@ pub enum DeleteProgress {
     InProgress,
 }
 
+/// One thing that instances of a backend need, and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendFinding {
+    pub what: String,
+    /// What is wrong and what to do; `None`: nothing.
+    pub problem: Option<String>,
+}
+
 /// Provider of instances.
 pub trait Backend: Send + Sync + 'static {
     /// Returns the name that configurations use: `local`, `remote`, `mock`, …
@@ -244,6 +258,12 @@ pub trait Backend: Send + Sync + 'static {
     /// running, or there is nothing to report.
     fn progress(&self, _instance: InstanceId) -> Option<String> {
         None
+    }
+
+    /// Checks the settings against the provider, for people: what instances need, and whether it is there. Empty if there
+    /// is nothing to check.
+    fn check(&self) -> BoxFuture<'_, Vec<BackendFinding>> {
+        Box::pin(std::future::ready(Vec::new()))
     }
 
     /// Returns the network volumes, if the backend supports them.

@@ -53,6 +53,7 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
         },
         tags: BTreeMap::new(),
         env: BTreeMap::new(),
+        login: None,
     }
 }
 
