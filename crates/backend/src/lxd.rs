@@ -98,7 +98,8 @@ impl LxdProvider {
                     self.client.change("POST", "/1.0/instances", &self.definition(&name, request)).await;
                 match made {
                     Ok(()) => {}
-                    Err(error) if error.is_conflict() => {}
+                    // Another request was faster; its machine may not be complete yet, which the start waits for.
+                    Err(error) if error.is_conflict() || error.is_busy() => {}
                     Err(error) => return Err(creation_error(&error)),
                 }
             }

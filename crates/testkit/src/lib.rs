@@ -3,6 +3,7 @@
 pub mod cli_snapshot;
 pub mod fault_proxy;
 pub mod lab;
+pub mod lxd;
 pub mod ports;
 pub mod postgres;
 pub mod rng;
