@@ -1,6 +1,7 @@
 //! Settings of the server: flags, then environment, then `config.yml` in the data directory.
 
 mod oidc;
+mod projects;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -24,7 +25,10 @@ use windlass_model::{
     time::Span,
 };
 
-pub use self::oidc::{GroupRole, OidcSettings, OidcSource};
+pub use self::{
+    oidc::{GroupRole, OidcSettings, OidcSource},
+    projects::{BackendConfig, ProjectConfig},
+};
 use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
@@ -42,7 +46,7 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
                      queue_token_life, allow_host_networks, image_lookup, insecure_registries, no_ui, services_port, \
-                     insecure_web_login";
+                     insecure_web_login, projects";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 /// Default time limit for the lookup of an image.
@@ -165,6 +169,8 @@ pub struct SettingsSource {
     pub insecure_web_login: Option<bool>,
     /// Identity provider.
     pub oidc: OidcSource,
+    /// Backends of projects; only in `config.yml`.
+    pub projects: Option<Vec<ProjectConfig>>,
     pub limits: limits::LimitSettings,
 }
 
@@ -190,6 +196,11 @@ impl SettingsSource {
         };
         let mut given = Self::default();
         for entry in entries {
+            if entry.key == projects::KEY {
+                given.projects =
+                    Some(projects::read(&entry.value).map_err(|want| wrong(projects::KEY, &want))?);
+                continue;
+            }
             let Value::Scalar(word) = entry.value.value else {
                 return Err(wrong(&entry.key, "expected a single value"));
             };
@@ -322,6 +333,7 @@ impl SettingsSource {
             services_port: self.services_port.or(other.services_port),
             insecure_web_login: self.insecure_web_login.or(other.insecure_web_login),
             oidc: self.oidc.or(other.oidc),
+            projects: self.projects.or(other.projects),
             limits: self.limits.or(other.limits),
         }
     }
@@ -384,6 +396,8 @@ pub struct Settings {
     pub insecure_web_login: bool,
     /// Identity provider with which users log in to the web UI.
     pub oidc: Option<OidcSettings>,
+    /// Backends of projects.
+    pub projects: Vec<ProjectConfig>,
     /// Additional listener that serves only services.
     pub services_address: Option<SocketAddr>,
     /// Limits that users can reach, and retention times.
@@ -483,6 +497,7 @@ impl Settings {
             web_ui: !given.no_ui.unwrap_or(false),
             insecure_web_login: given.insecure_web_login.unwrap_or(false),
             oidc: OidcSettings::new(given.oidc)?,
+            projects: given.projects.unwrap_or_default(),
             services_address: given.services_port.map(|port| SocketAddr::new(host, port)),
             image_lookup,
             insecure_registries,

@@ -8,6 +8,7 @@ pub mod auth;
 pub mod backend_set;
 mod change_feed;
 pub mod config;
+mod configured_backends;
 mod connection_shares;
 pub mod db;
 pub mod encryption;
@@ -97,6 +98,8 @@ pub enum StartError {
     Db(#[from] DbError),
     #[error("failed to set up the log store")]
     Logs(#[from] LogLocationError),
+    #[error("failed to set up the backends")]
+    Backends(#[from] configured_backends::BackendConfigError),
     #[cfg(feature = "testing")]
     #[error("failed to set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),

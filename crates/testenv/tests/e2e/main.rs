@@ -15,6 +15,7 @@ mod escape_attempts;
 mod hosts;
 mod jobs;
 mod local;
+mod lxd;
 mod process_isolation;
 mod regions;
 mod replicas;

@@ -54,6 +54,7 @@ pub(crate) fn instance_order(target: SshDestination) -> InstanceRequest {
         enrolment,
         tags: BTreeMap::new(),
         env: BTreeMap::new(),
+        login: None,
     }
 }
 
