@@ -15,6 +15,7 @@ mod engine;
 mod faults;
 mod fuzz;
 mod junit;
+mod lxd_image;
 mod output;
 mod postgres;
 mod process;

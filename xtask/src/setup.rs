@@ -114,6 +114,17 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
     },
+    Requirement {
+        what: "LXD with its network and image tools",
+        here: || {
+            // Its client needs no running server for its version.
+            process::succeeds("lxd", &["--version"])
+                && process::succeeds("dnsmasq", &["--version"])
+                && std::path::Path::new("/usr/bin/mksquashfs").exists()
+                && process::succeeds("mmdebstrap", &["--version"])
+        },
+        packages: &["lxd", "lxd-client", "dnsmasq-base", "squashfs-tools", "mmdebstrap"],
+    },
     Requirement { what: "rsync", here: || process::succeeds("rsync", &["--version"]), packages: &["rsync"] },
 ];
 

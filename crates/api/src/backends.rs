@@ -47,6 +47,28 @@ pub struct Backend {
     pub config: serde_json::Value,
 }
 
+/// Backend of the server, and the projects that may use it.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ServerBackend {
+    /// Name in configurations.
+    pub name: String,
+    pub projects: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CheckRequest {
+    /// Name of the backend.
+    pub backend: String,
+}
+
+/// One thing that instances of a backend need.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Finding {
+    pub what: String,
+    /// What is wrong and what to do; null if nothing is.
+    pub problem: Option<String>,
+}
+
 /// Grant of a backend to a project. The backend is referred to by its own name (`local`, `slurm`).
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GrantRequest {

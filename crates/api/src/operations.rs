@@ -106,6 +106,10 @@ operations! {
     GrantBackend = "grant_backend": Post Json "/api/backends/grant" GlobalAdmin (backends::GrantRequest) -> projects::Project;
     /// Revokes a backend from a project. Its existing instances on that backend stay.
     RevokeBackend = "revoke_backend": Post Json "/api/backends/revoke" GlobalAdmin (backends::GrantRequest) -> projects::Project;
+    /// Lists the backends that this server has, with the projects that may use them.
+    ListBackends = "list_backends": Post Json "/api/backends/list" GlobalAdmin (server::EmptyRequest) -> Vec<backends::ServerBackend>;
+    /// Checks what instances of a backend need, at its provider.
+    CheckBackend = "check_backend": Post Json "/api/backends/check" GlobalAdmin (backends::CheckRequest) -> Vec<backends::Finding>;
     /// Lists the types of backends that this server can use.
     ListBackendTypes = "list_backend_types": Post Json "/api/backends/list_types" Open (server::EmptyRequest) -> Vec<backends::BackendType>;
 

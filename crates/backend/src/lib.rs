@@ -9,6 +9,8 @@ pub mod agent_program;
 pub mod conformance;
 pub mod engine_probe;
 pub mod local;
+pub mod lxd;
+pub mod machines;
 #[cfg(feature = "testing")]
 pub mod mock;
 pub mod remote;
@@ -29,6 +31,8 @@ use windlass_model::{
     },
     resources::GpuVendor,
 };
+
+use windlass_tunnel::LoginKey;
 
 use crate::{remote::RemoteHost, volumes::VolumeBackend};
 
@@ -92,6 +96,8 @@ pub struct InstanceRequest {
     /// Container of the job for which the instance is created. Backends whose instances are containers need it; it is
     /// `None` in calls about an instance that exists.
     pub container: Option<ContainerRequest>,
+    /// Key with which the server logs in to a rented machine; each instance has its own.
+    pub login: Option<LoginKey>,
 }
 
 /// Container of one job, for backends whose instances are containers.
@@ -100,7 +106,7 @@ pub struct ContainerRequest {
     pub image: String,
     /// User name and password for the registry of the image.
     pub registry_auth: Option<(String, String)>,
-    /// What the job asks for; `None`: as much as there is.
+    /// Resources that the job requests; `None`: as much as there is.
     pub cpus: Option<u32>,
     pub memory_mib: Option<u64>,
     pub disk_mib: Option<u64>,
@@ -245,6 +251,14 @@ pub enum DeleteProgress {
     InProgress,
 }
 
+/// One thing that instances of a backend need, and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendFinding {
+    pub what: String,
+    /// What is wrong and what to do; `None`: nothing.
+    pub problem: Option<String>,
+}
+
 /// Provider of instances.
 pub trait Backend: Send + Sync + 'static {
     /// Returns the name that configurations use: `local`, `remote`, `mock`, …
@@ -286,6 +300,12 @@ pub trait Backend: Send + Sync + 'static {
     /// running, or there is nothing to report.
     fn progress(&self, _instance: InstanceId) -> Option<String> {
         None
+    }
+
+    /// Checks the settings against the provider, for people: what instances need, and whether it is there. Empty if there
+    /// is nothing to check.
+    fn check(&self) -> BoxFuture<'_, Vec<BackendFinding>> {
+        Box::pin(std::future::ready(Vec::new()))
     }
 
     /// Returns the network volumes, if the backend supports them.

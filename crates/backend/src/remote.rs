@@ -87,6 +87,22 @@ impl RemoteBackend {
         Self { hosts, binaries, uploads, progress: Mutex::default() }
     }
 
+    /// Logs in to a host. After a failure the next attempt is made at once, because a new machine may accept it.
+    pub(crate) async fn log_in(&self, order: &InstanceRequest) -> Result<(), BackendError> {
+        match HostSetup::begin(self, order, remote_host(order)?).await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.forget(order.instance);
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes the connections to a host.
+    pub(crate) fn forget(&self, instance: InstanceId) {
+        self.hosts.forget(&instance);
+    }
+
     fn report_progress(&self, order: &InstanceRequest, step: impl FnOnce() -> String) {
         if let Some(message) = self.progress.lock().get_mut(&order.instance) {
             *message = step();

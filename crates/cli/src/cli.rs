@@ -5,9 +5,10 @@ use std::ffi::OsString;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, attach, budget, check, completion, container, contexts, cost, delete, dev, dispatch, doctor,
-    event, explain, export, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer, project,
-    ps, queue, quota, run, secret, serve, server, show, ssh, stop, top, ui, usage, user, volume, why,
+    apply, attach, backend, budget, check, completion, container, contexts, cost, delete, dev, dispatch,
+    doctor, event, explain, export, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer,
+    project, ps, queue, quota, run, secret, serve, server, show, ssh, stop, top, ui, usage, user, volume,
+    why,
 };
 
 const AFTER_HELP: &str = "\
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Instance(instance::Args),
     /// List, show and delete volumes
     Volume(volume::Args),
+    /// List the backends of the server, and check what they need
+    Backend(backend::Args),
     /// List, show, update and delete gateways
     Gateway(gateway::Args),
     /// Store, list and delete secrets

@@ -74,8 +74,8 @@ fn is_key(key: &str) -> bool {
 fn the_committed_reference_of_settings_matches_the_server() {
     let mut out = "# Settings of the server\n\nThe server reads a setting from its flag, otherwise from its environment variable, \
         otherwise from `config.yml` in its data directory. The files of the Debian package in `/etc/windlass` set the variables. \
-        [Run a permanent server](../server.md#settings) explains the most important ones. This page is generated from the \
-        program.\n\n| flag | variable | key in `config.yml` | meaning |\n| --- | --- | --- | --- |\n"
+        [Run a permanent server](../server.md#settings) explains the most important ones. `projects`, a key of `config.yml` alone, \
+        sets up [backends](../backends.md). This page is generated from the program.\n\n| flag | variable | key in `config.yml` | meaning |\n| --- | --- | --- | --- |\n"
         .to_owned();
     let cli = Cli::command();
     let server = cli.find_subcommand("server").unwrap();

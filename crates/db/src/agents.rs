@@ -14,7 +14,7 @@ statements! {
     OFFER_CREDENTIAL = "UPDATE instances SET agent_credential_sealed = $2 \
                         WHERE id = $1 AND agent_credential_sealed IS NULL";
     REACH = "SELECT provisioning, finished FROM instances WHERE id = $1";
-    SITE = "SELECT ssh_sealed, host_key, name, project_id FROM instances WHERE id = $1";
+    SITE = "SELECT ssh_sealed, host_key, name, project_id, provisioning FROM instances WHERE id = $1";
     /// Only if it is unchanged: two replicas that connect to a new host must agree on its key.
     PIN = "UPDATE instances SET host_key = $3 WHERE id = $1 AND coalesce(host_key, '') = $2";
     /// Only jobs of the instance: a host must not affect those of others. A job that is already due is left unchanged.
@@ -49,6 +49,8 @@ pub struct SshTargetRow {
     pub host_key: Option<String>,
     pub name: String,
     pub project: ProjectId,
+    /// JSON of the backend's instance.
+    pub provisioning: Option<String>,
 }
 
 pub async fn ssh_target(db: &Db, instance: InstanceId) -> Result<Option<SshTargetRow>, DbError> {
@@ -59,6 +61,7 @@ pub async fn ssh_target(db: &Db, instance: InstanceId) -> Result<Option<SshTarge
             host_key: row.opt_text(1)?,
             name: row.text(2)?,
             project: row.id(3)?,
+            provisioning: row.opt_text(4)?,
         })
     })
     .transpose()

@@ -32,6 +32,8 @@ statements! {
            config = excluded.config, auth_sealed = excluded.auth_sealed";
     GRANT = "INSERT INTO backends (id, project_id, kind, config, created_at) VALUES ($1, $2, $3, '{{}}', now_us()) \
              ON CONFLICT (project_id, kind) DO NOTHING";
+    LIST_GRANTS = "SELECT b.kind, p.name FROM backends b JOIN projects p ON p.id = b.project_id WHERE NOT p.deleted \
+                   ORDER BY b.kind, p.name";
     GRANTED = "SELECT kind FROM backends WHERE project_id = $1";
     DELETE = "DELETE FROM backends WHERE project_id = $1 AND kind = $2";
 }
@@ -44,6 +46,12 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Backend>, DbError> 
 pub async fn list_kinds(db: &Db, projects: &[ProjectId]) -> Result<Vec<(ProjectId, String)>, DbError> {
     let rows = db.query(LIST_KINDS.as_str(), vec![Val::list(projects)]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+/// Backends with the names of the projects that may use them.
+pub async fn list_grants(db: &Db) -> Result<Vec<(String, String)>, DbError> {
+    let rows = db.query(LIST_GRANTS.as_str(), params![]).await?;
+    rows.iter().map(|row| Ok((row.text(0)?, row.text(1)?))).collect()
 }
 
 /// Adds the backend or replaces its configuration.

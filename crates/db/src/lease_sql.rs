@@ -242,8 +242,8 @@ fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     let [due, locks] = misdated_sql(&statuses(queue));
     let update = |set: &str, orphaned: &str| {
         format!(
-            "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {orphaned}{}) \
-             UPDATE {table} SET {set} WHERE id IN (SELECT id FROM astray) RETURNING id",
+            "WITH misdated AS MATERIALIZED (SELECT id FROM {table} WHERE {orphaned}{}) \
+             UPDATE {table} SET {set} WHERE id IN (SELECT id FROM misdated) RETURNING id",
             row_locks(dialect)
         )
     };

@@ -12,4 +12,4 @@ pub use allowed_addresses::{AddressError, AllowedAddresses, Network, NetworkErro
 pub use endpoint::{DialError, Endpoint, Io, Stream, connect, connect_first};
 pub use resolver::{LookupError, lookup};
 pub use server_url::{ServerUrl, ServerUrlError};
-pub use tls_roots::{TlsRoots, TlsRootsError, system_certificates};
+pub use tls_roots::{ClientIdentity, TlsRoots, TlsRootsError, system_certificates};

@@ -1,6 +1,6 @@
 //! Server URLs.
 
-use crate::{Endpoint, TlsRoots, TlsRootsError};
+use crate::{ClientIdentity, Endpoint, TlsRoots, TlsRootsError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
@@ -23,6 +23,23 @@ pub struct ServerUrl {
 impl ServerUrl {
     /// `certificate` identifies an `https` server that the machine does not trust by itself.
     pub fn parse(url: &str, certificate: Option<&str>) -> Result<Self, ServerUrlError> {
+        Self::parse_with(url, certificate, None)
+    }
+
+    /// Does the same for a server that identifies its clients by their certificate.
+    pub fn parse_as(
+        url: &str,
+        certificate: Option<&str>,
+        identity: &ClientIdentity,
+    ) -> Result<Self, ServerUrlError> {
+        Self::parse_with(url, certificate, Some(identity))
+    }
+
+    fn parse_with(
+        url: &str,
+        certificate: Option<&str>,
+        identity: Option<&ClientIdentity>,
+    ) -> Result<Self, ServerUrlError> {
         let wrong = || ServerUrlError::Address { url: url.to_owned() };
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
@@ -33,7 +50,14 @@ impl ServerUrl {
         };
         let (host, port) = host_and_port(authority, usual).ok_or_else(wrong)?;
         let peer = match scheme {
-            "https" => Endpoint::with_tls(host, port, &TlsRoots::load(certificate)?),
+            "https" => {
+                let roots = TlsRoots::load(certificate)?;
+                let roots = match identity {
+                    Some(identity) => roots.with_identity(identity)?,
+                    None => roots,
+                };
+                Endpoint::with_tls(host, port, &roots)
+            }
             _ => Endpoint::plain(host, port),
         };
         let base = base.trim_end_matches('/');

@@ -12,7 +12,8 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem, pem::PemObject as _},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use tokio_rustls::TlsConnector;
 
@@ -111,8 +112,49 @@ impl TlsRoots {
         Ok(Self { config: Arc::new(config) })
     }
 
+    /// Presents this certificate to servers that ask for one.
+    pub fn with_identity(&self, identity: &ClientIdentity) -> Result<Self, TlsRootsError> {
+        let ClientIdentity { chain, key } = identity;
+        let signer = ring::sign::any_supported_type(key)?;
+        let certified = CertifiedKey::new(chain.clone(), signer);
+        let mut config = ClientConfig::clone(&self.config);
+        config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+        Ok(Self { config: Arc::new(config) })
+    }
+
     pub(crate) fn connector(&self) -> TlsConnector {
         TlsConnector::from(self.config.clone())
+    }
+}
+
+/// Certificate and key by which a server identifies this client.
+pub struct ClientIdentity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// Omits the key.
+impl std::fmt::Debug for ClientIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientIdentity").field("certificates", &self.chain.len()).finish_non_exhaustive()
+    }
+}
+
+impl ClientIdentity {
+    /// Reads two PEM files.
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsRootsError> {
+        let unreadable = |path: &Path| {
+            let path = path.to_owned();
+            |source| TlsRootsError::Read { path, source }
+        };
+        let chain: Result<Vec<_>, _> =
+            CertificateDer::pem_file_iter(certificate).map_err(unreadable(certificate))?.collect();
+        let chain = chain.map_err(unreadable(certificate))?;
+        if chain.is_empty() {
+            return Err(TlsRootsError::Empty { place: certificate.display().to_string() });
+        }
+        let key = PrivateKeyDer::from_pem_file(key).map_err(unreadable(key))?;
+        Ok(Self { chain, key })
     }
 }
 

@@ -42,7 +42,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 pub(crate) struct ExecStream {
     /// Standard input and output. Its end closes both.
     pub(crate) stream: DuplexStream,
-    /// How it ended: `Ok` if it exited with 0.
+    /// Its end: `Ok` if it exited with 0.
     pub(crate) ended: oneshot::Receiver<Result<(), String>>,
 }
 

@@ -16,7 +16,7 @@ const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 /// Region of the server's own cluster.
 const IN_CLUSTER_REGION: &str = "in-cluster";
 
-/// How to reach one cluster, and as whom.
+/// Address of a cluster, and the identity for it.
 pub(crate) struct ClusterAccess {
     /// Name of the context, which is the region.
     pub(crate) name: String,

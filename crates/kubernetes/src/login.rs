@@ -14,7 +14,7 @@ const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(60);
 /// Maximum length of the error output that is quoted.
 const ERROR_TEXT_MAX: usize = 500;
 
-/// How the backend proves who it is, beyond a certificate.
+/// Proof of identity of the backend, beyond a certificate.
 pub(crate) enum Login {
     /// A certificate, or nothing.
     None,

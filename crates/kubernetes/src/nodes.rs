@@ -74,7 +74,7 @@ pub(crate) fn offers(
     linux.filter(is_selected).flat_map(|node| node_offers(region, node, usage_of(node), settings)).collect()
 }
 
-/// What pods request on a node.
+/// Resources that pods request on a node.
 #[derive(Debug, Default)]
 struct Usage {
     pods: u32,

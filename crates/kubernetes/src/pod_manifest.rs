@@ -37,7 +37,7 @@ pub(crate) fn name(instance: InstanceId) -> String {
     format!("windlass-{instance}")
 }
 
-/// What a pod is built from.
+/// Inputs of a pod.
 #[derive(Clone, Copy)]
 pub(crate) struct PodInputs<'a> {
     pub(crate) instance: InstanceId,
@@ -170,7 +170,7 @@ fn resources(container: &ContainerRequest, gpu: Option<&Gpu>) -> Value {
     json!({"requests": requests, "limits": limits})
 }
 
-/// Names the nodes that fit: each is a term of its own, because a term names only one.
+/// Names the nodes that fit: each is a separate term, because a term names only one.
 fn affinity(offers: &[Offer]) -> Value {
     let Some(first) = offers.first() else { return Value::Null };
     let same_gpus = |offer: &&Offer| {
@@ -351,8 +351,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_the_job_asks_for_is_requested() {
-        let asked = ContainerRequest {
+    fn every_request_of_the_job_is_in_the_manifest() {
+        let requested = ContainerRequest {
             memory_mib: Some(4096),
             disk_mib: Some(1024),
             shm_mib: Some(512),
@@ -364,7 +364,7 @@ mod tests {
         let settings =
             KubernetesSettings { priority_class: Some("low".into()), ..KubernetesSettings::default() };
         let offers = [offer("n1", Some("H100")), offer("n2", Some("H100")), offer("n3", None)];
-        let pod = build(&asked, &offers, &settings);
+        let pod = build(&requested, &offers, &settings);
         let (spec, job) = (&pod["spec"], &pod["spec"]["containers"][0]);
         assert_eq!(
             job["resources"],
@@ -394,8 +394,8 @@ mod tests {
     fn the_secret_of_a_registry_has_the_form_of_docker() {
         let instance: InstanceId = "0190a0b0-0000-7000-8000-000000000001".parse().unwrap();
         assert_eq!(pull_secret(instance, &container()), None);
-        let asked = ContainerRequest { registry_auth: Some(("ada".into(), "pw".into())), ..container() };
-        let secret = pull_secret(instance, &asked).unwrap();
+        let requested = ContainerRequest { registry_auth: Some(("ada".into(), "pw".into())), ..container() };
+        let secret = pull_secret(instance, &requested).unwrap();
         let packed = secret["data"][".dockerconfigjson"].as_str().unwrap();
         let config: Value = serde_json::from_slice(&BASE64.decode(packed).unwrap()).unwrap();
         let auth = &config["auths"]["registry.test:5000"];

@@ -17,6 +17,7 @@ use crate::{
     auth::AccessCache,
     change_feed::ChangeFeed,
     config::Settings,
+    configured_backends,
     db::Db,
     encryption::Keyring,
     error::Error,
@@ -181,7 +182,10 @@ impl App {
             // A server that only keeps records has none at all.
             Some(name) if !has.is_empty() => {
                 let has = has.join("`, `");
-                Err(Error::refused(format!("this server has no backend `{name}`; it has `{has}`")))
+                Err(Error::refused(format!(
+                    "this server has no backend `{name}`; it has `{has}`{}",
+                    configured_backends::hint(name)
+                )))
             }
             Some(_) | None => Ok(()),
         }

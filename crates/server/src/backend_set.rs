@@ -12,7 +12,7 @@ use windlass_kubernetes::KubernetesBackend;
 use windlass_model::id::InstanceId;
 use windlass_tunnel::{Backoff, SshPool};
 
-use crate::{StartError, config::Settings};
+use crate::{StartError, config::Settings, configured_backends};
 
 /// Backends that the settings enable.
 pub struct BackendSet {
@@ -33,8 +33,11 @@ impl BackendSet {
         }
         let binaries =
             || program.as_ref().map(|program| AgentBinaries::next_to(program.path())).unwrap_or_default();
-        let mut backends: Vec<Arc<dyn Backend>> =
-            vec![Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries()))];
+        let remote = Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries()));
+        let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::clone(&remote) as Arc<dyn Backend>];
+        for configured in configured_backends::collect(&settings.projects)? {
+            backends.push(configured_backends::open(&configured, &remote)?);
+        }
         let local = settings.local.then(|| Arc::new(LocalBackend::new(local_settings(settings))));
         backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
         if let Some(clusters) = &settings.kubernetes {

@@ -2,6 +2,7 @@
 
 mod kubernetes;
 mod oidc;
+mod projects;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -26,7 +27,10 @@ use windlass_model::{
     time::Span,
 };
 
-pub use self::oidc::{GroupRole, OidcSettings, OidcSource};
+pub use self::{
+    oidc::{GroupRole, OidcSettings, OidcSource},
+    projects::{BackendConfig, ProjectConfig},
+};
 use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
@@ -44,7 +48,7 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
                      queue_token_life, allow_host_networks, image_lookup, insecure_registries, no_ui, services_port, \
-                     insecure_web_login, backends";
+                     insecure_web_login, backends, projects";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 /// Default time limit for the lookup of an image.
@@ -169,6 +173,8 @@ pub struct SettingsSource {
     pub oidc: OidcSource,
     /// Clusters whose pods are instances.
     pub kubernetes: Option<KubernetesSettings>,
+    /// Backends of projects; only in `config.yml`.
+    pub projects: Option<Vec<ProjectConfig>>,
     pub limits: limits::LimitSettings,
 }
 
@@ -197,6 +203,11 @@ impl SettingsSource {
             if entry.key == kubernetes::SETTING {
                 let read = kubernetes::read(&entry.value);
                 given.kubernetes = read.map_err(|want| wrong(kubernetes::SETTING, &want))?;
+                continue;
+            }
+            if entry.key == projects::KEY {
+                given.projects =
+                    Some(projects::read(&entry.value).map_err(|want| wrong(projects::KEY, &want))?);
                 continue;
             }
             let Value::Scalar(word) = entry.value.value else {
@@ -332,6 +343,7 @@ impl SettingsSource {
             insecure_web_login: self.insecure_web_login.or(other.insecure_web_login),
             oidc: self.oidc.or(other.oidc),
             kubernetes: self.kubernetes.or(other.kubernetes),
+            projects: self.projects.or(other.projects),
             limits: self.limits.or(other.limits),
         }
     }
@@ -396,6 +408,8 @@ pub struct Settings {
     pub oidc: Option<OidcSettings>,
     /// Clusters whose pods are instances.
     pub kubernetes: Option<KubernetesSettings>,
+    /// Backends of projects.
+    pub projects: Vec<ProjectConfig>,
     /// Additional listener that serves only services.
     pub services_address: Option<SocketAddr>,
     /// Limits that users can reach, and retention times.
@@ -496,6 +510,7 @@ impl Settings {
             insecure_web_login: given.insecure_web_login.unwrap_or(false),
             oidc: OidcSettings::new(given.oidc)?,
             kubernetes: given.kubernetes,
+            projects: given.projects.unwrap_or_default(),
             services_address: given.services_port.map(|port| SocketAddr::new(host, port)),
             image_lookup,
             insecure_registries,

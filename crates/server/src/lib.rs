@@ -8,6 +8,7 @@ pub mod auth;
 pub mod backend_set;
 mod change_feed;
 pub mod config;
+mod configured_backends;
 mod connection_shares;
 pub mod encryption;
 pub mod error;
@@ -99,6 +100,8 @@ pub enum StartError {
     Logs(#[from] LogLocationError),
     #[error("failed to set up backend `kubernetes`")]
     Kubernetes(#[from] windlass_kubernetes::SettingsError),
+    #[error("failed to set up the backends")]
+    Backends(#[from] configured_backends::BackendConfigError),
     #[cfg(feature = "testing")]
     #[error("failed to set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),

@@ -4,6 +4,7 @@ pub mod cli_snapshot;
 pub mod fault_proxy;
 pub mod kubernetes;
 pub mod lab;
+pub mod lxd;
 pub mod ports;
 pub mod postgres;
 pub mod rng;

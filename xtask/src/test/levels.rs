@@ -11,7 +11,7 @@ use crate::{
     engine::{self, Engine},
     faults, fuzz,
     junit::{self, TestResult},
-    output, process, setup, sim, tidy, venv, web,
+    lxd_image, output, process, setup, sim, tidy, venv, web,
 };
 
 /// Number of seeds that are the same in every run.
@@ -177,6 +177,7 @@ fn build(context: &mut TestContext) -> Result<LevelOutcome> {
     process::run(command.arg("--no-run"))?;
     if context.options.scope != Scope::Fast {
         venv::ensure_for_tests(context.workspace)?;
+        lxd_image::ensure_for_tests(context.workspace)?;
     }
     Ok(LevelOutcome::passed("all tests and the programs that they start"))
 }
@@ -206,7 +207,8 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     if context.options.scope != Scope::Fast {
         command
             .env(engine::SOCKET_VARIABLE, shared_engine(context)?)
-            .envs(venv::ensure_for_tests(context.workspace)?);
+            .envs(venv::ensure_for_tests(context.workspace)?)
+            .envs(lxd_image::ensure_for_tests(context.workspace)?);
     }
     if context.options.scope == Scope::Nightly {
         let seed = sim::todays_first_seed().to_string();

@@ -263,6 +263,7 @@ fn from_volume_error(error: VolumeError) -> HostError {
         refused @ (VolumeError::Name { .. }
         | VolumeError::NoDevice { .. }
         | VolumeError::NotADisk { .. }
+        | VolumeError::NotMounted { .. }
         | VolumeError::InUse { .. }
         | VolumeError::NoFileSystem { .. }
         | VolumeError::Program { .. }) => {

@@ -20,6 +20,8 @@ use crate::digest::sha256_hex;
 
 /// Backend whose volumes are directories of the host.
 pub const LOCAL_BACKEND: &str = "local";
+/// Directory in which a backend mounts volumes of this host that have a file system already, as LXD does.
+const MOUNTED_ROOT: &str = "/var/lib/windlass-volumes";
 const BY_ID: &str = "/dev/disk/by-id";
 const FILE_SYSTEM: &str = "ext4";
 /// Exit status of `blkid` for a disk without any signature.
@@ -33,6 +35,8 @@ pub enum VolumeError {
     NoDevice { name: String, volume_id: String },
     #[error("volume {name}: {device} is not a block device")]
     NotADisk { name: String, device: PathBuf },
+    #[error("volume {name}: nothing is mounted at {device}")]
+    NotMounted { name: String, device: PathBuf },
     #[error("volume {name}: {device} conflicts with the mount at {at}")]
     InUse { name: String, device: PathBuf, at: PathBuf },
     #[error("volume {name}: {device} has no mountable file system")]
@@ -141,6 +145,9 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     let name = || volume.name.clone();
     let mounted = read_mounts().map_err(io_error("failed to read the mounts".to_owned()))?;
     let real = fs::canonicalize(place).map_err(io_error(format!("cannot resolve {}", place.display())))?;
+    if let Some(source) = mounted_by_backend(volume) {
+        return bind_mounted(volume, &source, &real, &mounted);
+    }
     let device = find_device(volume)?;
     let meta = fs::metadata(&device).map_err(io_error(format!("cannot inspect {}", device.display())))?;
     if !meta.file_type().is_block_device() {
@@ -166,6 +173,47 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     let flags = MountFlags::NODEV | MountFlags::NOSUID;
     rustix::mount::mount(&device, &real, kind.as_str(), flags, None::<&std::ffi::CStr>)
         .map_err(|error| io_error(format!("failed to mount {}", device.display()))(error.into()))
+}
+
+/// Returns the directory in which the backend mounts the volume; `None` for one that is a disk of this host.
+fn mounted_by_backend(volume: &Volume) -> Option<PathBuf> {
+    let path = Path::new(volume.device_name.as_deref()?);
+    let name = path.strip_prefix(MOUNTED_ROOT).ok()?.to_str()?;
+    let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
+    is_name.then(|| path.to_owned())
+}
+
+/// Mounts a directory in which the backend has mounted a volume. Without that mount, a task would write to the host's
+/// own disk, and its data would be lost with the host.
+fn bind_mounted(
+    volume: &Volume,
+    source: &Path,
+    place: &Path,
+    mounted: &[MountEntry],
+) -> Result<(), VolumeError> {
+    let name = || volume.name.clone();
+    let not_mounted = || VolumeError::NotMounted { name: name(), device: source.to_owned() };
+    let Some(found) = mounted.iter().find(|mount| mount.at == source) else { return Err(not_mounted()) };
+    match mounted.iter().find(|mount| mount.at == place) {
+        Some(own) if own.device == found.device => return Ok(()),
+        Some(own) => {
+            return Err(VolumeError::InUse { name: name(), device: source.to_owned(), at: own.at.clone() });
+        }
+        None => {}
+    }
+    if volume.init_fs {
+        open_empty(source).map_err(io_error(format!("failed to prepare {}", source.display())))?;
+    }
+    rustix::mount::mount_bind(source, place)
+        .map_err(|error| io_error(format!("failed to mount {}", source.display()))(error.into()))
+}
+
+/// Lets tasks of any user write to a new volume. One with contents keeps the mode that its tasks gave it.
+fn open_empty(source: &Path) -> io::Result<()> {
+    if fs::read_dir(source)?.next().is_some() {
+        return Ok(());
+    }
+    fs::set_permissions(source, fs::Permissions::from_mode(0o777))
 }
 
 /// Unmounts the path if it is a mount point; then also removes the directory if it is empty.
@@ -325,6 +373,25 @@ mod tests {
         assert_eq!(found("abc", None), None);
         assert_eq!(found("", Some("")), None);
         assert_eq!(found("other", Some("/dev/sdf")), None);
+    }
+
+    #[test]
+    fn a_volume_that_the_backend_should_have_mounted_is_refused_if_it_is_not_mounted() {
+        let at = |device: &str| Volume { device_name: Some(device.to_owned()), ..volume("lxd", "data", "v") };
+        let one = at("/var/lib/windlass-volumes/windlass-1");
+        assert_eq!(mounted_by_backend(&one), Some("/var/lib/windlass-volumes/windlass-1".into()));
+        for other in [
+            "/dev/sdf",
+            "/var/lib/windlass-volumes",
+            "/var/lib/windlass-volumes/../x",
+            "/etc",
+            "/var/lib/windlass-volumes/a/b",
+        ] {
+            assert_eq!(mounted_by_backend(&at(other)), None, "{other}");
+        }
+        let refused =
+            bind_mounted(&one, Path::new("/var/lib/windlass-volumes/windlass-1"), Path::new("/p"), &[]);
+        assert!(matches!(refused, Err(VolumeError::NotMounted { .. })), "{refused:?}");
     }
 
     #[test]

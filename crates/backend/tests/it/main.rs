@@ -5,5 +5,6 @@
 mod conformance;
 mod gpus;
 mod local;
+mod lxd;
 mod mock;
 mod support;

@@ -55,6 +55,7 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
         env: BTreeMap::new(),
         alternatives: Vec::new(),
         container: None,
+        login: None,
     }
 }
 

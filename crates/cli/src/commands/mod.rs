@@ -2,6 +2,7 @@
 
 pub(crate) mod apply;
 pub(crate) mod attach;
+pub(crate) mod backend;
 pub(crate) mod budget;
 pub(crate) mod check;
 pub(crate) mod completion;
@@ -75,6 +76,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Fleet(args) => fleet::run(&args),
         Command::Instance(args) => instance::run(&args),
         Command::Volume(args) => volume::run(&args),
+        Command::Backend(args) => backend::run(&args),
         Command::Gateway(args) => gateway::run(&args),
         Command::Secret(args) => secret::run(&args),
         Command::Queue(args) => queue::run(&args),

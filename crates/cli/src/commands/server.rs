@@ -470,6 +470,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         oidc: args.oidc.into(),
         // Only in `config.yml`.
         kubernetes: None,
+        projects: None,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

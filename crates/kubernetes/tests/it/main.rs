@@ -93,6 +93,7 @@ impl Site {
             tags: BTreeMap::new(),
             env: BTreeMap::new(),
             alternatives: Vec::new(),
+            login: None,
             container: Some(ContainerRequest {
                 image: image.into(),
                 registry_auth: None,

@@ -35,6 +35,8 @@ words! {
         Lium = "lium",
         /// The machine that the server runs on.
         Local = "local",
+        /// LXD or Incus.
+        Lxd = "lxd",
         /// A scripted cloud, for tests and trials.
         Mock = "mock",
         /// SSH hosts.

@@ -134,12 +134,15 @@ pub enum Volume {
     Lium(PlainVolume),
     /// A directory on the server's machine, managed by the agent there.
     Local(LocalVolume),
+    /// A storage volume of an LXD or Incus server.
+    Lxd(AwsVolume),
     /// A disk of the scripted cloud, for trials.
     Mock(AwsVolume),
 }
 
 /// Backends that provide volumes.
-pub const BACKENDS: [&str; 8] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "local", "mock"];
+pub const BACKENDS: [&str; 9] =
+    ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "local", "lxd", "mock"];
 const LOCAL: &str = "local";
 
 impl Volume {
@@ -152,15 +155,18 @@ impl Volume {
             Self::Daytona(_) => "daytona",
             Self::Lium(_) => "lium",
             Self::Local(_) => LOCAL,
+            Self::Lxd(_) => "lxd",
             Self::Mock(_) => "mock",
         }
     }
 
     pub const fn shared(&self) -> &VolumeProperties {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                &volume.shared
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => &volume.shared,
             Self::Kubernetes(volume) => &volume.shared,
             Self::Daytona(volume) | Self::Lium(volume) => &volume.shared,
             Self::Local(volume) => &volume.shared,
@@ -170,9 +176,11 @@ impl Volume {
     /// Returns the region; empty if the backend has none.
     pub fn region(&self) -> &str {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                &volume.region
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => &volume.region,
             Self::Kubernetes(volume) => &volume.region,
             // The region of the local offer.
             Self::Local(_) => LOCAL,
@@ -182,18 +190,22 @@ impl Volume {
 
     pub fn zone(&self) -> Option<&str> {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                volume.availability_zone.as_deref()
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => volume.availability_zone.as_deref(),
             Self::Kubernetes(_) | Self::Daytona(_) | Self::Lium(_) | Self::Local(_) => None,
         }
     }
 
     pub fn size_gb(&self) -> Option<f64> {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                volume.size.map(|size| size.0)
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => volume.size.map(|size| size.0),
             Self::Kubernetes(volume) => volume.size.map(|size| size.0),
             Self::Daytona(_) | Self::Lium(_) | Self::Local(_) => None,
         }
@@ -202,9 +214,11 @@ impl Volume {
     /// Returns the backend's ID of a volume that windlass did not create.
     pub fn external_id(&self) -> Option<&str> {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                volume.volume_id.as_deref()
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => volume.volume_id.as_deref(),
             Self::Kubernetes(volume) => volume.claim_name.as_deref(),
             Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.as_deref(),
             Self::Local(_) => None,
@@ -219,9 +233,11 @@ impl Volume {
     /// Returns whether windlass did not create the volume; deleting it leaves the disk untouched.
     pub const fn is_external(&self) -> bool {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                volume.volume_id.is_some()
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => volume.volume_id.is_some(),
             Self::Kubernetes(volume) => volume.claim_name.is_some(),
             Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.is_some(),
             Self::Local(_) => false,
@@ -258,6 +274,7 @@ impl Decode for Volume {
             "kubernetes" => decode_for_backend(node, cx).map(Self::Kubernetes),
             "daytona" => decode_for_backend(node, cx).map(Self::Daytona),
             LOCAL => decode_for_backend(node, cx).map(Self::Local),
+            "lxd" => decode_for_backend(node, cx).map(Self::Lxd),
             "mock" => decode_for_backend(node, cx).map(Self::Mock),
             _ => decode_for_backend(node, cx).map(Self::Lium),
         }
@@ -272,9 +289,11 @@ impl Serialize for Volume {
         map.serialize_entry("type", "volume")?;
         map.serialize_entry("backend", self.backend())?;
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
-                volume.write_fields(&mut map)?
-            }
+            Self::Aws(volume)
+            | Self::Gcp(volume)
+            | Self::Runpod(volume)
+            | Self::Lxd(volume)
+            | Self::Mock(volume) => volume.write_fields(&mut map)?,
             Self::Kubernetes(volume) => volume.write_fields(&mut map)?,
             Self::Daytona(volume) | Self::Lium(volume) => volume.write_fields(&mut map)?,
             Self::Local(volume) => volume.write_fields(&mut map)?,
@@ -307,7 +326,7 @@ schema_literal! {
     Volume, "Volume" => generator {
         "description": "A disk that outlives runs.",
         "oneOf": [
-            backend_schema::<AwsVolume>(generator, &["aws", "gcp", "runpod", "mock"]),
+            backend_schema::<AwsVolume>(generator, &["aws", "gcp", "runpod", "lxd", "mock"]),
             backend_schema::<KubernetesVolume>(generator, &["kubernetes"]),
             backend_schema::<PlainVolume>(generator, &["daytona", "lium"]),
             backend_schema::<LocalVolume>(generator, &[LOCAL]),

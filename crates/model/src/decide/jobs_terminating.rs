@@ -20,7 +20,7 @@ use crate::{
 pub const LOGS_GRACE: Span = Span::secs(30);
 /// Time for which requests in flight may be answered before a replica is stopped.
 pub const DRAIN_GRACE: Span = Span::secs(30);
-/// What a step waits for while the commands may use their grace period.
+/// State for which a step waits while the commands may use their grace period.
 const JOB_STOP: &str = "the job to stop";
 const DRAIN_POLL_INTERVAL: Span = Span::secs(1);
 /// Interval between passes.
@@ -95,7 +95,7 @@ pub enum TaskPresence {
     Gone,
 }
 
-/// Whether the agent received the request to stop the commands.
+/// Delivery of the request to stop the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopDelivery {
     NotRequested,

@@ -422,7 +422,7 @@ proptest! {
 }
 
 #[test]
-fn a_job_that_was_asked_to_stop_is_reported_with_the_time_at_which_it_is_killed() {
+fn a_stopping_job_is_reported_with_the_time_at_which_it_is_killed() {
     let stopped = job(TerminationReason::TerminatedByUser);
     // Thirty seconds of the deadline are for the last output.
     let deadline = Some(Timestamp::from_secs(1_000_090) + Span::millis(700));

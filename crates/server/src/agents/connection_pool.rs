@@ -461,6 +461,7 @@ pub(super) fn target_failure(error: &SshTargetError) -> ConnectFailure {
         | SshTargetError::Keys(_)
         | SshTargetError::NoInstance { .. }
         | SshTargetError::NotSsh { .. }
+        | SshTargetError::LoginKey(_)
         | SshTargetError::Settings { .. }
         | SshTargetError::Contended { .. }
         | SshTargetError::TooMany { .. } => {

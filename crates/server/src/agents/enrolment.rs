@@ -23,6 +23,8 @@ use crate::{
 const SIGNING_KEY_PURPOSE: &str = "task_specifications";
 /// Separates the derived keys of gateways from other uses of the secret.
 const GATEWAY_KEY_PREFIX: &[u8] = b"windlass SSH key of gateways 1\n";
+/// The same for the keys with which the server logs in to rented machines.
+const LOGIN_KEY_PREFIX: &[u8] = b"windlass SSH key of machines 1\n";
 const CREDENTIAL_BYTES: usize = 32;
 const SEED_BYTES: usize = 32;
 
@@ -77,6 +79,11 @@ pub async fn credential(db: &Db, keys: &Keyring, instance: InstanceId) -> Result
     String::from_utf8(bytes).map_err(|_| EnrolmentError::Credential { instance })
 }
 
+/// Private SSH key with which the server logs in to a rented machine, as text. A secret.
+pub async fn login_key(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<String, EnrolmentError> {
+    Ok(Signer::of(db, keys).await?.login_key(instance)?.1)
+}
+
 fn credential_aad(instance: InstanceId) -> AssociatedData<'static> {
     AssociatedData::row("instances", "agent_credential_sealed", instance.0)
 }
@@ -119,11 +126,26 @@ impl Signer {
     /// Public and private SSH key with which gateways connect to the agent of this instance, and to nothing else. It is
     /// derived, not stored: all replicas compute the same.
     pub fn gateway_key(&self, instance: InstanceId) -> Result<(String, String), EnrolmentError> {
+        self.derive_key(GATEWAY_KEY_PREFIX, instance, "windlass-gateway")
+    }
+
+    /// Public and private SSH key with which the server logs in to this instance, if it is a rented machine. Derived as
+    /// well, so that a machine whose creation was not stored can still be reached.
+    pub fn login_key(&self, instance: InstanceId) -> Result<(String, String), EnrolmentError> {
+        self.derive_key(LOGIN_KEY_PREFIX, instance, "windlass-server")
+    }
+
+    fn derive_key(
+        &self,
+        prefix: &[u8],
+        instance: InstanceId,
+        name: &str,
+    ) -> Result<(String, String), EnrolmentError> {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.seed);
-        let message = [GATEWAY_KEY_PREFIX, instance.0.as_bytes()].concat();
+        let message = [prefix, instance.0.as_bytes()].concat();
         let mut seed = [0_u8; SEED_BYTES];
         seed.copy_from_slice(hmac::sign(&key, &message).as_ref());
-        let (public, private) = key_pair_from_seed(&seed, "windlass-gateway")?;
+        let (public, private) = key_pair_from_seed(&seed, name)?;
         Ok((public.trim().to_owned(), private))
     }
 

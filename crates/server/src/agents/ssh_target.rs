@@ -1,9 +1,13 @@
-//! SSH access to the hosts of a fleet: the settings of the fleet and of the host, and the pinned keys of the host and
-//! its jump hosts.
+//! SSH access to instances: to the hosts of an SSH fleet with the settings of the fleet and of the host, to rented
+//! machines with the address that their backend reported; and the pinned keys of the host and its jump hosts.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use windlass_backend::remote::RemoteHost;
+use windlass_backend::{
+    BackendInstance,
+    machines::{self, MachineAddress},
+    remote::RemoteHost,
+};
 use windlass_gateway::gateway_config::{SshLogin, SshLoginError};
 use windlass_model::{
     config::fleet::{ProxyJump, SshConfig, SshKey},
@@ -12,6 +16,7 @@ use windlass_model::{
 };
 use windlass_tunnel::{HostKey, HostKeyEntry, KeyError as SshKeyError};
 
+use super::enrolment::{self, EnrolmentError};
 use crate::{
     db::{Db, DbError, Unit, WriteOutcome, agents as rows},
     encryption::{AssociatedData, KeyError, Keyring},
@@ -32,8 +37,10 @@ pub enum SshTargetError {
     Keys(#[from] KeyError),
     #[error("instance {instance} does not exist")]
     NoInstance { instance: InstanceId },
-    #[error("instance {instance} is not a host of an SSH fleet")]
+    #[error("instance {instance} is not reached over SSH")]
     NotSsh { instance: InstanceId },
+    #[error("failed to derive the key for logging in")]
+    LoginKey(#[source] EnrolmentError),
     #[error("failed to read the SSH settings of instance {instance}")]
     Settings {
         instance: InstanceId,
@@ -65,27 +72,61 @@ pub async fn load_target(
     keys: &Keyring,
     instance: InstanceId,
 ) -> Result<RemoteHost, SshTargetError> {
-    let (settings, pins) = load_settings(db, keys, instance).await?;
-    build_target(&settings, &pins, instance)
+    match load_access(db, keys, instance).await? {
+        HostAccess::Configured { settings, pins } => build_target(&settings, &pins, instance),
+        HostAccess::Rented(login) => {
+            Ok(RemoteHost { target: login.target()?, internal_ip: None, network: None })
+        }
+    }
 }
 
 /// SSH login of a host, for use by another process. Contains a private key.
 pub async fn load_login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
-    let (settings, pins) = load_settings(db, keys, instance).await?;
-    build_login(&settings, &pins, instance)
+    match load_access(db, keys, instance).await? {
+        HostAccess::Configured { settings, pins } => build_login(&settings, &pins, instance),
+        HostAccess::Rented(login) => Ok(login),
+    }
 }
 
-async fn load_settings(
-    db: &Db,
-    keys: &Keyring,
-    instance: InstanceId,
-) -> Result<(SshConfig, BTreeMap<String, String>), SshTargetError> {
+enum HostAccess {
+    /// Host of an SSH fleet.
+    Configured { settings: SshConfig, pins: BTreeMap<String, String> },
+    /// Machine that a backend created.
+    Rented(SshLogin),
+}
+
+async fn load_access(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<HostAccess, SshTargetError> {
     let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
-    let sealed = row.ssh_sealed.ok_or(SshTargetError::NotSsh { instance })?;
+    let pins = pins(row.host_key.as_deref());
+    let Some(sealed) = row.ssh_sealed else {
+        let machine: Option<BackendInstance> =
+            row.provisioning.and_then(|text| serde_json::from_str(&text).ok());
+        let address = machine.as_ref().and_then(machines::address_of);
+        let address = address.ok_or(SshTargetError::NotSsh { instance })?;
+        let key = enrolment::login_key(db, keys, instance).await.map_err(SshTargetError::LoginKey)?;
+        return Ok(HostAccess::Rented(machine_login(address, key, &pins)));
+    };
     let text = keys.open_sealed(&AssociatedData::row("instances", "ssh_sealed", instance.0), &sealed)?;
     let settings =
         serde_json::from_slice(&text).map_err(|source| SshTargetError::Settings { instance, source })?;
-    Ok((settings, pins(row.host_key.as_deref())))
+    Ok(HostAccess::Configured { settings, pins })
+}
+
+/// The key that the backend reported has precedence over one of an earlier connection: a new machine may have the
+/// address of an old one.
+fn machine_login(address: MachineAddress, key: String, pins: &BTreeMap<String, String>) -> SshLogin {
+    let mut login = SshLogin {
+        host: address.host,
+        port: address.port,
+        user: machines::USER.to_owned(),
+        key,
+        host_key: address.host_key,
+        via: None,
+    };
+    if login.host_key.is_none() {
+        login.host_key = pins.get(&login.known_hosts_name()).cloned();
+    }
+    login
 }
 
 /// Pins keys seen for the first time, and records events about them. A pinned name keeps its key: if the host shows a

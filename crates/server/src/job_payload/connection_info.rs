@@ -30,7 +30,7 @@ const MIB_PER_GB: f64 = 1024.0;
 /// Backend as clients see it: instances that users own are `remote`, because clients reject a response with a value
 /// that they do not know.
 pub fn client_backend(backend: &str) -> &str {
-    let is_own = matches!(backend, "local" | "mock");
+    let is_own = matches!(backend, "local" | "lxd" | "mock");
     if !is_own && BackendType::ALL.iter().any(|known| known.as_str() == backend) { backend } else { "remote" }
 }
 

@@ -22,17 +22,17 @@ pub(super) fn build(spec: &JobSpec, offer: &Offer) -> Option<ContainerRequest> {
         ExecutionMode::Container { .. } | ExecutionMode::Process(_) => return None,
     };
     let (username, password) = registry_credentials(spec);
-    let asked = &spec.requirements.resources;
+    let requested = &spec.requirements.resources;
     // A default reserves nothing.
-    let named = without_defaults(asked);
+    let named = without_defaults(requested);
     Some(ContainerRequest {
         image,
         registry_auth: (!username.is_empty()).then_some((username, password)),
         cpus: named.cpu.count.min.filter(|count| *count > 0),
         memory_mib: named.memory.min.map(mib).filter(|size| *size > 0),
         disk_mib: named.disk.and_then(|disk| disk.size.min).map(mib).filter(|size| *size > 0),
-        shm_mib: asked.shm_size.map(mib).filter(|size| *size > 0),
-        gpus: asked.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or_default(),
+        shm_mib: requested.shm_size.map(mib).filter(|size| *size > 0),
+        gpus: requested.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or_default(),
         privileged: spec.privileged,
     })
 }
@@ -90,7 +90,7 @@ mod tests {
     fn a_job_reserves_what_it_names_and_nothing_for_defaults() {
         let plain = request(&json!({})).unwrap();
         assert_eq!((plain.cpus, plain.memory_mib, plain.disk_mib, plain.gpus), (None, None, None, 0));
-        let asked = request(&json!({
+        let requested = request(&json!({
             "requirements": {"resources": {
                 "cpu": {"count": {"min": 3}}, "memory": {"min": 0.5}, "shm_size": 1.5, "disk": {"size": {"min": 7.0}},
                 "gpu": {"count": {"min": 2, "max": 4}},
@@ -98,9 +98,12 @@ mod tests {
             "registry_auth": {"username": "${{ env.USERNAME }}", "password": "pw"}, "privileged": true,
         }))
         .unwrap();
-        assert_eq!((asked.cpus, asked.memory_mib, asked.disk_mib), (Some(3), Some(512), Some(7168)));
-        assert_eq!((asked.shm_mib, asked.gpus, asked.privileged), (Some(1536), 2, true));
-        assert_eq!(asked.registry_auth, Some(("ada".into(), "pw".into())));
+        assert_eq!(
+            (requested.cpus, requested.memory_mib, requested.disk_mib),
+            (Some(3), Some(512), Some(7168))
+        );
+        assert_eq!((requested.shm_mib, requested.gpus, requested.privileged), (Some(1536), 2, true));
+        assert_eq!(requested.registry_auth, Some(("ada".into(), "pw".into())));
     }
 
     #[test]

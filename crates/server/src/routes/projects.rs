@@ -1,6 +1,11 @@
 //! Projects and members.
 
-use windlass_api::{backends::GrantRequest, operations::*, projects::*, server::EmptyRequest};
+use windlass_api::{
+    backends::{CheckRequest, Finding, GrantRequest, ServerBackend},
+    operations::*,
+    projects::*,
+    server::EmptyRequest,
+};
 
 use crate::{
     app::App,
@@ -24,6 +29,8 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<SetMemberRights, _, _, _>(set_rights)
         .token::<GrantBackend, _, _, _>(grant_backend)
         .token::<RevokeBackend, _, _, _>(revoke_backend)
+        .token::<ListBackends, _, _, _>(list_backends)
+        .token::<CheckBackend, _, _, _>(check_backend)
 }
 
 async fn set_rights(app: App, caller: Caller, requested: MemberRightsRequest) -> Result<Project> {
@@ -36,6 +43,14 @@ async fn grant_backend(app: App, caller: Caller, requested: GrantRequest) -> Res
 
 async fn revoke_backend(app: App, caller: Caller, requested: GrantRequest) -> Result<Project> {
     grants::revoke_backend(&app, &caller, &requested).await
+}
+
+async fn list_backends(app: App, _: Caller, _: EmptyRequest) -> Result<Vec<ServerBackend>> {
+    grants::list_backends(&app).await
+}
+
+async fn check_backend(app: App, _: Caller, requested: CheckRequest) -> Result<Vec<Finding>> {
+    grants::check_backend(&app, &requested.backend).await
 }
 
 async fn list(app: App, caller: Caller, requested: ListRequest) -> Result<ProjectList> {

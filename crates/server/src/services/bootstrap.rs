@@ -60,6 +60,7 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     if app.settings().local {
         add_local_fleet(app, id).await?;
     }
+    grants::grant_configured(app, id).await?;
     // A token that the operator chose is already known to the operator.
     Ok(fresh.filter(|_| !given))
 }

@@ -128,7 +128,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Resul
 fn spec_to_wire(mut spec: Value) -> Value {
     if let Some(backends) = spec["configuration"].get_mut("backends").and_then(Value::as_array_mut) {
         for backend in backends.iter_mut() {
-            if let Some("local" | "mock") = backend.as_str() {
+            if let Some("local" | "lxd" | "mock") = backend.as_str() {
                 *backend = json!("remote");
             }
         }

@@ -3,8 +3,13 @@
 //! A fleet or a volume that names another backend is rejected. Where a fleet names none, placement leaves out the
 //! offers of backends that are not granted to its project.
 
-use windlass_api::{backends::GrantRequest, projects as wire};
-use windlass_backend::remote;
+use std::time::Duration;
+
+use windlass_api::{
+    backends::{Finding, GrantRequest, ServerBackend},
+    projects as wire,
+};
+use windlass_backend::{BackendFinding, remote};
 use windlass_model::{
     event::Entity,
     id::{ProjectId, UserId},
@@ -21,6 +26,9 @@ use crate::{
     error::{Error, Result},
     events::{EventSubject, note},
 };
+
+/// Maximum time for the check of a backend.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Hosts of SSH fleets are part of their fleet: adding them is a right of members, not a grant.
 fn needs_grant(backend: &str) -> bool {
@@ -49,10 +57,39 @@ pub(crate) async fn check<'a>(
     }
 }
 
-/// Grants of the first project: all backends that the server has when the project is created.
+/// Grants of the first project: all backends that the server has when the project is created, without those that
+/// `config.yml` gives to projects.
 pub(crate) fn first_grants(app: &App, project: ProjectId) -> Result<Vec<Change>, DbError> {
-    let names = app.backends().all().map(|backend| backend.name()).filter(|name| needs_grant(name));
+    let configured: Vec<&str> = configured_grants(app).map(|(_, kind)| kind).collect();
+    let names = app.backends().all().map(|backend| backend.name());
+    let names = names.filter(|name| needs_grant(name) && !configured.contains(name));
     names.map(|name| grant_change(app, project, name)).collect()
+}
+
+/// Projects and backends in `config.yml`.
+fn configured_grants(app: &App) -> impl Iterator<Item = (&str, &str)> {
+    let projects = app.settings().projects.iter();
+    projects.flat_map(|project| {
+        project.backends.iter().map(|backend| (project.name.as_str(), backend.kind.as_str()))
+    })
+}
+
+/// Grants the backends in `config.yml` to their projects. One that is removed there later stays granted, because an
+/// admin may have granted it as well.
+pub(crate) async fn grant_configured(app: &App, admin: UserId) -> Result<()> {
+    for (project, backend) in configured_grants(app) {
+        let Some((found, _)) = projects::find(app.db(), project, admin).await? else {
+            tracing::warn!(
+                project,
+                backend,
+                "config.yml has a backend for a project that does not exist; it is granted at the next start after                  the project was created"
+            );
+            continue;
+        };
+        let change = grant_change(app, found.id, backend)?;
+        app.db().write(Unit::new().and([change])).await?.done()?;
+    }
+    Ok(())
 }
 
 pub(crate) fn grant_change(app: &App, project: ProjectId, backend: &str) -> Result<Change, DbError> {
@@ -80,6 +117,28 @@ pub async fn revoke_backend(app: &App, caller: &Caller, requested: &GrantRequest
     let change = backends::delete(project.id, &requested.backend);
     let message = format!("Backend {} revoked", requested.backend);
     write(app, caller, &project, change, "backend_revoked", message).await
+}
+
+/// The backends of the server, and the projects that may use them.
+pub async fn list_backends(app: &App) -> Result<Vec<ServerBackend>> {
+    let grants = backends::list_grants(app.db()).await?;
+    let all = app.backends().all().map(|backend| {
+        let granted = grants.iter().filter(|(kind, _)| kind == backend.name());
+        let projects = granted.map(|(_, project)| project.clone()).collect();
+        ServerBackend { name: backend.name().to_owned(), projects }
+    });
+    Ok(all.collect())
+}
+
+/// Checks a backend at its provider.
+pub async fn check_backend(app: &App, name: &str) -> Result<Vec<Finding>> {
+    app.check_backends([name])?;
+    let Some(backend) = app.backends().named(name) else { return Err(Error::absent("Backend")) };
+    let found = tokio::time::timeout(CHECK_TIMEOUT, backend.check()).await;
+    let late =
+        || Error::refused(format!("backend `{name}` did not answer within {} s", CHECK_TIMEOUT.as_secs()));
+    let found = found.map_err(|_| late())?;
+    Ok(found.into_iter().map(|BackendFinding { what, problem }| Finding { what, problem }).collect())
 }
 
 async fn find(app: &App, user: UserId, name: &str) -> Result<Project> {

@@ -194,7 +194,7 @@ fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<
 }
 
 /// Backends whose disks are attached to one instance at a time; for the others only the backend itself knows.
-const SINGLE_ATTACH_BACKENDS: [&str; 3] = ["aws", "gcp", "mock"];
+const SINGLE_ATTACH_BACKENDS: [&str; 4] = ["aws", "gcp", "lxd", "mock"];
 
 /// Checks that the volumes that a run's jobs name exist and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {

@@ -49,7 +49,7 @@ async fn with_hosts(count: usize, blocks: i64) -> (TestEnv, RunningHosts) {
     (env, hosts)
 }
 
-async fn launch(env: &mut TestEnv, text: &str, more: Value) -> i64 {
+pub(crate) async fn launch(env: &mut TestEnv, text: &str, more: Value) -> i64 {
     let mut request = json!({"text": text});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let launched = env.project("jobs/launch", &request).await;
@@ -61,7 +61,12 @@ async fn job(env: &mut TestEnv, id: i64) -> Value {
 }
 
 /// Waits until a condition holds for a job.
-async fn wait_until(env: &mut TestEnv, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn wait_until(
+    env: &mut TestEnv,
+    id: i64,
+    what: &str,
+    holds: impl Fn(&Value) -> bool,
+) -> Value {
     let start = Instant::now();
     loop {
         let seen = job(env, id).await;
@@ -74,11 +79,11 @@ async fn wait_until(env: &mut TestEnv, id: i64, what: &str, holds: impl Fn(&Valu
 }
 
 /// Waits until the job has ended and its nodes are released.
-async fn wait_until_done(env: &mut TestEnv, id: i64) -> Value {
+pub(crate) async fn wait_until_done(env: &mut TestEnv, id: i64) -> Value {
     wait_until(env, id, "it ends", |job| job["schedule_state"] == "DONE").await
 }
 
-async fn runs(env: &mut TestEnv, id: i64) -> Value {
+pub(crate) async fn runs(env: &mut TestEnv, id: i64) -> Value {
     wait_until(env, id, "it runs", |job| {
         let status = job["status"].as_str().unwrap_or_default();
         assert!(!FINAL_STATUSES.contains(&status), "it ended: {job:#}");

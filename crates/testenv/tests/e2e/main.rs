@@ -17,6 +17,7 @@ mod hosts;
 mod jobs;
 mod kubernetes;
 mod local;
+mod lxd;
 mod process_isolation;
 mod regions;
 mod replicas;

@@ -11,12 +11,13 @@ use windlass_engine::Lease;
 use windlass_model::{
     decide::instances::InstanceObservation,
     error_chain::format_chain,
+    id::InstanceId,
     plan::{
         blocks,
         offers::{KUBERNETES_BACKEND, Offer},
     },
 };
-use windlass_tunnel::{HostKey, HostKeyEntry};
+use windlass_tunnel::{HostKey, HostKeyEntry, LoginKey};
 
 use super::{InstanceReport, InstancesPipeline, Row};
 use crate::{
@@ -45,6 +46,7 @@ impl InstancesPipeline {
         let enrolment = enrolment::enrolment(db, keys, id)
             .await
             .map_err(|error| failed("failed to create the agent's credential", format_chain(&error)))?;
+        let login = if row.is_ssh() { None } else { Some(self.login_key(id).await?) };
         let want = if row.is_ssh() {
             let site = ssh_target::load_target(db, keys, id)
                 .await
@@ -73,6 +75,7 @@ impl InstancesPipeline {
             enrolment,
             tags: OrderProfile::of(&row.instance).tags,
             env: row.fleet.as_ref().map(|fleet| fleet.shape.env()).unwrap_or_default(),
+            login,
         })
     }
 
@@ -85,6 +88,14 @@ impl InstancesPipeline {
             PayloadError::NotYet { message } => BackendError::Unavailable { what, message },
             PayloadError::Pass(error) => BackendError::Unavailable { what, message: format_chain(&error) },
         })
+    }
+
+    /// Key with which the server logs in to the machine, if its backend rents machines.
+    async fn login_key(&self, instance: InstanceId) -> Result<LoginKey, BackendError> {
+        let failed = |message| BackendError::Unavailable { what: "derive the key of the machine", message };
+        let text = enrolment::login_key(&self.0.db, &self.0.keys, instance).await;
+        let text = text.map_err(|error| failed(format_chain(&error)))?;
+        LoginKey::parse(&text).map_err(|error| failed(format_chain(&error)))
     }
 
     /// Requests the offers in order until one is granted.
@@ -301,7 +312,7 @@ fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
     Ok(match error {
         SshTargetError::Db(error) => return Err(error.into()),
         SshTargetError::Keys(error) => return Err(error.into()),
-        SshTargetError::Contended { .. } => {
+        SshTargetError::Contended { .. } | SshTargetError::LoginKey(_) => {
             InstanceReport::from_observation(InstanceObservation::DeployFailed { fatal: false, message })
         }
         SshTargetError::NoInstance { .. }

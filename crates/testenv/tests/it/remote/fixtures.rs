@@ -56,6 +56,7 @@ pub(crate) fn instance_order(target: SshDestination) -> InstanceRequest {
         env: BTreeMap::new(),
         alternatives: Vec::new(),
         container: None,
+        login: None,
     }
 }
 
