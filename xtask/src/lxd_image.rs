@@ -17,11 +17,8 @@ const NAME: &str = "lxd-image";
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,cloud-init,openssh-server,sudo,iproute2,isc-dhcp-client,ifupdown,\
                         netbase,ca-certificates";
-/// Archives; the security updates too, because packages of the two depend on each other.
-const SOURCES: [&str; 2] = [
-    "deb http://deb.debian.org/debian bookworm main",
-    "deb http://deb.debian.org/debian-security bookworm-security main",
-];
+/// Files with the archives of this Debian, of which one exists.
+const SOURCES: [&str; 2] = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"];
 const INTERFACES: &str = "auto lo\niface lo inet loopback\nauto eth0\niface eth0 inet dhcp\n";
 /// The minimal system has no locales to configure.
 const CLOUD_CONFIG: &str = "locale: false\n";
@@ -41,7 +38,7 @@ pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<Option<(&'static
 }
 
 fn recipe() -> String {
-    [SUITE, PACKAGES, &SOURCES.join("\n"), INTERFACES, CLOUD_CONFIG].join("\n")
+    [SUITE, PACKAGES, INTERFACES, CLOUD_CONFIG].join("\n")
 }
 
 /// The recipe is written last: an image without it is incomplete.
@@ -54,11 +51,14 @@ fn build(home: &Path) -> Result<()> {
     let _ = fs::remove_dir_all(home);
     fs::create_dir_all(home)?;
     let root = home.join("rootfs");
+    let sources = SOURCES.into_iter().find(|path| Path::new(path).exists());
+    let sources =
+        sources.context("this system names no Debian archive: there is no `/etc/apt/sources.list`")?;
     process::run(
         Command::new("mmdebstrap")
             .args(["--quiet", "--variant=apt", &format!("--include={PACKAGES}"), SUITE])
             .arg(&root)
-            .args(SOURCES),
+            .arg(sources),
     )?;
     // Each machine makes its own.
     for entry in fs::read_dir(root.join("etc/ssh"))? {

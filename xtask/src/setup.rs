@@ -96,15 +96,6 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         packages: &["slurmctld", "slurmd", "slurmrestd", "slurm-client", "munge"],
     },
     Requirement {
-        what: "containerd, runc, network plugins, zstd and curl (for a Kubernetes cluster)",
-        here: || {
-            let paths = ["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge", "/usr/bin/zstd"];
-            paths.iter().all(|path| std::path::Path::new(path).exists())
-                && process::succeeds("curl", &["--version"])
-        },
-        packages: &["containerd", "runc", "containernetworking-plugins", "zstd", "curl"],
-    },
-    Requirement {
         what: "openssl",
         here: || process::succeeds("openssl", &["version"]),
         packages: &["openssl"],
@@ -113,6 +104,20 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         what: "nginx (for comparison with the proxy)",
         here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
+    },
+    Requirement { what: "rsync", here: || process::succeeds("rsync", &["--version"]), packages: &["rsync"] },
+];
+
+/// Additional requirements of the tests with rented machines and clusters.
+const RENTED_REQUIREMENTS: &[Requirement] = &[
+    Requirement {
+        what: "containerd, runc, network plugins, zstd and curl (for a Kubernetes cluster)",
+        here: || {
+            let paths = ["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge", "/usr/bin/zstd"];
+            paths.iter().all(|path| std::path::Path::new(path).exists())
+                && process::succeeds("curl", &["--version"])
+        },
+        packages: &["containerd", "runc", "containernetworking-plugins", "zstd", "curl"],
     },
     Requirement {
         what: "LXD with its network and image tools",
@@ -125,7 +130,6 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
         },
         packages: &["lxd", "lxd-client", "dnsmasq-base", "squashfs-tools", "mmdebstrap"],
     },
-    Requirement { what: "rsync", here: || process::succeeds("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
 /// Additional requirements of the proxy benchmark; no test needs them.
@@ -182,6 +186,10 @@ fn open_tunnel_device() -> Result<()> {
     }
     output::print_message(&format!("letting every user open {DEVICE}, as udev does"));
     std::fs::set_permissions(DEVICE, std::fs::Permissions::from_mode(ALL_USERS)).with_context(failed)
+}
+
+pub(crate) fn ensure_for_rented() -> Result<()> {
+    ensure_all(RENTED_REQUIREMENTS)
 }
 
 pub(crate) fn ensure_for_proxy() -> Result<()> {

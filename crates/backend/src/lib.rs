@@ -255,7 +255,7 @@ pub enum DeleteProgress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendFinding {
     pub what: String,
-    /// What is wrong and what to do; `None`: nothing.
+    /// Problem and its cure; `None`: nothing is wrong.
     pub problem: Option<String>,
 }
 

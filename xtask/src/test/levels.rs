@@ -65,7 +65,7 @@ const TIDY: Level = Level { name: "tidy", run: tidy, is_needed_by_the_rest: fals
 const DOCS: Level = Level { name: "docs", run: docs, is_needed_by_the_rest: false };
 const BUILD: Level = Level { name: "build", run: build, is_needed_by_the_rest: true };
 const TESTS: Level = Level { name: "tests", run: tests, is_needed_by_the_rest: false };
-const KUBERNETES: Level = Level { name: "kubernetes", run: kubernetes, is_needed_by_the_rest: false };
+const RENTED: Level = Level { name: "rented", run: rented, is_needed_by_the_rest: false };
 const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed_by_the_rest: false };
 const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest: false };
 const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
@@ -85,20 +85,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
         (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
         (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, LINTS],
         (Scope::Full, None) => {
-            vec![
-                SET_UP,
-                FORMAT,
-                TIDY,
-                DOCS,
-                BUILD,
-                TESTS,
-                KUBERNETES,
-                SIMULATION,
-                FAULTS,
-                BAD_REQUESTS,
-                BINARIES,
-                LINTS,
-            ]
+            vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
         }
         (Scope::Nightly, None) => {
             vec![
@@ -108,7 +95,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
                 DOCS,
                 BUILD,
                 TESTS,
-                KUBERNETES,
+                RENTED,
                 SIMULATION,
                 FAULTS,
                 BAD_REQUESTS,
@@ -177,7 +164,6 @@ fn build(context: &mut TestContext) -> Result<LevelOutcome> {
     process::run(command.arg("--no-run"))?;
     if context.options.scope != Scope::Fast {
         venv::ensure_for_tests(context.workspace)?;
-        lxd_image::ensure_for_tests(context.workspace)?;
     }
     Ok(LevelOutcome::passed("all tests and the programs that they start"))
 }
@@ -207,8 +193,7 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     if context.options.scope != Scope::Fast {
         command
             .env(engine::SOCKET_VARIABLE, shared_engine(context)?)
-            .envs(venv::ensure_for_tests(context.workspace)?)
-            .envs(lxd_image::ensure_for_tests(context.workspace)?);
+            .envs(venv::ensure_for_tests(context.workspace)?);
     }
     if context.options.scope == Scope::Nightly {
         let seed = sim::todays_first_seed().to_string();
@@ -242,25 +227,29 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     })
 }
 
-/// Runs the tests on a real Kubernetes cluster, where its binaries are. Elsewhere only the tests that need none run, in
-/// the level before, and the summary says so.
-fn kubernetes(context: &mut TestContext) -> Result<LevelOutcome> {
+/// Runs the tests with machines of a real LXD, and on a real Kubernetes cluster where its binaries are. Elsewhere only
+/// the tests that need none run, in the level `tests`, and the summary says so.
+fn rented(context: &mut TestContext) -> Result<LevelOutcome> {
+    setup::ensure_for_rented()?;
     let archive = context.workspace.root.join("../shared/kube");
-    if std::env::var_os(KUBERNETES_BINARIES).is_none() && !archive.is_dir() {
-        return Ok(LevelOutcome::passed(format!(
-            "NOT RUN on a cluster: set `{KUBERNETES_BINARIES}` to a directory with kube-apiserver, \
-             kube-controller-manager, kube-scheduler, kubelet and etcd"
-        )));
-    }
+    let has_cluster = std::env::var_os(KUBERNETES_BINARIES).is_some() || archive.is_dir();
+    let (filter, summary) = if has_cluster {
+        (
+            "test(/real_cluster/) | (binary(it) | binary(e2e)) & test(/^lxd::/)",
+            "machines of a real LXD, and pods of a real cluster".to_owned(),
+        )
+    } else {
+        let missing = format!(
+            "machines of a real LXD; NOT RUN on a cluster: set `{KUBERNETES_BINARIES}` to a directory with \
+             kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and etcd"
+        );
+        ("(binary(it) | binary(e2e)) & test(/^lxd::/)", missing)
+    };
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope), "--workspace"]);
-    command.args(["--ignore-default-filter", "-E", "test(/real_cluster/)", "--success-output", "final"]);
-    let ran = process::run(command.env("RUST_BACKTRACE", "0"));
-    Ok(LevelOutcome::from_result(
-        ran,
-        "backend and runs on a real cluster",
-        "cargo nextest run --workspace real_cluster",
-    ))
+    command.args(["--ignore-default-filter", "-E", filter]);
+    command.env("RUST_BACKTRACE", "0").envs(lxd_image::ensure_for_tests(context.workspace)?);
+    Ok(LevelOutcome::from_result(process::run(&mut command), summary, "cargo xtask test --nightly"))
 }
 
 /// Returns the engine that all levels of a run share.

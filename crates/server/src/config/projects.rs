@@ -74,7 +74,7 @@ fn read_backend(project: &str, node: &Node) -> Result<BackendConfig, String> {
     }
 }
 
-/// What JSON would parse as a number or a boolean is one; the rest is text.
+/// Scalars that JSON would parse as numbers or booleans are such; the rest is text.
 fn to_json(node: &Node) -> Json {
     match &node.value {
         Value::Null => Json::Null,
