@@ -195,10 +195,18 @@ impl KubernetesBackend {
             PodState::Waiting { message } => InstanceState::Starting(found(message)),
             PodState::WaitingForAgent => {
                 let arch = arch_of(order);
-                if self.settings.agent_image.is_none() {
-                    self.install(cluster, order.instance, arch).await?;
-                }
-                InstanceState::Starting(found(None))
+                let message = if self.settings.agent_image.is_some() {
+                    None
+                } else {
+                    match self.install(cluster, order.instance, arch).await {
+                        Ok(()) => None,
+                        // The state of a pod lags behind: an earlier call has sent it already.
+                        Err(BackendError::Unavailable { message, .. }) if is_container_over(&message) => None,
+                        Err(BackendError::Unavailable { message, .. }) => Some(message),
+                        Err(error) => return Err(error),
+                    }
+                };
+                InstanceState::Starting(found(message))
             }
             PodState::Running => InstanceState::Running(BackendInstance {
                 reach: Some(AgentEndpoint::Backend { backend: NAME.to_owned() }),
@@ -289,6 +297,13 @@ impl KubernetesBackend {
         let program = started.map_err(|error| backend_error("connect to the agent", error))?;
         Ok(Box::new(program.stream))
     }
+}
+
+/// Returns whether a program was not started because its container has ended.
+fn is_container_over(message: &str) -> bool {
+    ["in a stopped state", "container not found", "not running", "is completed"]
+        .iter()
+        .any(|words| message.contains(words))
 }
 
 fn offer(order: &InstanceRequest) -> Result<&Offer, BackendError> {
