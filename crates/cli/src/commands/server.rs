@@ -468,6 +468,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         services_port: args.services_port,
         insecure_web_login: args.insecure_web_login.then_some(true),
         oidc: args.oidc.into(),
+        projects: None,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
