@@ -16,6 +16,8 @@ const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n
 fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
     let env = CliEnv::new();
     env.file("later.yml", WAITING);
+    env.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
+    env.windlass(&["apply", "-f", "rack.yml", "-y"]).ok();
     let flags = [
         "apply",
         "-f",
