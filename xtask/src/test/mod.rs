@@ -163,6 +163,7 @@ mod tests {
             ]
         );
         let mut nightly = names("--nightly");
+        assert_eq!(nightly.remove(6), "rented");
         assert_eq!(nightly.drain(10..12).collect::<Vec<_>>(), ["package", "web"]);
         assert_eq!(nightly, names(""));
     }
