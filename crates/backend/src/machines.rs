@@ -142,7 +142,7 @@ impl<P: MachineProvider> MachineBackend<P> {
                     return self.reached(order, machine, &address).await;
                 }
                 MachineState::Running(address) => match self.set_up(order, machine, &address).await? {
-                    SetupProgress::Done(found) => return Ok(InstanceState::Running(found)),
+                    SetupProgress::Done(found) => return Ok(InstanceState::Running(*found)),
                     SetupProgress::Refused(message) => return Ok(InstanceState::Gone { message }),
                     SetupProgress::NotYet(message) => message,
                 },
@@ -168,7 +168,10 @@ impl<P: MachineProvider> MachineBackend<P> {
             return Ok(SetupProgress::NotYet(format!("waiting for its SSH server: {error}")));
         }
         match self.remote.create(&host).await {
-            Ok(found) => Ok(SetupProgress::Done(with_address(machine, found, address, offer_of(order)?)?)),
+            Ok(found) => {
+                let found = with_address(machine, found, address, offer_of(order)?)?;
+                Ok(SetupProgress::Done(Box::new(found)))
+            }
             // No later attempt would succeed on this machine.
             Err(error @ BackendError::Refused { .. }) => {
                 Ok(SetupProgress::Refused(format!("the machine cannot be used: {error}")))
@@ -202,7 +205,7 @@ impl<P: MachineProvider> MachineBackend<P> {
 }
 
 enum SetupProgress {
-    Done(BackendInstance),
+    Done(Box<BackendInstance>),
     NotYet(String),
     Refused(String),
 }

@@ -129,7 +129,7 @@ mod tests {
     fn conflicting_unknown_and_repeated_backends_are_refused() {
         let (one, other) = (("lxd", json!({"image": "a"})), ("lxd", json!({"image": "b"})));
         let refusal = |projects: &[ProjectConfig]| collect(projects).unwrap_err().to_string();
-        let conflict = refusal(&[project("a", &[one.clone()]), project("b", &[other])]);
+        let conflict = refusal(&[project("a", std::slice::from_ref(&one)), project("b", &[other])]);
         assert!(conflict.contains("`a` and `b` have different settings"), "{conflict}");
         let twice = refusal(&[project("a", &[one.clone(), one])]);
         assert!(twice.contains("twice"), "{twice}");

@@ -114,7 +114,7 @@ fn a_fleet_that_does_not_exist_is_the_first_reason_and_others_are_suggested() {
             PlacementOutcome::Never { why } => {
                 why.refusals.iter().map(ToString::to_string).collect::<Vec<_>>()
             }
-            other => panic!("{other:?}"),
+            other @ (PlacementOutcome::Placed { .. } | PlacementOutcome::Waits { .. }) => panic!("{other:?}"),
         };
     let missing =
         "fleet nope: does not exist, or the project may not use it (create it, or use one of `gpu`, `local`)";

@@ -90,7 +90,7 @@ pub async fn load_login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result
 
 enum HostAccess {
     /// Host of an SSH fleet.
-    Configured { settings: SshConfig, pins: BTreeMap<String, String> },
+    Configured { settings: Box<SshConfig>, pins: BTreeMap<String, String> },
     /// Machine that a backend created.
     Rented(SshLogin),
 }

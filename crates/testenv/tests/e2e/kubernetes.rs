@@ -112,6 +112,8 @@ async fn a_service_with_two_replicas_responds(env: &mut TestEnv) {
 }
 
 async fn a_job_whose_pod_is_deleted_starts_again(env: &mut TestEnv, cluster: &KubeCluster) {
+    // Those of the service end after it.
+    no_pod_is_left(cluster);
     let retry = json!({"retry": {"on_events": ["interruption"], "duration": 3600}});
     env.apply(&task("again", &["echo begun", "sleep 600"], &retry)).await;
     env.says("again", "begun").await;
