@@ -184,6 +184,8 @@ async fn oci_tasks_on_the_bridge_are_reachable_over_ssh_by_their_published_port(
     .await;
     let ports = info.ports.clone().unwrap();
     assert_eq!((ports.len(), ports[0].container), (1, SSH_PORT), "{info:?}");
+    // The port accepts connections before the SSH server behind it does.
+    shim.wait_for_runner(info.id).await;
     let mut client = ssh::client(keys.path(), "ssh", "-p", ports[0].host);
     client.args(["root@127.0.0.1", "hostname; cat /etc/hosts"]);
     let message = ssh::run(&mut client, b"");

@@ -378,15 +378,21 @@ impl Shim {
 
     /// Submits a job to the runner of a running task, and starts it.
     pub(crate) async fn play(&self, id: SubmissionId, job: &Value) {
+        self.wait_for_runner(id).await;
         let calls = self.client().epoch(1);
         let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-        // The container runs a moment before its runner listens.
-        eventually_ok_async("the runner answers", async || {
-            if calls.get(&path("healthcheck")).await.status.is_success() { Ok(()) } else { Err(self.log()) }
-        })
-        .await;
         calls.post(&path("submit"), job).await.expect(200);
         calls.post(&path("run"), &json!({})).await.expect(200);
+    }
+
+    /// Waits until the runner listens, which is a moment after the start of the container. Its SSH server listens then.
+    pub(crate) async fn wait_for_runner(&self, id: SubmissionId) {
+        let calls = self.client().epoch(1);
+        let path = format!("/api/tasks/{id}/runner/api/healthcheck");
+        eventually_ok_async("the runner responds", async || {
+            if calls.get(&path).await.status.is_success() { Ok(()) } else { Err(self.log()) }
+        })
+        .await;
     }
 
     /// Waits until the task has this status. A task that ends instead fails the test.
