@@ -81,6 +81,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) notices: &'a [String],
     /// Returns whether a path is on a mount whose later submounts may propagate into a container.
     pub(super) is_shared: &'a dyn Fn(&Path) -> bool,
+    /// Returns the options of the mount that holds a path, if a mount of the path must have them too.
+    pub(super) locked_options: &'a dyn Fn(&Path) -> Vec<&'static str>,
 }
 
 /// A container in a user namespace of the agent's user.
@@ -260,7 +262,23 @@ fn mounts(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<Value> {
         }
         mount
     }));
+    for mount in &mut mounts {
+        add_locked_options(mount, inputs);
+    }
     mounts
+}
+
+/// Adds the options without which the kernel refuses to change a mount of the host: `runc` does not add them by itself.
+fn add_locked_options(mount: &mut Value, inputs: &ContainerInputs<'_>) {
+    let locked = match (mount["type"].as_str(), mount["source"].as_str()) {
+        (Some("bind"), Some(source)) => (inputs.locked_options)(Path::new(source)),
+        _ => return,
+    };
+    if let Some(options) = mount["options"].as_array_mut() {
+        let missing: Vec<Value> =
+            locked.into_iter().map(Value::from).filter(|one| !options.contains(one)).collect();
+        options.extend(missing);
+    }
 }
 
 /// Hides the control groups of the host.

@@ -148,6 +148,10 @@ impl Shared {
             rootless: self.rootless.as_ref().map(|own| RootlessInputs { has_ids: own.map.id_count() > 1 }),
             notices: &notices,
             is_shared: &|path: &Path| mounts.is_shared(path),
+            locked_options: &|path: &Path| match self.rootless {
+                Some(_) => rootless::locked_options(path),
+                None => Vec::new(),
+            },
         };
         let config = serde_json::to_vec(&container_config(task, &inputs)).map_err(io::Error::from);
         config.and_then(|bytes| fs::write(bundle.root().join(CONFIG_FILE), bytes)).map_err(failed)?;

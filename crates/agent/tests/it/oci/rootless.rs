@@ -102,6 +102,38 @@ async fn rootless_containers_have_the_users_of_their_image_if_there_are_subordin
 }
 
 #[tokio::test]
+async fn rootless_containers_start_where_the_options_of_mounts_are_locked() {
+    let data = crate::support::temp_dir("data").unwrap();
+    fs::write(data.path().join("text"), "given\n").unwrap();
+    std::os::unix::fs::chown(data.path(), Some(USER), Some(USER)).unwrap();
+    let policy = format!("mounts: [{}]\n", data.path().display());
+    let setup = Setup::oci().user(USER).policy(&policy);
+    let setup = setup.locked_home("nosuid,nodev,noatime");
+    let shim = Shim::start(setup.locked_mount(data.path(), "nosuid,nodev,noexec,relatime"));
+    let info = start(&shim, &oci::serve_image(Image::Busybox), |spec| {
+        spec["instance_mounts"] = json!([{"instance_path": data.path(), "path": "/data"}]);
+    })
+    .await;
+    let script = "cat /data/text; touch /data/made && echo written
+        while read -r _ at _ options _; do case $at in /data|/windlass/agent) echo $at $options;; esac; done < /proc/mounts";
+    run_job(&shim, info.id, &["/bin/sh", "-c", script]).await;
+    let (record, text) = wait_output(&shim, info.id).await;
+    let lines: Vec<&str> = text.lines().collect();
+    let expected = [
+        "given",
+        "written",
+        "/windlass/agent ro,nosuid,nodev,noatime",
+        "/data rw,nosuid,nodev,noexec,relatime",
+    ];
+    assert_eq!(lines[..2], expected[..2], "{record:?}");
+    for line in &expected[2..] {
+        // The options of the file system follow.
+        assert!(lines.iter().any(|one| one.starts_with(line)), "{line}: {text}");
+    }
+    remove(&shim, &info).await;
+}
+
+#[tokio::test]
 async fn rootless_containers_refuse_users_that_do_not_exist_in_them() {
     let shim = Shim::start(Setup::oci().user(USER));
     let mut spec = shim.spec("rootless");
