@@ -55,6 +55,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) entrypoint: &'a [String],
     /// Copy of the agent's binary.
     pub(super) agent: &'a Path,
+    /// Directory of the runner; `None` for a container without one.
+    pub(super) run_dir: Option<&'a Path>,
     /// Directory with the host's git for images that have none.
     pub(super) git: Option<&'a Path>,
     /// Variables of the image.
@@ -172,7 +174,7 @@ fn environment(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<String>
         all.push(format!("LD_LIBRARY_PATH={dir}{known}"));
     }
     all.extend(task.env.iter().map(|(name, value)| format!("{name}={value}")));
-    all.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
+    all.extend(inputs.run_dir.map(|_| format!("WINDLASS_TASK_ID={}", task.spec.id)));
     if !inputs.notices.is_empty() {
         all.push(format!("{NOTICES_VARIABLE}={}", inputs.notices.join("\n")));
     }
@@ -240,12 +242,11 @@ fn mounts(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<Value> {
         let bind = BindMount { source, target: format!("/etc/{name}"), read_only: false };
         mounts.push(bind_mount(&bind, false));
     }
-    let own = [
-        (inputs.agent.to_owned(), task_dir::AGENT_IN_CONTAINER, true),
-        (task.dir.run(), task_dir::RUN_DIR_IN_CONTAINER, false),
-    ];
-    for (source, target, read_only) in own {
-        mounts.push(bind_mount(&BindMount { source, target: target.to_owned(), read_only }, false));
+    let agent = (inputs.agent, task_dir::AGENT_IN_CONTAINER, true);
+    let run_dir = inputs.run_dir.map(|dir| (dir, task_dir::RUN_DIR_IN_CONTAINER, false));
+    for (source, target, read_only) in std::iter::once(agent).chain(run_dir) {
+        let (source, target) = (source.to_owned(), target.to_owned());
+        mounts.push(bind_mount(&BindMount { source, target, read_only }, false));
     }
     if let Some(git) = inputs.git {
         let target = task_dir::GIT_IN_CONTAINER.to_owned();

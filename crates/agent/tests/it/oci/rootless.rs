@@ -146,9 +146,8 @@ async fn rootless_containers_refuse_users_that_do_not_exist_in_them() {
     leftover_check::assert_clean(&shim.home(), &[id]).await;
 }
 
-#[tokio::test]
-async fn rootless_containers_have_a_separate_network_and_published_ports() {
-    let shim = Shim::start(Setup::oci().user(USER));
+async fn check_separate_network(setup: Setup) {
+    let shim = Shim::start(setup);
     let keys = crate::support::temp_dir("keys").unwrap();
     ssh::make_key(&keys.path().join("id"), "ed25519");
     let public = fs::read_to_string(keys.path().join("id.pub")).unwrap();
@@ -175,6 +174,26 @@ async fn rootless_containers_have_a_separate_network_and_published_ports() {
     let text = ssh::text(&message.stdout);
     assert_eq!(text, "eth0\nlo\n4\n1\n", "{}\n{}", ssh::text(&message.stderr), shim.log());
     remove(&shim, &info).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_have_a_separate_network_and_published_ports() {
+    check_separate_network(Setup::oci().user(USER)).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_have_a_separate_network_with_slirp4netns() {
+    check_separate_network(Setup::oci().user(USER).without_program("/usr/bin/pasta")).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_run_with_crun_and_with_runc() {
+    for program in ["/usr/bin/crun", "/usr/sbin/runc"] {
+        let setup = Setup::oci().user(USER).arg("--oci-program").arg(program);
+        let shim = Shim::start(setup.locked_home("nosuid,nodev,relatime"));
+        let text = run(&shim, &oci::serve_image(Image::Busybox), "id -u; touch /made && echo written").await;
+        assert_eq!(text, "0\nwritten\n", "{program}");
+    }
 }
 
 #[tokio::test]

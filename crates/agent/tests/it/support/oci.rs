@@ -83,7 +83,11 @@ pub(crate) fn command_with_ids(scratch: &Path, user: u32, first_id: u32, program
 const WITH_LOCKED_MOUNTS: &str = "set -e
 mount --make-rprivate /
 user=$1; shift
-while [ \"$1\" != -- ]; do mount --bind \"$1\" \"$1\"; mount -o \"remount,bind,$2\" \"$1\"; shift 2; done; shift
+while [ \"$1\" != -- ]; do
+    if [ \"$2\" = hidden ]; then mount --bind /dev/null \"$1\"
+    else mount --bind \"$1\" \"$1\"; mount -o \"remount,bind,$2\" \"$1\"; fi
+    shift 2
+done; shift
 exec setpriv --reuid $user --regid $user --clear-groups \"$@\"";
 
 /// Returns a command that runs the program as a user for whom these directories are mounted with these options; its

@@ -87,6 +87,11 @@ impl Setup {
         self
     }
 
+    /// Hides a program from the user of [`Setup::user`].
+    pub(crate) fn without_program(self, path: &str) -> Self {
+        self.locked_mount(Path::new(path), "hidden")
+    }
+
     /// Mounts the home with these options, as [`Setup::locked_mount`].
     pub(crate) fn locked_home(self, options: &'static str) -> Self {
         self.locked_mount(Path::new(""), options)

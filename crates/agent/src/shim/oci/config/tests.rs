@@ -39,6 +39,7 @@ fn build_for(task: &PreparedTask, account: &Account, rootless: Option<RootlessIn
     let inputs = ContainerInputs {
         entrypoint: &["/windlass/agent".to_owned()],
         agent: Path::new("/home/bin/00"),
+        run_dir: Some(Path::new("/home/run")),
         git: Some(Path::new("/home/git/00")),
         image_env: &["A=image".to_owned(), "B=image".to_owned(), "PATH=/opt".to_owned()],
         working_dir: "",
