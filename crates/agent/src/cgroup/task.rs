@@ -484,8 +484,11 @@ mod tests {
         let mount = Mount { at: dir.path().to_owned(), root: "/".to_owned() };
         let groups = TaskGroups::new("home", Hierarchies { v2: Some(mount), v1: Vec::new() });
         let limits = TaskLimits { memory: Some(1 << 20), ..TaskLimits::default() };
-        let (made, unenforced) = groups.make("task/monitor", &limits);
         let group = dir.path().join("windlass/home/task/monitor");
+        // The kernel creates it with the group.
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("memory.max"), "max").unwrap();
+        let (made, unenforced) = groups.make("task/monitor", &limits);
         assert_eq!((made.directories(), unenforced), (vec![group.clone()], Vec::new()));
         assert_eq!(fs::read_to_string(group.join("memory.max")).unwrap(), "1048576");
         for above in group.ancestors().skip(1).take(4) {

@@ -1,11 +1,6 @@
 //! Containers with an image on hosts without an engine.
 
-use std::{
-    io,
-    net::IpAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io, net::IpAddr, path::Path, sync::Arc};
 
 use windlass_api::agent::shim::NetworkMode;
 
@@ -92,7 +87,10 @@ fn attempt_error(error: RuntimeError, reason: &'static str) -> AttemptError {
             AttemptError::CannotRun { reason: "image", why }
         }
         RuntimeError::Refused { .. } => AttemptError::CannotRun { reason, why },
-        _ => AttemptError::Host(io::Error::other(why)),
+        RuntimeError::Stalled { .. }
+        | RuntimeError::NoDisk { .. }
+        | RuntimeError::Away { .. }
+        | RuntimeError::Failed { .. } => AttemptError::Host(io::Error::other(why)),
     }
 }
 
@@ -152,7 +150,7 @@ mod tests {
             name: "G".to_owned(),
             memory_mib: 1,
             compute_capability: None,
-            devices: vec![PathBuf::from("/dev/null")],
+            devices: vec!["/dev/null".into()],
         };
         let all = || (0..4).map(gpu).collect();
         let selected = |names| {

@@ -540,7 +540,7 @@ impl Program {
 
     /// Group of a container without an engine, if it is not that of the attempt.
     fn oci_group(&self) -> Option<TaskGroup> {
-        let is_separate = self.engine == Some(Engine::Oci) && rustix::process::geteuid().is_root();
+        let is_separate = self.image.is_some() && rustix::process::geteuid().is_root();
         is_separate.then(|| container_group::find_container(&self.attempt).ok()).flatten()
     }
 

@@ -77,7 +77,7 @@ async fn full_without_engine(trial: &mut Trial) {
     env.start().await;
     let registry = Registry::start().await;
     let filler = images.join("filler");
-    fs::write(&filler, vec![1; 100 << 20]).unwrap();
+    fs::write(&filler, vec![1_u8; 100 << 20]).unwrap();
     for (name, size, what, when) in [
         ("little", 1 << 20, "disk full before a pull without an engine", "reported before the pull"),
         ("large", 40 << 20, "disk full during a pull without an engine", "reported during the pull"),

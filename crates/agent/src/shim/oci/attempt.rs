@@ -44,7 +44,7 @@ use crate::{
     shim::{
         docker::host_probe::MountTable,
         policy::Policy,
-        runtime::{BindMount, PolicyLimits, PreparedTask, RuntimeError},
+        runtime::{BindMount, PolicyLimits, PreparedTask, ProgressCallback, RuntimeError},
     },
     task_dir::{self, TaskDir},
 };
@@ -158,7 +158,7 @@ impl AttemptRuntime {
         let mut settings = StoreSettings::default();
         settings.apply(policy);
         let store = ImageStore::open(self.store.clone(), self.agent.clone(), settings).map_err(failed)?;
-        let progress = Arc::new(|_| {});
+        let progress: ProgressCallback = Arc::new(|_| {});
         let source = ImageSource::parse(image)?;
         let stored = match &source {
             ImageSource::Local(name) => store.import(name, progress).await,

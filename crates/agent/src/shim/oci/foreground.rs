@@ -5,7 +5,10 @@
 
 use std::{
     fs, io,
-    os::{fd::AsFd as _, unix::process::CommandExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
     path::PathBuf,
     process::{Command, ExitCode, Stdio},
 };
@@ -59,7 +62,8 @@ fn run(bundle: &Bundle) -> Result<u8, StartError> {
     let request =
         request.ok_or_else(missing).map_err(failed("failed to read the request of the executor"))?;
     let prepared = prepare(bundle, &request)?;
-    let output = |own: io::Result<_>| own.map(Stdio::from).map_err(failed("failed to pass on the output"));
+    let output =
+        |own: io::Result<OwnedFd>| own.map(Stdio::from).map_err(failed("failed to pass on the output"));
     let stdout = output(io::stdout().as_fd().try_clone_to_owned())?;
     let stderr = output(io::stderr().as_fd().try_clone_to_owned())?;
     run_program(bundle, &request, [stdout, stderr], prepared.network.as_ref())

@@ -89,7 +89,7 @@ impl OciQueue {
                 && !mounts.contains(uuid)
                 && processes_matching(&[uuid.as_bytes()]).is_empty()
                 && ["root", "container"].iter().all(|part| !attempt.join(part).exists())
-                && !self.store.join("uses").join(format!("windlass-{uuid}.1")).exists();
+                && !self.store.join("uses").join(format!("{uuid}.1")).exists();
             is_clean
         });
     }
