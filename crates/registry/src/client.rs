@@ -308,6 +308,12 @@ impl Client {
                 format!("{} ignored the range request for a layer (byte {from} of {size})", call.host);
             return Err(RegistryError::Invalid { name: call.name.clone(), problem });
         }
+        if let Some(found) = blob_size(&response).filter(|found| *found != size) {
+            return Err(RegistryError::Invalid {
+                name: call.name.clone(),
+                problem: size_mismatch(found, size),
+            });
+        }
         Ok((call, response.into_body()))
     }
 
@@ -570,6 +576,19 @@ pub(crate) fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
     }
 }
 
+fn size_mismatch(found: u64, declared: u64) -> String {
+    format!("a layer has {found} bytes, and its manifest declares {declared}")
+}
+
+/// Returns the size of the whole blob, if the response states it.
+fn blob_size(response: &Response<Incoming>) -> Option<u64> {
+    let header = |name: HeaderName| response.headers().get(name)?.to_str().ok();
+    if response.status() == StatusCode::PARTIAL_CONTENT {
+        return header(header::CONTENT_RANGE)?.rsplit_once('/')?.1.trim().parse().ok();
+    }
+    header(header::CONTENT_LENGTH)?.trim().parse().ok()
+}
+
 /// Layer download. Resumes at the current byte when the connection breaks.
 pub struct LayerDownload<'a> {
     client: &'a Client,
@@ -606,7 +625,7 @@ impl LayerDownload<'_> {
                     Err(_) => continue,
                 },
                 Ok(None) if self.offset == self.size => {
-                    let found = format!("sha256:{}", hex::encode(self.hash.clone().finish()));
+                    let found = self.received_digest();
                     if found == self.digest {
                         return Ok(None);
                     }
@@ -614,6 +633,9 @@ impl LayerDownload<'_> {
                     return Err(invalid(format!(
                         "layer digest mismatch: received {found}, expected {wanted}"
                     )));
+                }
+                Ok(None) if self.received_digest() == self.digest => {
+                    return Err(invalid(size_mismatch(self.offset, self.size)));
                 }
                 Ok(None) => FetchError::Timeout { host: self.call.host.to_owned() },
                 Ok(Some(Err(source))) => FetchError::Http { host: self.call.host.to_owned(), source },
@@ -630,6 +652,10 @@ impl LayerDownload<'_> {
             };
             (_, self.body) = self.client.open_blob(call, &self.digest, self.size, self.offset).await?;
         }
+    }
+
+    fn received_digest(&self) -> String {
+        format!("sha256:{}", hex::encode(self.hash.clone().finish()))
     }
 
     /// Returns the number of bytes received and their running hash, to resume the download later.

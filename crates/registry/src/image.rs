@@ -63,7 +63,7 @@ pub struct Image {
 impl Image {
     /// Download size in bytes.
     pub fn size(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.size).sum()
+        self.layers.iter().fold(0, |sum, layer| sum.saturating_add(layer.size))
     }
 }
 

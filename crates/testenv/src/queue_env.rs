@@ -33,6 +33,8 @@ pub struct QueueEnv {
     pub env: Vec<(&'static str, String)>,
     /// Dispatchers run containers without an image as plain processes.
     pub allow_process: bool,
+    /// Dispatchers and executors run as this user instead of root.
+    pub user: Option<u32>,
     dispatchers: Vec<Child>,
 }
 
@@ -75,6 +77,7 @@ impl QueueEnv {
             encrypted: false,
             env: Vec::new(),
             allow_process: true,
+            user: None,
             dispatchers: Vec::new(),
         }
     }
@@ -147,7 +150,7 @@ impl QueueEnv {
     }
 
     fn start_dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
-        let mut command = Command::new(binary_path("windlass").unwrap());
+        let mut command = Command::new(self.program("windlass"));
         let server = if self.encrypted {
             command.env("WINDLASS_CERT", self.certificate());
             format!("https://{}", self.https)
@@ -163,7 +166,12 @@ impl QueueEnv {
             command.arg("--allow-process");
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.arg("--token-file").arg(token).arg("--agent").arg(binary_path("windlass-agent").unwrap());
+        command.arg("--token-file").arg(token).arg("--agent").arg(self.program("windlass-agent"));
+        if let Some(user) = self.user {
+            use std::os::unix::process::CommandExt as _;
+            std::os::unix::fs::chown(token, Some(user), Some(user)).unwrap();
+            command.uid(user).gid(user);
+        }
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
         let log =
             std::fs::File::options().create(true).append(true).open(self.dir.join("dispatch.log")).unwrap();
@@ -171,6 +179,20 @@ impl QueueEnv {
         let id = child.id();
         self.dispatchers.push(child);
         id
+    }
+
+    /// Returns the path of a program that the user of the dispatchers may execute.
+    fn program(&self, name: &str) -> PathBuf {
+        let built = binary_path(name).unwrap();
+        if self.user.is_none() {
+            return built;
+        }
+        // The build directory may be inaccessible to other users.
+        let copy = self.dir.join(name);
+        if !copy.exists() {
+            std::fs::copy(built, &copy).unwrap();
+        }
+        copy
     }
 
     /// Kills the dispatchers without notice, as a power cut would.

@@ -33,6 +33,18 @@ const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// Attempts to create a group: the end of another task may remove the common parent at the same time.
 const CREATE_ATTEMPTS: u32 = 20;
 
+/// Group inside the one that systemd delegates to a service (`DelegateSubgroup=`), for the processes of the service itself:
+/// only a group without processes can pass controllers on.
+const SERVICE_SUBGROUP: &str = "windlass-service";
+
+/// Returns the group of version 2 in which a process may create groups with limits.
+fn delegated_group(own: PathBuf) -> PathBuf {
+    match own.parent() {
+        Some(delegated) if own.ends_with(SERVICE_SUBGROUP) => delegated.to_owned(),
+        Some(_) | None => own,
+    }
+}
+
 /// Returns whether a path is that of a task's group.
 pub(super) fn is_task_group(path: &str) -> bool {
     Path::new(path).ancestors().nth(2).is_some_and(|above| above.ends_with(ROOT_GROUP))
@@ -74,7 +86,9 @@ pub struct TaskGroups {
 impl TaskGroups {
     /// `home` is a short name for the shim's directory.
     pub fn new(home: &str, hierarchies: Hierarchies) -> Self {
-        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new(ROOT_GROUP).join(home) }
+        let mut own = Group::own().unwrap_or_default();
+        own.v2 = own.v2.map(delegated_group);
+        Self { hierarchies, own, parent: Path::new(ROOT_GROUP).join(home) }
     }
 
     /// Creates the group of a task, or finds the existing one, and limits it. Returns the limits that could not be
@@ -101,7 +115,7 @@ impl TaskGroups {
                 match fs::create_dir_all(&path) {
                     Ok(()) => {
                         if v2 {
-                            self.enable_controllers(base);
+                            self.enable_controllers(base, Path::new(name));
                         }
                         return Some(path);
                     }
@@ -115,9 +129,11 @@ impl TaskGroups {
 
     /// Enables controllers in all parents: on version 2 a controller limits a group only if each group above passes it
     /// on.
-    fn enable_controllers(&self, base: &Path) {
+    fn enable_controllers(&self, base: &Path, name: &Path) {
         let mut above = base.to_owned();
-        for part in std::iter::once(Path::new("")).chain(self.parent.iter().map(Path::new)) {
+        // A task may have several groups below its own.
+        let parts = self.parent.iter().chain(name.parent().into_iter().flatten());
+        for part in std::iter::once(Path::new("")).chain(parts.map(Path::new)) {
             above.push(part);
             for controller in ["+cpu", "+memory", "+pids"] {
                 let _ = fs::write(above.join("cgroup.subtree_control"), controller);
@@ -447,5 +463,39 @@ mod tests {
         .map(|(name, value)| (read(name).contains(value), name));
         assert_eq!((v2, v1), (Vec::new(), Vec::new()));
         assert!(written.iter().all(|(is, _)| *is), "{written:?}");
+    }
+
+    #[test]
+    fn groups_of_a_service_are_beside_the_one_with_its_processes() {
+        let group = |own: &str| delegated_group(PathBuf::from(own)).display().to_string();
+        assert_eq!(group("/sys/fs/cgroup/a.service/windlass-service"), "/sys/fs/cgroup/a.service");
+        assert_eq!(group("/sys/fs/cgroup/a.service"), "/sys/fs/cgroup/a.service");
+        assert_eq!(group("/sys/fs/cgroup/a-windlass-service"), "/sys/fs/cgroup/a-windlass-service");
+        for unit in ["windlass-server", "windlass-dispatch-local"] {
+            let path = format!("{}/../../packaging/systemd/{unit}.service", env!("CARGO_MANIFEST_DIR"));
+            let text = fs::read_to_string(path).unwrap();
+            assert!(text.contains(&format!("\nDelegateSubgroup={SERVICE_SUBGROUP}\n")), "{unit}");
+        }
+    }
+
+    #[test]
+    fn controllers_of_version_2_are_passed_on_to_groups_inside_of_that_of_a_task() {
+        let dir = windlass_testkit::temp_dir("cgroup").unwrap();
+        let mount = Mount { at: dir.path().to_owned(), root: "/".to_owned() };
+        let groups = TaskGroups::new("home", Hierarchies { v2: Some(mount), v1: Vec::new() });
+        let limits = TaskLimits { memory: Some(1 << 20), ..TaskLimits::default() };
+        let group = dir.path().join("windlass/home/task/monitor");
+        // The kernel creates it with the group.
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("memory.max"), "max").unwrap();
+        let (made, unenforced) = groups.make("task/monitor", &limits);
+        assert_eq!((made.directories(), unenforced), (vec![group.clone()], Vec::new()));
+        assert_eq!(fs::read_to_string(group.join("memory.max")).unwrap(), "1048576");
+        for above in group.ancestors().skip(1).take(4) {
+            // Here each write replaces the one before.
+            assert_eq!(fs::read_to_string(above.join("cgroup.subtree_control")).unwrap(), "+pids");
+        }
+        assert!(!group.join("cgroup.subtree_control").exists(), "it has processes");
+        assert_eq!(groups.find("task/monitor").directories(), [group]);
     }
 }

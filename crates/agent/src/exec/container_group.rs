@@ -3,12 +3,15 @@
 //!
 //! The engine creates the container's own group below it. An engine that leaves groups to systemd accepts no such parent.
 
-use std::{io, path::Path};
+use std::{io, path::PathBuf};
 
 use super::{guard::attempt_groups, image::Engine};
-use crate::cgroup::{
-    cloud_metadata,
-    task::{TaskGroup, TaskLimits, create_in_all_hierarchies, remove_from_all_hierarchies},
+use crate::{
+    cgroup::{
+        cloud_metadata,
+        task::{TaskGroup, TaskLimits, create_in_all_hierarchies, remove_from_all_hierarchies},
+    },
+    shim::oci::attempt::CONTAINER_GROUP,
 };
 
 /// Parent of all control groups of executors.
@@ -20,6 +23,16 @@ const HOST_NETWORK: &str = "host";
 /// Name of the group, beside that of the attempt: a group with processes cannot have groups with limits below it.
 fn group_name(attempt: &str) -> String {
     format!("{attempt}.container")
+}
+
+/// Path of the group, from the root of each hierarchy.
+pub(super) fn path(attempt: &str) -> String {
+    format!("/windlass/{CGROUP_HOME}/{}", group_name(attempt))
+}
+
+/// Finds the group of a container without an engine, which its OCI runtime creates below.
+pub(super) fn find_container(attempt: &str) -> io::Result<TaskGroup> {
+    Ok(attempt_groups()?.find(&format!("{}/{CONTAINER_GROUP}", group_name(attempt))))
 }
 
 /// Blocks the cloud's metadata address for the processes of an attempt that runs without an engine.
@@ -60,7 +73,7 @@ async fn create(engine: Engine, attempt: &str) -> io::Result<String> {
     let name = group_name(attempt);
     create_in_all_hierarchies(CGROUP_HOME, &name);
     let (group, _) = attempt_groups()?.make(&name, &TaskLimits::default());
-    let path = Path::new("/windlass").join(CGROUP_HOME).join(&name);
+    let path = PathBuf::from(path(attempt));
     let blocked = match &group.group.v2 {
         // The engine's path starts at the root of the hierarchy.
         Some(v2) if v2.ends_with(path.strip_prefix("/").unwrap_or(&path)) => cloud_metadata::block(v2),

@@ -28,6 +28,7 @@ use rustix::{
 use super::{
     container_group::{self, CGROUP_HOME},
     process_isolation::Isolation,
+    work_dir::remove_files,
 };
 use crate::{
     cgroup::{
@@ -149,7 +150,7 @@ const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
     let mut is_removed = remove_container(args, environment);
     let _ = group.remove();
-    let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT_DIR) });
+    remove_files(&args.dir, args.whole);
     for _ in 1..REMOVALS_MAX {
         if is_removed {
             break;
@@ -157,9 +158,7 @@ fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
         std::thread::sleep(REMOVAL_INTERVAL);
         is_removed = remove_container(args, environment);
     }
-    if !args.after.is_empty() {
-        container_group::remove(&args.group);
-    }
+    container_group::remove(&args.group);
 }
 
 /// Returns whether the command that removes the container succeeded, or there is none.

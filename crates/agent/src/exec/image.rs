@@ -23,7 +23,7 @@ use super::AttemptError;
 use crate::shim::{
     docker::{ContainerConfinement, container_confinement, podman_ulimits},
     mounts,
-    oci::seccomp::write_profile,
+    oci::{attempt::AttemptRuntime, is_engine_installed, seccomp::write_profile},
     policy::Policy,
 };
 
@@ -36,7 +36,7 @@ const ERROR_TEXT_MAX: usize = 500;
 /// Runtime for containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum ImageRuntime {
-    /// Docker, Podman or Apptainer, whichever is installed; if none is, containers with an image are refused
+    /// Docker, Podman or Apptainer, whichever is installed; if none is, `oci`
     Auto,
     /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only
     /// with `--allow-process`
@@ -44,6 +44,8 @@ pub(super) enum ImageRuntime {
     Docker,
     Podman,
     Apptainer,
+    /// No engine: the executor pulls images itself and starts `crun` or `runc`
+    Oci,
 }
 
 /// Network of containers with an image.
@@ -61,6 +63,17 @@ pub(super) enum Engine {
     /// Docker, or a program with the same command line.
     Docker(&'static str),
     Apptainer(&'static str),
+    /// None: `crun` or `runc`, and images of the executor's own store.
+    Oci,
+}
+
+/// Directories that containers without an engine need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OciDirs<'a> {
+    /// Images.
+    pub(super) store: &'a Path,
+    /// Files of the attempt.
+    pub(super) attempt: &'a Path,
 }
 
 /// Specification of a container with an image.
@@ -96,6 +109,7 @@ pub(super) async fn choose_engine(
     runtime: ImageRuntime,
     allow_process: bool,
     image: &str,
+    dirs: OciDirs<'_>,
 ) -> Result<(Option<Engine>, Option<String>), AttemptError> {
     if NO_IMAGE.contains(&image) {
         return if allow_process { Ok((None, None)) } else { Err(refused_error(process_refusal(image))) };
@@ -115,20 +129,47 @@ pub(super) async fn choose_engine(
         ImageRuntime::Docker => &[Engine::Docker("docker")],
         ImageRuntime::Podman => &[Engine::Docker(PODMAN)],
         ImageRuntime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
+        ImageRuntime::Oci => &[],
     };
     for engine in candidates {
         if engine.is_available().await {
             return Ok((Some(*engine), None));
         }
     }
+    let problem = match runtime {
+        ImageRuntime::Auto | ImageRuntime::Oci => match check_oci(runtime, dirs).await {
+            Ok(()) => return Ok((Some(Engine::Oci), None)),
+            Err(problem) => problem,
+        },
+        ImageRuntime::Process | ImageRuntime::Docker | ImageRuntime::Podman | ImageRuntime::Apptainer => {
+            String::new()
+        }
+    };
     if runtime == ImageRuntime::Auto {
         let why = format!(
-            "cannot run image `{image}`: none of Docker, Podman and Apptainer is available on this host"
+            "cannot run image `{image}`: none of Docker, Podman and Apptainer is available on this host, and it cannot \
+             run containers without one: {problem}"
         );
         return Err(AttemptError::CannotRun { reason: "image", why });
     }
+    if runtime == ImageRuntime::Oci {
+        let why = format!("this host cannot run containers without an engine: {problem}");
+        return Err(AttemptError::Host(std::io::Error::other(why)));
+    }
     let why = format!("{runtime:?} is not available on this host");
     Err(AttemptError::Host(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
+}
+
+/// Checks whether this host can run containers without an engine.
+async fn check_oci(runtime: ImageRuntime, dirs: OciDirs<'_>) -> Result<(), String> {
+    // An engine that does not respond now would come back: the administrator wants containers to run in it.
+    let is_root = rustix::process::geteuid().is_root();
+    if runtime == ImageRuntime::Auto && is_root && is_engine_installed(Path::new("/")) {
+        return Err("a container engine is installed, but does not respond".to_owned());
+    }
+    let (store, attempt) = (dirs.store.to_owned(), dirs.attempt.to_owned());
+    let found = tokio::task::spawn_blocking(move || AttemptRuntime::find(&store, &attempt).map(drop)).await;
+    found.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 fn process_refusal(image: &str) -> String {
@@ -152,7 +193,7 @@ pub(super) fn check_process_allowed(policy: &Path) -> Result<(), AttemptError> {
     Err(refused_error(format!("cannot run a plain process: the host's policy {why} (`processes` in {file})")))
 }
 
-fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
+pub(super) fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
     Policy::load(policy).map_err(|error| {
         AttemptError::Host(std::io::Error::other(windlass_model::error_chain::format_chain(&error)))
     })
@@ -171,10 +212,11 @@ pub(super) fn confine_container(
     let network = match (engine, network) {
         (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
         // Apptainer supports no other network without root.
-        (Engine::Apptainer(_), _) | (Engine::Docker(_), Network::Host) => NetworkMode::Host,
+        (Engine::Apptainer(_), _) | (Engine::Docker(_) | Engine::Oci, Network::Host) => NetworkMode::Host,
+        (Engine::Oci, Network::Bridge) => AttemptRuntime::network(NetworkMode::Bridge),
     };
     let name = match engine {
-        Engine::Docker(_) => image,
+        Engine::Docker(_) | Engine::Oci => image,
         Engine::Apptainer(_) => apptainer_image(image, policy.restricts_registries())?,
     };
     let devices = gpus.into_iter().flat_map(|gpus| gpus.split(',')).map(|gpu| {
@@ -189,7 +231,8 @@ pub(super) fn confine_container(
     .map_err(|error| AttemptError::Host(error.into()))?;
     let numbered = |path: &str| (path.to_owned(), Ok(PathBuf::from(path)));
     let devices = spec.gpu_devices.iter().map(|device| numbered(&device.path_on_host)).collect();
-    let seen = mounts::ResolvedPaths { devices, ..mounts::ResolvedPaths::default() };
+    let image = if engine == Engine::Oci { mounts::resolve_paths(&spec).image } else { None };
+    let seen = mounts::ResolvedPaths { devices, image, ..mounts::ResolvedPaths::default() };
     let verdict = policy.decide(&spec, &seen);
     if verdict.problems.is_empty() {
         Ok(container_confinement(&policy.limits(&spec), false, network))
@@ -253,6 +296,7 @@ impl Engine {
                 run_engine(program, &["version", "--format", "{{.Server.Version}}"]).await.is_ok()
             }
             Self::Apptainer(program) => run_engine(program, &["--version"]).await.is_ok(),
+            Self::Oci => false,
         }
     }
 
@@ -271,7 +315,11 @@ impl Engine {
 
     /// Returns whether the engine creates control groups itself, and does not leave them to systemd.
     pub(super) async fn creates_control_groups(self) -> bool {
-        let Self::Docker(program) = self else { return false };
+        let program = match self {
+            Self::Docker(program) => program,
+            Self::Apptainer(_) => return false,
+            Self::Oci => return true,
+        };
         let format = if program == PODMAN { "{{.Host.CgroupManager}}" } else { "{{.CgroupDriver}}" };
         run_engine(program, &["info", "--format", format]).await.is_ok_and(|driver| driver == "cgroupfs")
     }
@@ -280,8 +328,8 @@ impl Engine {
     pub(super) async fn pull_image(self, image: &str) -> Result<(), AttemptError> {
         let program = match self {
             Self::Docker(program) => program,
-            // Apptainer pulls when it starts.
-            Self::Apptainer(_) => return Ok(()),
+            // Apptainer pulls when it starts; for the other see `oci`.
+            Self::Apptainer(_) | Self::Oci => return Ok(()),
         };
         if run_engine(program, &["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
             return Ok(());
@@ -303,6 +351,7 @@ impl Engine {
         match self {
             Self::Docker(program) => (docker_command(program, order), removal_command(program, order.name)),
             Self::Apptainer(program) => (apptainer_command(program, order), Vec::new()),
+            Self::Oci => (Vec::new(), Vec::new()),
         }
     }
 
@@ -310,7 +359,7 @@ impl Engine {
     pub(super) async fn verdict(self, name: &str) -> EngineReport {
         let program = match self {
             Self::Docker(program) => program,
-            Self::Apptainer(_) => return EngineReport::default(),
+            Self::Apptainer(_) | Self::Oci => return EngineReport::default(),
         };
         let format = "{{.State.OOMKilled}}\t{{.State.StartedAt}}\t{{.State.Error}}";
         let message = match run_engine(program, &["inspect", "--format", format, name]).await {
@@ -330,6 +379,8 @@ impl Engine {
     pub(super) async fn terminate_all(self, name: &str) -> Result<(), String> {
         let program = match self {
             Self::Docker(program) | Self::Apptainer(program) => program,
+            // The first process of the container passes the signal on to all.
+            Self::Oci => return Ok(()),
         };
         run_engine(program, &["exec", name, "/bin/sh", "-c", "kill -TERM -1"]).await.map(drop)
     }
@@ -529,6 +580,10 @@ mod tests {
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
     }
 
+    fn dirs() -> OciDirs<'static> {
+        OciDirs { store: Path::new("/nonexistent"), attempt: Path::new("/nonexistent") }
+    }
+
     fn reason(stopped: AttemptError) -> (&'static str, String) {
         let AttemptError::CannotRun { reason, why } = stopped else { panic!("{stopped}") };
         (reason, why)
@@ -537,24 +592,30 @@ mod tests {
     #[tokio::test]
     async fn plain_processes_are_refused_unless_the_operator_allows_them() {
         for image in ["none", ""] {
-            let (word, why) = reason(choose_engine(ImageRuntime::Auto, false, image).await.unwrap_err());
+            let (word, why) =
+                reason(choose_engine(ImageRuntime::Auto, false, image, dirs()).await.unwrap_err());
             assert_eq!(word, REFUSED_REASON);
             assert!(why.contains("`--allow-process`"), "{why}");
-            assert_eq!(choose_engine(ImageRuntime::Auto, true, image).await.unwrap(), (None, None));
+            assert_eq!(choose_engine(ImageRuntime::Auto, true, image, dirs()).await.unwrap(), (None, None));
         }
-        let (word, _) = reason(choose_engine(ImageRuntime::Process, false, "debian").await.unwrap_err());
+        let (word, _) =
+            reason(choose_engine(ImageRuntime::Process, false, "debian", dirs()).await.unwrap_err());
         assert_eq!(word, REFUSED_REASON);
-        let ignored = choose_engine(ImageRuntime::Process, true, "debian").await.unwrap();
+        let ignored = choose_engine(ImageRuntime::Process, true, "debian", dirs()).await.unwrap();
         assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
     }
 
     #[tokio::test]
     async fn image_names_that_look_like_options_are_refused() {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
-            for runtime in
-                [ImageRuntime::Auto, ImageRuntime::Docker, ImageRuntime::Apptainer, ImageRuntime::Process]
-            {
-                let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
+            for runtime in [
+                ImageRuntime::Auto,
+                ImageRuntime::Docker,
+                ImageRuntime::Apptainer,
+                ImageRuntime::Oci,
+                ImageRuntime::Process,
+            ] {
+                let (word, why) = reason(choose_engine(runtime, true, image, dirs()).await.unwrap_err());
                 assert!(word == REFUSED_REASON && why.contains(image), "{why}");
             }
         }
@@ -578,6 +639,9 @@ mod tests {
             (docker, "ghcr.io/team/x", Network::Host, "network_mode host"),
             (Engine::Apptainer("apptainer"), "docker://ghcr.io/team/x", Network::Bridge, "network_mode host"),
             (Engine::Apptainer("apptainer"), "/etc/passwd", Network::Bridge, "is a file"),
+            (Engine::Oci, "evil/x", Network::Bridge, "not from an allowed registry"),
+            (Engine::Oci, "ghcr.io/team/x", Network::Host, "network_mode host"),
+            (Engine::Oci, "oci:/etc", Network::Bridge, "/etc"),
         ] {
             let (word, why) = reason(request(engine, image, network).unwrap_err());
             assert!(word == REFUSED_REASON && why.contains(reported), "{image}: {why}");

@@ -9,6 +9,7 @@ mod container_group;
 mod container_network;
 mod guard;
 mod image;
+mod oci;
 mod output;
 mod output_glob;
 mod output_upload;
@@ -24,6 +25,7 @@ use std::{
     time::Duration,
 };
 
+use crate::shim::oci::attempt::default_store;
 use serde_json::{Value, json};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -87,6 +89,9 @@ pub struct Args {
     /// Network of containers with an image
     #[arg(long, env = "WINDLASS_EXEC_NETWORK", value_name = "NETWORK", default_value = "bridge")]
     network: Network,
+    /// Directory with the images of containers that run without an engine, shared by all executors of a user
+    #[arg(long, env = "WINDLASS_EXEC_IMAGES", value_name = "DIR")]
+    images: Option<PathBuf>,
     /// Policy file of this host
     #[arg(long, env = "WINDLASS_AGENT_POLICY", value_name = "FILE", default_value = crate::shim::policy::DEFAULT_FILE)]
     policy: PathBuf,
@@ -357,6 +362,7 @@ async fn prepare(
         users: args.process_users,
         hidden: &args.hide,
         network: args.network,
+        images: &args.images.clone().unwrap_or_else(default_store),
         policy: &args.policy,
     };
     Program::prepare(&given).await

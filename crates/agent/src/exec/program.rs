@@ -22,13 +22,21 @@ use super::{
     AttemptError, container_group, container_network,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, attempt_groups},
     image::{
-        ContainerSpec, Engine, EngineReport, ImageRuntime, Network, check_process_allowed, choose_engine,
-        confine_container, host_for_bridge,
+        ContainerSpec, Engine, EngineReport, ImageRuntime, Network, OciDirs, check_process_allowed,
+        choose_engine, confine_container, host_for_bridge,
     },
+    oci::{self, OciContainer},
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
     program_mounts::{MountAccess, create_mounts, path_in_root},
+    work_dir::remove_files,
 };
-use crate::cgroup::task::{TaskGroup, TaskLimits};
+use crate::{
+    cgroup::task::{TaskGroup, TaskLimits},
+    shim::{
+        docker::ContainerConfinement,
+        oci::attempt::{AttemptContainer, ImageClaim},
+    },
+};
 use windlass_model::queue::{JOB_VARIABLE, REFUSED_REASON, reuse::IMAGE_IGNORED};
 
 /// Exit code of a program that was killed.
@@ -120,6 +128,8 @@ pub(super) struct ProgramSpec<'a> {
     /// Paths that are hidden from plain processes.
     pub(super) hidden: &'a [PathBuf],
     pub(super) network: Network,
+    /// Images of containers without an engine.
+    pub(super) images: &'a Path,
     /// Policy file of this host.
     pub(super) policy: &'a Path,
 }
@@ -138,6 +148,8 @@ pub(super) struct Program {
     group: TaskGroup,
     oom_before: u64,
     engine: Option<Engine>,
+    /// Image of a container without an engine.
+    image: Option<ImageClaim>,
     /// True if it is a job of a run.
     is_job: bool,
     /// Separate user of a plain process.
@@ -191,7 +203,7 @@ fn engine_variables<'a>(
     variables: &'a [(String, String)],
     root: &Path,
 ) -> Result<(Option<PathBuf>, Vec<&'a str>), AttemptError> {
-    if let Engine::Apptainer(_) = engine {
+    if !matches!(engine, Engine::Docker(_)) {
         return Ok((None, Vec::new()));
     }
     let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| is_multiline(value));
@@ -223,7 +235,8 @@ impl Program {
     pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, AttemptError> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
-        let (engine, warning) = choose_engine(given.runtime, given.allow_process, image).await?;
+        let dirs = OciDirs { store: given.images, attempt: given.dir };
+        let (engine, warning) = choose_engine(given.runtime, given.allow_process, image, dirs).await?;
         let gpus = std::env::var(GPU_VARIABLES[0]).ok().filter(|gpus| !gpus.is_empty());
         let mut confinement = None;
         let mut network = None;
@@ -242,6 +255,14 @@ impl Program {
             engine.pull_image(image).await?;
             confinement = Some(kept_in);
         }
+        let mut container = None;
+        if let (Some(Engine::Oci), Some(kept_in)) = (engine, &confinement) {
+            let found =
+                OciContainer::prepare(dirs, image, given.name, kept_in, given.policy, gpus.as_deref())
+                    .await?;
+            host = host_for_bridge(&host, found.gateway);
+            container = Some(found);
+        }
         if engine.is_none() {
             check_process_allowed(given.policy)?;
         }
@@ -259,7 +280,11 @@ impl Program {
         let requirements = &record["runtime_constraints"];
         let (memory, cpus) = (requirements["ram"].as_u64(), requirements["vcpus"].as_u64());
         // The engine limits its containers; its command-line program needs no limit.
-        let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
+        let limits = match engine {
+            None => TaskLimits { memory, ..TaskLimits::default() },
+            Some(Engine::Oci) => oci::group_limits(memory, cpus, confinement.as_ref()),
+            Some(Engine::Docker(_) | Engine::Apptainer(_)) => TaskLimits::default(),
+        };
         let (group, unenforced) = attempt_groups().map_err(AttemptError::Host)?.make(given.name, &limits);
         for limit in unenforced {
             super::print_message(&limit.to_string());
@@ -279,6 +304,7 @@ impl Program {
             group,
             oom_before,
             engine,
+            image: None,
             is_job: record["environment"][JOB_VARIABLE].is_string(),
             claim,
             hidden: given.hidden.to_vec(),
@@ -287,6 +313,12 @@ impl Program {
         };
         let requested = record["cwd"].as_str().unwrap_or_default();
         let ready = match (engine, confinement) {
+            (Some(Engine::Oci), Some(confinement)) => {
+                let binds =
+                    targets.iter().map(|target| (path_in_root(&root, target), target.clone())).collect();
+                let group = container_group::create_for(Engine::Oci, given.name, confinement.network).await;
+                work.prepare_oci(container, &confinement, binds, (memory, cpus), requested, group).await
+            }
             (Some(engine), Some(confinement)) => {
                 let binds =
                     targets.iter().map(|target| (path_in_root(&root, target), target.clone())).collect();
@@ -351,6 +383,50 @@ impl Program {
         }
     }
 
+    /// Writes the files of a container without an engine.
+    async fn prepare_oci(
+        &mut self,
+        container: Option<OciContainer>,
+        confinement: &ContainerConfinement,
+        binds: Vec<(PathBuf, String)>,
+        (memory, cpus): (Option<u64>, Option<u64>),
+        cwd: &str,
+        group: Option<String>,
+    ) -> Result<(), AttemptError> {
+        let missing = || AttemptError::Host(io::Error::other("the image is missing"));
+        let mut container = container.ok_or_else(missing)?;
+        if !container.gpus.is_empty() {
+            // The container has its own GPUs only, which the driver numbers from zero.
+            for name in GPU_VARIABLES {
+                let is_inherited =
+                    |one: &(String, String)| one.0 == name && std::env::var(name).as_ref() == Ok(&one.1);
+                let at = self.environment.iter().position(is_inherited);
+                at.map(|at| self.environment.remove(at));
+            }
+        }
+        let name = self.container_name();
+        let spec = AttemptContainer {
+            dir: &self.dir.clone(),
+            name: &name,
+            image: &container.image.clone(),
+            command: &std::mem::take(&mut self.command),
+            stops_all: self.is_job,
+            cwd: if cwd == "." { "" } else { cwd },
+            binds,
+            env: std::mem::take(&mut self.environment),
+            memory,
+            cpus,
+            gpus: std::mem::take(&mut container.gpus),
+            limits: oci::policy_limits(confinement),
+            network: oci::network_mode(confinement),
+            group: &group.unwrap_or_else(|| container_group::path(&self.attempt)),
+        };
+        let (command, image) = container.into_command(spec, &self.dir.join(START_ERROR_FILE)).await?;
+        self.command = command;
+        self.image = Some(image);
+        Ok(())
+    }
+
     fn prepare_container(&mut self, engine: Engine, order: &ContainerSpec<'_>) {
         (self.command, self.after) = engine.words(order);
         for words in [&mut self.command, &mut self.after] {
@@ -372,6 +448,8 @@ impl Program {
             Engine::Docker(_) => {
                 environment.extend(self.environment.drain(..).filter(|(_, value)| is_multiline(value)));
             }
+            // They are in the configuration of the container.
+            Engine::Oci => {}
         }
         self.environment = environment;
     }
@@ -441,12 +519,12 @@ impl Program {
                     }
                 });
             }
-            Some(Engine::Apptainer(_)) | None => running.request_stop(),
+            Some(Engine::Apptainer(_) | Engine::Oci) | None => running.request_stop(),
         }
     }
 
     pub(super) async fn kill(&self) {
-        self.group.kill();
+        self.kill_leftovers();
         if let Some(engine) = self.engine {
             engine.remove(&self.container_name()).await;
         }
@@ -455,6 +533,15 @@ impl Program {
     /// Kills processes that outlived the program; the engine still has the exit status.
     pub(super) fn kill_leftovers(&self) {
         self.group.kill();
+        if let Some(group) = self.oci_group() {
+            group.kill();
+        }
+    }
+
+    /// Group of a container without an engine, if it is not that of the attempt.
+    fn oci_group(&self) -> Option<TaskGroup> {
+        let is_separate = self.image.is_some() && rustix::process::geteuid().is_root();
+        is_separate.then(|| container_group::find_container(&self.attempt).ok()).flatten()
     }
 
     /// Builds the final update of the container: how it ended, and what it used.
@@ -476,7 +563,8 @@ impl Program {
         if let (None, Some(refusal)) = (end, verdict.refusal()) {
             return refusal;
         }
-        if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
+        let own_kills = self.oci_group().map_or(0, |group| group.group.oom_kills());
+        if verdict.out_of_memory || own_kills > 0 || self.group.group.oom_kills() > self.oom_before {
             message["reason"] = "oom_killed".into();
             message["error"] = "it used more memory than it requested".into();
             return json!({ "state": "Complete", "exit_code": EXIT_KILLED, "runtime_status": message });
@@ -506,15 +594,16 @@ impl Program {
 
     /// Returns the resource usage. Containers of Docker run in groups of the engine, which are not counted here.
     fn usage(&self) -> Value {
-        let group = &self.group.group;
+        let own = self.oci_group();
+        let group = &own.as_ref().unwrap_or(&self.group).group;
         let counted = match self.engine {
-            None | Some(Engine::Apptainer(_)) => true,
+            None | Some(Engine::Apptainer(_) | Engine::Oci) => true,
             Some(Engine::Docker(_)) => false,
         };
         let wall = self.started.get().map(|at| u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX));
         let mut usage = json!({
             "cpu_us": group.usage().cpu_us.filter(|_| counted),
-            "memory_peak": group.memory_peak().filter(|_| counted),
+            "memory_peak": own.as_ref().unwrap_or(&self.group).memory_peak().filter(|_| counted),
             "wall_us": wall,
         });
         if let Some(usage) = usage.as_object_mut() {
@@ -542,7 +631,7 @@ impl Program {
         if let Err(error) = self.group.remove() {
             super::print_message(&format!("failed to remove the control group: {error}"));
         }
-        let _ = fs::remove_dir_all(self.dir.join(ROOT_DIR));
+        remove_files(&self.dir, false);
         let _ = fs::remove_file(self.dir.join(ENVIRONMENT_FILE));
     }
 }

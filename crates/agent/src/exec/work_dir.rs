@@ -14,7 +14,7 @@ use super::{
     container_group,
     guard::{ROOT_DIR, attempt_groups},
 };
-use crate::proc;
+use crate::{isolation::user_map::remove_tree, proc, shim::oci::attempt::CONTAINER_DIR};
 
 /// Prefix of the attempt's directory if no directory is given.
 const PREFIX: &str = "windlass-exec-";
@@ -100,15 +100,25 @@ fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
         let _ = group.remove();
     }
     container_group::remove(name);
-    let _ = fs::remove_dir_all(if is_own { dir.to_owned() } else { dir.join(ROOT_DIR) });
+    remove_files(dir, is_own);
+}
+
+/// Removes the files of the program, or the whole directory of the attempt. A container without an engine may have files
+/// of other users than the executor's.
+pub(super) fn remove_files(dir: &Path, whole: bool) {
+    for part in [CONTAINER_DIR, ROOT_DIR] {
+        let _ = remove_tree(&dir.join(part));
+    }
+    if whole {
+        let _ = fs::remove_dir_all(dir);
+    }
 }
 
 impl Drop for WorkDir {
     /// Removes the files, since secrets must not stay behind. A directory that a dispatcher created is removed by it
     /// after it has seen the end.
     fn drop(&mut self) {
-        let dir = if self.is_own { self.dir.clone() } else { self.dir.join(ROOT_DIR) };
-        let _ = fs::remove_dir_all(dir);
+        remove_files(&self.dir, self.is_own);
     }
 }
 

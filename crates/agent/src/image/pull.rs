@@ -337,9 +337,16 @@ impl ImageStore {
         fs::create_dir_all(&files).map_err(failed("failed to create a directory"))?;
         let limits = self.unpack_limits(layer.size).map_err(failed("failed to measure the free space"))?;
         let source = fs::File::open(file).map_err(failed("failed to open a download"))?;
-        let unpacked = subprocess::run(&self.agent, source, &files, limits).await;
-        let (summary, landlock) =
-            unpacked.map_err(|source| PullError::Unpack { digest: layer.digest.clone(), source })?;
+        let unpacked = subprocess::run(&self.agent, source, &files, limits.limits).await;
+        let (summary, landlock) = unpacked.map_err(|source| {
+            let source = match source {
+                UnpackError::TooLarge { excess, message } if limits.is_full(excess) => {
+                    UnpackError::NoSpace(message)
+                }
+                other => other,
+            };
+            PullError::Unpack { digest: layer.digest.clone(), source }
+        })?;
         tracing::debug!(layer = layer.digest, ?landlock, entries = summary.entries, "unpacked a layer");
         if summary.diff_id != diff_id {
             remove_file(file)?;
@@ -465,17 +472,24 @@ async fn copy_layer(
         let mut out = fs::File::create(&file)?;
         let mut hash = Context::new(&SHA256);
         let mut buffer = vec![0; WRITE_BUFFER_BYTES];
+        let mut copied = 0;
         loop {
             let count = io::Read::read(&mut from, &mut buffer)?;
             if count == 0 {
-                return Ok(format!("sha256:{}", hex::encode(hash.finish())));
+                return Ok((format!("sha256:{}", hex::encode(hash.finish())), copied));
             }
+            copied += count as u64;
             hash.update(&buffer[..count]);
             io::Write::write_all(&mut out, &buffer[..count])?;
         }
     });
     let copied = copied.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    let found = copied.map_err(io_error("failed to copy a layer"))?;
+    let (found, copied) = copied.map_err(io_error("failed to copy a layer"))?;
+    if copied != size {
+        return Err(PullError::Invalid(format!(
+            "a layer has {copied} bytes, and its manifest declares {size}"
+        )));
+    }
     match digest.filter(|digest| *digest != found) {
         Some(expected) => {
             Err(PullError::Invalid(format!("layer digest mismatch: read {found}, expected {expected}")))

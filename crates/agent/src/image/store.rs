@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, Semaphore};
 use windlass_registry::{Client, ImageConfig, Settings};
 
-use super::layer::LayerLimits;
+use super::layer::{Excess, LayerLimits};
 use crate::{clock, digest::sha256_hex, isolation::user_map, shim::policy::Policy};
 
 /// Layers of one pull that are downloaded at the same time.
@@ -318,14 +318,39 @@ impl ImageStore {
     }
 
     /// Limits of a layer of this compressed size: never more than the file system can hold, or the setting permits.
-    pub(super) fn unpack_limits(&self, compressed: u64) -> io::Result<LayerLimits> {
+    pub(super) fn unpack_limits(&self, compressed: u64) -> io::Result<UnpackLimits> {
         let stat = rustix::fs::statvfs(&self.root)?;
         let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(FREE_BYTES_MIN);
-        let free = free.min(self.settings.bytes_max.unwrap_or(u64::MAX));
-        let bytes = self.settings.limits.bytes.min(free).min(expanded_bytes_max(compressed));
+        let allowed = self.settings.limits.bytes.min(expanded_bytes_max(compressed));
+        let allowed = allowed.min(self.settings.bytes_max.unwrap_or(u64::MAX));
         // A file system without a fixed number of files reports none.
         let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail.saturating_sub(FREE_FILES_MIN) };
-        Ok(LayerLimits { bytes, entries: self.settings.limits.entries.min(files) })
+        Ok(UnpackLimits {
+            limits: LayerLimits {
+                bytes: allowed.min(free),
+                entries: self.settings.limits.entries.min(files),
+            },
+            lacks_bytes: free < allowed,
+            lacks_files: files < self.settings.limits.entries,
+        })
+    }
+}
+
+/// Limits of a layer, and which of them are those of the file system at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UnpackLimits {
+    pub(super) limits: LayerLimits,
+    lacks_bytes: bool,
+    lacks_files: bool,
+}
+
+impl UnpackLimits {
+    /// Returns whether a layer that exceeds the limit would fit on an empty disk.
+    pub(super) fn is_full(&self, excess: Excess) -> bool {
+        match excess {
+            Excess::Bytes => self.lacks_bytes,
+            Excess::Entries => self.lacks_files,
+        }
     }
 }
 

@@ -41,6 +41,10 @@ enum HelperCommand {
     UnpackLayer(crate::image::layer::subprocess::Args),
     /// Start a container, wait for its end and record it
     ContainerMonitor(crate::shim::oci::monitor::Args),
+    /// Run a container to its end
+    RunContainer(crate::shim::oci::foreground::Args),
+    /// Be the first process of a container: run a program and reap orphans
+    ContainerInit(crate::shim::oci::foreground::InitArgs),
     /// Check whether this user can run containers with their files in a directory
     TryRootless(crate::shim::oci::rootless::Args),
     /// Remove a directory with files of subordinate ids
@@ -55,6 +59,8 @@ pub fn main(args: &Args) -> std::process::ExitCode {
         HelperCommand::TryConfinement => probe::main(),
         HelperCommand::UnpackLayer(args) => crate::image::layer::subprocess::main(args),
         HelperCommand::ContainerMonitor(args) => crate::shim::oci::monitor::main(args),
+        HelperCommand::RunContainer(args) => crate::shim::oci::foreground::main(args),
+        HelperCommand::ContainerInit(args) => crate::shim::oci::foreground::init_main(args),
         HelperCommand::TryRootless(args) => crate::shim::oci::rootless::main(args),
         HelperCommand::RemoveTree(args) => crate::isolation::user_map::remove_tree_main(args),
     }

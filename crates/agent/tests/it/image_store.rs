@@ -217,6 +217,45 @@ async fn an_image_that_lies_about_its_content_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn an_image_that_lies_about_the_size_of_a_layer_is_refused_and_leaves_nothing() {
+    let (registry, test) = (Registry::start().await, TestStore::new());
+    let (blob, diff) = gzipped(&[("a", &noise(50_000))]);
+    let length = blob.len() as u64;
+    for (declares_length, sizes) in
+        [(true, [1, length - 1, length + 1, u64::MAX]), (false, [1, length - 1, length + 1, u64::MAX])]
+    {
+        registry.set_declares_length(declares_length);
+        for size in sizes {
+            let layers = vec![(blob.clone(), diff.clone()); 2];
+            let name = registry.put_sized("app", "lie", layers, &[size, size], ImageOptions::default()).0;
+            let before = registry.layers_requested().len();
+            let error = test.pull(&name).await.unwrap_err();
+            assert!(!error.is_unreachable(), "{size}: {error}");
+            assert!(
+                error.to_string().contains(&format!("{size} bytes"))
+                    || error.to_string().contains(&format!("declares {size}")),
+                "{size}: {error}"
+            );
+            assert!(registry.layers_requested().len() - before <= 2, "it is not tried again");
+            assert_eq!((test.entries("layers").len(), test.entries("images").len()), (0, 0));
+        }
+    }
+    // What was received of it does not harm an honest image with the same layer.
+    let fine =
+        registry.put_layers("app", "fine", vec![(blob.clone(), diff.clone())], ImageOptions::default()).0;
+    test.pull(&fine).await.unwrap();
+    let dir = test.scratch.path().join("layout");
+    for size in [1, length - 1, length + 1, u64::MAX] {
+        let fresh = TestStore::new();
+        let dir = write_sized_directory(&dir, &blob, &diff, size);
+        let name = LocalName::parse(&format!("oci:{}", dir.display())).unwrap().unwrap();
+        let error = fresh.store.import(&name, ignore_progress()).await.unwrap_err();
+        let is_refused = ["digest mismatch", "declares"].iter().any(|why| error.to_string().contains(why));
+        assert!(is_refused && fresh.entries("layers").is_empty(), "{size}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn a_decompression_bomb_ends_at_the_size_limit() {
     let registry = Registry::start().await;
     let test = TestStore::with(|settings| {
@@ -380,6 +419,11 @@ async fn a_download_that_was_cut_or_changed_at_any_byte_is_completed() {
 
 /// Writes a directory in the layout of the OCI with one image, and returns its path.
 fn write_oci_directory(dir: &Path, blob: &[u8], diff: &str) -> PathBuf {
+    write_sized_directory(dir, blob, diff, blob.len() as u64)
+}
+
+/// The same with this size of the layer in the manifest.
+fn write_sized_directory(dir: &Path, blob: &[u8], diff: &str, size: u64) -> PathBuf {
     let blobs = dir.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8]| {
@@ -391,6 +435,7 @@ fn write_oci_directory(dir: &Path, blob: &[u8], diff: &str) -> PathBuf {
         "rootfs": {"type": "layers", "diff_ids": [diff]}});
     let config = put(config.to_string().as_bytes());
     let mut layer = put(blob);
+    layer["size"] = size.into();
     layer["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip".into();
     let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": [layer]});
     let mut manifest = put(manifest.to_string().as_bytes());

@@ -73,11 +73,15 @@ pub(crate) struct CommonArgs {
     /// Poll once, process the result and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Runtime of containers with an image: `auto` uses Docker, Podman or Apptainer, whichever the node has; `process`
-    /// ignores images and needs `--allow-process`
+    /// Runtime of containers with an image: `auto` uses Docker, Podman or Apptainer, whichever the node has, and `oci` if
+    /// it has none; `oci` needs `crun` or `runc` only; `process` ignores images and needs `--allow-process`
     #[arg(long, value_name = "RUNTIME", default_value = "auto",
-          value_parser = ["auto", "process", "docker", "podman", "apptainer"])]
+          value_parser = ["auto", "process", "docker", "podman", "apptainer", "oci"])]
     pub(crate) runtime: String,
+    /// Directory of the nodes for images that run without an engine, on a local disk; default: `/var/lib/windlass/images`
+    /// if executors run as root, otherwise `/var/tmp/windlass-images-UID`
+    #[arg(long, value_name = "DIR")]
+    pub(crate) images: Option<String>,
     /// Run containers without an image (`none`) as plain processes. If executors run as root, each process has a
     /// separate user; otherwise it has all rights of the executor's user, including read access to its files
     #[arg(long)]
@@ -298,6 +302,7 @@ async fn serve(
         ("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone()),
         ("WINDLASS_EXEC_NETWORK".to_owned(), common.network.clone()),
     ];
+    environment.extend(common.images.clone().map(|dir| ("WINDLASS_EXEC_IMAGES".to_owned(), dir)));
     if common.allow_process {
         log_process_isolation(scheduler.is_here());
         environment.push(("WINDLASS_EXEC_ALLOW_PROCESS".to_owned(), "true".to_owned()));

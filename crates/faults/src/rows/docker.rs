@@ -68,6 +68,12 @@ impl EngineEnv {
     }
 }
 
+/// A server on a machine whose agent runs containers without an engine; not yet started.
+pub(super) fn env_without_engine(trial: &Trial, name: &str) -> TestEnv {
+    TestEnv::at(trial.dir().join(name), HostMode::Processes)
+        .with_env("WINDLASS_SERVER_LOCAL_RUNTIME", "any-oci")
+}
+
 /// A task in a container.
 pub(super) fn container_task(name: &str, commands: &[&str]) -> Value {
     let mut job = task_config(name, commands);
@@ -171,8 +177,18 @@ async fn wait_for_pull_failure(env: &mut TestEnv, job: &Value) -> String {
 
 async fn pulls(trial: &mut Trial) {
     let mut machine = EngineEnv::new(trial, "stage", EngineKind::Plain).await;
+    check_pulls(trial, &mut machine.env).await;
+    machine.evaluate(trial).await;
+    let mut env = env_without_engine(trial, "oci");
+    env.start().await;
+    check_pulls(trial, &mut env).await;
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
+    trial.fired("all without an engine");
+}
+
+async fn check_pulls(trial: &mut Trial, env: &mut TestEnv) {
     let registry = Registry::start().await;
-    let env = &mut machine.env;
     let mut message = vec![wait_for_pull_failure(env, &image_task("absent", &registry.name("none:1"))).await];
     trial.fired("404");
     let (corrupt, _) = registry.put("corrupt", "1", unique_layer(100_000));
@@ -200,7 +216,6 @@ async fn pulls(trial: &mut Trial) {
     message.dedup();
     let kinds = if trial.is_long { 4 } else { 3 };
     assert_eq!(message.len(), kinds, "R24: reasons are not distinct: {message:#?}");
-    machine.evaluate(trial).await;
 }
 
 /// Waits for a failure that takes longer.

@@ -2,12 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 
 use super::{
-    docker::{EngineEnv, image_task, unique_layer},
+    docker::{EngineEnv, env_without_engine, image_task, unique_layer},
     fixtures::{LabEnv, SmallDisk, agent_pid, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
 };
 use crate::{AgentSite, FaultRow, RowTest, Trial};
@@ -62,6 +65,34 @@ async fn disk_full(trial: &mut Trial) {
     let site = AgentSite::local(&env, None);
     trial.evaluate(&mut env, &[site]).await;
     full_by_a_pull(trial).await;
+    full_without_engine(trial).await;
+}
+
+/// The same as by a pull of an engine, where the agent itself stores the images.
+async fn full_without_engine(trial: &mut Trial) {
+    let mut env = env_without_engine(trial, "oci");
+    // The agent leaves 256 MiB for the containers.
+    let images = env.home().join("server/local/oci");
+    let _disk = SmallDisk::at(&images, 256 + trial.rng.between(50, 60));
+    env.start().await;
+    let registry = Registry::start().await;
+    let filler = images.join("filler");
+    fs::write(&filler, vec![1_u8; 100 << 20]).unwrap();
+    for (name, size, what, when) in [
+        ("little", 1 << 20, "disk full before a pull without an engine", "reported before the pull"),
+        ("large", 40 << 20, "disk full during a pull without an engine", "reported during the pull"),
+    ] {
+        let (image, _) = registry.put(name, "1", unique_layer(size));
+        let began = Instant::now();
+        let run = env.ends(&image_task(name, &image)).await;
+        trial.within(when, Duration::from_secs(30), began.elapsed());
+        let detail = end_detail(&env, newest_submission(&run));
+        assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+        trial.fired(what);
+        let _ = fs::remove_file(&filler);
+    }
+    let site = AgentSite::local(&env, None);
+    trial.evaluate(&mut env, &[site]).await;
 }
 
 /// The disk is full when the pull starts. Otherwise the image would fit.

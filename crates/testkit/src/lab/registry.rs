@@ -57,6 +57,8 @@ struct RegistryState {
     layers_requested: Mutex<Vec<(String, usize)>>,
     /// True to accept requests and not answer them.
     is_silent: AtomicBool,
+    /// False to send layers without stating their length.
+    declares_length: AtomicBool,
 }
 
 /// Content of an image besides its layer.
@@ -92,6 +94,7 @@ impl Registry {
             manifests_requested: AtomicUsize::new(0),
             layers_requested: Mutex::default(),
             is_silent: AtomicBool::new(false),
+            declares_length: AtomicBool::new(true),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -127,6 +130,11 @@ impl Registry {
         self.shared.is_silent.store(is_silent, Ordering::SeqCst);
     }
 
+    /// Whether responses with layers state their length, as most registries do.
+    pub fn set_declares_length(&self, declares_length: bool) {
+        self.shared.declares_length.store(declares_length, Ordering::SeqCst);
+    }
+
     /// Host and port.
     pub fn address(&self) -> &str {
         &self.address
@@ -156,6 +164,19 @@ impl Registry {
         layers: Vec<(Vec<u8>, String)>,
         options: ImageOptions<'_>,
     ) -> (String, String) {
+        let sizes: Vec<u64> = layers.iter().map(|(layer, _)| layer.len() as u64).collect();
+        self.put_sized(repository, tag, layers, &sizes, options)
+    }
+
+    /// Adds an image whose manifest declares these sizes of its layers.
+    pub fn put_sized(
+        &self,
+        repository: &str,
+        tag: &str,
+        layers: Vec<(Vec<u8>, String)>,
+        sizes: &[u64],
+        options: ImageOptions<'_>,
+    ) -> (String, String) {
         let content: serde_json::Value = serde_json::from_str(options.config).unwrap();
         let diffs: Vec<&String> = layers.iter().map(|(_, diff)| diff).collect();
         let config = serde_json::json!({
@@ -168,9 +189,10 @@ impl Registry {
         let config = serde_json::to_vec(&config).unwrap();
         let described: Vec<_> = layers
             .iter()
-            .map(|(layer, _)| {
+            .zip(sizes)
+            .map(|((layer, _), size)| {
                 serde_json::json!({"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
-                    "size": layer.len(), "digest": digest(layer)})
+                    "size": size, "digest": digest(layer)})
             })
             .collect();
         let manifest = serde_json::json!({
@@ -245,13 +267,11 @@ async fn handle_request(State(shared): State<Arc<RegistryState>>, request: Reque
         }
     }
     let body = if request.method() == Method::HEAD { Body::empty() } else { blob_body(&shared, &thing) };
-    Response::builder()
-        .status(status)
-        .header(header::CONTENT_TYPE, thing.kind)
-        .header(header::CONTENT_LENGTH, thing.bytes.len())
-        .header("Docker-Content-Digest", thing.digest)
-        .body(body)
-        .unwrap()
+    let mut response = Response::builder().status(status).header(header::CONTENT_TYPE, thing.kind);
+    if !thing.is_layer || shared.declares_length.load(Ordering::SeqCst) {
+        response = response.header(header::CONTENT_LENGTH, thing.bytes.len());
+    }
+    response.header("Docker-Content-Digest", thing.digest).body(body).unwrap()
 }
 
 /// First byte of `Range: bytes=N-`; 0 without such a header.

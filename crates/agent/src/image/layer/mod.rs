@@ -82,11 +82,21 @@ pub struct LayerSummary {
     pub opaque: Vec<Vec<u8>>,
 }
 
+/// Limit that a layer exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Excess {
+    Entries,
+    Bytes,
+}
+
 /// Reason for which a layer is refused. Names in the messages are escaped.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
     #[error("{0}")]
     Refused(String),
+    #[error("{message}")]
+    TooLarge { excess: Excess, message: String },
     #[error("failed to read the layer")]
     Read(#[source] io::Error),
     #[error("failed to write `{entry}`")]

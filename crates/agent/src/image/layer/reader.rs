@@ -9,7 +9,7 @@ use ring::digest::{Context, SHA256};
 use tar::{EntryType, Header};
 
 use super::{
-    EXTENDED_BYTES_MAX, LayerError, LayerLimits, LayerSummary, OwnerIds,
+    EXTENDED_BYTES_MAX, Excess, LayerError, LayerLimits, LayerSummary, OwnerIds,
     decompress::decompress,
     escape_name, refused,
     tree::{EntryMeta, LayerTree},
@@ -99,7 +99,7 @@ impl<R: Read> Read for LayerReader<R> {
 /// Converts a failed read: too large, truncated or not readable at all.
 fn read_error(error: io::Error) -> LayerError {
     if error.kind() == io::ErrorKind::FileTooLarge {
-        return refused(error.to_string());
+        return LayerError::TooLarge { excess: Excess::Bytes, message: error.to_string() };
     }
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return refused("the layer is truncated");
@@ -136,7 +136,8 @@ impl<R: Read> LayerReader<R> {
     }
 
     fn too_many_entries(&self) -> LayerError {
-        refused(format!("more than {} entries", self.limits.entries))
+        let message = format!("more than {} entries", self.limits.entries);
+        LayerError::TooLarge { excess: Excess::Entries, message }
     }
 
     #[expect(
@@ -218,16 +219,19 @@ impl<R: Read> LayerReader<R> {
         tree: &mut LayerTree<'_>,
     ) -> Result<(), LayerError> {
         if size > self.left {
-            return Err(refused(format!(
+            let message = format!(
                 "`{}`: its {size} bytes exceed the limit of {} bytes for a layer",
                 meta.shown, self.limits.bytes
-            )));
+            );
+            return Err(LayerError::TooLarge { excess: Excess::Bytes, message });
         }
         self.bytes = self.bytes.saturating_add(size);
         let mut content = self.by_ref().take(size);
         tree.add_file(name, meta, &mut content, size).map_err(|error| match error {
             LayerError::Read(error) => read_error(error),
-            other @ (LayerError::Refused(_) | LayerError::Write { .. }) => other,
+            other @ (LayerError::Refused(_) | LayerError::TooLarge { .. } | LayerError::Write { .. }) => {
+                other
+            }
         })?;
         self.skip_padding(size)
     }

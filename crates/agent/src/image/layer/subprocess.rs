@@ -16,7 +16,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, XattrFlags};
 use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncReadExt as _, process::Command};
 
-use super::{LayerError, LayerLimits, LayerSummary, OwnerIds, unpack};
+use super::{Excess, LayerError, LayerLimits, LayerSummary, OwnerIds, unpack};
 use crate::{
     isolation::{restrict, user_map::UserMap},
     safe_open::{self, LandlockStatus},
@@ -51,6 +51,7 @@ struct ChildReport {
 enum ChildOutcome {
     Done(LayerSummary),
     Refused(String),
+    TooLarge { excess: Excess, message: String },
     NoSpace(String),
     Failed(String),
 }
@@ -59,6 +60,8 @@ enum ChildOutcome {
 pub enum UnpackError {
     #[error("{0}")]
     Refused(String),
+    #[error("{message}")]
+    TooLarge { excess: Excess, message: String },
     #[error("{0}: no space left on the device")]
     NoSpace(String),
     #[error("{0}")]
@@ -119,6 +122,7 @@ pub async fn run(
     match report.outcome {
         ChildOutcome::Done(summary) => Ok((summary, report.landlock)),
         ChildOutcome::Refused(why) => Err(UnpackError::Refused(why)),
+        ChildOutcome::TooLarge { excess, message } => Err(UnpackError::TooLarge { excess, message }),
         ChildOutcome::NoSpace(why) => Err(UnpackError::NoSpace(why)),
         ChildOutcome::Failed(why) => Err(UnpackError::Failed(why)),
     }
@@ -132,6 +136,7 @@ pub fn main(args: &Args) -> ExitCode {
     let outcome = match result {
         Ok(summary) => ChildOutcome::Done(summary),
         Err(error @ LayerError::Refused(_)) => ChildOutcome::Refused(error.to_string()),
+        Err(LayerError::TooLarge { excess, message }) => ChildOutcome::TooLarge { excess, message },
         Err(LayerError::Write { entry, source }) if source.kind() == io::ErrorKind::StorageFull => {
             ChildOutcome::NoSpace(format!("failed to write `{entry}`"))
         }

@@ -55,6 +55,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) entrypoint: &'a [String],
     /// Copy of the agent's binary.
     pub(super) agent: &'a Path,
+    /// Directory of the runner; `None` for a container without one.
+    pub(super) run_dir: Option<&'a Path>,
     /// Directory with the host's git for images that have none.
     pub(super) git: Option<&'a Path>,
     /// Variables of the image.
@@ -81,6 +83,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) notices: &'a [String],
     /// Returns whether a path is on a mount whose later submounts may propagate into a container.
     pub(super) is_shared: &'a dyn Fn(&Path) -> bool,
+    /// Returns the options of the mount that holds a path, if a mount of the path must have them too.
+    pub(super) locked_options: &'a dyn Fn(&Path) -> Vec<&'static str>,
 }
 
 /// A container in a user namespace of the agent's user.
@@ -170,7 +174,7 @@ fn environment(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<String>
         all.push(format!("LD_LIBRARY_PATH={dir}{known}"));
     }
     all.extend(task.env.iter().map(|(name, value)| format!("{name}={value}")));
-    all.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
+    all.extend(inputs.run_dir.map(|_| format!("WINDLASS_TASK_ID={}", task.spec.id)));
     if !inputs.notices.is_empty() {
         all.push(format!("{NOTICES_VARIABLE}={}", inputs.notices.join("\n")));
     }
@@ -238,12 +242,11 @@ fn mounts(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<Value> {
         let bind = BindMount { source, target: format!("/etc/{name}"), read_only: false };
         mounts.push(bind_mount(&bind, false));
     }
-    let own = [
-        (inputs.agent.to_owned(), task_dir::AGENT_IN_CONTAINER, true),
-        (task.dir.run(), task_dir::RUN_DIR_IN_CONTAINER, false),
-    ];
-    for (source, target, read_only) in own {
-        mounts.push(bind_mount(&BindMount { source, target: target.to_owned(), read_only }, false));
+    let agent = (inputs.agent, task_dir::AGENT_IN_CONTAINER, true);
+    let run_dir = inputs.run_dir.map(|dir| (dir, task_dir::RUN_DIR_IN_CONTAINER, false));
+    for (source, target, read_only) in std::iter::once(agent).chain(run_dir) {
+        let (source, target) = (source.to_owned(), target.to_owned());
+        mounts.push(bind_mount(&BindMount { source, target, read_only }, false));
     }
     if let Some(git) = inputs.git {
         let target = task_dir::GIT_IN_CONTAINER.to_owned();
@@ -260,7 +263,23 @@ fn mounts(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<Value> {
         }
         mount
     }));
+    for mount in &mut mounts {
+        add_locked_options(mount, inputs);
+    }
     mounts
+}
+
+/// Adds the options without which the kernel refuses to change a mount of the host: `runc` does not add them by itself.
+fn add_locked_options(mount: &mut Value, inputs: &ContainerInputs<'_>) {
+    let locked = match (mount["type"].as_str(), mount["source"].as_str()) {
+        (Some("bind"), Some(source)) => (inputs.locked_options)(Path::new(source)),
+        _ => return,
+    };
+    if let Some(options) = mount["options"].as_array_mut() {
+        let missing: Vec<Value> =
+            locked.into_iter().map(Value::from).filter(|one| !options.contains(one)).collect();
+        options.extend(missing);
+    }
 }
 
 /// Hides the control groups of the host.

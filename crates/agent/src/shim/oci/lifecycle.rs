@@ -32,7 +32,8 @@ use super::{
     record::{
         ContainerEnd, ContainerRecord, END_FILE, NEVER_STARTED_FILE, PORTS_FILE, PROCESS_FILE, read_file,
     },
-    refused, root_files, rootless,
+    refused, root_files,
+    rootless::{self, Rootless},
 };
 use crate::{
     cgroup::{
@@ -50,7 +51,6 @@ use crate::{
     task_dir::{self, ImageConfig, TaskDir},
 };
 
-const OPEN_FILES_MAX: u64 = 1_048_576;
 /// Mounts and the OCI runtime take milliseconds; a network file system may hang without limit.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// A process that still exists this long after it was killed is stuck in the kernel.
@@ -63,7 +63,7 @@ const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const REPLY_BYTES_MAX: u64 = 16 << 10;
 const HOSTNAME_LEN_MAX: usize = 63;
-const CONFIG_FILE: &str = "config.json";
+pub(super) const CONFIG_FILE: &str = "config.json";
 /// Group of the container, and that of its monitor, below the group of the task.
 const CONTAINER_GROUP: &str = "container";
 const MONITOR_GROUP: &str = "monitor";
@@ -121,16 +121,18 @@ impl Shared {
         let image = self.find_image(task)?;
         let bundle = Bundle::new(&task.dir);
         let failed = |error| io_error(what(), error);
-        self.create_directories(&bundle, &image).map_err(failed)?;
+        let layers: Vec<PathBuf> = image.layers.iter().map(|key| self.store.layer_files(key)).collect();
+        create_directories(&bundle, &layers).map_err(failed)?;
         let hostname = container_hostname(task);
         root_files::write_network_files(&bundle, &hostname, task.spec.network_mode).map_err(failed)?;
-        let account = self.find_account(task, &image)?;
+        let account = find_account(&task.spec.container_user, &layers, self.rootless.as_ref())?;
         let (gpus, groups) = devices::task_devices(task)?;
         let mounts = MountTable::read();
         let notices = self.unenforced_limits(task);
         let inputs = ContainerInputs {
             entrypoint: &self.entrypoint,
             agent: self.binary.path(),
+            run_dir: Some(&task.dir.run()),
             git: self.git.as_deref(),
             image_env: &image.config.environment,
             working_dir: &image.config.working_dir,
@@ -142,12 +144,16 @@ impl Shared {
             has_cgroup_v2: self.has_cgroup_v2,
             gpus: &gpus,
             groups: &groups,
-            open_files: getrlimit(Resource::Nofile).maximum.unwrap_or(OPEN_FILES_MAX).min(OPEN_FILES_MAX),
+            open_files: open_files_max(),
             has_infiniband: devices::has_infiniband(),
             own_capabilities: &own_capabilities(),
             rootless: self.rootless.as_ref().map(|own| RootlessInputs { has_ids: own.map.id_count() > 1 }),
             notices: &notices,
             is_shared: &|path: &Path| mounts.is_shared(path),
+            locked_options: &|path: &Path| match self.rootless {
+                Some(_) => rootless::locked_options(path),
+                None => Vec::new(),
+            },
         };
         let config = serde_json::to_vec(&container_config(task, &inputs)).map_err(io::Error::from);
         config.and_then(|bytes| fs::write(bundle.root().join(CONFIG_FILE), bytes)).map_err(failed)?;
@@ -170,48 +176,6 @@ impl Shared {
         let image = found.ok_or_else(|| RuntimeError::NoImage { what: task.spec.image_name.clone() })?;
         self.store.touch(&image).map_err(|error| io_error(&task.spec.image_name, error))?;
         Ok(image)
-    }
-
-    /// Creates the directories of a container, also when an earlier attempt created some of them.
-    fn create_directories(&self, bundle: &Bundle, image: &StoredImage) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(bundle.root())?;
-        for path in [bundle.rootfs(), bundle.work(), bundle.lower()] {
-            fs::create_dir_all(path)?;
-        }
-        // The root of the container has the mode of this directory.
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(bundle.upper())?;
-        for (at, key) in image.layers.iter().enumerate() {
-            let link = bundle.lower().join(at.to_string());
-            match std::os::unix::fs::symlink(self.store.layer_files(key), link) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn find_account(&self, task: &PreparedTask, image: &StoredImage) -> Result<Account, RuntimeError> {
-        // Numeric ids need no `/etc/passwd` in the image.
-        if matches!(task.spec.container_user.as_str(), "" | "root" | "0") {
-            return Ok(Account::root());
-        }
-        let failed = |error| io_error("failed to read the users of the image", error);
-        let layers: Vec<PathBuf> = image.layers.iter().map(|key| self.store.layer_files(key)).collect();
-        let passwd = root_files::read_from_layers(&layers, "etc/passwd").map_err(failed)?;
-        let groups = root_files::read_from_layers(&layers, "etc/group").map_err(failed)?;
-        let user = parse_user(&task.spec.container_user);
-        let what = || format!("user {}", task.spec.container_user);
-        let account = UserDatabase::parse(&passwd, &groups).account(Some(&user), 0);
-        let account = account.map_err(|error| refused(what(), format!("{error} of the image")))?;
-        let ids = self.rootless.as_ref().map_or(u32::MAX, |own| own.map.id_count());
-        if account.uid >= ids || account.gid >= ids {
-            let why = format!(
-                "containers of this host have {ids} user ids: the agent is not root, and its user has no others in \
-                 /etc/subuid and /etc/subgid"
-            );
-            return Err(refused(what(), why));
-        }
-        Ok(account)
     }
 
     /// Creates the control group of a task of an agent that is not root, as far as it may, and returns the limits that
@@ -424,6 +388,57 @@ impl Shared {
         let [.., last] = task.0.into_bytes();
         &self.starting[usize::from(last) % self.starting.len()]
     }
+}
+
+/// Maximum number of open files that this process can grant a container.
+pub(super) fn open_files_max() -> u64 {
+    const MAX: u64 = 1_048_576;
+    getrlimit(Resource::Nofile).maximum.unwrap_or(MAX).min(MAX)
+}
+
+/// Creates the directories of a container, also when an earlier attempt created some of them. `layers` are directories,
+/// base layer first.
+pub(super) fn create_directories(bundle: &Bundle, layers: &[PathBuf]) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(bundle.root())?;
+    for path in [bundle.rootfs(), bundle.work(), bundle.lower()] {
+        fs::create_dir_all(path)?;
+    }
+    // The root of the container has the mode of this directory.
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(bundle.upper())?;
+    for (at, layer) in layers.iter().enumerate() {
+        match std::os::unix::fs::symlink(layer, bundle.lower().join(at.to_string())) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Finds the user of a container in the layers of its image.
+pub(super) fn find_account(
+    user: &str,
+    layers: &[PathBuf],
+    rootless: Option<&Rootless>,
+) -> Result<Account, RuntimeError> {
+    // Numeric ids need no `/etc/passwd` in the image.
+    if matches!(user, "" | "root" | "0") {
+        return Ok(Account::root());
+    }
+    let failed = |error| io_error("failed to read the users of the image", error);
+    let passwd = root_files::read_from_layers(layers, "etc/passwd").map_err(failed)?;
+    let groups = root_files::read_from_layers(layers, "etc/group").map_err(failed)?;
+    let what = || format!("user {user}");
+    let account = UserDatabase::parse(&passwd, &groups).account(Some(&parse_user(user)), 0);
+    let account = account.map_err(|error| refused(what(), format!("{error} of the image")))?;
+    let ids = rootless.map_or(u32::MAX, |own| own.map.id_count());
+    if account.uid >= ids || account.gid >= ids {
+        let why = format!(
+            "containers of this host have {ids} user ids: the agent is not root, and its user has no others in \
+             /etc/subuid and /etc/subgid"
+        );
+        return Err(refused(what(), why));
+    }
+    Ok(account)
 }
 
 /// Group of the monitor. Without root also that of the container, which the OCI runtime does not move.

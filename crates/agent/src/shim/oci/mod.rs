@@ -4,9 +4,11 @@
 //! shim needs to find a container again is in the directory of its task (`record`); nothing is kept in memory. The
 //! processes of a container are found by its control groups, `windlass/HOME/TASK`.
 
+pub(crate) mod attempt;
 mod capabilities;
 mod config;
 mod devices;
+pub mod foreground;
 mod lifecycle;
 pub mod monitor;
 mod network;
@@ -245,7 +247,7 @@ impl Shared {
 }
 
 /// Returns whether the host whose files are at `root` has a container engine, whether or not it responds.
-fn is_engine_installed(root: &Path) -> bool {
+pub(crate) fn is_engine_installed(root: &Path) -> bool {
     const SIGNS: [&str; 8] = [
         "run/docker.sock",
         "run/podman/podman.sock",

@@ -9,7 +9,7 @@
 
 use std::{
     fs,
-    io::{self, BufRead as _, BufReader, PipeReader, PipeWriter, Read, Write as _},
+    io::{self, BufRead as _, BufReader, PipeReader, Read, Write as _},
     net::Shutdown,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd},
@@ -103,12 +103,12 @@ pub(super) enum StartReply {
 
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
-struct StartError {
+pub(super) struct StartError {
     what: String,
     source: io::Error,
 }
 
-fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> StartError {
+pub(super) fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> StartError {
     let what = what.into();
     |source| StartError { what, source: source.into() }
 }
@@ -183,7 +183,7 @@ fn send(mut to: UnixStream, reply: &StartReply) {
 type OutputEnd = std::sync::mpsc::Receiver<()>;
 
 /// Prepares everything that ends with this process: mounts, and the network of the container.
-fn prepare(bundle: &Bundle, request: &StartRequest) -> Result<Prepared, StartError> {
+pub(super) fn prepare(bundle: &Bundle, request: &StartRequest) -> Result<Prepared, StartError> {
     for directory in &request.enter {
         let path = directory.join("cgroup.procs");
         fs::write(&path, "0").map_err(failed(format!("failed to enter {}", directory.display())))?;
@@ -214,9 +214,10 @@ fn prepare(bundle: &Bundle, request: &StartRequest) -> Result<Prepared, StartErr
 }
 
 /// Parts of a container that end with this process.
-struct Prepared {
-    network: Option<ContainerNetwork>,
-    outside: Option<OutsideProcess>,
+pub(super) struct Prepared {
+    pub(super) network: Option<ContainerNetwork>,
+    /// Process outside of a user namespace that must live as long as this one.
+    pub(super) outside: Option<OutsideProcess>,
 }
 
 fn start(
@@ -226,20 +227,13 @@ fn start(
 ) -> Result<(ProcessId, OutputEnd), StartError> {
     let (read, write) = io::pipe().map_err(failed("failed to create a pipe"))?;
     let output = copy_output(bundle, read)?;
-    let namespace = network.as_ref().and_then(|network| network.namespace.as_ref()).map(AsFd::as_fd);
-    let started = run_program(bundle, request, write, namespace);
+    let stdout = write.try_clone().map_err(failed("failed to create a pipe"))?;
+    let started = run_program(bundle, request, [stdout.into(), write.into()], network.as_ref());
     if let Err(error) = started {
         wait_for_output(&output);
-        return Err(StartError {
-            what: format!("failed to start the container: {}", runtime_message(bundle)),
-            source: error,
-        });
+        return Err(start_error(bundle, error));
     }
-    let pid = fs::read_to_string(bundle.root().join(PID_FILE))
-        .map_err(failed("the OCI runtime wrote no process id"))?;
-    let stat = pid.trim().parse().map_err(io::Error::other).and_then(proc::stat);
-    let missing = || io::Error::from(io::ErrorKind::NotFound);
-    let process = stat.and_then(|stat| stat.ok_or_else(missing)).map_err(failed("no such process"))?.name;
+    let process = first_process(bundle)?;
     write_file(&bundle.root().join(PROCESS_FILE), &process)
         .map_err(failed("failed to record the process"))?;
     if let Some(network) = network {
@@ -249,6 +243,20 @@ fn start(
         serve_ports(network.listeners).map_err(failed("failed to publish ports"))?;
     }
     Ok((process, output))
+}
+
+/// Describes why the OCI runtime failed.
+pub(super) fn start_error(bundle: &Bundle, source: io::Error) -> StartError {
+    StartError { what: format!("failed to start the container: {}", runtime_message(bundle)), source }
+}
+
+/// Returns the first process of a container that was started.
+pub(super) fn first_process(bundle: &Bundle) -> Result<ProcessId, StartError> {
+    let pid = fs::read_to_string(bundle.root().join(PID_FILE))
+        .map_err(failed("the OCI runtime wrote no process id"))?;
+    let stat = pid.trim().parse().map_err(io::Error::other).and_then(proc::stat);
+    let missing = || io::Error::from(io::ErrorKind::NotFound);
+    Ok(stat.and_then(|stat| stat.ok_or_else(missing)).map_err(failed("no such process"))?.name)
 }
 
 /// Writes the address of a container with a separate network to its `/etc/hosts`.
@@ -293,12 +301,12 @@ fn mount_root(bundle: &Bundle, request: &StartRequest) -> Result<(), StartError>
     std::env::set_current_dir("/").map_err(failed("failed to leave the layers"))
 }
 
-/// Runs the OCI runtime until the container has started.
-fn run_program(
+/// Runs the OCI runtime until the container has started, which inherits the two outputs.
+pub(super) fn run_program(
     bundle: &Bundle,
     request: &StartRequest,
-    output: PipeWriter,
-    network: Option<BorrowedFd<'_>>,
+    [stdout, stderr]: [Stdio; 2],
+    network: Option<&ContainerNetwork>,
 ) -> io::Result<()> {
     let root = bundle.root();
     let mut command = Command::new(&request.program);
@@ -311,9 +319,8 @@ fn run_program(
     command.arg("--root").arg(root.join(STATE_DIR)).arg("--log").arg(root.join(RUNTIME_LOG));
     command.args(["run", "--detach", "--bundle"]).arg(root).arg("--pid-file").arg(root.join(PID_FILE));
     command.arg(&request.id).process_group(0);
-    let stdout = output.try_clone()?;
-    command.stdin(Stdio::null()).stdout(stdout).stderr(output);
-    if let Some(network) = network {
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    if let Some(network) = network.and_then(|network| network.namespace.as_ref()) {
         let network = network.as_raw_fd();
         let enter = move || {
             #[expect(unsafe_code, reason = "the network of a child is set between fork and exec")]

@@ -128,7 +128,7 @@ fn to_credentials(auth: &RegistryAuth) -> Credentials {
     Credentials { username: auth.username.clone(), password: auth.password.clone() }
 }
 
-fn pull_error(image: &str, error: PullError) -> RuntimeError {
+pub(super) fn pull_error(image: &str, error: PullError) -> RuntimeError {
     let what = image.to_owned();
     match error {
         PullError::Registry(RegistryError::NotFound { .. }) => RuntimeError::NoImage { what },
@@ -140,9 +140,10 @@ fn pull_error(image: &str, error: PullError) -> RuntimeError {
         PullError::Local(error) => RuntimeError::Refused { what, why: error.to_string() },
         PullError::Stalled { secs } => RuntimeError::Stalled { what, secs },
         PullError::Unpack { source: UnpackError::NoSpace(_), .. } => RuntimeError::NoDisk { what },
-        PullError::Unpack { digest, source: UnpackError::Refused(why) } => {
-            RuntimeError::Refused { what, why: format!("layer {digest}: {why}") }
-        }
+        PullError::Unpack {
+            digest,
+            source: UnpackError::Refused(why) | UnpackError::TooLarge { message: why, .. },
+        } => RuntimeError::Refused { what, why: format!("layer {digest}: {why}") },
         PullError::Invalid(why) => RuntimeError::Refused { what, why },
         PullError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             RuntimeError::NoDisk { what }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::Access,
+    fs::{Access, StatVfsMountFlags, statvfs},
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
     process::Signal,
     thread::{UnshareFlags, unshare_unsafe},
@@ -119,6 +119,25 @@ fn try_overlay(map: &UserMap, scratch: &Path) -> Result<(), String> {
         .map_err(|error| format!("failed to mark a removed file in a user namespace: {error}"))
 }
 
+/// Options of a mount of the host that cannot be removed in a user namespace.
+const LOCKED_OPTIONS: [(StatVfsMountFlags, &str); 7] = [
+    (StatVfsMountFlags::RDONLY, "ro"),
+    (StatVfsMountFlags::NOSUID, "nosuid"),
+    (StatVfsMountFlags::NODEV, "nodev"),
+    (StatVfsMountFlags::NOEXEC, "noexec"),
+    (StatVfsMountFlags::NOATIME, "noatime"),
+    (StatVfsMountFlags::NODIRATIME, "nodiratime"),
+    (StatVfsMountFlags::RELATIME, "relatime"),
+];
+
+/// Returns the options that a mount of this path must have in a user namespace.
+pub(super) fn locked_options(path: &Path) -> Vec<&'static str> {
+    // A path that does not exist is reported by the OCI runtime.
+    let Ok(mounted) = statvfs(path) else { return Vec::new() };
+    let set = LOCKED_OPTIONS.iter().filter(|(flag, _)| mounted.f_flag.contains(*flag));
+    set.map(|(_, name)| *name).collect()
+}
+
 /// Kills the processes that carry the mark of a task, and returns how many there were. Without control groups they are
 /// found by that: the processes of a container end with its first one. The process outside of its user namespace ends by
 /// itself, after it has ended the programs that it started: their marks may be unreadable.
@@ -151,6 +170,17 @@ pub(super) fn marked_tasks(home_mark: &str) -> io::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_options_of_a_mount_are_those_that_it_shows() {
+        let options = locked_options(Path::new("/proc/self/status"));
+        let shown = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = shown.lines().rev().find(|line| line.split(' ').nth(4) == Some("/proc")).unwrap();
+        let expected: Vec<&str> =
+            line.split(' ').nth(5).unwrap().split(',').filter(|one| *one != "rw").collect();
+        assert_eq!(options, expected);
+        assert_eq!(locked_options(Path::new("/missing")), Vec::<&str>::new());
+    }
 
     #[test]
     fn a_tunnel_device_that_cannot_be_opened_is_a_problem_with_its_cure() {

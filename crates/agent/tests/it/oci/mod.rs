@@ -3,6 +3,7 @@
 
 mod confinement;
 mod end_to_end;
+mod kills;
 mod lifecycle;
 mod limits;
 mod networks;

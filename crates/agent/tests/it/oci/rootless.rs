@@ -102,6 +102,38 @@ async fn rootless_containers_have_the_users_of_their_image_if_there_are_subordin
 }
 
 #[tokio::test]
+async fn rootless_containers_start_where_the_options_of_mounts_are_locked() {
+    let data = crate::support::temp_dir("data").unwrap();
+    fs::write(data.path().join("text"), "given\n").unwrap();
+    std::os::unix::fs::chown(data.path(), Some(USER), Some(USER)).unwrap();
+    let policy = format!("mounts: [{}]\n", data.path().display());
+    let setup = Setup::oci().user(USER).policy(&policy);
+    let setup = setup.locked_home("nosuid,nodev,noatime");
+    let shim = Shim::start(setup.locked_mount(data.path(), "nosuid,nodev,noexec,relatime"));
+    let info = start(&shim, &oci::serve_image(Image::Busybox), |spec| {
+        spec["instance_mounts"] = json!([{"instance_path": data.path(), "path": "/data"}]);
+    })
+    .await;
+    let script = "cat /data/text; touch /data/made && echo written
+        while read -r _ at _ options _; do case $at in /data|/windlass/agent) echo $at $options;; esac; done < /proc/mounts";
+    run_job(&shim, info.id, &["/bin/sh", "-c", script]).await;
+    let (record, text) = wait_output(&shim, info.id).await;
+    let lines: Vec<&str> = text.lines().collect();
+    let expected = [
+        "given",
+        "written",
+        "/windlass/agent ro,nosuid,nodev,noatime",
+        "/data rw,nosuid,nodev,noexec,relatime",
+    ];
+    assert_eq!(lines[..2], expected[..2], "{record:?}");
+    for line in &expected[2..] {
+        // The options of the file system follow.
+        assert!(lines.iter().any(|one| one.starts_with(line)), "{line}: {text}");
+    }
+    remove(&shim, &info).await;
+}
+
+#[tokio::test]
 async fn rootless_containers_refuse_users_that_do_not_exist_in_them() {
     let shim = Shim::start(Setup::oci().user(USER));
     let mut spec = shim.spec("rootless");
@@ -114,9 +146,8 @@ async fn rootless_containers_refuse_users_that_do_not_exist_in_them() {
     leftover_check::assert_clean(&shim.home(), &[id]).await;
 }
 
-#[tokio::test]
-async fn rootless_containers_have_a_separate_network_and_published_ports() {
-    let shim = Shim::start(Setup::oci().user(USER));
+async fn check_separate_network(setup: Setup) {
+    let shim = Shim::start(setup);
     let keys = crate::support::temp_dir("keys").unwrap();
     ssh::make_key(&keys.path().join("id"), "ed25519");
     let public = fs::read_to_string(keys.path().join("id.pub")).unwrap();
@@ -143,6 +174,26 @@ async fn rootless_containers_have_a_separate_network_and_published_ports() {
     let text = ssh::text(&message.stdout);
     assert_eq!(text, "eth0\nlo\n4\n1\n", "{}\n{}", ssh::text(&message.stderr), shim.log());
     remove(&shim, &info).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_have_a_separate_network_and_published_ports() {
+    check_separate_network(Setup::oci().user(USER)).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_have_a_separate_network_with_slirp4netns() {
+    check_separate_network(Setup::oci().user(USER).without_program("/usr/bin/pasta")).await;
+}
+
+#[tokio::test]
+async fn rootless_containers_run_with_crun_and_with_runc() {
+    for program in ["/usr/bin/crun", "/usr/sbin/runc"] {
+        let setup = Setup::oci().user(USER).arg("--oci-program").arg(program);
+        let shim = Shim::start(setup.locked_home("nosuid,nodev,relatime"));
+        let text = run(&shim, &oci::serve_image(Image::Busybox), "id -u; touch /made && echo written").await;
+        assert_eq!(text, "0\nwritten\n", "{program}");
+    }
 }
 
 #[tokio::test]

@@ -78,6 +78,34 @@ pub(crate) fn command_with_ids(scratch: &Path, user: u32, first_id: u32, program
     command
 }
 
+/// Mounts directories over themselves with other options, and becomes a user, in a mount namespace of the program that it
+/// starts: in a user namespace the options are locked.
+const WITH_LOCKED_MOUNTS: &str = "set -e
+mount --make-rprivate /
+user=$1; shift
+while [ \"$1\" != -- ]; do
+    if [ \"$2\" = hidden ]; then mount --bind /dev/null \"$1\"
+    else mount --bind \"$1\" \"$1\"; mount -o \"remount,bind,$2\" \"$1\"; fi
+    shift 2
+done; shift
+exec setpriv --reuid $user --regid $user --clear-groups \"$@\"";
+
+/// Returns a command that runs the program as a user for whom these directories are mounted with these options; its
+/// arguments are to be added.
+pub(crate) fn command_with_locked_mounts(
+    mounts: &[(std::path::PathBuf, &str)],
+    user: u32,
+    program: &Path,
+) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", WITH_LOCKED_MOUNTS, "sh", &user.to_string()]);
+    for (dir, options) in mounts {
+        command.arg(dir).arg(options);
+    }
+    command.arg("--").arg(program);
+    command
+}
+
 /// Hides the engine of this machine behind an overlay, in a mount namespace of the program that it starts.
 const WITHOUT_ENGINE: &str = "set -e
 mount --make-rprivate /

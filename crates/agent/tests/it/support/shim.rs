@@ -52,6 +52,8 @@ pub(crate) struct Setup {
     user: Option<u32>,
     /// First of the user's subordinate ids.
     first_id: Option<u32>,
+    /// Directories that are mounted with these options for the user.
+    locked: Vec<(PathBuf, &'static str)>,
     args: Vec<String>,
     env: Vec<(String, String)>,
 }
@@ -77,6 +79,22 @@ impl Setup {
     pub(crate) fn subordinate_ids(mut self, first: u32) -> Self {
         self.first_id = Some(first);
         self
+    }
+
+    /// Mounts the directory with these options before the shim starts as the user of [`Setup::user`].
+    pub(crate) fn locked_mount(mut self, dir: &Path, options: &'static str) -> Self {
+        self.locked.push((dir.to_owned(), options));
+        self
+    }
+
+    /// Hides a program from the user of [`Setup::user`].
+    pub(crate) fn without_program(self, path: &str) -> Self {
+        self.locked_mount(Path::new(path), "hidden")
+    }
+
+    /// Mounts the home with these options, as [`Setup::locked_mount`].
+    pub(crate) fn locked_home(self, options: &'static str) -> Self {
+        self.locked_mount(Path::new(""), options)
     }
 
     pub(crate) fn simulated() -> Self {
@@ -113,6 +131,7 @@ impl Setup {
             is_own,
             user,
             first_id,
+            locked: Vec::new(),
             args,
             env,
         }
@@ -229,6 +248,12 @@ impl Shim {
         if let (Some(user), Some(first)) = (self.setup.user, self.setup.first_id) {
             command = oci::command_with_ids(self.scratch.path(), user, first, &self.program());
             command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
+        } else if let (Some(user), false) = (self.setup.user, self.setup.locked.is_empty()) {
+            // An absolute path replaces the home.
+            let locked = self.setup.locked.iter().map(|(dir, options)| (self.home().join(dir), *options));
+            let locked: Vec<_> = locked.collect();
+            command = oci::command_with_locked_mounts(&locked, user, &self.program());
+            command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
         } else if self.setup.runtime == "auto" {
             command = oci::command_without_engine(self.scratch.path(), &self.program());
             command.args(["shim", "--log", "debug"]);
@@ -242,7 +267,7 @@ impl Shim {
         }
         command.args(&self.setup.args).envs(self.setup.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        if self.setup.first_id.is_none() {
+        if self.setup.first_id.is_none() && self.setup.locked.is_empty() {
             self.set_user(&mut command);
         }
         command

@@ -2,6 +2,7 @@
 
 mod exec;
 mod fleet;
+mod oci;
 mod outputs;
 mod process;
 mod slurm;

@@ -39,6 +39,7 @@ fn build_for(task: &PreparedTask, account: &Account, rootless: Option<RootlessIn
     let inputs = ContainerInputs {
         entrypoint: &["/windlass/agent".to_owned()],
         agent: Path::new("/home/bin/00"),
+        run_dir: Some(Path::new("/home/run")),
         git: Some(Path::new("/home/git/00")),
         image_env: &["A=image".to_owned(), "B=image".to_owned(), "PATH=/opt".to_owned()],
         working_dir: "",
@@ -56,6 +57,10 @@ fn build_for(task: &PreparedTask, account: &Account, rootless: Option<RootlessIn
         rootless,
         notices: &rootless.map(|_| "no limits".to_owned()).into_iter().collect::<Vec<_>>(),
         is_shared: &|path| path == Path::new("/shared"),
+        locked_options: &|path| match rootless {
+            Some(_) if path.starts_with("/locked") => vec!["nosuid", "noexec", "noatime"],
+            Some(_) | None => Vec::new(),
+        },
     };
     container_config(task, &inputs)
 }
@@ -196,4 +201,25 @@ fn a_container_of_an_agent_without_root_requests_nothing_that_needs_root() {
     }
     let config = build_for(&prepared(|_| {}), &Account::root(), Some(RootlessInputs { has_ids: true }));
     assert_eq!(config["process"]["user"]["additionalGids"], json!([0, 44]));
+}
+
+#[test]
+fn mounts_in_a_user_namespace_keep_the_locked_options_of_their_source() {
+    let task = prepared(|task| {
+        let bind = |source: &str, target: &str, read_only| BindMount {
+            source: source.into(),
+            target: target.into(),
+            read_only,
+        };
+        task.binds = vec![bind("/locked/x", "/x", true), bind("/free", "/y", true)];
+    });
+    let options = |rootless| {
+        let config = build_for(&task, &Account::root(), rootless);
+        let mounts = config["mounts"].as_array().unwrap();
+        { mounts.iter().rev().take(2).rev() }.map(|one| one["options"].clone()).collect::<Vec<_>>()
+    };
+    let free = json!(["bind", "ro", "rprivate", "nosuid", "nodev"]);
+    let locked = json!(["bind", "ro", "rprivate", "nosuid", "nodev", "noexec", "noatime"]);
+    assert_eq!(options(Some(RootlessInputs { has_ids: false })), [locked, free.clone()]);
+    assert_eq!(options(None), [free.clone(), free], "root may change every option");
 }

@@ -110,6 +110,11 @@ fn in_context(what: &str) -> impl FnOnce(io::Error) -> io::Error {
 }
 
 impl Bridge {
+    /// Address of the host on the bridge.
+    pub(super) fn gateway(&self) -> Ipv4Addr {
+        self.gateway
+    }
+
     /// Finds the bridge, and creates it and its rules as far as they are missing. Blocks for a few milliseconds.
     pub(super) fn ensure() -> io::Result<Self> {
         let routes = parse_routes(&fs::read_to_string("/proc/net/route").unwrap_or_default());
