@@ -24,8 +24,11 @@ statements! {
             OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id), \
             EXISTS (SELECT 1 FROM proxy_seats s JOIN proxies x ON x.id = s.proxy_id \
             WHERE s.job_id = j.id AND x.seen_at > now_us() - 15000000), \
-            coalesce(i.project_id = j.project_id, TRUE) OR (f.project_id = i.project_id AND EXISTS \
-            (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = f.id AND u.project_id = j.project_id)) \
+            (coalesce(i.project_id = j.project_id, TRUE) OR (f.project_id = i.project_id AND EXISTS \
+            (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = f.id AND u.project_id = j.project_id))) \
+            AND NOT EXISTS (SELECT 1 FROM volume_holds h JOIN volumes v ON v.id = h.volume_id WHERE h.job_id = j.id \
+            AND v.project_id <> j.project_id AND NOT EXISTS (SELECT 1 FROM usable_volumes u WHERE u.volume_id = v.id \
+            AND u.project_id = j.project_id)) \
             FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
             LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
@@ -102,7 +105,7 @@ pub struct JobInputs {
     pub has_volumes: bool,
     /// True if requests may still be in transit to it.
     pub in_use: bool,
-    /// True if its project may use the instance.
+    /// True if its project may use the instance and the volumes that the job holds.
     pub may_use_instance: bool,
 }
 

@@ -62,7 +62,7 @@ statements! {
                     AND j.job_num = 0 AND j.submitted_at <= $2 AND j.project_id IN (SELECT o.project_id FROM usable_fleets u \
                     JOIN usable_fleets o ON o.fleet_id = u.fleet_id \
                     WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))))) w \
-                    WHERE w.place <= 2 OR w.by_age = 1) first ON first.run_id = j.run_id AND first.replica_num = j.replica_num \
+                    WHERE w.place <= 2 OR w.by_age = 1) f ON f.run_id = j.run_id AND f.replica_num = j.replica_num \
                     WHERE j.status = 'submitted' AND NOT j.finished AND j.instance_id IS NULL",
                    Job::columns("j");
     /// Jobs that others left room for.

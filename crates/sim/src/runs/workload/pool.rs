@@ -7,10 +7,7 @@ use windlass_model::{
     id::{FleetId, ProjectId, RunId, UserId},
     plan::quota::{Quota, QuotaResource},
 };
-use windlass_server::{
-    db::{Db, Unit, exports, invariant_queries::pool_watch, projects, quotas, users},
-    params,
-};
+use windlass_server::db::{Db, Unit, exports, invariant_queries::pool_watch, projects, quotas, users};
 
 use super::Workload;
 use crate::{cloud, rng::Rng};
@@ -182,7 +179,7 @@ impl Workload {
             let quota = Quota { project, member, resource, max, share, used: 0, first_end: None };
             unit = unit.and([quotas::set(db.new_id()?, &quota)]);
         }
-        db.write(unit.exec(pool_watch::CALM, params![])).await?.done()?;
+        db.write(unit.exec(pool_watch::CALM, Vec::new())).await?.done()?;
         Ok(())
     }
 
