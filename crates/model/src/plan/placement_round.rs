@@ -261,7 +261,8 @@ impl<'a> PlacementRound<'a> {
             let affordable = offers
                 .iter()
                 .filter(|(at, new)| self.is_within_quota(query, || vec![self.held_on_new(*at, new)]));
-            let offers: PositionedOffers = affordable.take(OFFERS_MAX).cloned().collect();
+            let mut offers: PositionedOffers = affordable.take(OFFERS_MAX).cloned().collect();
+            offers.retain(self.counted_alike(query, &offers));
             let Some((cheapest, _)) = offers.first() else { continue };
             let price = self.inventory.offers[*cheapest].1.price.0;
             if best.as_ref().is_none_or(|(least, ..)| price < *least) {
@@ -339,6 +340,18 @@ impl<'a> PlacementRound<'a> {
             Arc::new(offers.collect())
         });
         Arc::clone(offers)
+    }
+
+    /// Selects offers that count for the same quotas as the first one, because any of them may be granted: all have GPUs of
+    /// one name if quotas apply.
+    pub(super) fn counted_alike<'s, O: std::borrow::Borrow<(usize, NewOffer)>>(
+        &'s self,
+        query: &PlacementQuery,
+        offers: &[O],
+    ) -> impl Fn(&O) -> bool + use<'s, 'a, O> {
+        let gpu = |at: usize| self.inventory.offers[at].1.host.gpus.first().map(|gpu| gpu.name.as_str());
+        let first = offers.first().filter(|_| query.quota_of.is_some()).map(|first| gpu(first.borrow().0));
+        move |offer: &O| first.is_none_or(|first| gpu(offer.borrow().0) == first)
     }
 
     fn place_gang(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<PlacementOutcome> {

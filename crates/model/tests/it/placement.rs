@@ -675,6 +675,27 @@ fn blocks_are_not_kept_for_a_job_that_may_not_start_there() {
 }
 
 #[test]
+fn a_job_with_a_quota_requests_instances_with_gpus_of_one_name() {
+    let f = FleetSnapshot { can_create: true, blocks: Blocks::Count(1), ..fleet(1, "f") };
+    let mut other = host(8, 1);
+    other.gpus[0].name = "A100".into();
+    let offers = vec![offer(host(8, 1), 1, 2.0), offer(other, 1, 3.0), offer(host(16, 1), 1, 4.0)];
+    let quota = Quota {
+        project: ProjectId(uuid(1)),
+        member: None,
+        resource: QuotaResource::GpusNamed("a100".to_owned()),
+        max: Some(1),
+        share: None,
+        used: 0,
+        first_end: None,
+    };
+    let queue = [waiting(1, 0, vec![needs(1, 1)])];
+    let inventory = |quotas| Inventory { quotas, offers: offers.clone(), ..stock(f.clone(), vec![]) };
+    check(&queue, &inventory(vec![]), &["1: f1 new0(o0x1 o1x1 o2x1)"]);
+    check(&queue, &inventory(vec![quota]), &["1: f1 new0(o0x1 o2x1)"]);
+}
+
+#[test]
 fn nodes_of_a_gang_count_together_for_a_quota() {
     let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
     let instances = (1..=2).map(|n| instance(n, &f, offer(host(8, 2), 1, 0.0))).collect();
