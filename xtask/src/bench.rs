@@ -28,6 +28,7 @@ const BENCHMARKS: &[&str] = &[
     "jobs",
     "spot",
     "sharing",
+    "reclaim",
     "growth",
     "proxy",
     "ui",
@@ -112,7 +113,15 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
     // Held until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if is("report") || is("spot") || is("sharing") || is("proxy") || has("--peer") => None,
+        None if is("report")
+            || is("spot")
+            || is("sharing")
+            || is("reclaim")
+            || is("proxy")
+            || has("--peer") =>
+        {
+            None
+        }
         None => {
             let postgres = Postgres::start()?;
             output::print_message(&format!("started Postgres at {}", postgres.url));

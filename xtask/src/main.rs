@@ -50,15 +50,16 @@ usage: cargo xtask COMMAND
                              --web: only the files of the web UI, and its pages in a browser
                              --timings: show where the time was spent; -j: number of parallel tests
   tidy                       check the rules of the repository
-  sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue]
+  sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue | --shared]
                              run the simulation; SEED=n replays one seed
                              --keep: keep the databases of seeds with violations in DIR
                              --queue: simulate the container queue and its dispatchers
+                             --shared: simulate several projects that share hosts
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              run the fault matrix, with real processes, hosts and engines
   bench NAME [--profile P] [ARG…]
                              run a benchmark with the services that it needs: engine, api, cli, agent, containers, runs, cost,
-                             isolation, dispatch, load, jobs, spot, sharing, growth, proxy, ui, report or all
+                             isolation, dispatch, load, jobs, spot, sharing, reclaim, growth, proxy, ui, report or all
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              send requests generated from the OpenAPI document to a private server
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare

@@ -20,6 +20,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
         jobs: args.value("--jobs")?,
         keep: args.value("--keep")?,
         queue: args.take_flag("--queue"),
+        shared: args.take_flag("--shared"),
     };
     args.finish()?;
     if let Ok(text) = std::env::var("SEED") {
@@ -38,6 +39,8 @@ pub(crate) struct SimOptions {
     pub(crate) keep: Option<String>,
     /// Simulate the container queue and its dispatchers, instead of runs.
     pub(crate) queue: bool,
+    /// Simulate several projects that share hosts.
+    pub(crate) shared: bool,
 }
 
 /// Returns the first seed of the current day (UTC). Days are counted from 1970, so no two share a seed.
@@ -67,6 +70,9 @@ pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> 
     }
     if play.queue {
         command.arg("--queue");
+    }
+    if play.shared {
+        command.arg("--shared");
     }
     process::run(&mut command)
 }

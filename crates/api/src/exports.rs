@@ -1,4 +1,4 @@
-//! Sharing between projects: a project exports fleets and gateways, others import them.
+//! Sharing between projects: a project exports fleets, gateways and volumes, others import them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ pub struct CreateRequest {
     pub exported_fleets: Vec<String>,
     #[serde(default)]
     pub exported_gateways: Vec<String>,
+    #[serde(default)]
+    pub exported_volumes: Vec<String>,
 }
 
 /// Changes of an export; absent ones leave it as it is.
@@ -38,6 +40,10 @@ pub struct UpdateRequest {
     pub add_exported_gateways: Vec<String>,
     #[serde(default)]
     pub remove_exported_gateways: Vec<String>,
+    #[serde(default)]
+    pub add_exported_volumes: Vec<String>,
+    #[serde(default)]
+    pub remove_exported_volumes: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -52,7 +58,7 @@ pub struct DeleteImportRequest {
     pub export_project_name: String,
 }
 
-/// A fleet or a gateway of an export.
+/// A fleet, a gateway or a volume of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExportedResource {
     pub id: Uuid,
@@ -74,6 +80,8 @@ pub struct Export {
     pub exported_fleets: Vec<ExportedResource>,
     #[serde(default)]
     pub exported_gateways: Vec<ExportedResource>,
+    #[serde(default)]
+    pub exported_volumes: Vec<ExportedResource>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -92,6 +100,8 @@ pub struct ImportedExport {
     pub exported_fleets: Vec<ExportedResource>,
     #[serde(default)]
     pub exported_gateways: Vec<ExportedResource>,
+    #[serde(default)]
+    pub exported_volumes: Vec<ExportedResource>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -14,6 +14,7 @@ pub mod open_loop;
 pub mod peer;
 pub mod plot;
 pub mod proxy;
+pub mod reclaim;
 pub mod report;
 pub mod results;
 pub mod runs;

@@ -8,7 +8,7 @@ use windlass_testenv::server::binary_path;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const NAMES: &str = "engine, api, cli, agent, containers, runs, cost, isolation, dispatch, load, jobs, spot, sharing, growth, proxy, report";
+const NAMES: &str = "engine, api, cli, agent, containers, runs, cost, isolation, dispatch, load, jobs, spot, sharing, reclaim, growth, proxy, report";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -77,6 +77,11 @@ fn main() -> Result<()> {
         "sharing" => {
             flags.finish()?;
             bench::sharing::run(&std::env::current_dir()?)
+        }
+        // Likewise: its chart is on that page.
+        "reclaim" => {
+            flags.finish()?;
+            runtime.block_on(bench::reclaim::run(&binaries, &std::env::current_dir()?))
         }
         _ => bail!("unknown benchmark `{name}`: expected one of {NAMES}"),
     }

@@ -290,8 +290,18 @@ impl Replay<'_> {
         }
         for (number, share) in SHARES.into_iter().enumerate() {
             let (project, held) = (project(number), self.held(number));
+            let kept = self.promises.iter().filter(|promise| promise.project == project);
+            let used = held + kept.map(|promise| u64::from(promise.blocks)).sum::<u64>();
             let (resource, share) = (QuotaResource::Gpus, Some(share));
-            inventory.quotas.push(Quota { project, member: None, resource, max: None, share, used: held });
+            inventory.quotas.push(Quota {
+                project,
+                member: None,
+                resource,
+                max: None,
+                share,
+                used,
+                first_end: None,
+            });
             let used = self.used[number];
             inventory.usage.push(ProjectUsage { project, used, held: held * 1_000, weight: 1 });
         }
@@ -489,6 +499,7 @@ fn time_rounds(preemption: Option<PreemptionRules>) -> f64 {
             max: None,
             share: Some(40),
             used: 40,
+            first_end: None,
         });
         let used = number as f64 * 1e6;
         inventory.usage.push(ProjectUsage { project, used, held: 40_000, weight: 1 });

@@ -1,9 +1,9 @@
-//! Tables `exports` and `imports`: fleets and gateways that projects share.
+//! Tables `exports` and `imports`: fleets, gateways and volumes that projects share.
 
 use std::collections::BTreeMap;
 
 use uuid::Uuid;
-use windlass_model::id::{FleetId, GatewayId, ProjectId};
+use windlass_model::id::{FleetId, GatewayId, ProjectId, VolumeId};
 
 use super::{Change, Db, DbError, Expect, Row, Val, record::statements};
 use crate::params;
@@ -20,6 +20,8 @@ statements! {
               WHERE x.export_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT f.deleted ORDER BY f.name";
     GATEWAYS = "SELECT x.export_id, g.id, g.name FROM export_gateways x JOIN gateways g ON g.id = x.gateway_id \
                 WHERE x.export_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT g.deleted ORDER BY g.name";
+    VOLUMES = "SELECT x.export_id, v.id, v.name FROM export_volumes x JOIN volumes v ON v.id = x.volume_id \
+               WHERE x.export_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT v.deleted ORDER BY v.name";
     IMPORTERS = "SELECT i.export_id, p.id, p.name FROM imports i JOIN projects p ON p.id = i.project_id \
                  WHERE i.export_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT p.deleted ORDER BY p.name";
     SET_GLOBAL = "UPDATE exports SET is_global = $2 WHERE id = $1";
@@ -28,18 +30,25 @@ statements! {
     ADD_GATEWAY = "INSERT INTO export_gateways (export_id, gateway_id) VALUES ($1, $2) \
                    ON CONFLICT (export_id, gateway_id) DO NOTHING";
     REMOVE_GATEWAY = "DELETE FROM export_gateways WHERE export_id = $1 AND gateway_id = $2";
+    ADD_VOLUME = "INSERT INTO export_volumes (export_id, volume_id) VALUES ($1, $2) \
+                  ON CONFLICT (export_id, volume_id) DO NOTHING";
+    REMOVE_VOLUME = "DELETE FROM export_volumes WHERE export_id = $1 AND volume_id = $2";
     ADD_IMPORT = "INSERT INTO imports (id, export_id, project_id, created_at) VALUES ($1, $2, $3, now_us()) \
                   ON CONFLICT (export_id, project_id) DO NOTHING";
     REMOVE_IMPORT = "DELETE FROM imports WHERE export_id = $1 AND project_id = $2";
     CLEAR_FLEETS = "DELETE FROM export_fleets WHERE export_id = $1";
     CLEAR_GATEWAYS = "DELETE FROM export_gateways WHERE export_id = $1";
+    CLEAR_VOLUMES = "DELETE FROM export_volumes WHERE export_id = $1";
     CLEAR_IMPORTS = "DELETE FROM imports WHERE export_id = $1";
     DELETE = "DELETE FROM exports WHERE id = $1";
-    /// Jobs that may no longer use their instance are examined at once.
+    /// Jobs that may no longer use their instance or a volume are examined at once.
     MARK_REVOKED_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                         JOIN instances i ON i.id = j.instance_id WHERE NOT j.finished AND j.project_id <> i.project_id \
                         AND NOT EXISTS (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = i.fleet_id \
-                        AND u.project_id = j.project_id))";
+                        AND u.project_id = j.project_id)) OR id IN (SELECT j.id FROM volume_holds h \
+                        JOIN jobs j ON j.id = h.job_id JOIN volumes v ON v.id = h.volume_id WHERE NOT j.finished \
+                        AND v.project_id <> j.project_id AND NOT EXISTS (SELECT 1 FROM usable_volumes u \
+                        WHERE u.volume_id = v.id AND u.project_id = j.project_id))";
     /// Jobs that wait for capacity may find it on fleets that are shared now.
     MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE NOT finished AND status = 'submitted' AND NOT parked \
                         AND instance_id IS NULL";
@@ -105,6 +114,10 @@ pub async fn gateways(db: &Db, exports: &[Uuid]) -> Result<NamedParts, DbError> 
     parts(db, GATEWAYS.as_str(), exports).await
 }
 
+pub async fn volumes(db: &Db, exports: &[Uuid]) -> Result<NamedParts, DbError> {
+    parts(db, VOLUMES.as_str(), exports).await
+}
+
 /// Projects that the exports name.
 pub async fn importers(db: &Db, exports: &[Uuid]) -> Result<NamedParts, DbError> {
     parts(db, IMPORTERS.as_str(), exports).await
@@ -138,6 +151,14 @@ pub fn remove_gateway(export: Uuid, gateway: GatewayId) -> Change {
     exec(REMOVE_GATEWAY.as_str(), params![export, gateway])
 }
 
+pub fn add_volume(export: Uuid, volume: VolumeId) -> Change {
+    exec(ADD_VOLUME.as_str(), params![export, volume])
+}
+
+pub fn remove_volume(export: Uuid, volume: VolumeId) -> Change {
+    exec(REMOVE_VOLUME.as_str(), params![export, volume])
+}
+
 pub fn add_import(id: Uuid, export: Uuid, project: ProjectId) -> Change {
     exec(ADD_IMPORT.as_str(), params![id, export, project])
 }
@@ -147,9 +168,15 @@ pub fn remove_import(export: Uuid, project: ProjectId) -> Change {
     Change::Exec { sql: REMOVE_IMPORT.as_str().into(), params: params![export, project], expect: Expect::One }
 }
 
-pub fn delete(export: Uuid) -> [Change; 4] {
-    [CLEAR_FLEETS.as_str(), CLEAR_GATEWAYS.as_str(), CLEAR_IMPORTS.as_str(), DELETE.as_str()]
-        .map(|sql| exec(sql, params![export]))
+pub fn delete(export: Uuid) -> [Change; 5] {
+    [
+        CLEAR_FLEETS.as_str(),
+        CLEAR_GATEWAYS.as_str(),
+        CLEAR_VOLUMES.as_str(),
+        CLEAR_IMPORTS.as_str(),
+        DELETE.as_str(),
+    ]
+    .map(|sql| exec(sql, params![export]))
 }
 
 /// Makes the jobs due that the change of an export concerns.

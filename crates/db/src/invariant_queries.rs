@@ -1,5 +1,6 @@
 //! Queries of the invariant checkers: the event history from a number on, and the rows.
 
+pub mod pool_watch;
 pub mod slot_watch;
 
 pub const EVENTS: &str =

@@ -60,6 +60,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     31 "0031_budgets.sql";
     32 "0032_identities.sql";
     33 "0033_woken_jobs.sql";
+    34 "0034_export_volumes.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

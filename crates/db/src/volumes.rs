@@ -70,8 +70,10 @@ statements! {
     FIND = "SELECT {} FROM volumes v WHERE v.id = $1", Volume::columns("v");
     FIND_BY_NAME = "SELECT {} FROM volumes v WHERE v.project_id = $1 AND v.name = $2 AND NOT v.deleted",
                    Volume::columns("v");
-    NAMED = "SELECT {} FROM volumes v WHERE v.project_id = $1 AND NOT v.deleted AND v.name IN \
-             (SELECT value FROM json_each(CAST($2 AS TEXT)))",
+    /// Own volumes first.
+    NAMED = "SELECT {}, p.name FROM usable_volumes u JOIN volumes v ON v.id = u.volume_id \
+             JOIN projects p ON p.id = v.project_id WHERE u.project_id = $1 AND NOT v.deleted AND v.name IN \
+             (SELECT value FROM json_each(CAST($2 AS TEXT))) ORDER BY v.project_id <> $1, p.name, v.id",
             Volume::columns("v");
     BY_IDS = "SELECT {} FROM volumes v WHERE v.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Volume::columns("v");
@@ -141,13 +143,19 @@ pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<VolumeAtta
         .collect()
 }
 
-/// Volumes of a project with one of these names.
-pub async fn find_named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
-    db.query(NAMED.as_str(), vec![project.into(), Val::list(names)])
-        .await?
-        .into_iter()
-        .map(Volume::read)
-        .collect()
+/// Volumes with one of these names that jobs of a project may mount, its own first, each with the name of the project
+/// to which it belongs.
+pub async fn find_named(
+    db: &Db,
+    project: ProjectId,
+    names: &[&str],
+) -> Result<Vec<(Volume, String)>, DbError> {
+    let rows = db.query(NAMED.as_str(), vec![project.into(), Val::list(names)]).await?;
+    let each = rows.into_iter().map(|mut row| {
+        let owner = row.text(Volume::WIDTH)?;
+        Ok((Volume::read_from(&mut row, 0)?, owner))
+    });
+    each.collect()
 }
 
 pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {

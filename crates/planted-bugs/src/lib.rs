@@ -28,6 +28,12 @@ pub enum Bug {
     StartAfterFailedTask,
     /// A waiting job that leaves the queue does not wake the next one of its class.
     FollowerNotWoken,
+    /// Quotas are read before a job is assigned, and not again in the transaction of the assignment.
+    QuotaWithoutRecount,
+    /// Blocks for which others were preempted are not kept.
+    PromisesForgotten,
+    /// A round of placement knows only the reservations of the jobs that it places.
+    ReservationsForgotten,
 }
 
 #[cfg(feature = "testing")]

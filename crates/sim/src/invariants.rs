@@ -7,6 +7,7 @@ pub mod containers;
 mod machines;
 pub mod managed;
 mod output;
+pub mod pool;
 pub mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -144,6 +145,8 @@ pub struct History {
     pub managed: Vec<managed::ManagedJobRow>,
     /// Violations of slots and attempts that the database recorded at each write: the invariant's ID and the details.
     pub watched: Vec<(&'static str, String)>,
+    /// Of shared fleets.
+    pub pool: pool::PoolRecords,
 }
 
 /// A violated invariant with its ID and a description.
@@ -174,6 +177,7 @@ pub fn check_always(h: &History) -> Vec<Violation> {
     found.extend(r27_a_waiting_job_is_evaluated_for_its_class(h));
     found.extend(machines::check_always(h));
     found.extend(managed::check_always(h));
+    found.extend(pool::check_always(h));
     found.extend(output::o1_a_stored_log_is_what_was_written(h));
     found
 }

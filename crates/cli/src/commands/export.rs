@@ -1,4 +1,4 @@
-//! `windlass export` and `windlass import`: fleets and gateways that projects share.
+//! `windlass export` and `windlass import`: fleets, gateways and volumes that projects share.
 
 use windlass_api::{
     exports::{
@@ -21,6 +21,7 @@ Examples:
   windlass export                                              list exports of the project
   windlass export create gpus --fleet a100 --importer vision   let project vision use fleet a100
   windlass export create site --fleet cpu --global             let every project use fleet cpu
+  windlass export create data --volume disk --importer vision  let project vision mount volume disk
   windlass export update gpus --add-importer speech            share it with another project
   windlass export delete -y gpus                               end it; jobs of other projects there end
 
@@ -42,7 +43,7 @@ pub(crate) enum Action {
     /// List exports
     #[command(after_help = "Examples:\n  windlass export list -o json")]
     List,
-    /// Share fleets and gateways with other projects
+    /// Share fleets, gateways and volumes with other projects
     #[command(
         after_help = "Examples:\n  windlass export create gpus --fleet a100 --fleet h100 --importer vision"
     )]
@@ -78,6 +79,9 @@ pub(crate) struct CreateArgs {
     /// Gateway to share; repeat for several
     #[arg(long = "gateway", value_name = "GATEWAY")]
     gateways: Vec<String>,
+    /// Volume to share; repeat for several
+    #[arg(long = "volume", value_name = "VOLUME")]
+    volumes: Vec<String>,
     /// Share with every project of the server; only for global admins
     #[arg(long)]
     global: bool,
@@ -106,6 +110,12 @@ pub(crate) struct UpdateArgs {
     /// Gateway to remove; repeat for several
     #[arg(long = "remove-gateway", value_name = "GATEWAY")]
     remove_gateways: Vec<String>,
+    /// Volume to add; repeat for several
+    #[arg(long = "add-volume", value_name = "VOLUME")]
+    add_volumes: Vec<String>,
+    /// Volume to remove; repeat for several
+    #[arg(long = "remove-volume", value_name = "VOLUME")]
+    remove_volumes: Vec<String>,
     /// Share with every project of the server; only for global admins
     #[arg(long, conflicts_with = "unset_global")]
     set_global: bool,
@@ -168,6 +178,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
                 importer_projects: made.importers.clone(),
                 exported_fleets: made.fleets.clone(),
                 exported_gateways: made.gateways.clone(),
+                exported_volumes: made.volumes.clone(),
             };
             let export = cx.call::<CreateExport>(&request).await?;
             print(format, &export, "Created")
@@ -203,6 +214,8 @@ impl UpdateArgs {
             remove_exported_fleets: self.remove_fleets.clone(),
             add_exported_gateways: self.add_gateways.clone(),
             remove_exported_gateways: self.remove_gateways.clone(),
+            add_exported_volumes: self.add_volumes.clone(),
+            remove_exported_volumes: self.remove_volumes.clone(),
         }
     }
 }
@@ -265,7 +278,7 @@ fn join<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 fn table(exports: &[Export]) -> Table {
-    let mut table = Table::new(vec!["NAME", "FLEETS", "GATEWAYS", "IMPORTERS"]);
+    let mut table = Table::new(vec!["NAME", "FLEETS", "GATEWAYS", "VOLUMES", "IMPORTERS"]);
     for export in exports {
         let importers = match export.is_global {
             true => "*".to_owned(),
@@ -275,6 +288,7 @@ fn table(exports: &[Export]) -> Table {
             export.name.as_str().into(),
             names(&export.exported_fleets).into(),
             names(&export.exported_gateways).into(),
+            names(&export.exported_volumes).into(),
             importers.into(),
         ]);
     }
@@ -282,12 +296,13 @@ fn table(exports: &[Export]) -> Table {
 }
 
 fn import_table(imports: &[Import]) -> Table {
-    let mut table = Table::new(vec!["NAME", "FLEETS", "GATEWAYS"]);
+    let mut table = Table::new(vec!["NAME", "FLEETS", "GATEWAYS", "VOLUMES"]);
     for import in imports {
         table.row(vec![
             import_name(import).into(),
             names(&import.export.exported_fleets).into(),
             names(&import.export.exported_gateways).into(),
+            names(&import.export.exported_volumes).into(),
         ]);
     }
     table

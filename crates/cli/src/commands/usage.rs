@@ -5,8 +5,12 @@ use windlass_api::{
     operations::ListUsage,
     usage::{ListRequest, UsageGrouping, UsageReport, UsageRow},
 };
+use windlass_model::{
+    config::quantities::parse_duration,
+    plan::budget::day_of,
+    time::{Span, Timestamp},
+};
 
-use super::logs::parse_since;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context,
@@ -23,7 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   windlass usage                                   usage of the project in the last 30 days, by user
   windlass usage --by user,class --since 7d        by user and class
-  windlass usage --by month --since 2026-01-01T00:00:00Z
+  windlass usage --by month --since 2026-01-01
   windlass usage --all-projects --by project,day --csv > usage.csv
 
 Periods are whole days in UTC. What runs counts until now. A job on two of eight blocks of an instance uses a quarter of its
@@ -35,7 +39,7 @@ pub(crate) struct Args {
     /// Grouping: `project`, `user`, `class`, and one of `day`, `week` and `month`; separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "user", value_name = "WHAT")]
     pub(crate) by: Vec<Group>,
-    /// First day of the period: `7d` ago, or a time such as `2026-11-01T00:00:00Z`
+    /// First day of the period: `7d` ago, a date such as `2026-11-01`, or a time
     #[arg(long, value_name = "WHEN", default_value = "29d")]
     pub(crate) since: String,
     /// Last day of the period; defaults to today
@@ -64,6 +68,10 @@ pub(crate) enum Group {
 }
 
 impl Group {
+    const fn is_period(self) -> bool {
+        matches!(self, Self::Day | Self::Week | Self::Month)
+    }
+
     const fn to_wire(self) -> UsageGrouping {
         match self {
             Self::Project => UsageGrouping::Project,
@@ -76,8 +84,58 @@ impl Group {
     }
 }
 
+/// Longest period of a report.
+const DAYS_MAX: i64 = 3_700;
+
+/// Parses a day: an age, a date, or a time.
+fn parse_day(flag: &str, text: &str) -> Result<Timestamp, CliError> {
+    if let Ok(secs) = parse_duration(text) {
+        return Ok(format::now() - Span::secs(secs));
+    }
+    Timestamp::parse(text).or_else(|_| Timestamp::parse(&format!("{text}T00:00:00Z"))).map_err(|_| {
+        CliError::usage(format!("invalid `{flag}` value `{text}`: expected a day")).hint(
+            "use an age such as `7d`, a date such as `2026-11-01`, or a time such as `2026-11-01T00:00:00Z`",
+        )
+    })
+}
+
+/// Checks the grouping and the period, which the server would refuse.
+fn check_period(args: &Args, now: Timestamp) -> Result<(Timestamp, Option<Timestamp>), CliError> {
+    let mut periods = args.by.iter().filter(|group| group.is_period());
+    let first = periods.next();
+    if let Some((first, second)) =
+        first.and_then(|first| Some((first, periods.find(|other| *other != first)?)))
+    {
+        let name = |group: &Group| format!("{group:?}").to_lowercase();
+        return Err(CliError::usage(format!(
+            "`--by` contains both `{}` and `{}`, but usage is divided by one period",
+            name(first),
+            name(second)
+        ))
+        .hint("name one of `day`, `week` and `month`, for example `--by project,month`"));
+    }
+    let since = parse_day("--since", &args.since)?;
+    let until = args.until.as_deref().map(|text| parse_day("--until", text)).transpose()?;
+    let (first, last) = (day_of(since), day_of(until.unwrap_or(now).min(now)));
+    if first > day_of(now) {
+        return Err(CliError::usage(format!("`--since {}` is in the future", args.since)));
+    }
+    if first > last {
+        let until = args.until.as_deref().unwrap_or_default();
+        return Err(CliError::usage(format!("`--since {}` is after `--until {until}`", args.since)));
+    }
+    if last - first >= DAYS_MAX {
+        return Err(CliError::usage(format!(
+            "the period has {} days; at most {DAYS_MAX} are shown",
+            last - first + 1
+        ))
+        .hint("use a later `--since`, or several reports"));
+    }
+    Ok((since, until))
+}
+
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    let (since, until) = (parse_since(&args.since)?, args.until.as_deref().map(parse_since).transpose()?);
+    let (since, until) = check_period(args, format::now())?;
     context::with_context(&args.at, async |cx| {
         let request = ListRequest {
             projects: if args.all_projects { Vec::new() } else { vec![cx.project.clone()] },
@@ -172,7 +230,47 @@ mod tests {
     use windlass_api::usage::{UsageReport, UsageRow};
     use windlass_model::time::Timestamp;
 
-    use super::csv;
+    use clap::Parser;
+
+    use super::{Args, check_period, csv};
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn checked(words: &[&str]) -> Result<(Timestamp, Option<Timestamp>), String> {
+        let now = Timestamp::parse("2026-11-19T12:00:00Z").unwrap();
+        let line = Line::try_parse_from(["usage"].iter().chain(words)).map_err(|error| error.to_string())?;
+        check_period(&line.args, now).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_wrong_period_or_grouping_is_refused_before_anything_is_sent() {
+        for (words, want) in [
+            (["--by", "day,week"], "`--by` contains both `day` and `week`"),
+            (["--by", "user,color"], "invalid value 'color'"),
+            (["--since", "2026-13-01"], "invalid `--since` value `2026-13-01`: expected a day"),
+            (["--since", "2026-11-20"], "`--since 2026-11-20` is in the future"),
+            (["--since", "2010-01-01"], "at most 3700 are shown"),
+            (["--until", "soon"], "invalid `--until` value `soon`: expected a day"),
+            (["--until", "2001-01-01"], "is after `--until 2001-01-01`"),
+        ] {
+            let error = checked(&words).unwrap_err();
+            assert!(error.contains(want), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn days_are_dates_times_or_ages() {
+        let midnight = Timestamp::parse("2026-11-01T00:00:00Z").unwrap();
+        assert_eq!(checked(&["--since", "2026-11-01"]), Ok((midnight, None)));
+        let both =
+            checked(&["--since", "2026-11-01T00:00:00Z", "--until", "2026-11-01", "--by", "user,day,day"]);
+        assert_eq!(both, Ok((midnight, Some(midnight))));
+        assert!(checked(&["--by", "project,user,class,month"]).is_ok());
+    }
 
     #[test]
     fn csv_has_a_header_and_quotes_fields_that_need_it() {

@@ -500,6 +500,21 @@ fn volumes_are_created_shown_and_deleted() {
 }
 
 #[test]
+fn projects_share_volumes_by_exports() {
+    let cloud = CloudServer::new();
+    cloud.0.windlass(&["project", "add", "vision"]).ok();
+    cloud.0.file("disk.yml", "type: volume\nname: disk\nbackend: mock\nregion: east\nsize: 100GB\n");
+    cloud.0.windlass(&["apply", "-f", "disk.yml", "-y"]).ok();
+    let ok = |args: &[&str]| cloud.0.windlass(args).ok().stdout;
+    ok(&["export", "create", "data", "--volume", "disk", "--importer", "vision"]);
+    assert!(ok(&["import", "--project", "vision"]).contains("disk"));
+    ok(&["export", "update", "data", "--remove-volume", "disk"]);
+    assert!(!ok(&["export"]).contains("disk"));
+    ok(&["export", "update", "data", "--add-volume", "disk"]);
+    assert!(ok(&["export"]).contains("disk"));
+}
+
+#[test]
 fn backends_that_the_server_does_not_have_are_refused() {
     let env = CliEnv::new();
     env.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");

@@ -24,8 +24,11 @@ statements! {
             OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id), \
             EXISTS (SELECT 1 FROM proxy_seats s JOIN proxies x ON x.id = s.proxy_id \
             WHERE s.job_id = j.id AND x.seen_at > now_us() - 15000000), \
-            coalesce(i.project_id = j.project_id, TRUE) OR (f.project_id = i.project_id AND EXISTS \
-            (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = f.id AND u.project_id = j.project_id)) \
+            (coalesce(i.project_id = j.project_id, TRUE) OR (f.project_id = i.project_id AND EXISTS \
+            (SELECT 1 FROM usable_fleets u WHERE u.fleet_id = f.id AND u.project_id = j.project_id))) \
+            AND NOT EXISTS (SELECT 1 FROM volume_holds h JOIN volumes v ON v.id = h.volume_id WHERE h.job_id = j.id \
+            AND v.project_id <> j.project_id AND NOT EXISTS (SELECT 1 FROM usable_volumes u WHERE u.volume_id = v.id \
+            AND u.project_id = j.project_id)) \
             FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
             LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
@@ -55,12 +58,14 @@ statements! {
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
     /// Capacity was freed: the first jobs of the first classes of each project become due at once, the others at their
-    /// due times. Placement decides between projects. One that is placed wakes the next of its class.
+    /// due times. Placement decides between projects. One that is placed wakes the next of its class. The oldest job of
+    /// each project is always among them: it may be overdue.
     MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT w.id FROM (SELECT j.id, \
-                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at) AS place FROM jobs j \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at) AS place, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.submitted_at) AS by_age FROM jobs j \
                     WHERE j.project_id IN (SELECT u.project_id FROM instances i JOIN usable_fleets u \
                     ON u.fleet_id = i.fleet_id WHERE i.id = $1) AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
-                    AND j.instance_id IS NULL) w WHERE w.place <= $2)";
+                    AND j.instance_id IS NULL) w WHERE w.place <= $2 OR w.by_age = 1)";
 }
 
 /// Number of jobs made due in addition to the number of freed blocks: the first ones may be too large for them.
@@ -100,7 +105,7 @@ pub struct JobInputs {
     pub has_volumes: bool,
     /// True if requests may still be in transit to it.
     pub in_use: bool,
-    /// True if its project may use the instance.
+    /// True if its project may use the instance and the volumes that the job holds.
     pub may_use_instance: bool,
 }
 

@@ -10,7 +10,7 @@ use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
     config::name::ResourceReference,
     event::Event,
-    id::{FleetId, InstanceId, ProjectId, RunId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     job,
     plan::{
         budget::Budget,
@@ -54,23 +54,38 @@ statements! {
                       AND NOT i.finished AND NOT i.deleted AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
                       AND NOT i.unreachable AND i.termination_asked_at IS NULL ORDER BY i.id",
                      Instance::columns("i");
+    /// Replicas that may reserve instances which these projects may use: the first ones of each project, and its oldest.
+    LONG_WAITING = "SELECT {} FROM jobs j JOIN (SELECT w.run_id, w.replica_num FROM (SELECT j.run_id, j.replica_num, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at, j.id) AS place, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.submitted_at, j.id) AS by_age FROM jobs j \
+                    WHERE j.status = 'submitted' AND NOT j.finished AND NOT j.parked AND j.instance_id IS NULL \
+                    AND j.job_num = 0 AND j.submitted_at <= $2 AND j.project_id IN (SELECT o.project_id FROM usable_fleets u \
+                    JOIN usable_fleets o ON o.fleet_id = u.fleet_id \
+                    WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))))) w \
+                    WHERE w.place <= 2 OR w.by_age = 1) f ON f.run_id = j.run_id AND f.replica_num = j.replica_num \
+                    WHERE j.status = 'submitted' AND NOT j.finished AND j.instance_id IS NULL",
+                   Job::columns("j");
+    /// Jobs that others left room for.
+    MARK_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT finished \
+                AND status = 'submitted'";
     HELD_ON = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at, j.preempted_at IS NOT NULL FROM jobs j \
                WHERE j.instance_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
                ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
     /// The first blocks make the instance busy, which its pipeline records. A promise of blocks that was made after the
     /// instance was read may be for these. So may a job that waits before this one, and that was woken after this round
-    /// had claimed its jobs: the next round has both.
+    /// had claimed its jobs: the next round has both. A quota that was added since the round read them is read by the next.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
                    due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3 \
                    AND NOT EXISTS (SELECT 1 FROM jobs w WHERE w.project_id = $4 AND w.status = 'submitted' \
                    AND w.due_at IS NULL AND w.lock_token IS NULL AND w.shortfalls IS NOT NULL AND NOT w.parked \
-                   AND NOT w.finished AND (w.priority > $5 OR (w.priority = $5 AND w.submitted_at < $6)))";
+                   AND NOT w.finished AND (w.priority > $5 OR (w.priority = $5 AND w.submitted_at < $6))) \
+                   AND ($7 OR NOT EXISTS (SELECT 1 FROM quotas q WHERE q.project_id = $4))";
     /// A unit that adds an instance to a fleet holds the fleet's row until its end, so that the next count is correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
-                  AND termination_asked_at IS NULL";
+                  AND termination_asked_at IS NULL AND ($3 OR NOT EXISTS (SELECT 1 FROM quotas q WHERE q.project_id = $2))";
     WITHIN_MAX = "UPDATE fleets SET due_at = NULL WHERE id = $1 \
                   AND (SELECT count(*) FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished) <= $2";
     /// After the insert of the instance, to which the row refers.
@@ -98,6 +113,28 @@ pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMa
     let runs = db.query(RUNS.as_str(), vec![Val::list(jobs.iter().map(|j| j.run_id))]).await?;
     let runs = runs.into_iter().map(|row| Run::read(row).map(|run| (run.id, run)));
     Ok((jobs, runs.collect::<Result<_, _>>()?))
+}
+
+/// Nodes of replicas that have waited since then or for longer and may reserve instances, with their runs.
+pub async fn long_waiting(
+    db: &Db,
+    projects: &[ProjectId],
+    since: Timestamp,
+) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
+    let rows = db.query(LONG_WAITING.as_str(), params![Val::list(projects), since]).await?;
+    let jobs = rows.into_iter().map(Job::read).collect::<Result<Vec<_>, _>>()?;
+    if jobs.is_empty() {
+        return Ok((jobs, BTreeMap::new()));
+    }
+    let runs = db.query(RUNS.as_str(), vec![Val::list(jobs.iter().map(|job| job.run_id))]).await?;
+    let runs = runs.into_iter().map(|row| Run::read(row).map(|run| (run.id, run)));
+    Ok((jobs, runs.collect::<Result<_, _>>()?))
+}
+
+/// Makes waiting jobs due.
+pub async fn mark_due(db: &Db, jobs: &[SubmissionId]) -> Result<(), DbError> {
+    let unit = Unit::new().exec(MARK_DUE.as_str(), vec![Val::list(jobs)]);
+    db.write(unit).await.map(|_| ())
 }
 
 /// Time for which a region that was reported as full is avoided.
@@ -283,7 +320,6 @@ async fn load_fleets(db: &Db, projects: &[ProjectId], now: Timestamp) -> Result<
     }
     if !budgeted.is_empty() {
         let budgeted: Vec<ProjectId> = budgeted.into_iter().collect();
-        let now = db.now().await?;
         found.budgets =
             budgets::list(db, &budgeted, now).await?.into_iter().map(|named| named.budget).collect();
     }
@@ -362,17 +398,17 @@ pub async fn place_replica(
         unit = unit.and([guarded_update("jobs", other.held, set)]);
     }
     let makes = seated.iter().any(|one| matches!(one.seat, SeatTarget::New { .. }));
-    if makes {
-        unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
-    }
     let project = first.job.project_id;
+    if makes {
+        unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet, project, into.has_quotas]);
+    }
     let held: Vec<HeldResources> = seated.iter().map(|one| one.resources.clone()).collect();
     let mut reported_last = Vec::new();
     for NodeAssignment { held, job, seat, promise_num, .. } in seated {
         match seat {
             SeatTarget::There { seat, event } => {
                 if let NodePlacement::Existing { instance, blocks, .. } = seat {
-                    let place = params![project, job.priority, job.submitted_at];
+                    let place = params![project, job.priority, job.submitted_at, into.has_quotas];
                     let taken = [params![*instance, *blocks, promise_num], place].concat();
                     unit = unit.expect_one(TAKE_BLOCKS.as_str(), taken);
                 }
@@ -390,7 +426,7 @@ pub async fn place_replica(
         unit = unit.expect_one(WITHIN_MAX.as_str(), params![fleet, i64::from(max)]);
     }
     if into.has_quotas {
-        unit = quotas::require_within(unit, project, &held);
+        unit = quotas::require_within(unit, project, run, &held);
     }
     unit = if into.chooses {
         unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])

@@ -1,21 +1,26 @@
 //! Preemption: replicas that run, blocks that are kept for those that wait, and the request that ends jobs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use windlass_engine::LeaseKey;
 use windlass_model::{
-    id::{FleetId, InstanceId, ProjectId, SubmissionId},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     plan::{
         preemption::{BlockPromise, HeldByClass, Preemptibility, PreemptionRule, RunningJob, RunningReplica},
-        quota::HeldResources,
+        quota::{HeldResources, QuotaResource},
     },
     time::{Span, Timestamp},
 };
+use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
-    Change, Db, DbError, Expect, Row, Unit, Val, Values, WriteOutcome, instances::Instance, params,
-    queue_rank::QueueRank, quotas::held_amount, record::statements,
+    Change, Db, DbError, Expect, Row, Unit, Val, Values, WriteOutcome,
+    instances::Instance,
+    params,
+    queue_rank::QueueRank,
+    quotas::{self, held_amount},
+    record::statements,
 };
 
 /// Number of the class of a job; higher classes have higher numbers.
@@ -51,9 +56,6 @@ statements! {
                AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished AND termination_asked_at IS NULL";
     REQUEST = "UPDATE jobs SET preempted_at = now_us(), preempted_for = $2, preemption = $3, due_at = NULL WHERE id = $1 \
                AND NOT finished AND status = 'running' AND end_asked IS NULL AND preempted_at IS NULL";
-    /// A unit that takes back a share holds the quotas of the victims' project until its end, so that the next sum is
-    /// correct.
-    HOLD_QUOTAS = "UPDATE quotas SET share_amount = share_amount WHERE project_id = (SELECT j.project_id FROM jobs j WHERE j.id = $1)";
     /// Only if the project of the victim still holds its share without it, in its class and higher ones: other jobs of it
     /// may have ended since they were read.
     SHARE_KEPT = "UPDATE jobs SET preempted_at = preempted_at WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM quotas q \
@@ -156,6 +158,9 @@ pub async fn held_by_class(db: &Db, projects: &[ProjectId]) -> Result<Vec<HeldBy
 
 /// Blocks that are kept for waiting jobs.
 pub async fn promises(db: &Db, now: Timestamp) -> Result<Vec<BlockPromise>, DbError> {
+    if is_planted(Bug::PromisesForgotten) {
+        return Ok(Vec::new());
+    }
     let rows = db.query(PROMISES.as_str(), params![now]).await?;
     let mut found = Vec::new();
     for row in &rows {
@@ -188,6 +193,16 @@ pub struct PreemptionUpdate<'a> {
     pub instances: Vec<&'a Instance>,
     pub now: Timestamp,
     pub wakes: Vec<Change>,
+    /// The project and run of the waiting job.
+    pub project: ProjectId,
+    pub run: RunId,
+    /// Resources of the blocks that are kept: they count for the quotas.
+    pub kept: HeldResources,
+    /// Projects whose quotas decide, that of the waiting job and those of the victims.
+    pub quotas_of: BTreeSet<ProjectId>,
+    /// Resources of which the project has a share and the replica requests some: the requested amount without what is
+    /// kept.
+    pub shares: Vec<(QuotaResource, i64)>,
 }
 
 /// Requests the end of all jobs and keeps the blocks, or does nothing.
@@ -195,6 +210,7 @@ pub async fn apply(db: &Db, update: PreemptionUpdate<'_>) -> Result<WriteOutcome
     let promised = serde_json::to_string(update.promises).unwrap_or_default();
     let mut set = update.set;
     set.extend([("promised", promised.into()), ("promised_until", update.promised_until.into())]);
+    set.extend(quotas::held_columns(&update.kept, update.now));
     let mut unit = Unit::apply("jobs", update.held, update.due_in_us, set);
     for fleet in update.budgets.keys() {
         unit = unit.expect_one(HOLD_FLEET.as_str(), params![*fleet]);
@@ -209,12 +225,15 @@ pub async fn apply(db: &Db, update: PreemptionUpdate<'_>) -> Result<WriteOutcome
         .filter(|(_, note)| note.rule == PreemptionRule::Share)
         .map(|(victim, _)| *victim)
         .collect();
-    for victim in &reclaimed {
-        unit = unit.exec(HOLD_QUOTAS.as_str(), params![*victim]);
-    }
+    unit = quotas::hold(unit, &update.quotas_of);
     for (victim, note) in update.victims {
         let note = serde_json::to_string(&note).unwrap_or_default();
         unit = unit.expect_one(REQUEST.as_str(), params![victim, update.waiting, note]);
+    }
+    // Other jobs of its project may have been placed since the quotas were read.
+    unit = quotas::require_within(unit, update.project, update.run, &[update.kept]);
+    for (resource, more) in update.shares.iter().filter(|_| !reclaimed.is_empty()) {
+        unit = quotas::require_within_share(unit, update.project, resource, *more);
     }
     for victim in reclaimed {
         unit = unit.expect_one(SHARE_KEPT.as_str(), params![victim]);

@@ -22,9 +22,11 @@ impl Refusal {
         self.shortfalls.iter().all(Shortfall::is_temporary)
     }
 
-    /// Returns whether only a quota prevents the start.
-    pub fn is_over_quota(&self) -> bool {
-        self.shortfalls.iter().all(|short| matches!(short, Shortfall::OverQuota(_)))
+    /// Returns whether only a quota or a budget prevents the start.
+    pub fn is_over_bound(&self) -> bool {
+        self.shortfalls
+            .iter()
+            .all(|short| matches!(short, Shortfall::OverQuota(_) | Shortfall::OverBudget(_)))
     }
 }
 

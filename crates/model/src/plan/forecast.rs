@@ -88,7 +88,7 @@ impl Forecast {
             };
             let waiting = self.queue.remove(position);
             self.starts.entry(waiting.run).or_insert(at);
-            self.inventory.promises.retain(|promise| Some(promise.job) != first);
+            self.end_promises(&waiting);
             for other in self.queue.iter_mut().filter(|other| other.run == waiting.run) {
                 other.fleet_choice = FleetChoice::Chosen(fleet);
             }
@@ -100,6 +100,24 @@ impl Forecast {
                     NodePlacement::New { instance_num, .. } => Some(*instance_num),
                     NodePlacement::Existing { .. } => None,
                 }));
+            }
+        }
+    }
+
+    /// What is kept for a replica no longer counts once it is placed.
+    fn end_promises(&mut self, waiting: &WaitingReplica) {
+        let first = waiting.first_job();
+        let (ended, left): (Vec<_>, Vec<_>) =
+            self.inventory.promises.drain(..).partition(|promise| Some(promise.job) == first);
+        self.inventory.promises = left;
+        for promise in ended {
+            let Some(position) = self.positions.get(&promise.instance) else { continue };
+            let offer = &self.inventory.instances[*position].offer;
+            let kept = HeldResources::of(offer, promise.blocks, offer.total_blocks);
+            for quota in &mut self.inventory.quotas {
+                if quota.applies_to(waiting.project, waiting.user) {
+                    quota.used = quota.used.saturating_sub(kept.amount(&quota.resource));
+                }
             }
         }
     }

@@ -203,7 +203,8 @@ impl<'a> PlacementRound<'a> {
                     let offer = self.inventory.offers[*at].1;
                     offer.backend == backend && offer.region == region
                 });
-                let here: Vec<&(usize, NewOffer)> = here.take(OFFERS_MAX).collect();
+                let mut here: Vec<&(usize, NewOffer)> = here.take(OFFERS_MAX).collect();
+                here.retain(self.counted_alike(query, &here));
                 if let Some((cheapest, _)) = here.first() {
                     slots -= 1;
                     cost.2 += 1;

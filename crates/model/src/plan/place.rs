@@ -4,7 +4,8 @@
 //!          a new instance from the cheapest offers. A replica that cannot start does not block the others.
 //! Turn     A job that has waited `RESERVE_AFTER` and is blocked only by the use of others reserves the instances that
 //!          become free soonest; later jobs may use them only if they are certain to end in time. Reserved
-//!          instances only become emptier, so the job starts eventually.
+//!          instances only become emptier, so the job starts eventually. A round must therefore know every job that may
+//!          reserve instances, also those that it does not place.
 //! Nodes    All nodes of a replica or none, whole instances, one backend and region, cluster fleets. In a fleet with a
 //!          single instance they share it, so that a cluster can be tried out on one machine.
 //! Others   Running jobs are ended for a waiting one only in fleets with `preemption`: see `preemption`.
@@ -238,6 +239,11 @@ impl RefusalReport {
         let refusal = Refusal { place: place.into(), count: 1, shortfalls: vec![shortfall] };
         Self { refusals: vec![refusal], left_out: 0, for_good: false }
     }
+
+    /// Returns whether a quota or a budget prevents the start.
+    pub fn is_over_bound(&self) -> bool {
+        self.refusals.iter().any(Refusal::is_over_bound)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -259,7 +265,7 @@ pub fn place_replicas(
     now: Timestamp,
 ) -> Vec<ReplicaPlacement> {
     let mut round = PlacementRound::new(inventory, now);
-    let mut order = QueueOrder::new(queue, &inventory.usage, &round.quotas);
+    let mut order = QueueOrder::new(queue, &inventory.usage, &round.quotas, now);
     let mut chosen: BTreeMap<RunId, FleetId> = BTreeMap::new();
     let mut placements = Vec::with_capacity(queue.len());
     while let Some(waiting) = order.pop() {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    explain::{Refusal, Shortfall},
+    explain::Shortfall,
     id::{InstanceId, ProjectId, SubmissionId, UserId},
     plan::{
         budget::Budget,
@@ -72,8 +72,6 @@ pub(super) struct PlacementRound<'a> {
     /// As given.
     pub(super) stock: &'a Inventory,
     pub(super) preemption: PreemptionState,
-    /// Resources promised in earlier rounds, by project.
-    pub(super) earlier_promises: Vec<(ProjectId, HeldResources)>,
     /// Quota because of which the replica in question does not use something that fits.
     excess: Cell<Option<QuotaExcess>>,
 }
@@ -81,16 +79,10 @@ pub(super) struct PlacementRound<'a> {
 impl<'a> PlacementRound<'a> {
     pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
         let indexed = IndexedInventory::new(inventory);
-        let promises = inventory.promises.iter().filter_map(|promise| {
-            let offer = indexed.shape_of(indexed.position(promise.instance)?).offer;
-            Some((promise.project, HeldResources::of(offer, promise.blocks, offer.total_blocks)))
-        });
-        let earlier_promises = promises.collect();
         Self {
             inventory: indexed,
             stock: inventory,
             preemption: PreemptionState::default(),
-            earlier_promises,
             offers: &inventory.offers,
             now,
             classes: Vec::new(),
@@ -111,8 +103,20 @@ impl<'a> PlacementRound<'a> {
             .filter_map(|promise| Some((self.inventory.position(promise.instance)?, promise.blocks)))
             .collect();
         promised.iter().for_each(|(at, blocks)| self.inventory.withdraw_promise(*at, *blocks));
+        // Quotas count what is kept for it.
+        let kept: Vec<HeldResources> =
+            promised.iter().map(|(at, blocks)| self.held_on(*at, *blocks)).collect();
+        self.quotas.remove(waiting.project, waiting.user, &kept);
         let (mut outcome, preemption) = self.place_unpromised(waiting, choice, !promised.is_empty());
-        if let PlacementOutcome::Waits { reserved, .. } = &mut outcome {
+        if let PlacementOutcome::Waits { reserved, why } = &mut outcome {
+            self.quotas.add(waiting.project, waiting.user, &kept);
+            // Blocks that it may not use now are not kept from others.
+            let is_usable =
+                |(at, _): &(usize, u32)| self.may_use(waiting, self.inventory.shape_of(*at).fleet);
+            let promised: Vec<(usize, u32)> = match why.is_over_bound() {
+                true => Vec::new(),
+                false => promised.into_iter().filter(is_usable).collect(),
+            };
             promised.iter().for_each(|(at, blocks)| self.inventory.promise(*at, *blocks, 0));
             reserved.extend(promised.iter().map(|(at, _)| self.inventory.instances[*at].id));
         }
@@ -161,7 +165,7 @@ impl<'a> PlacementRound<'a> {
                 if let Some(placed) = placed {
                     return (placed, None);
                 }
-                let excess = self.excess.take();
+                let excess = self.excess.take().or_else(|| self.excess_of_occupied(&query));
                 let (mut why, mut passes) = self.refusal_report(&query);
                 if let Some(excess) = excess {
                     passes |= excess.passes();
@@ -177,8 +181,7 @@ impl<'a> PlacementRound<'a> {
         if !passes {
             return (PlacementOutcome::Never { why }, None);
         }
-        // A job that waits for its quota leaves instances to others.
-        if has_promises || why.refusals.iter().any(Refusal::is_over_quota) {
+        if has_promises {
             return (PlacementOutcome::Waits { why, reserved: Vec::new() }, None);
         }
         let preemption = self.preempt(waiting, &query);
@@ -258,7 +261,8 @@ impl<'a> PlacementRound<'a> {
             let affordable = offers
                 .iter()
                 .filter(|(at, new)| self.is_within_quota(query, || vec![self.held_on_new(*at, new)]));
-            let offers: PositionedOffers = affordable.take(OFFERS_MAX).cloned().collect();
+            let mut offers: PositionedOffers = affordable.take(OFFERS_MAX).cloned().collect();
+            offers.retain(self.counted_alike(query, &offers));
             let Some((cheapest, _)) = offers.first() else { continue };
             let price = self.inventory.offers[*cheapest].1.price.0;
             if best.as_ref().is_none_or(|(least, ..)| price < *least) {
@@ -336,6 +340,18 @@ impl<'a> PlacementRound<'a> {
             Arc::new(offers.collect())
         });
         Arc::clone(offers)
+    }
+
+    /// Selects offers that count for the same quotas as the first one, because any of them may be granted: all have GPUs of
+    /// one name if quotas apply.
+    pub(super) fn counted_alike<'s, O: std::borrow::Borrow<(usize, NewOffer)>>(
+        &'s self,
+        query: &PlacementQuery,
+        offers: &[O],
+    ) -> impl Fn(&O) -> bool + use<'s, 'a, O> {
+        let gpu = |at: usize| self.inventory.offers[at].1.host.gpus.first().map(|gpu| gpu.name.as_str());
+        let first = offers.first().filter(|_| query.quota_of.is_some()).map(|first| gpu(first.borrow().0));
+        move |offer: &O| first.is_none_or(|first| gpu(offer.borrow().0) == first)
     }
 
     fn place_gang(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<PlacementOutcome> {
@@ -433,14 +449,46 @@ impl<'a> PlacementRound<'a> {
         chosen.iter().map(|(instance, _)| self.inventory.instances[*instance].id).collect()
     }
 
+    /// Returns the quota because of which the replica could not even use occupied instances that fit, once they are
+    /// free.
+    fn excess_of_occupied(&mut self, query: &PlacementQuery) -> Option<QuotaExcess> {
+        query.quota_of?;
+        let is_admitted = match query.classes[..] {
+            [class] => self.fitting_shapes(query, class).any(|(shape, blocks)| {
+                self.is_within_quota(query, || {
+                    vec![HeldResources::of(shape.offer, blocks, shape.offer.total_blocks)]
+                })
+            }),
+            _ => self.best_gang(query, CandidatePool::Draining).is_some_and(|gang| {
+                self.is_within_quota(query, || {
+                    gang.members.iter().map(|member| self.held_by(member)).collect()
+                })
+            }),
+        };
+        self.excess.take().filter(|_| !is_admitted)
+    }
+
+    /// Shapes of instances that fit, with the blocks that a node needs there.
+    fn fitting_shapes<'s>(
+        &'s self,
+        query: &'s PlacementQuery,
+        class: usize,
+    ) -> impl Iterator<Item = (&'s InstanceShape<'a>, u32)> {
+        let shapes = self.inventory.shapes.iter().enumerate();
+        let shapes = shapes.filter(|(_, shape)| query.fleets.contains(&shape.fleet));
+        let fitting = shapes.map(move |(at, shape)| (shape, self.fit_shape(class, at).blocks));
+        fitting.filter(|(_, blocks)| *blocks > 0)
+    }
+
     fn soonest_single(&self, query: &PlacementQuery) -> Vec<(usize, Timestamp)> {
         let class = query.classes[0];
         let needs = &self.classes[class].needs;
-        let shapes = self.inventory.shapes.iter().enumerate();
-        let shapes = shapes.filter(|(_, shape)| query.fleets.contains(&shape.fleet));
-        let fitting = shapes
-            .map(|(at, shape)| (shape, self.fit_shape(class, at).blocks))
-            .filter(|(_, blocks)| *blocks > 0);
+        // A job that waits for its quota leaves instances to others.
+        let fitting = self.fitting_shapes(query, class).filter(|(shape, blocks)| {
+            self.is_within_quota(query, || {
+                vec![HeldResources::of(shape.offer, *blocks, shape.offer.total_blocks)]
+            })
+        });
         let open =
             fitting.flat_map(|(shape, blocks)| shape.open_instances.iter().map(move |(_, at)| (*at, blocks)));
         let named = open.filter(|(instance, _)| self.inventory.is_eligible(*instance, needs));
@@ -457,6 +505,9 @@ impl<'a> PlacementRound<'a> {
         let Some(Gang { members, .. }) = self.best_gang(query, CandidatePool::Draining) else {
             return Vec::new();
         };
+        if !self.is_within_quota(query, || members.iter().map(|member| self.held_by(member)).collect()) {
+            return Vec::new();
+        }
         // Nodes may share an instance.
         let existing: BTreeSet<usize> = members.iter().filter_map(GangMember::instance).collect();
         existing

@@ -147,8 +147,6 @@ pub(super) struct PreemptionState {
     chosen: BTreeSet<usize>,
     /// Replicas chosen in each fleet.
     spent: BTreeMap<usize, u32>,
-    /// Resources promised to projects in this round.
-    promised: Vec<(ProjectId, HeldResources)>,
 }
 
 /// A replica that may be preempted for another one.
@@ -184,7 +182,8 @@ impl PlacementRound<'_> {
     }
 
     fn search(&mut self, waiting: &WaitingReplica, query: &PlacementQuery) -> Option<Preemption> {
-        let is_guaranteed = self.can_reclaim(waiting);
+        // Quotas count what was kept for others of its project before.
+        let is_guaranteed = is_within_share(waiting, &self.quotas);
         let candidates = self.candidates_for(waiting, query, is_guaranteed);
         if candidates.is_empty() {
             return None;
@@ -200,14 +199,6 @@ impl PlacementRound<'_> {
         let seats = self.with_released(&chosen, |round| round.seats_for(query))?;
         let job = waiting.first_job()?;
         Some(self.commit(waiting, job, &chosen, &seats))
-    }
-
-    /// Returns whether the project stays within its share if the replica starts, with what was promised to it before.
-    fn can_reclaim(&self, waiting: &WaitingReplica) -> bool {
-        let held: Vec<HeldResources> = self.promised_to(waiting.project).cloned().collect();
-        let mut quotas = self.quotas.clone();
-        quotas.add_to_project(waiting.project, &held);
-        is_within_share(waiting, &quotas)
     }
 
     /// Returns the replicas that may be preempted for this one, those to prefer first.
@@ -460,7 +451,8 @@ impl PlacementRound<'_> {
             let own = leaving.get(at).copied().unwrap_or_default().min(*blocks);
             leaving.entry(*at).and_modify(|blocks| *blocks -= own);
             self.inventory.promise(*at, *blocks, own);
-            self.preemption.promised.push((waiting.project, self.held_on(*at, *blocks)));
+            let kept = self.held_on(*at, *blocks);
+            self.quotas.add(waiting.project, waiting.user, &[kept]);
             let instance = self.inventory.instances[*at].id;
             promises.push(BlockPromise { job, project: waiting.project, instance, blocks: *blocks });
         }
@@ -474,12 +466,6 @@ impl PlacementRound<'_> {
     pub(super) fn promises_of(&self, waiting: &WaitingReplica) -> impl Iterator<Item = BlockPromise> {
         let job = waiting.first_job();
         self.stock.promises.iter().copied().filter(move |promise| Some(promise.job) == job)
-    }
-
-    /// Resources promised to a project: in this round, and before to replicas that have not been placed.
-    fn promised_to(&self, project: ProjectId) -> impl Iterator<Item = &HeldResources> {
-        let promised = self.earlier_promises.iter().chain(&self.preemption.promised);
-        promised.filter(move |(to, _)| *to == project).map(|(_, held)| held)
     }
 }
 

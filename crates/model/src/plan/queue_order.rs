@@ -1,6 +1,7 @@
 //! Order in which waiting replicas are considered.
 //!
-//! Class    `urgent` before `normal` before `idle`, whatever else holds.
+//! Overdue  Replicas that have waited for `OVERDUE_AFTER`, by age: so every wait has a bound, whatever the class is.
+//! Class    Then `urgent` before `normal` before `idle`.
 //! Share    Then projects that stay within what is guaranteed to them, before those that borrow.
 //! Usage    Then the project that used least, relative to its weight. What a project holds counts as if it were held
 //!          for a while longer, so that projects which start together take turns.
@@ -29,6 +30,10 @@ use crate::{
 
 /// Time for which held resources count as used in advance.
 const USED_AHEAD: Span = Span::mins(10);
+
+/// Time after which a waiting replica comes before all that wait for less, whatever their class, share and usage. Longer
+/// than any of these rules should decide alone.
+pub const OVERDUE_AFTER: Span = Span::mins(7 * 24 * 60);
 
 /// Usage of a project when the round began.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,9 +76,10 @@ pub fn list_order(
     queue: &[WaitingReplica],
     usage: &[ProjectUsage],
     quotas: Vec<Quota>,
+    now: Timestamp,
 ) -> Vec<(RunId, Option<OrderRule>)> {
     let mut quotas = QuotaBook::new(quotas);
-    let mut order = QueueOrder::new(queue, usage, &quotas);
+    let mut order = QueueOrder::new(queue, usage, &quotas, now);
     let mut seen = BTreeSet::new();
     let mut listed = Vec::new();
     let mut last: Option<(ProjectId, OrderKey)> = None;
@@ -97,9 +103,10 @@ pub fn list_before(
     usage: &[ProjectUsage],
     quotas: Vec<Quota>,
     run: RunId,
+    now: Timestamp,
 ) -> Vec<(RunId, OrderRule)> {
     let mut quotas = QuotaBook::new(quotas);
-    let mut order = QueueOrder::new(queue, usage, &quotas);
+    let mut order = QueueOrder::new(queue, usage, &quotas, now);
     let own = queue.iter().filter(|waiting| waiting.run == run);
     let Some(own) = own.min_by_key(|waiting| order.key(waiting, &quotas).without_project()) else {
         return Vec::new();
@@ -116,6 +123,7 @@ pub fn list_before(
 /// Smaller comes first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct OrderKey {
+    is_overdue: Reverse<bool>,
     class: Reverse<RunClass>,
     borrows: bool,
     usage: u64,
@@ -130,16 +138,22 @@ pub(super) struct QueueOrder<'a> {
     usage: BTreeMap<ProjectId, ProjectUsage>,
     /// The next replica of each project.
     next: BTreeSet<(OrderKey, ProjectId)>,
+    now: Timestamp,
 }
 
 impl<'a> QueueOrder<'a> {
-    pub(super) fn new(queue: &'a [WaitingReplica], usage: &[ProjectUsage], quotas: &QuotaBook) -> Self {
+    pub(super) fn new(
+        queue: &'a [WaitingReplica],
+        usage: &[ProjectUsage],
+        quotas: &QuotaBook,
+        now: Timestamp,
+    ) -> Self {
         let mut by_project: BTreeMap<ProjectId, Vec<&WaitingReplica>> = BTreeMap::new();
         for waiting in queue.iter().filter(|waiting| !waiting.nodes.is_empty()) {
             by_project.entry(waiting.project).or_default().push(waiting);
         }
         let usage = usage.iter().map(|one| (one.project, *one)).collect();
-        let mut order = Self { queues: BTreeMap::new(), usage, next: BTreeSet::new() };
+        let mut order = Self { queues: BTreeMap::new(), usage, next: BTreeSet::new(), now };
         for (project, mut waiting) in by_project {
             waiting.sort_by_cached_key(|one| order.key(one, quotas).without_project());
             order.queues.insert(project, waiting.into());
@@ -179,20 +193,37 @@ impl<'a> QueueOrder<'a> {
     }
 
     fn key(&self, waiting: &WaitingReplica, quotas: &QuotaBook) -> OrderKey {
+        let replica = (waiting.run, waiting.replica_num, waiting.first_job());
+        if waiting.waited(self.now) >= OVERDUE_AFTER {
+            let (class, priority) = (Reverse(RunClass::Urgent), Reverse(0));
+            let is_overdue = Reverse(true);
+            return OrderKey {
+                is_overdue,
+                class,
+                borrows: false,
+                usage: 0,
+                priority,
+                since: waiting.since,
+                replica,
+            };
+        }
         OrderKey {
+            is_overdue: Reverse(false),
             class: Reverse(waiting.class),
             borrows: !is_within_share(waiting, quotas),
             usage: self.usage.get(&waiting.project).map_or(0, ProjectUsage::score),
             priority: Reverse(waiting.priority),
             since: waiting.since,
-            replica: (waiting.run, waiting.replica_num, waiting.first_job()),
+            replica,
         }
     }
 }
 
 /// Returns the first rule by which two replicas differ.
 fn rule_between(one: &OrderKey, other: &OrderKey, is_same_project: bool) -> OrderRule {
-    if one.class != other.class {
+    if one.is_overdue != other.is_overdue {
+        OrderRule::Age
+    } else if one.class != other.class {
         OrderRule::Class
     } else if !is_same_project && one.borrows != other.borrows {
         OrderRule::Share

@@ -13,6 +13,7 @@ use crate::{
     money::Price,
     plan::{blocks, offers::Offer, usage},
     resources::ResourcesSpec,
+    time::Timestamp,
 };
 
 const MIB_PER_GB: f64 = 1024.0;
@@ -172,7 +173,8 @@ pub fn least_amount(requested: &ResourcesSpec, resource: &QuotaResource) -> u64 
     }
 }
 
-/// A quota and its use when the round began.
+/// A quota and its use when the round began: by jobs that hold instances, and by jobs for which blocks are kept because
+/// others were preempted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quota {
     pub project: ProjectId,
@@ -184,6 +186,8 @@ pub struct Quota {
     /// Amount that is guaranteed to the project: its jobs come before those that borrow.
     pub share: Option<u64>,
     pub used: u64,
+    /// Time by which the first job that counts ends, if one of them has a time limit.
+    pub first_end: Option<Timestamp>,
 }
 
 impl Quota {
@@ -201,6 +205,8 @@ pub struct QuotaExcess {
     pub max: u64,
     /// True if the quota is that of a member.
     pub is_members: bool,
+    /// Time by which the first job that counts ends, if one of them has a time limit.
+    pub first_end: Option<Timestamp>,
 }
 
 impl QuotaExcess {
@@ -212,7 +218,7 @@ impl QuotaExcess {
 
 impl fmt::Display for QuotaExcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { resource, wanted, used, max, is_members } = self;
+        let Self { resource, wanted, used, max, is_members, first_end } = self;
         let whose = if *is_members { "member" } else { "project" };
         write!(
             f,
@@ -220,7 +226,12 @@ impl fmt::Display for QuotaExcess {
             resource.amount(*wanted),
             resource.amount(*used),
             resource.amount(*max)
-        )
+        )?;
+        match first_end {
+            _ if *used == 0 => Ok(()),
+            Some(first_end) => write!(f, "; the first of its jobs ends by {first_end}"),
+            None => f.write_str("; none of its jobs has a time limit"),
+        }
     }
 }
 
@@ -253,6 +264,7 @@ impl QuotaBook {
                 used: quota.used,
                 max,
                 is_members: quota.member.is_some(),
+                first_end: quota.first_end,
             })
         })
     }
@@ -270,10 +282,18 @@ impl QuotaBook {
         }
     }
 
-    /// Counts what jobs hold from now on.
+    /// Counts what jobs hold from now on, or what is kept for them.
     pub fn add(&mut self, project: ProjectId, user: UserId, held: &[HeldResources]) {
         for quota in self.quotas.iter_mut().filter(|quota| quota.applies_to(project, user)) {
             quota.used += held.iter().map(|held| held.amount(&quota.resource)).sum::<u64>();
+        }
+    }
+
+    /// No longer counts what is kept for jobs.
+    pub fn remove(&mut self, project: ProjectId, user: UserId, held: &[HeldResources]) {
+        for quota in self.quotas.iter_mut().filter(|quota| quota.applies_to(project, user)) {
+            let kept = held.iter().map(|held| held.amount(&quota.resource)).sum::<u64>();
+            quota.used = quota.used.saturating_sub(kept);
         }
     }
 }
@@ -294,7 +314,7 @@ mod tests {
 
     fn quota(member: Option<UserId>, resource: &str, max: u64) -> Quota {
         let resource = QuotaResource::parse(resource).unwrap();
-        Quota { project: project(), member, resource, max: Some(max), share: None, used: 0 }
+        Quota { project: project(), member, resource, max: Some(max), share: None, used: 0, first_end: None }
     }
 
     fn gpus(count: u64, name: &str) -> HeldResources {

@@ -72,7 +72,8 @@ fn a_run_over_its_quota_starts_when_a_job_of_its_project_ends() {
     let project = ProjectId(Uuid::from_u128(1));
     let mut inventory = pool(vec![held(900, 2, Some(NOW_SECS + 300)), held(901, 2, Some(NOW_SECS + 30))]);
     let resource = QuotaResource::Cpus;
-    inventory.quotas = vec![Quota { project, member: None, resource, max: Some(4), share: None, used: 2 }];
+    inventory.quotas =
+        vec![Quota { project, member: None, resource, max: Some(4), share: None, used: 2, first_end: None }];
     let user = UserId(Uuid::from_u128(1));
     let cpus = |cpus| HeldResources { cpus, ..HeldResources::default() };
     let owner = |project| HoldOwner { project, user, held: cpus(2) };

@@ -10,12 +10,14 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks::Blocks,
+        budget::{Budget, BudgetPeriod, BudgetUnit},
         offers::{Availability, Gpu, HostSpec, InstanceNeeds, Offer},
         place::{
             BlockHold, FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory,
             NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness, ReplicaPlacement, WaitingNode,
             WaitingReplica, place_replicas,
         },
+        preemption::BlockPromise,
         quota::{Quota, QuotaResource},
     },
     resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -205,7 +207,7 @@ fn a_job_takes_the_fewest_blocks_that_fit() {
 fn priority_outranks_age_in_placement() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(4, 0), 1, 0.0));
-    let older = waiting(1, 0, vec![needs(1, 0)]);
+    let older = waiting(1, 900_000, vec![needs(1, 0)]);
     let urgent = WaitingReplica { priority: 5, ..waiting(2, 999_990, vec![needs(1, 0)]) };
     let inventory = stock(f, vec![only]);
     check(
@@ -540,6 +542,7 @@ fn several_nodes_that_may_share_the_only_instance_do_not_wait_for_a_quota_that_t
             max: Some(max),
             share: None,
             used: 0,
+            first_end: None,
         };
         let here = instance(1, &f, offer(host(8, 0), 8, 0.0));
         let inventory = Inventory { quotas: vec![cpus], ..stock(f.clone(), vec![here]) };
@@ -563,15 +566,133 @@ fn a_job_over_a_quota_waits_and_leaves_the_instance_to_others() {
         max: Some(max),
         share: None,
         used,
+        first_end: None,
     };
     let stock = |quotas| Inventory { quotas, ..stock(f.clone(), vec![here(1, vec![])]) };
-    let waits = "2: waits, quota: needs 2 of `cpu`, of which the project holds 6 and may hold 6 (wait until others of \
-                 your jobs end; `windlass quota` shows the quotas)";
+    let waits = "2: waits, quota: needs 2 of `cpu`, of which the project holds 6 and may hold 6; none of its jobs has a time limit \
+                 (wait until others of your jobs end; `windlass quota` shows the quotas)";
     check(&queue, &stock(vec![cpus(6, 4)]), &["1: f1 i1x1", "3: f1 i1x1", waits]);
     check(&queue, &stock(vec![cpus(8, 4)]), &["1: f1 i1x1", "3: f1 i1x1", "2: f1 i1x1"]);
     let never = "1: never, quota: needs 2 of `cpu`, of which the project holds 0 and may hold 1 (request less, or have an \
                  admin raise it with `windlass quota set`)";
     check(&queue[..1], &stock(vec![cpus(1, 0)]), &[never]);
+}
+
+#[test]
+fn a_job_reserves_no_instance_that_its_quota_does_not_admit() {
+    let f = FleetSnapshot { is_cluster: true, ..fleet(1, "f") };
+    // Another project holds three of four blocks.
+    let here = |n| InstanceSnapshot {
+        holds: vec![held(9, 3, Some(1_000_100))],
+        ..instance(n, &f, offer(host(8, 0), 4, 0.0))
+    };
+    let old = |nodes| WaitingReplica { since: NOW - RESERVE_AFTER, ..waiting(1, 0, nodes) };
+    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 999_999, vec![needs(2, 0)]) };
+    let cpus = |used| Quota {
+        project: ProjectId(uuid(1)),
+        member: None,
+        resource: QuotaResource::Cpus,
+        max: Some(16),
+        share: None,
+        used,
+        first_end: Some(Timestamp::from_secs(1_000_060)),
+    };
+    let words_of = |first: WaitingReplica, used| {
+        let inventory = Inventory { quotas: vec![cpus(used)], ..stock(f.clone(), vec![here(1), here(2)]) };
+        let placed = place_replicas(&[first, other.clone()], &inventory, NOW);
+        placed.iter().map(words).collect::<Vec<_>>()
+    };
+    let single = words_of(old(vec![needs(4, 0)]), 16);
+    assert_eq!(
+        single[0],
+        "1: waits, quota: needs 4 of `cpu`, of which the project holds 16 and may hold 16; the first of its jobs ends by \
+         1970-01-12T13:47:40Z (wait until others of your jobs end; `windlass quota` shows the quotas); and 2 other places \
+         do not fit"
+    );
+    assert_eq!(single[1], "3: f1 i1x1");
+    let gang = words_of(old(vec![needs(1, 0), needs(1, 0)]), 8);
+    assert!(
+        gang[0].starts_with("1: waits, quota: needs 16 of `cpu`, of which the project holds 8"),
+        "{gang:?}"
+    );
+    assert_eq!(gang[1], "3: f1 i1x1");
+    // Within the quota it reserves, as before.
+    let within = words_of(old(vec![needs(4, 0)]), 12);
+    assert!(within[0].starts_with("1: waits for i1, "), "{within:?}");
+    assert_eq!(within[1], "3: f1 i2x1");
+}
+
+#[test]
+fn a_job_reserves_no_instance_of_a_fleet_that_its_project_may_not_use() {
+    let (own, foreign) = (fleet(1, "own"), fleet(2, "foreign"));
+    let here = |n, f: &FleetSnapshot, until| InstanceSnapshot {
+        holds: vec![held(n, 3, Some(until))],
+        ..instance(n, f, offer(host(8, 0), 4, 0.0))
+    };
+    let instances = vec![here(1, &own, 1_000_900), here(2, &foreign, 1_000_100)];
+    let inventory = Inventory { fleets: vec![own.clone(), foreign], instances, ..Inventory::default() };
+    let old = WaitingReplica {
+        since: NOW - RESERVE_AFTER,
+        usable_fleets: Some(Arc::new(BTreeSet::from([own.id]))),
+        ..waiting(1, 0, vec![needs(4, 0)])
+    };
+    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 999_999, vec![needs(2, 0)]) };
+    let placed = place_replicas(&[old, other], &inventory, NOW);
+    let PlacementOutcome::Waits { reserved, .. } = &placed[0].outcome else { panic!("{placed:?}") };
+    assert_eq!(reserved, &[InstanceId(uuid(1))]);
+    assert_eq!(words(&placed[1]), "3: f2 i2x1");
+}
+
+#[test]
+fn blocks_are_not_kept_for_a_job_that_may_not_start_there() {
+    let f = fleet(1, "f");
+    let here =
+        || InstanceSnapshot { holds: vec![held(9, 1, None)], ..instance(1, &f, offer(host(8, 0), 4, 0.0)) };
+    let first = waiting(1, 0, vec![needs(8, 0)]);
+    let promise =
+        BlockPromise { job: first.nodes[0].job, project: first.project, instance: here().id, blocks: 4 };
+    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 1, vec![needs(2, 0)]) };
+    let inventory = Inventory { promises: vec![promise], ..stock(f.clone(), vec![here()]) };
+    let second = |first: &WaitingReplica, inventory: &Inventory| {
+        let placed = place_replicas(&[first.clone(), other.clone()], inventory, NOW);
+        words(placed.iter().find(|one| one.run == other.run).unwrap())
+    };
+    assert!(second(&first, &inventory).starts_with("3: waits"), "{}", second(&first, &inventory));
+    let spent = Budget {
+        project: first.project,
+        member: None,
+        unit: BudgetUnit::Cost,
+        period: BudgetPeriod::Day,
+        warn: None,
+        cap: Some(1),
+        spent: 1,
+        ends_at: NOW + Span::mins(60),
+    };
+    let over_budget = Inventory { budgets: vec![spent], ..inventory.clone() };
+    assert_eq!(second(&first, &over_budget), "3: f1 i1x1");
+    let no_longer_shared = WaitingReplica { usable_fleets: Some(Arc::default()), ..first.clone() };
+    assert_eq!(second(&no_longer_shared, &inventory), "3: f1 i1x1");
+}
+
+#[test]
+fn a_job_with_a_quota_requests_instances_with_gpus_of_one_name() {
+    let f = FleetSnapshot { can_create: true, blocks: Blocks::Count(1), ..fleet(1, "f") };
+    let mut other = host(8, 1);
+    other.gpus[0].name = "A100".into();
+    let offers = vec![offer(host(8, 1), 1, 2.0), offer(other, 1, 3.0), offer(host(16, 1), 1, 4.0)];
+    let quota = Quota {
+        project: ProjectId(uuid(1)),
+        member: None,
+        resource: QuotaResource::GpusNamed("a100".to_owned()),
+        max: Some(1),
+        share: None,
+        used: 0,
+        first_end: None,
+    };
+    let queue = [waiting(1, 0, vec![needs(1, 1)])];
+    let inventory = |quotas| Inventory { quotas, offers: offers.clone(), ..stock(f.clone(), vec![]) };
+    check(&queue, &inventory(vec![]), &["1: f1 new0(o0x1 o1x1 o2x1)"]);
+    check(&queue, &inventory(vec![quota]), &["1: f1 new0(o0x1 o2x1)"]);
 }
 
 #[test]
@@ -585,6 +706,7 @@ fn nodes_of_a_gang_count_together_for_a_quota() {
         max: Some(max),
         share: None,
         used: 0,
+        first_end: None,
     };
     let queue = [waiting(1, 0, vec![needs(1, 1), needs(1, 1)])];
     let inventory = |max| Inventory { quotas: vec![gpus(max)], ..stock(f.clone(), Vec::clone(&instances)) };

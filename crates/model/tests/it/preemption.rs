@@ -35,7 +35,7 @@ fn project(n: u128) -> ProjectId {
 
 fn share(owner: u128, share: u64) -> Quota {
     let (resource, share) = (QuotaResource::Cpus, Some(share));
-    Quota { project: project(owner), member: None, resource, max: None, share, used: 0 }
+    Quota { project: project(owner), member: None, resource, max: None, share, used: 0, first_end: None }
 }
 
 /// A pool of instances with one CPU per block, and the jobs that run and wait there.
@@ -123,7 +123,9 @@ impl Pool {
         let held_by_class: Vec<HeldByClass> = self.running.iter().map(held_by).collect();
         let mut quotas = self.quotas.clone();
         for quota in &mut quotas {
-            quota.used = self.used(quota, RunClass::Idle);
+            let kept = self.promises.iter().filter(|promise| promise.project == quota.project);
+            let kept: u64 = kept.map(|promise| cpus(promise.blocks).amount(&quota.resource)).sum();
+            quota.used = self.used(quota, RunClass::Idle) + kept;
         }
         Inventory {
             fleets: vec![fleet],
@@ -369,6 +371,25 @@ fn freed_blocks_are_kept_for_the_replica_for_which_others_ended() {
     };
     assert_eq!((placed(10), placed(11)), (true, false));
     assert_eq!(waiting.run, RunId(uuid(10)));
+}
+
+#[test]
+fn nobody_is_preempted_for_more_than_a_quota_admits() {
+    let max = |max| Quota { max: Some(max), ..share(2, 0) };
+    let mut pool = Pool::new(&[2], vec![max(1)]);
+    pool.run(1, 1, Idle, &[(1, 1)]);
+    pool.run(2, 1, Idle, &[(1, 1)]);
+    pool.wait(10, 2, Normal, &[1]);
+    pool.wait(11, 2, Normal, &[1]);
+    // What is kept for one of them counts for the other, in the same round and in later ones.
+    assert_eq!(victims(&pool).len(), 1);
+    let (_, preemption) = pool.round().unwrap();
+    pool.promises.extend(preemption.promises.clone());
+    assert!(pool.round().is_none());
+    // The first one starts on what is kept for it; the other waits for the quota.
+    pool.running.retain(|one| one.run != preemption.victims[0].run);
+    assert!(pool.round().is_none());
+    assert_eq!(pool.queue.iter().map(|one| one.run.0.as_u128()).collect::<Vec<_>>(), [11]);
 }
 
 impl Pool {

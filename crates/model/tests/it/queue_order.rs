@@ -7,9 +7,10 @@ use windlass_model::{
     id::{ProjectId, RunId},
     plan::{
         place::{InstanceSnapshot, Inventory, PlacementOutcome, WaitingReplica, place_replicas},
-        queue_order::{OrderRule, ProjectUsage, list_before, list_order},
+        queue_order::{OVERDUE_AFTER, OrderRule, ProjectUsage, list_before, list_order},
         quota::{Quota, QuotaResource},
     },
+    time::Span,
 };
 
 use crate::placement::{NOW, fleet, held, host, instance, needs, offer, stock, waiting};
@@ -18,9 +19,9 @@ fn project(n: u128) -> ProjectId {
     ProjectId(Uuid::from_u128(n))
 }
 
-/// Run `n` of a project, waiting since second `n`, for one of eight blocks with a CPU each.
+/// Run `n` of a project; lower numbers wait for longer. It is for one of eight blocks with a CPU each.
 fn of(n: u128, owner: u128) -> WaitingReplica {
-    let since = i64::try_from(n).unwrap();
+    let since = NOW.0 / 1_000_000 - 200 + i64::try_from(n).unwrap();
     WaitingReplica { project: project(owner), ..waiting(n, since, vec![needs(1, 0)]) }
 }
 
@@ -38,7 +39,15 @@ fn usage(owner: u128, used: f64, held: u64, weight: u32) -> ProjectUsage {
 
 fn share(owner: u128, share: u64, used: u64) -> Quota {
     let resource = QuotaResource::Cpus;
-    Quota { project: project(owner), member: None, resource, max: None, share: Some(share), used }
+    Quota {
+        project: project(owner),
+        member: None,
+        resource,
+        max: None,
+        share: Some(share),
+        used,
+        first_end: None,
+    }
 }
 
 /// Numbers of the runs in the order in which they were considered, and of those that were placed.
@@ -57,6 +66,23 @@ fn classes_come_before_everything_else() {
     let inventory =
         Inventory { quotas: vec![share(1, 8, 0)], usage: vec![usage(3, 1e9, 8_000, 1)], ..free(1) };
     assert_eq!(order(&[idle, normal, urgent], &inventory), (vec![3, 2, 1], vec![3]));
+}
+
+#[test]
+fn a_run_that_has_waited_for_a_week_comes_before_all_others() {
+    let week =
+        |n: u128| WaitingReplica { since: NOW - OVERDUE_AFTER - Span::secs(10 - n as i64), ..of(n, 1) };
+    let idle = WaitingReplica { class: RunClass::Idle, ..week(2) };
+    let oldest = WaitingReplica { project: project(2), ..week(1) };
+    let urgent = WaitingReplica { class: RunClass::Urgent, ..of(3, 3) };
+    let inventory = Inventory { usage: vec![usage(1, 1e9, 8_000, 1)], ..free(1) };
+    let queue = [urgent, idle.clone(), oldest];
+    assert_eq!(order(&queue, &inventory), (vec![1, 2, 3], vec![1]));
+    // It was preempted after it had run for long: it waits since then.
+    let again = WaitingReplica { resubmitted_at: Some(NOW), ..idle };
+    assert_eq!(order(&[queue[0].clone(), again], &inventory).0, [3, 2]);
+    let before = list_before(&queue, &[], Vec::new(), RunId(Uuid::from_u128(3)), NOW);
+    assert_eq!(before.iter().map(|(_, rule)| *rule).collect::<Vec<_>>(), [OrderRule::Age, OrderRule::Age]);
 }
 
 #[test]
@@ -132,15 +158,15 @@ fn a_waiting_run_learns_who_comes_before_it_and_by_which_rule() {
     // Projects 2 and 3 have a share; 3 uses it up with its first run. Project 4 used more than all others.
     let queue = [of(1, 1), of(2, 1), of(3, 3), of(4, 3), of(7, 4), urgent, high];
     let usage = [usage(4, 1e9, 0, 1), usage(3, 1e6, 0, 1)];
-    let before = list_before(&queue, &usage, vec![share(3, 1, 0)], RunId(Uuid::from_u128(2)));
+    let before = list_before(&queue, &usage, vec![share(3, 1, 0)], RunId(Uuid::from_u128(2)), NOW);
     let before: Vec<(u128, OrderRule)> =
         before.into_iter().map(|(run, rule)| (run.0.as_u128(), rule)).collect();
     assert_eq!(
         before,
         [(5, OrderRule::Class), (3, OrderRule::Share), (6, OrderRule::Priority), (1, OrderRule::Age)]
     );
-    assert_eq!(list_before(&queue, &usage, Vec::new(), RunId(Uuid::from_u128(99))), []);
-    let listed: Vec<(u128, Option<OrderRule>)> = list_order(&queue, &usage, vec![share(3, 1, 0)])
+    assert_eq!(list_before(&queue, &usage, Vec::new(), RunId(Uuid::from_u128(99)), NOW), []);
+    let listed: Vec<(u128, Option<OrderRule>)> = list_order(&queue, &usage, vec![share(3, 1, 0)], NOW)
         .into_iter()
         .map(|(run, rule)| (run.0.as_u128(), rule))
         .collect();
@@ -150,7 +176,7 @@ fn a_waiting_run_learns_who_comes_before_it_and_by_which_rule() {
     assert_eq!(listed.len(), queue.len());
     // Everything that is listed before a run comes before it.
     for (position, (run, _)) in listed.iter().enumerate() {
-        let before = list_before(&queue, &usage, vec![share(3, 1, 0)], RunId(Uuid::from_u128(*run)));
+        let before = list_before(&queue, &usage, vec![share(3, 1, 0)], RunId(Uuid::from_u128(*run)), NOW);
         assert_eq!(before.len(), position, "{run}");
     }
 }

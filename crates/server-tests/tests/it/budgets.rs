@@ -175,7 +175,8 @@ async fn a_run_that_cannot_end_within_a_budget_is_refused(ground: &ServerFixture
     for path in ["get_plan", "apply"] {
         let path = format!("/api/project/main/runs/{path}");
         let message = env.server.refused(ADMIN_TOKEN, &path, body("3h"), "error").await;
-        let want = "may use 12.0 GPU hours until its `max_duration`, but the budget of the project for a day is 8.0 GPU hours";
+        let want = "may use 12.0 GPU hours until its `max_duration`, but the budget of the project for this day is 8.0 GPU hours, \
+                    of which 0.0 GPU hours are spent, until ";
         assert!(message.contains(want), "{message}");
     }
     env.server.admin("/api/project/main/runs/apply", body("2h")).await;

@@ -13,6 +13,7 @@ on_both! {
     a_fleet_that_is_not_exported_is_neither_used_nor_named
     freed_blocks_wake_jobs_of_all_projects_that_share_the_fleet
     a_job_on_an_exported_fleet_ends_when_the_export_does
+    an_exported_volume_is_mounted_by_name_until_the_export_ends
     an_import_is_ended_by_the_importing_project
     exports_are_created_changed_listed_and_deleted
     an_export_requires_an_admin_of_both_projects
@@ -130,6 +131,53 @@ async fn a_job_on_an_exported_fleet_ends_when_the_export_does(ground: &ServerFix
     env.end().await;
 }
 
+/// A volume of project `main` with a disk.
+async fn create_volume(env: &JobTestEnv) {
+    let sql = "INSERT INTO volumes (id, project_id, user_id, name, configuration, external, status, created_at, last_processed_at) \
+               SELECT new_uuid(), p.id, u.id, 'data', $1, FALSE, 'active', now_us(), now_us() FROM projects p, users u \
+               WHERE p.name = 'main' AND u.name = 'admin'";
+    let configuration = json!({"type": "volume", "name": "data", "backend": "remote", "region": "remote", "size": 10});
+    env.write(sql, vec![configuration.to_string().into()]).await;
+}
+
+async fn an_exported_volume_is_mounted_by_name_until_the_export_ends(ground: &ServerFixture) {
+    let env = two_projects(ground).await;
+    create_volume(&env).await;
+    export(&env).await;
+    let path = "/api/project/other/runs/get_plan";
+    let plan = |mount: &str| json!({"run_spec": JobTestEnv::spec("reader", json!({"volumes": [mount]}))});
+    for mount in ["data:/data", "main/data:/data"] {
+        let message = env.server.refused(ADMIN_TOKEN, path, plan(mount), "error").await;
+        assert!(message.contains("data` does not exist"), "{message}");
+    }
+    let changed = json!({"name": "shared", "add_exported_volumes": ["data"]});
+    let export = env.server.admin("/api/project/main/exports/update", changed).await;
+    assert_eq!(export["exported_volumes"][0]["name"], "data");
+    let imports = env.server.admin("/api/project/other/imports/list", json!({})).await;
+    assert_eq!(imports["imports"][0]["export"]["exported_volumes"][0]["name"], "data", "{imports}");
+    for mount in ["data:/data", "main/data:/data"] {
+        env.server.admin(path, plan(mount)).await;
+    }
+    let message = env.server.refused(ADMIN_TOKEN, path, plan("third/data:/data"), "error").await;
+    assert!(message.contains("volume `third/data` does not exist"), "{message}");
+    // A job that has it loses it with the export, although it may still use the host.
+    apply(&env, "guest", json!({})).await;
+    wait_for(&env, "other", "guest", "running").await;
+    let sql = "INSERT INTO volume_holds (job_id, path, volume_id, instance_id) \
+               SELECT j.id, '/data', v.id, j.instance_id FROM jobs j, volumes v WHERE v.name = 'data'";
+    env.write(sql, vec![]).await;
+    env.mark_due().await;
+    let changed = json!({"name": "shared", "remove_exported_volumes": ["data"]});
+    env.server.admin("/api/project/main/exports/update", changed).await;
+    eventually_ok_async("the job ends", async || {
+        let rows = env.server.app.db().query("SELECT termination_reason FROM jobs", vec![]).await.unwrap();
+        let reason = rows[0].opt_text(0).unwrap();
+        if reason.as_deref() == Some("instance_access_revoked") { Ok(()) } else { Err(reason) }
+    })
+    .await;
+    env.end().await;
+}
+
 async fn an_import_is_ended_by_the_importing_project(ground: &ServerFixture) {
     let env = two_projects(ground).await;
     export(&env).await;
@@ -174,6 +222,7 @@ async fn exports_are_created_changed_listed_and_deleted(ground: &ServerFixture) 
     for (wrong, word) in [
         (json!({"name": "x1", "exported_fleets": ["none"]}), "fleet `none` does not exist"),
         (json!({"name": "x1", "exported_gateways": ["none"]}), "gateway `none` does not exist"),
+        (json!({"name": "x1", "exported_volumes": ["none"]}), "volume `none` does not exist"),
         (json!({"name": "x1", "importer_projects": ["none"]}), "project `none` does not exist"),
         (json!({"name": "x1", "importer_projects": ["main"]}), "cannot import its own"),
         (json!({"name": "UP"}), "invalid name"),

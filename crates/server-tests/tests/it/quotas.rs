@@ -13,6 +13,8 @@ on_both! {
     a_run_larger_than_a_quota_is_refused_when_it_is_submitted
     quotas_of_a_project_are_set_by_global_admins_and_those_of_members_by_managers
     jobs_that_are_placed_at_the_same_time_do_not_exceed_a_quota
+    a_quota_of_a_member_does_not_limit_others
+    a_plan_does_not_count_blocks_that_are_no_longer_kept
 }
 
 async fn set(env: &JobTestEnv, quota: Value) -> Value {
@@ -74,8 +76,14 @@ async fn a_run_larger_than_a_quota_is_refused_when_it_is_submitted(ground: &Serv
     set(&env, json!({"resource": "memory", "max": 32})).await;
     let base = json!({"cpu": "1..", "memory": "1GB..", "disk": null});
     for (more, word) in [
-        (json!({"gpu": "3.."}), "needs 3 of `gpu`, but the project may hold at most 2"),
-        (json!({"memory": "64GB.."}), "needs 64GB of `memory`, but the project may hold at most 32GB"),
+        (
+            json!({"gpu": "3.."}),
+            "needs 3 of `gpu`, but the project may hold at most 2 by its quota, and holds 0 now",
+        ),
+        (
+            json!({"memory": "64GB.."}),
+            "needs 64GB of `memory`, but the project may hold at most 32GB by its quota, and holds 0GB now",
+        ),
     ] {
         let mut resources = base.clone();
         resources.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -121,6 +129,57 @@ async fn quotas_of_a_project_are_set_by_global_admins_and_those_of_members_by_ma
     assert_eq!(env.server.post(&mira, path, &body).await.0, 403);
     let listed = env.server.ok(&mira, "/api/project/main/quotas/list", json!({})).await;
     assert_eq!(listed["quotas"][0]["max"], 1.0);
+    env.end().await;
+}
+
+/// Applies such a task as another user.
+async fn apply_as(env: &JobTestEnv, token: &str, name: &str) {
+    let resources = json!({"cpu": "1..", "memory": "0..", "gpu": "1..", "disk": null});
+    let spec = JobTestEnv::spec(name, json!({"resources": resources}));
+    let body = json!({"plan": {"run_spec": spec}, "force": true});
+    env.server.ok(token, "/api/project/main/runs/apply", body).await;
+}
+
+async fn a_quota_of_a_member_does_not_limit_others(ground: &ServerFixture) {
+    let env = JobTestEnv::new(ground, 1, 4).await;
+    let mira = env.server.user("mira").await;
+    env.server.join("main", &[("mira", "user")]).await;
+    for name in ["one", "two"] {
+        apply(&env, name).await;
+        env.wait_for_job(name, "running").await;
+    }
+    // The member holds more than a quota that is set later.
+    set(&env, json!({"resource": "gpu", "max": 1, "username": "admin"})).await;
+    set(&env, json!({"resource": "gpu", "max": 3})).await;
+    apply_as(&env, &mira, "of-mira").await;
+    env.wait_for_job("of-mira", "running").await;
+    apply(&env, "three").await;
+    wait_for_message(&env, "three", "of which the member holds 2 and may hold 1").await;
+    let listed = env.server.admin("/api/project/main/quotas/list", json!({})).await;
+    let used = |at: usize| (listed["quotas"][at]["username"].clone(), listed["quotas"][at]["used"].clone());
+    assert_eq!([used(0), used(1)], [(json!(null), json!(3.0)), (json!("admin"), json!(2.0))], "{listed}");
+    env.end().await;
+}
+
+async fn a_plan_does_not_count_blocks_that_are_no_longer_kept(ground: &ServerFixture) {
+    let env = JobTestEnv::new(ground, 1, 4).await;
+    let mira = env.server.user("mira").await;
+    env.server.join("main", &[("mira", "user")]).await;
+    set(&env, json!({"resource": "gpu", "max": 1, "username": "mira"})).await;
+    apply_as(&env, &mira, "one").await;
+    env.wait_for_job("one", "running").await;
+    apply_as(&env, &mira, "two").await;
+    wait_for_message(&env, "two", "of which the member holds 1 and may hold 1").await;
+    let promised = "'[{\"job\":\"' || id || '\",\"project\":\"' || project_id || '\",\"instance\":\"' || \
+                    (SELECT i.id FROM instances i) || '\",\"blocks\":3}]'";
+    let set = |until: &str| format!("promised = {promised}, promised_until = now_us() {until} 60000000");
+    let resources = json!({"cpu": "1..", "memory": "0..", "gpu": "1..", "disk": null});
+    let plan = json!({"run_spec": JobTestEnv::spec("plan", json!({"resources": resources}))});
+    for (until, waits) in [("+", true), ("-", false)] {
+        env.write_between_passes("jobs", &set(until), "status = 'submitted'").await;
+        let plan = env.server.admin("/api/project/main/runs/get_plan", plan.clone()).await;
+        assert_eq!(plan["job_plans"][0]["why"].is_object(), waits, "{:#}", plan["job_plans"][0]["why"]);
+    }
     env.end().await;
 }
 

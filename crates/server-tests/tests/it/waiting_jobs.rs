@@ -9,6 +9,7 @@ use windlass_testkit::wait::{TIMEOUT, eventually_async};
 use crate::{
     http::{ServerFixture, on_both},
     job_test_env::JobTestEnv,
+    quotas::{finish, wait_for_message},
     scripted_hosts::end_state,
 };
 
@@ -25,6 +26,31 @@ on_both! {
     a_class_without_an_evaluated_job_is_woken
     jobs_behind_one_that_can_never_start_fail_with_it
     the_cost_of_a_run_does_not_grow_with_the_queue
+    a_job_that_arrives_leaves_the_blocks_that_are_reserved_for_one_that_waits
+}
+
+async fn a_job_that_arrives_leaves_the_blocks_that_are_reserved_for_one_that_waits(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 4).await;
+    let gpus = |count: u32| json!({"resources": {"cpu": "1..", "memory": "0..", "gpu": format!("{count}.."), "disk": null}});
+    for name in ["one", "two", "three"] {
+        stage.apply(name, gpus(1)).await;
+        stage.wait_for_job(name, "running").await;
+    }
+    stage.apply("big", gpus(4)).await;
+    wait_for_message(&stage, "big", "needs 4 of 4 blocks, 1 free").await;
+    stage.age("submitted_at", 400).await;
+    // Each of them comes alone, and one block is free.
+    for name in ["late", "later"] {
+        stage.apply(name, gpus(1)).await;
+        wait_for_message(&stage, name, "is reserved for an older job").await;
+    }
+    finish(&stage).await;
+    stage.wait_for_job("big", "running").await;
+    let late = stage.run("late").await;
+    assert_eq!(late["latest_job_submission"]["status"], "submitted", "{late:#}");
+    finish(&stage).await;
+    stage.wait_for_job("late", "running").await;
+    stage.end().await;
 }
 
 /// A server with one instance, on which a job runs, and other jobs that wait for it.

@@ -7,6 +7,7 @@ use windlass_model::{
     config::{
         job_spec::JobSpec,
         mounts::{Mount, VolumeMount},
+        name::ResourceReference,
         volume::Volume as Configuration,
     },
     id::ProjectId,
@@ -47,7 +48,8 @@ fn network_mounts(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
     mounts.unwrap_or_default().iter().filter_map(volume).collect()
 }
 
-/// Volumes of a project that some mount points name.
+/// Volumes that some mount points of a project's jobs name: its own, and those that others export to it. By the name in
+/// the mount point, `name` or `project/name`.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeCatalog(BTreeMap<String, Volume>);
 
@@ -62,9 +64,16 @@ impl VolumeCatalog {
         if names.is_empty() {
             return Ok(Self::default());
         }
-        let names: Vec<&str> = names.into_iter().collect();
+        let named: Vec<(&str, ResourceReference)> =
+            names.into_iter().filter_map(|text| Some((text, ResourceReference::parse(text)?))).collect();
+        let names: Vec<&str> = named.iter().map(|(_, reference)| reference.name.as_str()).collect();
         let found = volumes::find_named(db, project, &names).await?;
-        Ok(Self(found.into_iter().map(|volume| (volume.name.clone(), volume)).collect()))
+        let select = |(text, wanted): &(&str, ResourceReference)| {
+            let is_wanted = |owner: &String| wanted.project.as_ref().is_none_or(|project| project == owner);
+            let mut of_name = found.iter().filter(|(volume, owner)| volume.name == wanted.name && is_wanted(owner));
+            of_name.next().map(|(volume, _)| ((*text).to_owned(), volume.clone()))
+        };
+        Ok(Self(named.iter().filter_map(select).collect()))
     }
 
     pub fn named(&self, name: &str) -> Option<&Volume> {

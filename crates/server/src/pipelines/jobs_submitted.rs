@@ -34,12 +34,14 @@ use windlass_model::{
     plan::{
         offers::Location,
         place::{
-            Inventory, NodePlacement, PlacementOutcome, RefusalReport, ReplicaPlacement, place_replicas,
+            Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, RefusalReport, ReplicaPlacement,
+            WaitingReplica, place_replicas,
         },
         quota::HeldResources,
     },
     time::{Span, Timestamp},
 };
+use windlass_planted_bugs::{Bug, is_planted};
 
 pub(super) use self::free_rounds::RecentWaits;
 use self::wait_classes::QueuedReplica;
@@ -184,22 +186,93 @@ impl JobsSubmittedPipeline {
             return Ok(());
         }
         let projects: BTreeSet<ProjectId> = queue.iter().map(|one| one.replica.project).collect();
-        let projects: Vec<ProjectId> = projects.into_iter().collect();
+        let mut projects: Vec<ProjectId> = projects.into_iter().collect();
+        let (others, other_runs) = self.other_reserving(&projects, &queue, now).await?;
+        let mut others = self.queue_others(&others, &other_runs).await?;
         let allowed = ProcessRights::now(&self.context.db, self.context.local_processes).await?;
-        if let Some(placed) = self.place_on_free(&projects, &mut queue, allowed, now).await? {
+        let has_others = !others.is_empty();
+        if let Some(placed) = self.place_on_free(&projects, &mut queue, has_others, allowed, now).await? {
             outcomes.extend(placed);
             return Ok(());
         }
+        let known: BTreeSet<ProjectId> = projects.iter().copied().collect();
+        let more: BTreeSet<ProjectId> = others.iter().map(|one| one.waiting.project).collect();
+        projects.extend(more.difference(&known));
         let mut stock = placement::load_inventory(&self.context.db, &projects, now).await?;
         self.load_running(&mut stock, now).await?;
         let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
-        queue.iter_mut().for_each(|one| one.select_fleets(&stock));
-        let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
+        queue.iter_mut().chain(&mut others).for_each(|one| one.select_fleets(&stock));
+        let others: Vec<WaitingReplica> = others.into_iter().map(|one| one.waiting).collect();
+        let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).chain(others.clone()).collect();
         let mut placements = place_replicas(&views, &inventory, now);
-        let counts = self.wake_counts(&queue, &inventory, now, &mut placements).await?;
+        let counts = self.wake_counts((&queue, &others), &inventory, now, &mut placements).await?;
+        self.wake_placed(&others, &placements).await?;
         self.record_waits(&queue, &placements);
         let site = PlacementContext { stock: &stock, inventory: &inventory, now, scope: RoundScope::Whole };
         outcomes.extend(self.write_all(&queue, &placements, counts, &site).await?);
+        Ok(())
+    }
+
+    /// Replicas that this round does not place, and that may reserve instances: without them, each job that arrives would
+    /// use the blocks that become free for one which needs more.
+    async fn other_reserving(
+        &self,
+        projects: &[ProjectId],
+        queue: &[QueuedReplica<'_>],
+        now: Timestamp,
+    ) -> Result<(Vec<LeasedReplica>, BTreeMap<RunId, Run>), PassError> {
+        if is_planted(Bug::ReservationsForgotten) {
+            return Ok((Vec::new(), BTreeMap::new()));
+        }
+        let (jobs, runs) = placement::long_waiting(&self.context.db, projects, now - RESERVE_AFTER).await?;
+        let batch: BTreeSet<(RunId, i64)> =
+            queue.iter().map(|one| (one.replica.run, one.replica.num)).collect();
+        let mut by_replica: BTreeMap<(RunId, i64), Vec<Job>> = BTreeMap::new();
+        for job in jobs.into_iter().filter(|job| !batch.contains(&(job.run_id, job.replica_num))) {
+            by_replica.entry((job.run_id, job.replica_num)).or_default().push(job);
+        }
+        let mut replicas = Vec::new();
+        for ((run, num), mut nodes) in by_replica {
+            nodes.sort_by_key(|job| job.job_num);
+            let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
+            let specs: Vec<JobSpec> = specs.collect::<Result<_, _>>().map_err(PassError::document)?;
+            let is_complete = nodes.len() >= specs[0].jobs_per_replica as usize;
+            if is_complete && nodes.iter().all(|node| node.requested_end().is_none()) {
+                let (project, leases) = (nodes[0].project_id, BTreeMap::new());
+                replicas.push(LeasedReplica { run, num, project, nodes, specs, leases });
+            }
+        }
+        Ok((replicas, runs))
+    }
+
+    async fn queue_others<'a>(
+        &self,
+        replicas: &'a [LeasedReplica],
+        runs: &'a BTreeMap<RunId, Run>,
+    ) -> Result<Vec<QueuedReplica<'a>>, PassError> {
+        let volumes = self.volumes(replicas).await?;
+        let mut queue = Vec::with_capacity(replicas.len());
+        for replica in replicas {
+            let Some(run) = runs.get(&replica.run) else { continue };
+            let shape = self.context.shapes.of(run)?;
+            queue.push(QueuedReplica::new(replica, run, &shape, &volumes[&replica.project], &[])?);
+        }
+        Ok(queue)
+    }
+
+    /// Makes those due that could be placed now.
+    async fn wake_placed(
+        &self,
+        others: &[WaitingReplica],
+        placements: &[ReplicaPlacement],
+    ) -> Result<(), PassError> {
+        let ids: BTreeSet<SubmissionId> = others.iter().filter_map(WaitingReplica::first_job).collect();
+        let placed = placements.iter().filter(|one| matches!(one.outcome, PlacementOutcome::Placed { .. }));
+        let placed = placed.filter(|one| one.jobs.first().is_some_and(|job| ids.contains(job)));
+        let jobs: Vec<SubmissionId> = placed.flat_map(|one| one.jobs.iter().copied()).collect();
+        if !jobs.is_empty() {
+            placement::mark_due(&self.context.db, &jobs).await?;
+        }
         Ok(())
     }
 

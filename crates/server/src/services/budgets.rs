@@ -81,10 +81,12 @@ pub(crate) async fn check_jobs(app: &App, project: ProjectId, user: UserId, jobs
             let whose = member_name.map_or("the project".to_owned(), |name| format!("member `{name}`"));
             let (period, unit) = (budget.period, budget.unit);
             return Err(Error::refused(format!(
-                "the run may use {} until its `max_duration`, but the budget of {whose} for a {period} is {}; hint: lower \
-                 `max_duration` or the number of GPUs, or have an admin raise the budget with `windlass budget set`",
+                "the run may use {} until its `max_duration`, but the budget of {whose} for this {period} is {}, of which {} \
+                 are spent, until {}; hint: lower `max_duration` or the number of GPUs, or have an admin raise the budget with `windlass budget set`",
                 unit.amount(wanted),
-                unit.amount(cap)
+                unit.amount(cap),
+                unit.amount(budget.spent),
+                budget.ends_at
             )));
         }
     }

@@ -1,4 +1,4 @@
-//! Exports: fleets and gateways that a project shares with others, and the imports of those.
+//! Exports: fleets, gateways and volumes that a project shares with others, and the imports of those.
 //!
 //! An import needs the consent of both sides, because jobs of one project run on machines of the other: the caller is
 //! an admin of each project that the export names. Only a global admin exports to all projects.
@@ -8,7 +8,7 @@ use windlass_api::{exports as wire, projects::ProjectRole};
 use windlass_model::{
     config::{name::ResourceReference, unsupported::ImportedResources},
     event::Entity,
-    id::{FleetId, GatewayId, ProjectId},
+    id::{FleetId, GatewayId, ProjectId, VolumeId},
 };
 
 use super::{names, projects::parse_role};
@@ -18,7 +18,7 @@ use crate::{
     db::{
         Change, Unit, WriteOutcome,
         exports::{self, Export, NamedParts},
-        fleets, gateways, projects,
+        fleets, gateways, projects, volumes,
     },
     error::{Error, Result},
     events::{EventSubject, note},
@@ -41,11 +41,13 @@ pub async fn list_imports(app: &App, scope: &ProjectScope) -> Result<wire::Impor
     let ids: Vec<Uuid> = found.iter().map(|import| import.export.id).collect();
     let mut fleets = exports::fleets(app.db(), &ids).await?;
     let mut gateways = exports::gateways(app.db(), &ids).await?;
+    let mut volumes = exports::volumes(app.db(), &ids).await?;
     let imports = found.into_iter().map(|import| wire::Import {
         id: import.id,
         export: wire::ImportedExport {
             exported_fleets: named(&mut fleets, import.export.id),
             exported_gateways: named(&mut gateways, import.export.id),
+            exported_volumes: named(&mut volumes, import.export.id),
             id: import.export.id,
             name: import.export.name,
             project_name: import.project_name,
@@ -85,6 +87,9 @@ pub async fn create(app: &App, scope: &ProjectScope, sent: &wire::CreateRequest)
     for name in &sent.exported_gateways {
         changes.push(exports::add_gateway(id, own_gateway(app, scope, name).await?));
     }
+    for name in &sent.exported_volumes {
+        changes.push(exports::add_volume(id, own_volume(app, scope, name).await?));
+    }
     for name in &sent.importer_projects {
         changes.push(exports::add_import(app.db().new_id()?, id, importer(app, scope, name).await?));
     }
@@ -115,6 +120,12 @@ pub async fn update(app: &App, scope: &ProjectScope, sent: &wire::UpdateRequest)
     }
     for name in &sent.remove_exported_gateways {
         changes.push(exports::remove_gateway(found.id, own_gateway(app, scope, name).await?));
+    }
+    for name in &sent.add_exported_volumes {
+        changes.push(exports::add_volume(found.id, own_volume(app, scope, name).await?));
+    }
+    for name in &sent.remove_exported_volumes {
+        changes.push(exports::remove_volume(found.id, own_volume(app, scope, name).await?));
     }
     for name in &sent.add_importer_projects {
         changes.push(exports::add_import(app.db().new_id()?, found.id, importer(app, scope, name).await?));
@@ -182,6 +193,11 @@ async fn own_gateway(app: &App, scope: &ProjectScope, name: &str) -> Result<Gate
     found.map(|gateway| gateway.id).ok_or_else(|| Error::refused(format!("gateway `{name}` does not exist")))
 }
 
+async fn own_volume(app: &App, scope: &ProjectScope, name: &str) -> Result<VolumeId> {
+    let found = volumes::find_by_name(app.db(), scope.project.id, name).await?;
+    found.map(|volume| volume.id).ok_or_else(|| Error::refused(format!("volume `{name}` does not exist")))
+}
+
 /// A project to export to, of which the caller is an admin. One that the caller cannot see does not exist for it.
 async fn importer(app: &App, scope: &ProjectScope, name: &str) -> Result<ProjectId> {
     let caller = &scope.caller.user;
@@ -235,6 +251,7 @@ async fn to_wire(app: &App, found: Vec<Export>) -> Result<Vec<wire::Export>> {
     let ids: Vec<Uuid> = found.iter().map(|export| export.id).collect();
     let mut fleets = exports::fleets(app.db(), &ids).await?;
     let mut gateways = exports::gateways(app.db(), &ids).await?;
+    let mut volumes = exports::volumes(app.db(), &ids).await?;
     let mut importers = exports::importers(app.db(), &ids).await?;
     let each = found.into_iter().map(|export| {
         let imports = importers.remove(&export.id).unwrap_or_default().into_iter();
@@ -242,6 +259,7 @@ async fn to_wire(app: &App, found: Vec<Export>) -> Result<Vec<wire::Export>> {
             imports: imports.map(|(_, project_name)| wire::Importer { project_name }).collect(),
             exported_fleets: named(&mut fleets, export.id),
             exported_gateways: named(&mut gateways, export.id),
+            exported_volumes: named(&mut volumes, export.id),
             id: export.id,
             name: export.name,
             is_global: export.is_global,

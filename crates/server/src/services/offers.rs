@@ -45,6 +45,8 @@ pub(crate) struct OfferSupply {
     project: ProjectId,
     stock: PoolInventory,
     inventory: Inventory,
+    /// Time at which it was read.
+    now: Timestamp,
 }
 
 pub(crate) async fn load_supply(app: &App, project: ProjectId) -> Result<OfferSupply> {
@@ -60,10 +62,11 @@ impl OfferSupply {
         local_processes: ProcessMode,
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
-        let stock = placement::load_inventory(db, &[project], Timestamp(0)).await?;
+        let now = db.now().await?;
+        let stock = placement::load_inventory(db, &[project], now).await?;
         let allowed = ProcessRights::now(db, local_processes).await?;
         let inventory = inventory::build_inventory(&stock, &market.seen().await.offers, allowed)?;
-        Ok(Self { project, stock, inventory })
+        Ok(Self { project, stock, inventory, now })
     }
 
     /// Fleets that a run names; `None` means any.
@@ -265,7 +268,7 @@ pub(crate) fn planned_replica(
         replica_num: 0,
         class: rank.class,
         priority: rank.priority,
-        since: Timestamp(0),
+        since: supply.now,
         nodes: (0..).zip(jobs).map(node).collect(),
         fleet_choice: FleetChoice::Choose,
         usable_fleets: None,
@@ -279,7 +282,7 @@ pub(crate) fn planned_replica(
 
 /// Reasons why such a replica would not start at once, all of them, nearest miss first. `None`: it would.
 pub(crate) fn wait_reasons(supply: &OfferSupply, planned: WaitingReplica) -> Option<Arc<RefusalReport>> {
-    match place_replicas(&[planned], &supply.inventory, Timestamp(0)).pop()?.outcome {
+    match place_replicas(&[planned], &supply.inventory, supply.now).pop()?.outcome {
         PlacementOutcome::Placed { .. } => None,
         PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => Some(why),
     }

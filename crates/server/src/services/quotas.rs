@@ -46,7 +46,7 @@ pub async fn set(app: &App, scope: &ProjectScope, sent: &wire::SetRequest) -> Re
     }
     let member = check_right(app, scope, sent.username.as_deref(), "quota").await?;
     let project = scope.project.id;
-    let quota = Quota { project, member, resource, max, share, used: 0 };
+    let quota = Quota { project, member, resource, max, share, used: 0, first_end: None };
     let change = quotas::set(app.db().new_id()?, &quota);
     let of = sent.username.as_ref().map(|name| format!(" of {name}")).unwrap_or_default();
     let parts = [("max", max), ("share", share)];
@@ -98,10 +98,11 @@ pub(crate) async fn check_jobs(app: &App, project: ProjectId, user: UserId, jobs
             let whose = member_name.map_or("the project".to_owned(), |name| format!("member `{name}`"));
             let resource = &quota.resource;
             return Err(Error::refused(format!(
-                "the run needs {} of `{resource}`, but {whose} may hold at most {}; hint: request less, or have an \
-                 admin raise the quota with `windlass quota set`",
+                "the run needs {} of `{resource}`, but {whose} may hold at most {} by its quota, and holds {} now; \
+                 hint: request less, or have an admin raise the quota with `windlass quota set`",
                 resource.amount(wanted),
-                resource.amount(max)
+                resource.amount(max),
+                resource.amount(quota.used)
             )));
         }
     }

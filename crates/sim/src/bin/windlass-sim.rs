@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use windlass_sim::{
     queue_sim,
-    runs::{self, Report},
+    runs::{self, Report, Tenancy},
 };
 
 /// Interval of progress reports.
@@ -30,6 +30,8 @@ struct Args {
     keep: Option<PathBuf>,
     /// Simulate the container queue and its dispatchers, instead of runs.
     queue: bool,
+    /// Simulate several projects that share hosts.
+    shared: bool,
 }
 
 /// Totals over all seeds so far.
@@ -38,6 +40,7 @@ struct Totals {
     played: u64,
     violating: u64,
     runs: usize,
+    preemptions: usize,
     managed_jobs: usize,
     outcomes: BTreeMap<String, u64>,
     passes: u64,
@@ -55,7 +58,7 @@ fn main() -> Result<ExitCode> {
         let (playing, over) = mpsc::channel::<()>();
         for _ in 0..args.jobs {
             let (playing, next, total, keep) = (playing.clone(), &next, &total, args.keep.as_deref());
-            let queue = args.queue;
+            let (queue, shared) = (args.queue, args.shared);
             scope.spawn(move || {
                 let _playing = playing;
                 loop {
@@ -63,9 +66,19 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let report =
-                        if queue { queue_sim::simulate(seed) } else { runs::simulate_keeping(seed, keep) };
-                    total.lock().add(seed, report, queue);
+                    let tenancy = if shared { Tenancy::Shared } else { Tenancy::Single };
+                    let report = match queue {
+                        true => queue_sim::simulate(seed),
+                        false => runs::simulate_keeping(seed, tenancy, keep),
+                    };
+                    let flag = if queue {
+                        " --queue"
+                    } else if shared {
+                        " --shared"
+                    } else {
+                        ""
+                    };
+                    total.lock().add(seed, report, flag);
                 }
             });
         }
@@ -86,6 +99,7 @@ fn parse_args() -> Result<Args> {
         jobs: std::thread::available_parallelism().map_or(1, |n| n.get()),
         keep: None,
         queue: false,
+        shared: false,
     };
     if let Ok(seed) = std::env::var("SEED") {
         args.from = seed.parse().context("invalid `SEED` value: expected a number")?;
@@ -101,9 +115,10 @@ fn parse_args() -> Result<Args> {
             "--jobs" => args.jobs = usize::try_from(number()?)?,
             "--keep" => args.keep = Some(value()?.into()),
             "--queue" => args.queue = true,
+            "--shared" => args.shared = true,
             "--log" => tracing_subscriber::fmt().with_writer(std::io::stderr).init(),
             _ => bail!(
-                "unknown argument `{word}`: expected --seeds N, --from K, --jobs J, --keep DIR, --queue or --log"
+                "unknown argument `{word}`: expected --seeds N, --from K, --jobs J, --keep DIR, --queue, --shared or --log"
             ),
         }
     }
@@ -111,7 +126,7 @@ fn parse_args() -> Result<Args> {
 }
 
 impl Totals {
-    fn add(&mut self, seed: u64, report: Result<Report>, queue: bool) {
+    fn add(&mut self, seed: u64, report: Result<Report>, flag: &str) {
         self.played += 1;
         let mut err = std::io::stderr();
         match report {
@@ -124,6 +139,7 @@ impl Totals {
                     *self.fired.entry(fault).or_default() += times;
                 }
                 self.runs += report.runs;
+                self.preemptions += report.preemptions;
                 self.managed_jobs += report.managed_jobs;
                 for (outcome, times) in report.outcomes {
                     *self.outcomes.entry(outcome).or_default() += times;
@@ -136,11 +152,7 @@ impl Totals {
                     for v in report.violations.iter().take(4) {
                         let _ = writeln!(err, "seed {seed}: {} {}", v.id, v.what);
                     }
-                    let _ = writeln!(
-                        err,
-                        "  replay: SEED={seed} cargo xtask sim{}",
-                        if queue { " --queue" } else { "" }
-                    );
+                    let _ = writeln!(err, "  replay: SEED={seed} cargo xtask sim{flag}");
                 }
             }
         }
@@ -169,9 +181,10 @@ impl Totals {
         let speed = self.virtual_secs as f64 / secs;
         writeln!(
             out,
-            "{} seeds, {} runs, {} passes, {} database calls in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
+            "{} seeds, {} runs, {} preemptions, {} passes, {} database calls in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
             self.played,
             self.runs,
+            self.preemptions,
             self.passes,
             self.calls,
             self.played as f64 / secs,

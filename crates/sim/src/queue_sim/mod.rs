@@ -248,6 +248,7 @@ impl QueueSim {
             trace: hasher.finish(),
             fired: state.fired.clone(),
             runs: self.requested.len(),
+            preemptions: 0,
             managed_jobs: 0,
             outcomes: BTreeMap::new(),
             passes: state.rounds.iter().map(|rounds| rounds.len() as u64).sum(),

@@ -9,7 +9,7 @@ use windlass_server::db::{Db, invariant_queries};
 use super::{memory_logs::MemoryLogs, workload::Workload};
 use crate::{
     host::log_bytes,
-    invariants::{History, LogRow, rows},
+    invariants::{History, LogRow, pool, rows},
     network::SharedSimState,
 };
 
@@ -24,8 +24,12 @@ pub(super) async fn read_history(
     rows::read_history(history, db).await?;
     history.watched.clear();
     for row in db.query(invariant_queries::slot_watch::VIOLATIONS, Vec::new()).await? {
-        let id = if row.text(0)? == "M5" { "M5" } else { "M6" };
+        let found = row.text(0)?;
+        let id = ["M5", "M6", "Q1", "P1", "P4"].into_iter().find(|id| *id == found).unwrap_or("unknown");
         history.watched.push((id, row.text(1)?));
+    }
+    if workload.has_pool() {
+        history.pool = pool::read_records(db).await?;
     }
     for run in &mut history.runs {
         run.stopped_at = workload.stopped_at(run.id);

@@ -30,7 +30,8 @@ use std::{
 
 use anyhow::Result;
 use tokio::time::{Instant, sleep};
-use windlass_model::id::InstanceId;
+use uuid::Uuid;
+use windlass_model::{id::InstanceId, plan::place::RESERVE_AFTER};
 use windlass_server::{
     db::{Db, invariant_queries},
     encryption::Keyring,
@@ -63,6 +64,13 @@ const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
 const MANAGED_EVERY: u64 = 2;
 /// Share of the preferred fault in percent, for seeds with one.
 const BIAS_PERCENT: u64 = 70;
+/// Time of the stream of small jobs before the large one.
+const LARGE_AFTER: Duration = Duration::from_secs(120);
+/// Time limit for the start of the large job: until it reserves a host, until the longest of the others ends, and for what
+/// happens between.
+const START_MAX: Duration = Duration::from_secs(
+    RESERVE_AFTER.as_secs().unsigned_abs() + workload::pool::STREAM_RUN_MAX_MS / 1_000 + 90,
+);
 /// Interval of the safety checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(120);
 
@@ -76,6 +84,8 @@ pub struct Report {
     /// Number of faults of each kind that occurred.
     pub fired: BTreeMap<&'static str, u64>,
     pub runs: usize,
+    /// Number of preemptions by the scheduler.
+    pub preemptions: usize,
     pub managed_jobs: usize,
     /// Ends of managed tasks, and what happened to them.
     pub outcomes: BTreeMap<String, u64>,
@@ -96,21 +106,35 @@ pub enum FaultBias {
     SlowCalls,
 }
 
+/// Users of a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tenancy {
+    /// One project.
+    Single,
+    /// Several projects that share hosts, with quotas, classes and preemption.
+    Shared,
+}
+
 /// Runs one seed from start to end.
 pub fn simulate(seed: u64) -> Result<Report> {
-    simulate_keeping(seed, None)
+    simulate_keeping(seed, Tenancy::Single, None)
+}
+
+/// Runs one seed with several projects that share hosts.
+pub fn simulate_shared(seed: u64) -> Result<Report> {
+    simulate_keeping(seed, Tenancy::Shared, None)
 }
 
 /// Runs one seed with a preferred fault.
 pub fn simulate_with(seed: u64, bias: FaultBias) -> Result<Report> {
-    virtual_time_runtime()?.block_on(async { RunSim::begin(seed, bias)?.play().await })
+    virtual_time_runtime()?.block_on(async { RunSim::begin(seed, bias, Tenancy::Single)?.play().await })
 }
 
 /// Runs one seed. If it violates an invariant, its database is stored in that directory as `seed-N.db`.
-pub fn simulate_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
+pub fn simulate_keeping(seed: u64, tenancy: Tenancy, folder: Option<&Path>) -> Result<Report> {
     // Inside the runtime, so that all time is virtual.
     virtual_time_runtime()?.block_on(async {
-        let sim = RunSim::begin(seed, FaultBias::Mixed)?;
+        let sim = RunSim::begin(seed, FaultBias::Mixed, tenancy)?;
         let db = sim.db.clone();
         let report = sim.play().await?;
         if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
@@ -141,6 +165,8 @@ struct RunSim {
     calls: Arc<AtomicU64>,
     history: History,
     started: Instant,
+    /// Seconds that the large job of shared hosts waited.
+    started_after: Option<u64>,
 }
 
 /// A key without access to anything, for hosts without logins.
@@ -150,7 +176,7 @@ fn ssh_key() -> Result<String> {
 }
 
 impl RunSim {
-    fn begin(seed: u64, bias: FaultBias) -> Result<Self> {
+    fn begin(seed: u64, bias: FaultBias, tenancy: Tenancy) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
         let clock_ahead = Arc::new(AtomicI64::new(0));
@@ -161,7 +187,12 @@ impl RunSim {
         };
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
         let (logs, keys) = (Arc::new(MemoryLogs::default()), Arc::new(Keyring::ephemeral()?));
-        let workload = Workload::random(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
+        let workload = Workload::random(
+            &mut rng,
+            &db,
+            keys.clone(),
+            (seed.is_multiple_of(MANAGED_EVERY), tenancy == Tenancy::Shared),
+        )?;
         let state = SimState::new(EPOCH_US, rng.fork());
         let watch = PassMonitor::default();
         let count = rng.between(2, 3) as usize;
@@ -183,6 +214,7 @@ impl RunSim {
             calls,
             history: History::default(),
             started,
+            started_after: None,
         })
     }
 
@@ -191,6 +223,11 @@ impl RunSim {
         let limits = replica::JOB_LIMITS;
         for statement in invariant_queries::slot_watch::statements(limits.max_launching, limits.max_alive) {
             self.db.query(statement, Vec::new()).await?;
+        }
+        if self.workload.has_pool() {
+            for statement in invariant_queries::pool_watch::statements() {
+                self.db.query(statement, Vec::new()).await?;
+            }
         }
         self.workload.set_up_env(&mut self.rng, &self.db, &self.state).await
     }
@@ -204,6 +241,9 @@ impl RunSim {
         let mut violations = self.bias().await?;
         if violations.is_empty() {
             violations = self.recover_and_check().await?;
+        }
+        if violations.is_empty() && self.workload.has_pool() {
+            violations = self.calm().await?;
         }
         if violations.is_empty() {
             violations = self.sweep().await?;
@@ -226,6 +266,7 @@ impl RunSim {
             trace: hasher.finish(),
             fired,
             runs: history.runs.len(),
+            preemptions: history.pool.preemptions.len(),
             managed_jobs: history.managed.len(),
             outcomes: invariants::managed::count_outcomes(history),
             passes: self.watch.passes(),
@@ -358,6 +399,47 @@ impl RunSim {
                 return Ok(open);
             }
         }
+    }
+
+    /// Submits a stream of small jobs of several projects and a large one of another project, without faults. The large one
+    /// must start in time, and each preemption must be followed by the start for which it is.
+    async fn calm(&mut self) -> Result<Vec<Violation>> {
+        // Hosts that failed are not replaced.
+        let fleet = self.workload.hosts_fleet().0;
+        let is_up = |row: &invariants::InstanceRow| row.fleet_id == Some(fleet) && !row.finished;
+        if self.history.instances.iter().filter(|row| is_up(row)).count() == 0 {
+            return Ok(Vec::new());
+        }
+        self.workload.begin_calm(&mut self.rng, &self.db).await?;
+        let since = Instant::now();
+        let mut large = None;
+        while since.elapsed() < LARGE_AFTER + START_MAX {
+            self.workload.submit_small(&mut self.rng, &self.db).await?;
+            if large.is_none() && since.elapsed() >= LARGE_AFTER {
+                let run = self.workload.submit_large(&mut self.rng, &self.db).await?;
+                large = run.map(|run| (run, Instant::now()));
+            }
+            let at = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
+            self.replicas[at].hint("jobs_submitted");
+            sleep(self.rng.millis(500, 6_000)).await;
+            if let Some((run, submitted)) = large
+                && self.has_started(run.0).await?
+            {
+                self.started_after = Some(submitted.elapsed().as_secs());
+                break;
+            }
+        }
+        if self.started_after.is_none() {
+            let what = format!("the large job did not start within {} s", START_MAX.as_secs());
+            return Ok(vec![Violation { id: "S1", what }]);
+        }
+        self.recover_and_check().await
+    }
+
+    async fn has_started(&mut self, run: Uuid) -> Result<bool> {
+        self.read().await?;
+        let is_placed = |job: &invariants::JobRow| job.run_id == run && job.instance_id.is_some();
+        Ok(self.history.jobs.iter().any(is_placed))
     }
 
     /// Deletes everything and checks that nothing remains that costs money.

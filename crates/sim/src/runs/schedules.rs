@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use windlass_model::id::RunId;
 
-use super::{EPOCH_US, FaultBias, RunSim, virtual_time_runtime};
+use super::{EPOCH_US, FaultBias, RunSim, Tenancy, virtual_time_runtime};
 
 const MINUTE_US: i64 = 60_000_000;
 
@@ -37,7 +37,7 @@ async fn observe_run(sim: &mut RunSim, run: RunId) -> (String, Vec<(i64, String)
 #[test]
 fn a_minutely_schedule_starts_one_execution_per_minute() {
     let played = async {
-        let mut sim = RunSim::begin(1, FaultBias::Mixed).unwrap();
+        let mut sim = RunSim::begin(1, FaultBias::Mixed, Tenancy::Single).unwrap();
         sim.prepare().await.unwrap();
         for replica in &mut sim.replicas {
             replica.start();

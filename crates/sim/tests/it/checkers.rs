@@ -9,6 +9,7 @@ use windlass_sim::{
     invariants::{
         Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, check_after_deletion,
         check_after_faults, check_always, check_ssh_hosts,
+        pool::{HeldRow, PoolRecords, PreemptionRow, Role, ShareRow},
     },
 };
 
@@ -315,4 +316,62 @@ fn o1_a_log_with_wrong_missing_or_extra_bytes_is_detected() {
     assert_breaks("O1", &history(log.clone()));
     assert_breaks("O1", &history(LogRow { is_true: false, stored: 9, ..log.clone() }));
     assert_breaks("O1", &history(LogRow { stored: 10, ..log }));
+}
+
+/// A replica with a GPU, of a project and a priority as stored.
+fn holds(n: u128, role: Role, project: u128, priority: i64) -> HeldRow {
+    HeldRow {
+        waiting: Uuid::from_u128(1),
+        at: 10,
+        role,
+        project: Uuid::from_u128(project),
+        priority,
+        replica: (Uuid::from_u128(n), 0),
+        gpus: 1,
+        cpus: 8,
+        memory_mib: 1,
+    }
+}
+
+fn preempted(held: Vec<HeldRow>, shares: &[(u128, i64)], placed_at: Option<i64>) -> History {
+    let preemption = PreemptionRow {
+        waiting: Uuid::from_u128(1),
+        at: 10,
+        placed_at,
+        finished: false,
+        reason: None,
+        until: 20,
+    };
+    let share = |(project, amount): &(u128, i64)| ShareRow {
+        waiting: Uuid::from_u128(1),
+        at: 10,
+        project: Uuid::from_u128(*project),
+        resource: "gpu".into(),
+        amount: *amount,
+    };
+    let shares = shares.iter().map(share).collect();
+    let preemptions = vec![preemption];
+    let pool = PoolRecords { preemptions, held, shares, calm_since: Some(5), now: 30 };
+    History { pool, ..History::default() }
+}
+
+#[test]
+fn p2_a_preemption_that_leads_back_is_detected() {
+    let (waits, ends) = (holds(1, Role::Waiting, 1, 50), holds(2, Role::Victim, 2, 50));
+    // Both borrow, and in the same class.
+    assert_breaks("P2", &preempted(vec![waits.clone(), ends.clone()], &[], Some(15)));
+    assert_breaks("P2", &preempted(vec![waits.clone(), ends.clone()], &[(1, 1), (2, 1)], Some(15)));
+    // A share is taken back, or the class is higher.
+    assert_eq!(check_always(&preempted(vec![waits.clone(), ends.clone()], &[(1, 1)], Some(15))), []);
+    let idle = HeldRow { priority: -50, ..ends };
+    assert_eq!(check_always(&preempted(vec![waits, idle], &[(2, 1)], Some(15))), []);
+}
+
+#[test]
+fn p3_a_preemption_without_its_start_is_detected() {
+    let held = vec![holds(1, Role::Waiting, 1, 50), holds(2, Role::Victim, 2, -50)];
+    for placed_at in [None, Some(21)] {
+        assert_breaks("P3", &preempted(held.clone(), &[], placed_at));
+    }
+    assert_eq!(check_always(&preempted(held, &[], Some(20))), []);
 }

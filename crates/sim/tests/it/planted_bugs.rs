@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io::Write as _};
 use windlass_planted_bugs::{Bug, plant};
 use windlass_sim::{
     queue_sim,
-    runs::{FaultBias, Report, simulate, simulate_with},
+    runs::{FaultBias, Report, simulate, simulate_shared, simulate_with},
 };
 
 /// Maximum number of seeds until a bug is detected.
@@ -91,4 +91,22 @@ fn m6_an_attempt_started_before_the_previous_one_is_released_is_caught() {
 fn m7_a_task_started_after_a_failed_task_is_caught() {
     plant(Some(Bug::StartAfterFailedTask));
     assert_caught(simulate, &["M7"]);
+}
+
+#[test]
+fn q1_a_quota_that_is_not_counted_again_is_caught() {
+    plant(Some(Bug::QuotaWithoutRecount));
+    assert_caught(simulate_shared, &["Q1"]);
+}
+
+#[test]
+fn p4_blocks_that_are_not_kept_are_caught() {
+    plant(Some(Bug::PromisesForgotten));
+    assert_caught(simulate_shared, &["P3", "P4"]);
+}
+
+#[test]
+fn s1_a_large_job_that_small_ones_starve_is_caught() {
+    plant(Some(Bug::ReservationsForgotten));
+    assert_caught(simulate_shared, &["S1"]);
 }

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::json;
 use windlass_server::db::Unit;
+use windlass_testkit::wait::eventually_ok_async;
 
 use self::test_env::{FakeCloud, FleetTestEnv, instance_id, offer};
 use crate::http::{ServerFixture, on_both};
@@ -15,6 +16,7 @@ on_both! {
     a_fleet_creates_its_minimum_and_shows_its_instances
     a_job_creates_its_instance_and_runs_on_it
     offers_are_tried_in_price_order
+    a_job_holds_what_was_created_for_it_and_not_what_else_was_offered
     a_job_fails_with_the_reasons_if_every_offer_is_refused
     a_lost_write_creates_no_second_instance_at_any_backend
     concurrent_placement_by_two_replicas_respects_the_fleet_maximum
@@ -69,6 +71,31 @@ async fn a_job_creates_its_instance_and_runs_on_it(ground: &ServerFixture) {
     env.wait_for_run("train", "done").await;
     let instances = env.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(instances[0]["busy_blocks"], 0);
+    env.stop().await;
+}
+
+async fn a_job_holds_what_was_created_for_it_and_not_what_else_was_offered(ground: &ServerFixture) {
+    let offers = |db: &_| {
+        let offers = vec![offer("aws", "cheap", 4, 1.0), offer("aws", "dear", 16, 30.0)];
+        vec![FakeCloud::new("aws", db, offers)]
+    };
+    let (env, clouds) = FleetTestEnv::set(ground, 1, offers).await;
+    clouds[0].book.lock().hold = true;
+    env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
+    env.run("train", json!({})).await;
+    let held = async || {
+        let rows = env.server.app.db().query("SELECT held_cpus, held_price, status FROM jobs", vec![]).await.unwrap();
+        (rows[0].int(0).unwrap(), rows[0].int(1).unwrap())
+    };
+    // Any of them may be granted.
+    eventually_ok_async("the largest counts", async || match held().await {
+        (16, 30_000_000) => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    clouds[0].book.lock().hold = false;
+    env.wait_for_run("train", "running").await;
+    assert_eq!(held().await, (4, 1_000_000));
     env.stop().await;
 }
 

@@ -42,11 +42,13 @@ impl RecentWaits {
 }
 
 impl JobsSubmittedPipeline {
-    /// Performs a round over the free instances. `None` if the whole inventory has to be read.
+    /// Performs a round over the free instances. `None` if the whole inventory has to be read. `has_others`: others that it
+    /// does not place may reserve instances.
     pub(super) async fn place_on_free(
         &self,
         projects: &[ProjectId],
         queue: &mut [QueuedReplica<'_>],
+        has_others: bool,
         allowed: ProcessRights,
         now: Timestamp,
     ) -> Result<Option<Outcomes>, PassError> {
@@ -58,11 +60,11 @@ impl JobsSubmittedPipeline {
         queue.iter_mut().for_each(|one| one.select_fleets(&stock));
         let views: Vec<_> = queue.iter().map(|one| one.waiting.clone()).collect();
         let mut placements = place_replicas(&views, &inventory, now);
-        if !self.is_complete(queue, &placements, now) {
+        if !self.is_complete(queue, has_others, &placements, now) {
             return Ok(None);
         }
-        let counts = self.wake_counts(queue, &inventory, now, &mut placements).await?;
-        if !self.is_complete(queue, &placements, now) {
+        let counts = self.wake_counts((queue, &[]), &inventory, now, &mut placements).await?;
+        if !self.is_complete(queue, has_others, &placements, now) {
             return Ok(None);
         }
         for placement in &mut placements {
@@ -75,10 +77,12 @@ impl JobsSubmittedPipeline {
         self.write_all(queue, &placements, counts, &site).await.map(Some)
     }
 
-    /// Returns whether the whole inventory would lead to the same placements.
+    /// Returns whether the whole inventory would lead to the same placements. `has_others`: others that the round does not
+    /// place may reserve instances.
     fn is_complete(
         &self,
         queue: &[QueuedReplica<'_>],
+        has_others: bool,
         placements: &[ReplicaPlacement],
         now: Timestamp,
     ) -> bool {
@@ -93,7 +97,8 @@ impl JobsSubmittedPipeline {
         };
         let are_known = waiting.iter().all(|one| is_known(one));
         // One that has waited for long reserves instances, which the others may not use then.
-        let may_reserve = waiting.iter().any(|one| now.since(one.waiting.since) >= RESERVE_AFTER);
+        let may_reserve =
+            has_others || waiting.iter().any(|one| now.since(one.waiting.since) >= RESERVE_AFTER);
         are_known && (placed.is_empty() || !may_reserve)
     }
 

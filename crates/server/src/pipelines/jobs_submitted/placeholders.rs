@@ -7,7 +7,7 @@ use windlass_model::{
     event::{self, Event},
     id::{FleetId, InstanceId},
     instance, job,
-    plan::{offers::Offer, place::NodePlacement},
+    plan::{offers::Offer, place::NodePlacement, quota::HeldResources},
     time::Timestamp,
 };
 
@@ -21,9 +21,10 @@ use crate::{
             jobs::{self as rows, JobUpdate},
             placement::SeatTarget,
         },
+        quotas,
         runs::Run,
     },
-    parsed_fleet_spec,
+    inventory, parsed_fleet_spec,
     pass_error::PassError,
 };
 
@@ -89,11 +90,15 @@ impl JobsSubmittedPipeline {
                 let why =
                     pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
                 let step = event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
-                let set = vec![
+                let mut set = vec![
                     ("status", step.status.into()),
                     ("provisioned_at", Val::Now),
                     ("status_message", Val::Null),
                 ];
+                // Until now the largest of the offers counted.
+                if let Some(held) = instance.and_then(|instance| granted_resources(instance, job)) {
+                    set.extend(quotas::held_columns(&held, Timestamp(lease.now())));
+                }
                 let moved =
                     JobUpdate { set, events: step.record.into_iter().collect(), ..JobUpdate::default() };
                 let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
@@ -119,6 +124,12 @@ impl JobsSubmittedPipeline {
             }
         }
     }
+}
+
+/// Resources that a job holds of the instance that was created for it; `None` while its hardware is not known.
+fn granted_resources(instance: &Instance, job: &Job) -> Option<HeldResources> {
+    let offer = inventory::offer(instance).ok().filter(|offer| offer.host.cpus > 0)?;
+    Some(HeldResources::of(&offer, u32::try_from(job.blocks).ok()?, offer.total_blocks))
 }
 
 /// State of the creation of an instance, for the job that requested it.

@@ -9,7 +9,10 @@ use windlass_engine::{ApplyOutcome, Lease};
 use windlass_model::{
     decide::jobs_terminating::{LOGS_GRACE, give_up_timeout},
     id::{FleetId, InstanceId},
-    plan::preemption::{Preemption, PreemptionRule, Victim},
+    plan::{
+        preemption::{BlockPromise, Preemption, PreemptionRule, Victim},
+        quota::{HeldResources, Quota, QuotaResource, least_amount},
+    },
     time::Timestamp,
 };
 
@@ -69,6 +72,7 @@ impl JobsSubmittedPipeline {
         let wakes = left.map(|left| class_rows::wake_if_headless(db, left)).into_iter().collect();
         let instances: BTreeSet<InstanceId> =
             preemption.promises.iter().map(|promise| promise.instance).collect();
+        let kept = kept_resources(preemption, site);
         let time_to_lose = give_up_timeout(self.context.lost_after);
         let due_in_us = Some(due_in(lease, due));
         let update = PreemptionUpdate {
@@ -83,6 +87,16 @@ impl JobsSubmittedPipeline {
             instances: site.stock.instances.iter().filter(|one| instances.contains(&one.id)).collect(),
             now: site.now,
             wakes,
+            project: queued.waiting.project,
+            run: queued.waiting.run,
+            shares: shares(queued, &kept, site),
+            kept,
+            quotas_of: preemption
+                .victims
+                .iter()
+                .map(|victim| victim.project)
+                .chain([queued.waiting.project])
+                .collect(),
         };
         let written = rows::apply(db, update).await?;
         if let WriteOutcome::Done { .. } = &written {
@@ -96,6 +110,35 @@ impl JobsSubmittedPipeline {
             }
         })
     }
+}
+
+/// Resources of the blocks that are kept.
+fn kept_resources(preemption: &Preemption, site: &PlacementContext<'_>) -> HeldResources {
+    let part = |promise: &BlockPromise| {
+        let offer = &site.inventory.instances.iter().find(|one| one.id == promise.instance)?.offer;
+        Some(HeldResources::of(offer, promise.blocks, offer.total_blocks))
+    };
+    let parts = preemption.promises.iter().filter_map(part);
+    parts.fold(HeldResources::default(), |sum, part| sum.plus(&part))
+}
+
+/// Shares of the project that limit what it may take back, with the requested amount without what is kept.
+fn shares(
+    queued: &QueuedReplica<'_>,
+    kept: &HeldResources,
+    site: &PlacementContext<'_>,
+) -> Vec<(QuotaResource, i64)> {
+    let signed = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
+    let own = site.inventory.quotas.iter().filter(|quota| {
+        quota.project == queued.waiting.project && quota.member.is_none() && quota.share.is_some()
+    });
+    let more = |quota: &Quota| {
+        let nodes = queued.waiting.nodes.iter().filter_map(|node| node.needs.resources.as_ref());
+        let wanted: u64 = nodes.map(|wanted| least_amount(wanted, &quota.resource)).sum();
+        let more = signed(wanted) - signed(kept.amount(&quota.resource));
+        (wanted > 0).then(|| (quota.resource.clone(), more))
+    };
+    own.filter_map(more).collect()
 }
 
 /// The requests to end. Names of another project are not shown.

@@ -175,10 +175,10 @@ impl JobsSubmittedPipeline {
 
     /// Number of parked jobs that each class wakes once its evaluated job is placed: the next one, and as many as the
     /// remaining capacity could take. The queue is placed again together with these jobs, so that a later job of
-    /// another class does not get ahead of them.
+    /// another class does not get ahead of them. `others` are those that this round does not place.
     pub(super) async fn wake_counts(
         &self,
-        queue: &[QueuedReplica<'_>],
+        (queue, others): (&[QueuedReplica<'_>], &[WaitingReplica]),
         inventory: &Inventory,
         now: Timestamp,
         placements: &mut Vec<ReplicaPlacement>,
@@ -208,7 +208,7 @@ impl JobsSubmittedPipeline {
         if ahead.is_empty() {
             return Ok(counts);
         }
-        ahead.extend(queue.iter().map(|one| one.waiting.clone()));
+        ahead.extend(queue.iter().map(|one| one.waiting.clone()).chain(others.iter().cloned()));
         *placements = place_replicas(&ahead, inventory, now);
         placements.retain(|placement| {
             let Some(class) = placement.jobs.first().and_then(|job| class_of.get(job)) else { return true };

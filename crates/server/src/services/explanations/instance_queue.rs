@@ -14,6 +14,7 @@ use windlass_model::{
         queue_order::{OrderRule, ProjectUsage, list_before, list_order},
         quota::Quota,
     },
+    time::Timestamp,
 };
 
 use crate::{
@@ -39,6 +40,8 @@ pub(crate) struct InstanceQueue {
     pub(super) replicas: Vec<WaitingReplica>,
     pub(super) usage: Vec<ProjectUsage>,
     pub(super) quotas: Vec<NamedQuota>,
+    /// Time at which it was read.
+    now: Timestamp,
     /// Position of the first replica of each run.
     first_replicas: BTreeMap<RunId, usize>,
     /// Projects that share fleets, with others in between or not, have the same number.
@@ -58,7 +61,7 @@ impl InstanceQueue {
         if projects.nth(1).is_some() {
             return Ok(Self::from_queued(db, queued, None).await?.positions());
         }
-        let order = list_order(&replicas(&queued, false), &[], Vec::new());
+        let order = list_order(&replicas(&queued, false), &[], Vec::new(), db.now().await?);
         Ok(order.into_iter().map(|(run, _)| run).zip(0..).collect())
     }
 
@@ -82,18 +85,19 @@ impl InstanceQueue {
         if projects.is_empty() {
             return Ok(Self::default());
         }
-        let usage = usage::of_projects(db, &projects, db.now().await?).await?;
+        let now = db.now().await?;
+        let usage = usage::of_projects(db, &projects, now).await?;
         let quotas = quotas::list(db, &projects).await?;
         let pools = connect(&projects, &rows::usable_fleets(db, &projects).await?);
         let limits: Vec<Quota> = quotas.iter().map(|named| named.quota.clone()).collect();
-        let mut order = list_order(&replicas, &usage, limits.clone());
+        let mut order = list_order(&replicas, &usage, limits.clone(), now);
         let numbers: BTreeSet<usize> = pools.values().copied().collect();
         if numbers.len() > 1 {
             let mut rules = BTreeMap::new();
             for number in numbers {
                 let own = replicas.iter().filter(|one| pools.get(&one.project) == Some(&number));
                 let own: Vec<WaitingReplica> = own.cloned().collect();
-                rules.extend(list_order(&own, &usage, limits.clone()));
+                rules.extend(list_order(&own, &usage, limits.clone(), now));
             }
             order.iter_mut().for_each(|(run, rule)| *rule = rules.get(&*run).copied().flatten());
         }
@@ -105,7 +109,7 @@ impl InstanceQueue {
         for (at, replica) in replicas.iter().enumerate() {
             first_replicas.entry(replica.run).or_insert(at);
         }
-        Ok(Self { jobs, order, replicas, usage, quotas, first_replicas, pools })
+        Ok(Self { jobs, order, replicas, usage, quotas, now, first_replicas, pools })
     }
 
     /// Number of runs before each run, among those of projects that share fleets with its project.
@@ -131,7 +135,7 @@ impl InstanceQueue {
         let competing = self.replicas.iter().filter(|one| self.pools.get(&one.project).copied() == pool);
         let competing: Vec<WaitingReplica> = competing.cloned().collect();
         let quotas = self.quotas.iter().map(|named| named.quota.clone()).collect();
-        list_before(&competing, &self.usage, quotas, run)
+        list_before(&competing, &self.usage, quotas, run, self.now)
     }
 
     pub(super) fn replica(&self, run: RunId) -> Option<&WaitingReplica> {

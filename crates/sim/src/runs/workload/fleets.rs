@@ -56,9 +56,12 @@ impl Workload {
     }
 
     /// Adds an SSH fleet: its hosts exist, but have no agents yet.
-    pub(super) async fn add_ssh_hosts(&self, db: &Db, state: &SharedSimState) -> Result<()> {
-        let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
+    pub(super) async fn add_ssh_hosts(&self, rng: &mut Rng, db: &Db, state: &SharedSimState) -> Result<()> {
+        let mut spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
+        if let Some(pool) = &self.pool {
+            spec["configuration"]["preemption"] = pool.rules(rng);
+        }
         let mut unit = Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec))]);
         for (num, host) in self.hosts.iter().enumerate() {
             state.lock().add_host(host.id, cloud::GPUS);

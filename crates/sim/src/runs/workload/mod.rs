@@ -2,6 +2,7 @@
 
 mod fleets;
 mod managed;
+pub(super) mod pool;
 mod runs;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -18,11 +19,13 @@ use windlass_server::{
     encryption::Keyring,
 };
 
-use self::fleets::CloudFleet;
+use self::{fleets::CloudFleet, pool::Pool};
 use super::replica::Replica;
 use crate::{network::SharedSimState, rng::Rng};
 
 const RUNS_MAX: usize = 14;
+/// Maximum number of runs of several projects.
+const POOL_RUNS_MAX: usize = 28;
 const FLEETS_MAX: usize = 4;
 
 /// A host of an SSH fleet.
@@ -49,11 +52,18 @@ pub(super) struct Workload {
     managed_max: usize,
     /// Time at which each stop was acknowledged, by the database's clock.
     stopped: BTreeMap<Uuid, i64>,
+    /// Other projects that share the hosts.
+    pool: Option<Pool>,
 }
 
 impl Workload {
-    /// `managed_share`: whether users have managed jobs too.
-    pub(super) fn random(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
+    /// `managed_share`: whether users have managed jobs too. `with_pool`: whether several projects share the hosts.
+    pub(super) fn random(
+        rng: &mut Rng,
+        db: &Db,
+        keys: Arc<Keyring>,
+        (managed_share, with_pool): (bool, bool),
+    ) -> Result<Self> {
         let managed_max = if managed_share { rng.between(2, managed::MANAGED_JOBS_MAX) } else { 0 };
         let are_alike = rng.chance(50);
         let mut hosts = Vec::new();
@@ -61,10 +71,12 @@ impl Workload {
             let blocks = *rng.pick(&[1, 2, 4]);
             hosts.push(SshHost { id: InstanceId(db.new_id()?), blocks });
         }
+        let (user, project) = (UserId(db.new_id()?), ProjectId(db.new_id()?));
+        let pool = if with_pool { Some(Pool::random(rng, db, (project, user))?) } else { None };
         Ok(Self {
             keys,
-            user: UserId(db.new_id()?),
-            project: ProjectId(db.new_id()?),
+            user,
+            project,
             ssh_fleet: FleetId(db.new_id()?),
             hosts,
             are_alike,
@@ -75,6 +87,7 @@ impl Workload {
             managed: Vec::new(),
             managed_max: usize::try_from(managed_max)?,
             stopped: BTreeMap::new(),
+            pool,
         })
     }
 
@@ -102,14 +115,19 @@ impl Workload {
             backends::grant(db.new_id()?, self.project, "mock"),
         ]);
         db.write(unit).await?.done()?;
-        self.add_ssh_hosts(db, state).await?;
+        self.add_ssh_hosts(rng, db, state).await?;
         for _ in 0..rng.between(1, 2) {
             self.create_fleet(rng, db).await?;
         }
         for _ in 0..rng.between(1, 3) {
             self.create_volume(rng, db).await?;
         }
-        Ok(())
+        self.set_up_pool(rng, db).await
+    }
+
+    /// Returns whether several projects share the hosts.
+    pub(super) const fn has_pool(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// Performs one user action: usually a new run, sometimes a stop, occasionally a change of resources.
@@ -117,11 +135,15 @@ impl Workload {
         let received: &[&'static str] = match rng.between(1, 100) {
             // In seeds with managed jobs a third of the actions concern them.
             _ if self.managed_max > 0 && rng.chance(35) => self.act_on_managed(rng, db).await?,
+            _ if self.has_pool() && rng.chance(20) => {
+                self.act_on_pool(rng, db).await?;
+                &["jobs_submitted", "jobs_running"]
+            }
             1..=10 => {
                 self.change_resources(rng, db).await?;
                 &["fleets", "instances", "volumes"]
             }
-            11..=70 if self.runs.len() < RUNS_MAX => {
+            11..=70 if self.runs.len() < if self.has_pool() { POOL_RUNS_MAX } else { RUNS_MAX } => {
                 self.submit(rng, db).await?;
                 &["runs", "jobs_submitted"]
             }
@@ -157,7 +179,7 @@ impl Workload {
         for run in self.scheduled.clone() {
             self.stop(db, run, false).await?;
         }
-        Ok(())
+        self.restore_imports(db).await
     }
 
     /// Requests the deletion of everything; the caller repeats requests that are refused because of use.
@@ -173,6 +195,13 @@ impl Workload {
     }
 
     fn event_context<'a>(&self, targets: &'a [EventTarget<'a>]) -> EventContext<'a> {
-        EventContext { project: Some(self.project), user: Some(self.user), lock_token: None, targets }
+        event_context((self.project, self.user), targets)
     }
+}
+
+fn event_context<'a>(
+    (project, user): (ProjectId, UserId),
+    targets: &'a [EventTarget<'a>],
+) -> EventContext<'a> {
+    EventContext { project: Some(project), user: Some(user), lock_token: None, targets }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use windlass_model::{
     event::{Actor, Event, EventCause},
-    id::{RunId, SubmissionId},
+    id::{ProjectId, RunId, SubmissionId, UserId},
     job, run,
     time::Timestamp,
 };
@@ -17,21 +17,33 @@ use windlass_server::{
     parsed_run_spec::ParsedRunSpec,
 };
 
-use super::Workload;
+use super::{Workload, event_context};
 use crate::rng::Rng;
 
 impl Workload {
     pub(super) async fn submit(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let name = format!("run-{}", self.runs.len());
-        let spec = self.specification(rng, &name);
-        self.submit_as(db, &name, &spec).await?;
+        let owner = self.submitter(rng);
+        let spec = self.specification(rng, &name, owner.0);
+        self.submit_for(db, owner, &name, &spec).await?;
         Ok(())
     }
 
+    #[cfg(test)]
     pub(in crate::runs) async fn submit_as(&mut self, db: &Db, name: &str, spec: &Value) -> Result<RunId> {
+        self.submit_for(db, (self.project, self.user), name, spec).await
+    }
+
+    pub(super) async fn submit_for(
+        &mut self,
+        db: &Db,
+        owner: (ProjectId, UserId),
+        name: &str,
+        spec: &Value,
+    ) -> Result<RunId> {
         let id = RunId(db.new_id()?);
         let shape = ParsedRunSpec::parse(name, &spec.to_string())?;
-        let unit = self.submission_unit(db, id, name, &spec.to_string(), &shape).await?;
+        let unit = self.submission_unit(db, (id, owner), name, &spec.to_string(), &shape).await?;
         db.write(unit).await?.done()?;
         self.runs.push(id);
         if shape.crons().is_some() {
@@ -40,18 +52,20 @@ impl Workload {
         Ok(id)
     }
 
-    fn specification(&self, rng: &mut Rng, name: &str) -> Value {
+    fn specification(&self, rng: &mut Rng, name: &str, project: ProjectId) -> Value {
         let nodes = *rng.pick(&[1, 1, 1, 1, 1, 2, 3]);
         let are_alike = self.are_alike && nodes == 1;
         let retry = *rng.pick(&["none", "all", "error"]);
-        let volumes: Value = if nodes == 1 && !self.volumes.is_empty() && rng.chance(50) {
-            let names: Vec<&str> =
-                (0..rng.between(1, 2)).map(|_| rng.pick(&self.volumes).1.as_str()).collect();
-            json!([{ "name": names, "path": "/data" }])
-        } else {
-            json!([])
-        };
-        json!({
+        // Volumes belong to the first project.
+        let volumes: Value =
+            if nodes == 1 && project == self.project && !self.volumes.is_empty() && rng.chance(50) {
+                let names: Vec<&str> =
+                    (0..rng.between(1, 2)).map(|_| rng.pick(&self.volumes).1.as_str()).collect();
+                json!([{ "name": names, "path": "/data" }])
+            } else {
+                json!([])
+            };
+        let mut spec = json!({
             "run_name": name, "repo_id": "none", "repo_data": {"repo_type": "virtual"},
             "configuration": {
                 "type": "task", "name": name, "image": format!("sim:pull-{}", rng.between(0, 20_000)),
@@ -77,19 +91,30 @@ impl Workload {
                     "gpu": {"count": {"min": if are_alike { 1 } else { rng.between(0, 2) }, "max": null}}},
             },
             "profile": {"name": "default"}, "ssh_key_pub": "ssh-ed25519 AAAA sim",
-        })
+        });
+        if self.has_pool() {
+            let configuration = &mut spec["configuration"];
+            configuration["class"] = json!(rng.pick(&["urgent", "normal", "normal", "idle"]));
+            configuration["preemptible"] = json!(rng.pick(&[None, None, Some(true), Some(false)]));
+            configuration["schedule"] = json!(null);
+            if rng.chance(50) {
+                configuration["retry"] =
+                    json!({"on_events": ["no-capacity", "interruption", "error"], "duration": 1200});
+            }
+        }
+        spec
     }
 
     async fn submission_unit(
         &self,
         db: &Db,
-        id: RunId,
+        (id, (project, user)): (RunId, (ProjectId, UserId)),
         name: &str,
         spec: &str,
         shape: &ParsedRunSpec,
     ) -> Result<Unit> {
         let because = |what: &str| EventCause {
-            actor: Actor::User(self.user),
+            actor: Actor::User(user),
             reason: "submitted".into(),
             message: format!("{what} submitted"),
         };
@@ -100,8 +125,8 @@ impl Workload {
         let status = if next.is_some() { run::Status::Pending } else { run::Status::Submitted };
         let mut unit = Unit::new().and([runs::insert(runs::NewRun {
             id,
-            project_id: self.project,
-            user_id: self.user,
+            project_id: project,
+            user_id: user,
             repo_id: None,
             name: name.into(),
             spec: spec.into(),
@@ -128,11 +153,11 @@ impl Workload {
                     because(&job_name),
                 );
                 let targets = [EventTarget { entity: event.entity, id: submission.0, name: &job_name }];
-                unit = unit.and(events::append(db, &event, &self.event_context(&targets))?);
+                unit = unit.and(events::append(db, &event, &event_context((project, user), &targets))?);
                 unit = unit.and([jobs::insert(jobs::NewJob {
                     id: submission,
                     run_id: id,
-                    project_id: self.project,
+                    project_id: project,
                     job_name,
                     replica_num: start.replica.into(),
                     job_num: job_num.into(),
@@ -151,7 +176,7 @@ impl Workload {
         }
         let event = Event::created::<run::RunLifecycle>(id, status, because(name));
         let targets = [EventTarget { entity: event.entity, id: id.0, name }];
-        Ok(unit.and(events::append(db, &event, &self.event_context(&targets))?))
+        Ok(unit.and(events::append(db, &event, &event_context((project, user), &targets))?))
     }
 
     pub(super) async fn stop(&mut self, db: &Db, id: RunId, abort: bool) -> Result<()> {
