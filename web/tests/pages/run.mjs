@@ -371,6 +371,45 @@ test('10,000 rows scroll without long frames', async () => {
   await view.close();
 });
 
+test('rows that stay are not touched when a list scrolls or another row changes', async () => {
+  const server = await openServer({ frozen: true, runs: 500 });
+  const view = await openPage(browser, { url: server.url });
+  await view.open('/runs');
+  await view.page.locator('.viewport .row').first().waitFor();
+  const name = await view.page.locator('.viewport .row').nth(4).getByRole('link').nth(1).innerText();
+  const run = [...server.world.runs.values()].find((entry) => entry.row.name === name);
+  await view.page.evaluate(() => {
+    const rowOf = (node) => (node instanceof Element ? node : node.parentElement)?.closest('.row');
+    // Ages go on by themselves.
+    const clock = (node) => ['age', 'duration'].includes((node instanceof Element ? node : node.parentElement)?.closest('[data-column]')?.dataset.column);
+    globalThis.touched = new Set();
+    new MutationObserver((records) => { for (const record of records) if (rowOf(record.target) && !clock(record.target)) globalThis.touched.add(rowOf(record.target)); }).observe(document.querySelector('.viewport'), { subtree: true, childList: true, characterData: true, attributes: true });
+  });
+  const touched = () => view.page.evaluate(() => { const names = [...globalThis.touched].map((row) => row.querySelector('.strong')?.textContent); globalThis.touched.clear(); return names; });
+  // Rows enter at the bottom until as many are kept above as below.
+  await view.page.evaluate(async () => {
+    const box = document.querySelector('.viewport');
+    box.scrollTop = 36 * 20;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    globalThis.touched.clear();
+    box.scrollTop += 36;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  });
+  assert.equal((await touched()).length, 1, 'one row enters, and nothing else changes');
+  await view.page.evaluate(async () => {
+    document.querySelector('.viewport').scrollTop = 0;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    globalThis.touched.clear();
+  });
+  run.row = { ...run.row, message: 'changed here' };
+  server.world.tellRun(run);
+  await view.page.locator('.row', { hasText: 'changed here' }).waitFor();
+  assert.deepEqual(await touched(), [name]);
+  await clean(view);
+  await view.close();
+  server.close();
+});
+
 test('500 changed rows cost little script', async () => {
   const view = await openPage(browser, { url: live.url });
   await view.open('/runs');
