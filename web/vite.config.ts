@@ -15,7 +15,7 @@ export default defineConfig({
     sourcemap: false,
     reportCompressedSize: false,
     // Pages that are seldom opened compress better together.
-    rolldownOptions: { output: { codeSplitting: { includeDependenciesRecursively: false, groups: [{ name: 'more', test: /src\/pages\/(Admin|Containers|Costs|Gateways|Projects?|Volumes|Events|Me)\.svelte/ }] } } },
+    rolldownOptions: { output: { codeSplitting: { includeDependenciesRecursively: false, groups: [{ name: 'more', test: /src\/pages\/(Admin|Containers|Costs|Gateways|Projects?|Usage|Volumes|Events|Me)\.svelte|src\/components\/(Backends|Limits|Sharing|Tokens)\.svelte/ }] } } },
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 900,
   },

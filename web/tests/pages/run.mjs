@@ -67,6 +67,22 @@ test('no page scrolls sideways at 320 pixels', async () => {
   assert.deepEqual(faults, []);
 });
 
+test('pages without content say what belongs there', async () => {
+  const server = await openServer({ frozen: true, empty: true });
+  const view = await openPage(browser, { url: server.url });
+  const faults = [];
+  const shown = { '/runs': 'No runs yet', '/jobs': 'No managed jobs yet', '/containers': 'The container queue is empty', '/me': 'You have no token with a name', '/usage': 'No usage in this time', '/projects/research?tab=limits': 'No budget', '/projects/research?tab=sharing': 'Nothing is exported', '/admin?tab=backends': 'No backend' };
+  for (const [path, text] of Object.entries(shown)) {
+    await view.open(path);
+    await view.page.getByText(text).first().waitFor();
+    for (const fault of await axe(view.page)) faults.push(`${path}: ${fault}`);
+  }
+  assert.deepEqual(faults, []);
+  await clean(view);
+  await view.close();
+  server.close();
+});
+
 test('login by token and by code, log out', async () => {
   const server = await openServer({ frozen: true, runs: 50, loggedIn: false });
   const view = await openPage(browser, { url: server.url });

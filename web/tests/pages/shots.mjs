@@ -9,7 +9,7 @@ const phone = rest.includes('--phone');
 mkdirSync(dir, { recursive: true });
 const server = await openServer({ frozen: true, empty: rest.includes('--empty') });
 const browser = await openBrowser({ hasScrollbars: true });
-const all = rest.includes('--empty') ? { overview: '/', runs: '/runs', jobs: '/jobs', queue: '/queue', services: '/services' } : addresses(server.world);
+const all = rest.includes('--empty') ? { overview: '/', runs: '/runs', jobs: '/jobs', queue: '/queue', services: '/services', me: '/me', usage: '/usage', limits: '/projects/research?tab=limits', sharing: '/projects/research?tab=sharing', backends: '/admin?tab=backends', containers: '/containers', fleets: '/fleets', volumes: '/volumes', gateways: '/gateways', costs: '/costs', events: '/events' } : addresses(server.world);
 for (const [name, path] of Object.entries(all)) {
   if (names.length && !names.includes(name)) continue;
   const view = await openPage(browser, { url: server.url, dark, ...(phone ? { width: 390, height: 844 } : {}) });
