@@ -3,7 +3,7 @@ import { readFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-export const DIST = fileURLToPath(new URL('../dist', import.meta.url));
+export const DIST = process.env.WINDLASS_WEB_DIST ?? fileURLToPath(new URL('../dist', import.meta.url));
 const ASSETS = join(DIST, 'assets');
 
 /** Files, without their compressed forms. */
