@@ -14,7 +14,6 @@ for (const [name, path] of Object.entries(all)) {
   if (names.length && !names.includes(name)) continue;
   const view = await openPage(browser, { url: server.url, dark, ...(phone ? { width: 390, height: 844 } : {}) });
   await view.open(path);
-  await view.page.waitForTimeout(500);
   await view.page.screenshot({ path: `${dir}/${name}${dark ? '-dark' : ''}${phone ? '-phone' : ''}.png` });
   const problems = await view.problems();
   if (problems.length) console.log(name, problems);
