@@ -14,8 +14,19 @@ export default defineConfig({
     cssCodeSplit: false,
     sourcemap: false,
     reportCompressedSize: false,
-    // Pages that are seldom opened compress better together.
-    rolldownOptions: { output: { codeSplitting: { includeDependenciesRecursively: false, groups: [{ name: 'more', test: /src\/pages\/(Admin|Containers|Costs|Gateways|Projects?|Volumes|Events|Me)\.svelte/ }] } } },
+    // Pages of one section compress better together, and are loaded together.
+    rolldownOptions: {
+      output: {
+        codeSplitting: {
+          includeDependenciesRecursively: false,
+          groups: [
+            { name: 'more', test: /src\/pages\/(Admin|Costs|Projects?|Usage|Events|Me)\.svelte|src\/components\/(Backends|Limits|Sharing|Tokens)\.svelte/ },
+            { name: 'work', test: /src\/pages\/(Jobs?|Services?|Queue|Containers)\.svelte|src\/components\/(TaskGraph|Playground)\.svelte/ },
+            { name: 'capacity', test: /src\/pages\/(Fleets?|Instances?|Offers|Volumes|Gateways)\.svelte|src\/components\/(InstanceTable|OfferTable)\.svelte/ },
+          ],
+        },
+      },
+    },
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 900,
   },

@@ -7,7 +7,7 @@ import { extname, join, normalize } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { SECURITY, TYPES } from './server.mjs';
 
-const DIST = fileURLToPath(new URL('../dist/', import.meta.url));
+const DIST = process.env.WINDLASS_WEB_DIST ?? fileURLToPath(new URL('../dist/', import.meta.url));
 
 /** Starts the proxy. Everything that is no file of the UI goes to the server as it is, `Host` and `Origin` included. */
 export async function startProxy(target, port = 0) {

@@ -11,7 +11,7 @@ import { Log } from './logs.mjs';
 import { makeWorld } from './world.mjs';
 
 const ROOT = fileURLToPath(new URL('..', import.meta.url));
-const DIST = join(ROOT, 'dist');
+const DIST = process.env.WINDLASS_WEB_DIST ?? join(ROOT, 'dist');
 const TOKEN = 'dev';
 const COOKIE = '__Host-windlass-session';
 const HOUR = 3_600_000;
@@ -321,7 +321,58 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
   };
   const bigProject = (name) => ({ project_id: world.projectId(name), project_name: name, owner: world.users[0], created_at: iso(now() - 300 * 24 * HOUR), backends: [{ name: 'ssh' }, { name: 'aws' }], members: world.users.map((user, n) => ({ user, project_role: n === 0 ? 'admin' : n < 3 ? 'manager' : 'user', permissions: {} })), is_public: name === 'sandbox', templates_repo: null });
 
+  const named = empty ? [] : [
+    { name: 'ci', scope: 'submit', prefix: 'wl_4be1', created_at: iso(now() - 40 * 24 * HOUR), expires_at: iso(now() + 50 * 24 * HOUR), last_used_at: iso(now() - 7 * 60_000) },
+    { name: 'dashboards', scope: 'read', prefix: 'wl_90c2', created_at: iso(now() - 12 * 24 * HOUR), expires_at: null, last_used_at: iso(now() - 30_000) },
+    { name: 'demo', scope: 'services', prefix: 'wl_d17f', created_at: iso(now() - 9 * 24 * HOUR), expires_at: iso(now() - 2 * 24 * HOUR), last_used_at: null },
+  ];
+  const quotas = empty ? [] : [
+    { resource: 'gpu', max: 64, share: 32, used: 41 }, { resource: 'gpu:h100', username: 'ada', max: 16, used: 16 }, { resource: 'memory', max: 8000, used: 2912.5 }, { resource: 'price', username: 'grace', max: 20, used: 3.2 },
+  ];
+  const budgets = empty ? [] : [
+    { unit: 'cost', period: 'month', warn: 15_000, cap: 20_000, spent: 16_204.5, state: 'warning', ends_at: iso(now() + 12 * 24 * HOUR) }, { unit: 'gpu-hours', period: 'week', username: 'ada', cap: 400, spent: 127.25, state: 'within', ends_at: iso(now() + 3 * 24 * HOUR) },
+    { unit: 'cost', period: 'day', username: 'edsger', cap: 50, spent: 50.4, state: 'exhausted', ends_at: iso(now() + 9 * HOUR) },
+  ];
+  const exports = empty ? [] : [
+    { id: 'e-1', name: 'gpus', is_global: false, imports: [{ project_name: 'platform' }, { project_name: 'sandbox' }], exported_fleets: [{ id: 'f-1', name: 'h100' }, { id: 'f-2', name: 'a100-spot' }], exported_gateways: [] },
+    { id: 'e-2', name: 'cpus', is_global: true, imports: [], exported_fleets: [{ id: 'f-3', name: 'cpu-pool' }], exported_gateways: [] },
+  ];
+  const imports = empty ? [] : [{ id: 'i-1', export: { id: 'e-9', name: 'entry', project_name: 'platform', exported_fleets: [], exported_gateways: [{ id: 'g-1', name: 'entry' }] } }];
+  const backends = empty ? [] : [{ name: 'aws', projects: ['research'] }, { name: 'lxd', projects: ['research', 'platform'] }, { name: 'slurm', projects: [] }];
+  const same = (a, b) => (a.username ?? null) === (b.username ?? null) && a.resource === b.resource && a.unit === b.unit && a.period === b.period;
+  const replace = (all, one) => { const at = all.findIndex((other) => same(other, one)); if (at < 0) all.push(one); else all[at] = { ...all[at], ...one }; };
+  const drop = (all, one) => { const at = all.findIndex((other) => same(other, one)); if (at >= 0) all.splice(at, 1); };
+  /** Usage by projects, users, classes and times that depends on nothing but them. */
+  function usage({ projects = [], by = [], since }) {
+    if (empty) return { since, until: iso(now()), rows: [], total: { jobs: 0, gpu_hours: 0, cpu_hours: 0, cost: 0 } };
+    const every = by.find((one) => ['day', 'week', 'month'].includes(one));
+    const step = { day: 24 * HOUR, week: 7 * 24 * HOUR, month: 30 * 24 * HOUR }[every];
+    const rows = new Map();
+    const total = { jobs: 0, gpu_hours: 0, cpu_hours: 0, cost: 0 };
+    for (let at = Math.floor(Date.parse(since) / (24 * HOUR)) * 24 * HOUR; at < now(); at += 24 * HOUR) {
+      ['research', 'platform', 'sandbox'].filter((name) => !projects.length || projects.includes(name)).forEach((project, p) => world.users.slice(0, 4).forEach((user, u) => ['normal', 'idle'].forEach((class_, c) => {
+        const size = Math.max(0, (3 - p) * 14 + 9 * Math.sin(at / 86_400_000 + u * 2 + p) - u * 3) / (1 + c * 3);
+        const amounts = { jobs: Math.round(size / 3), gpu_hours: size, cpu_hours: size * 11, cost: size * 2.1 };
+        const row = { ...(every ? { from: iso(Math.floor(at / step) * step) } : {}), ...(by.includes('project') ? { project } : {}), ...(by.includes('user') ? { user: user.username } : {}), ...(by.includes('class') ? { class: class_ } : {}) };
+        const key = JSON.stringify(row);
+        const found = rows.get(key) ?? { ...row, jobs: 0, gpu_hours: 0, cpu_hours: 0, cost: 0 };
+        for (const name of Object.keys(amounts)) { found[name] += amounts[name]; total[name] += amounts[name]; }
+        rows.set(key, found);
+      })));
+    }
+    return { since, until: iso(now()), rows: [...rows.values()], total };
+  }
+
   const POST = {
+    '/api/users/tokens/list': () => named,
+    '/api/users/tokens/create': (b) => { if (named.some((token) => token.name === b.name)) throw new Refusal(400, `A token named ${b.name} exists`, 'resource_exists'); const token = { name: b.name, scope: b.scope, prefix: 'wl_new1', created_at: iso(now()), expires_at: b.expires_in ? iso(now() + b.expires_in * 1000) : null, last_used_at: null }; named.push(token); return { ...token, token: 'wl_new1b6dff2e4' }; },
+    '/api/users/tokens/revoke': (b) => { for (const name of b.names) named.splice(named.findIndex((token) => token.name === name), 1); return null; },
+    '/api/usage/list': usage,
+    '/api/backends/list': () => backends,
+    '/api/backends/check': (b) => [{ what: 'credentials are accepted' }, { what: 'a network for instances', ...(b.backend === 'aws' ? { problem: 'region eu-central-1 has no default VPC; create one or name another region' } : {}) }],
+    '/api/backends/grant': (b) => { backends.find((one) => one.name === b.backend).projects.push(b.project_name); return bigProject(b.project_name); },
+    '/api/backends/revoke': (b) => { const one = backends.find((found) => found.name === b.backend); one.projects = one.projects.filter((name) => name !== b.project_name); return bigProject(b.project_name); },
+    '/api/projects/create': (b) => { if (world.projectId(b.project_name)) throw new Refusal(400, `Project ${b.project_name} exists`, 'resource_exists'); world.projects.push({ id: world.uuid(), name: b.project_name }); return { ...bigProject(b.project_name), project_name: b.project_name }; },
     '/api/session/get': (b, r) => sessionAnswer(r.session),
     '/api/session/close': (b, r, res) => { sessions.delete(r.sessionId); res.setHeader('Set-Cookie', `${COOKIE}=; Secure; HttpOnly; SameSite=Strict; Path=/; Max-Age=0`); res.setHeader('Clear-Site-Data', '"cache","storage"'); return null; },
     '/api/session/list': () => ({ sessions: [{ id: 's1', address: '127.0.0.1', browser: 'Chromium 156 on Linux', opened_at: iso(now() - HOUR), last_seen_at: iso(now()), expires_at: iso(now() + 100 * HOUR), current: true }, { id: 's2', address: '10.3.0.17', browser: 'Firefox 151 on macOS', opened_at: iso(now() - 50 * HOUR), last_seen_at: iso(now() - 3 * HOUR), expires_at: iso(now() + 60 * HOUR), current: false }] }),
@@ -498,6 +549,18 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       { type: 'template', name: 'service', title: 'A service', description: 'A web server with one to four replicas, by the requests they get.', text: 'type: service\nname: files\nimage: python:3.13-slim\nport: 8000\ncommands:\n  - python -m http.server 8000\nreplicas: 1..4\nscaling:\n  metric: rps\n  target: 10\nresources:\n  cpu: 1..\n  memory: 1GB..\n' },
       { type: 'template', name: 'dev', title: 'Development environment', description: 'An instance to work on from an editor.', text: 'type: dev-environment\nname: desk\npython: "3.12"\nide: vscode\ninactivity_duration: 2h\nresources:\n  cpu: 8..\n  memory: 32GB..\n' },
     ],
+    'quotas/list': () => ({ quotas }),
+    'quotas/set': (p, b) => { replace(quotas, { used: 0, ...b }); return { quotas }; },
+    'quotas/delete': (p, b) => { drop(quotas, b); return { quotas }; },
+    'budgets/list': () => ({ budgets }),
+    'budgets/set': (p, b) => { replace(budgets, { spent: 0, state: 'within', ends_at: iso(now() + 24 * HOUR), ...b }); return { budgets }; },
+    'budgets/delete': (p, b) => { drop(budgets, b); return { budgets }; },
+    'exports/list': () => ({ exports }),
+    'exports/create': (p, b) => { const one = { id: world.uuid(), name: b.name, is_global: b.is_global, imports: b.importer_projects.map((project_name) => ({ project_name })), exported_fleets: b.exported_fleets.map((name) => ({ id: name, name })), exported_gateways: b.exported_gateways.map((name) => ({ id: name, name })) }; exports.push(one); return one; },
+    'exports/update': (p, b) => { const one = exports.find((found) => found.name === b.name); one.exported_fleets = one.exported_fleets.filter((fleet) => !b.remove_exported_fleets.includes(fleet.name)).concat(b.add_exported_fleets.map((name) => ({ id: name, name }))); one.imports = one.imports.filter((project) => !b.remove_importer_projects.includes(project.project_name)).concat(b.add_importer_projects.map((project_name) => ({ project_name }))); one.is_global = (one.is_global || b.set_global) && !b.unset_global; return one; },
+    'exports/delete': (p, b) => { exports.splice(exports.findIndex((one) => one.name === b.name), 1); return null; },
+    'imports/list': () => ({ imports }),
+    'imports/delete': (p, b) => { imports.splice(imports.findIndex((one) => one.export.name === b.export_name), 1); return null; },
     'secrets/list': (p) => (secrets[p] ?? []).map((name, n) => ({ id: `sec-${n}`, name, value: null })),
     'secrets/get': (p, b) => ({ id: 'x', name: b.name, value: 'correct-horse-battery' }),
     'secrets/create_or_update': (p, b) => { if (!secrets[p].includes(b.name)) secrets[p].push(b.name); return { id: 'x', name: b.name, value: null }; },
@@ -654,7 +717,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       if (path === '/api/changes/stream') return changes(req, res);
       if (path === '/api/metrics/stream') { const { send: tell, onClose } = sse(req, res); tell('sample', blockSample()); const t = setInterval(() => tell('sample', blockSample()), 5000); return onClose(() => clearInterval(t)); }
       if (POST[path]) return send(res, 200, POST[path](body, req, res));
-      const admin = /^\/api\/projects\/([^/]+)\/(get|set_members)$/.exec(path);
+      const admin = /^\/api\/projects\/([^/]+)\/(get|set_members|add_members)$/.exec(path);
       if (admin) { const p = decodeURIComponent(admin[1]); if (!world.projectId(p)) throw missing(`Project ${p}`); return send(res, 200, bigProject(p)); }
       const m = /^\/api\/project\/([^/]+)\/(.+)$/.exec(path);
       if (m) {

@@ -348,7 +348,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   }
 
   // ---------------------------------------------------------------- telling
-  const asOf = () => now() * 1000 + (seq % 1000);
+  let lastAsOf = 0;
+  const asOf = () => (lastAsOf = Math.max(lastAsOf + 1, now() * 1000));
   function tell(kind, message) {
     for (const listener of listeners) listener(kind, message);
   }

@@ -3,7 +3,7 @@ import { readFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-export const DIST = fileURLToPath(new URL('../dist', import.meta.url));
+export const DIST = process.env.WINDLASS_WEB_DIST ?? fileURLToPath(new URL('../dist', import.meta.url));
 const ASSETS = join(DIST, 'assets');
 
 /** Files, without their compressed forms. */
@@ -30,3 +30,11 @@ export function firstScripts() {
   return closure(chunk('Overview-'), closure(entry));
 }
 export const firstScript = () => sum(firstScripts(), 'gz');
+
+const without = (list) => [...list].filter((name) => !firstScripts().has(name));
+/** Styles of pages; those of plots and of the terminal come with them. */
+export const styles = () => sum(names.filter((name) => name.endsWith('.css') && !/^(uPlot|terminal|xterm)/.test(name)), 'gz');
+export const plots = () => sum(without(closure(chunk('uPlot'))), 'gz');
+export const terminal = () => sum(without(closure(chunk('terminal-'))), 'gz');
+export const editor = () => sum(without(closure(chunk('editor-'))), 'gz');
+export const allOfDist = () => sum(names, 'br') + readFileSync(join(DIST, 'index.html.br')).length;

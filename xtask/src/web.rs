@@ -9,6 +9,7 @@ use crate::{args::Args, output, process, setup, venv, workspace::Workspace};
 
 /// Variables that the scripts of `web` read.
 const PROGRAM_VARIABLE: &str = "WINDLASS";
+const PROFILE_VARIABLE: &str = "WINDLASS_BENCH_PROFILE";
 const RESULTS_VARIABLE: &str = "WINDLASS_BENCH_RESULTS";
 /// Hash of the lock file with which the packages were installed.
 const INSTALLED_LOCK: &str = "node_modules/.windlass-lock";
@@ -24,7 +25,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
 /// Everything that continuous integration checks.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     install(workspace)?;
-    for script in ["check", "unit", "reproduce", "budget"] {
+    for script in ["check", "unit", "reproduce", "budget", "pages"] {
         run_script(workspace, script)?;
     }
     run_pages(workspace)
@@ -50,7 +51,7 @@ pub(crate) fn bench(workspace: &Workspace, profile: &str) -> Result<()> {
     process::run(&mut build)?;
     let program = workspace.built(profile, "windlass")?;
     let mut command = npm(workspace);
-    command.args(["run", "--silent", "bench"]).env(PROGRAM_VARIABLE, program);
+    command.args(["run", "--silent", "bench"]).env(PROGRAM_VARIABLE, program).env(PROFILE_VARIABLE, profile);
     process::run(command.env(RESULTS_VARIABLE, workspace.root.join("docs/performance")))
 }
 
@@ -93,7 +94,7 @@ mod tests {
         let workspace = Workspace::find().unwrap();
         let package: serde_json::Value =
             serde_json::from_str(&workspace.read("web/package.json").unwrap()).unwrap();
-        for script in ["build", "check", "unit", "reproduce", "budget", "real", "bench"] {
+        for script in ["build", "check", "unit", "reproduce", "budget", "pages", "real", "bench"] {
             assert!(package["scripts"][script].is_string(), "`web/package.json` has no script `{script}`");
         }
     }

@@ -1283,7 +1283,136 @@ export interface Pipeline {
   errors: number;
 }
 
+/** `users::NamedToken`. */
+export interface NamedToken {
+  name: string;
+  scope: TokenScope;
+  /** Its first characters; empty if it is too short to show any. */
+  prefix: string;
+  created_at: Time;
+  expires_at: Time | null;
+  last_used_at: Time | null;
+}
+export type TokenScope = 'all' | 'read' | 'submit' | 'services';
+
+export const tokens = {
+  /** `/api/users/tokens/list`: of the caller. */
+  list: (o?: CallOptions) => call<NamedToken[]>('/api/users/tokens/list', {}, o),
+  /** `/api/users/tokens/create`: the answer holds the token, which is never shown again. Without `expires_in` (seconds) the server's default holds. */
+  create: (body: { name: string; scope: TokenScope; expires_in: number | null }) => call<NamedToken & { token: string }>('/api/users/tokens/create', body, change()),
+  /** `/api/users/tokens/revoke` */
+  revoke: (names: string[]) => call<null>('/api/users/tokens/revoke', { names }, change()),
+};
+
+/** `quotas::Quota`: what jobs hold at once. */
+export interface Quota {
+  /** Null: all jobs of the project. */
+  username?: string | null;
+  /** `gpu`, `gpu:NAME`, `cpu`, `memory` (GB) or `price` (dollars an hour). */
+  resource: string;
+  max?: number | null;
+  share?: number | null;
+  used: number;
+}
+
+/** `budgets::Budget`: what jobs use in a period. */
+export interface Budget {
+  username?: string | null;
+  unit: 'cost' | 'gpu-hours';
+  period: 'day' | 'week' | 'month';
+  warn?: number | null;
+  cap?: number | null;
+  spent: number;
+  state: 'within' | 'warning' | 'exhausted';
+  ends_at: Time;
+}
+
+export const limits = {
+  /** `/api/project/{p}/quotas/list` */
+  quotas: (p: string, o?: CallOptions) => call<{ quotas: Quota[] }>(`/api/project/${e(p)}/quotas/list`, {}, o),
+  /** `/api/project/{p}/quotas/set` */
+  setQuota: (p: string, body: { username: string | null; resource: string; max: number | null; share: number | null }) => call<{ quotas: Quota[] }>(`/api/project/${e(p)}/quotas/set`, body, change()),
+  /** `/api/project/{p}/quotas/delete` */
+  removeQuota: (p: string, body: { username: string | null; resource: string }) => call<{ quotas: Quota[] }>(`/api/project/${e(p)}/quotas/delete`, body, change()),
+  /** `/api/project/{p}/budgets/list` */
+  budgets: (p: string, o?: CallOptions) => call<{ budgets: Budget[] }>(`/api/project/${e(p)}/budgets/list`, {}, o),
+  /** `/api/project/{p}/budgets/set` */
+  setBudget: (p: string, body: { username: string | null; unit: string; period: string; warn: number | null; cap: number | null }) => call<{ budgets: Budget[] }>(`/api/project/${e(p)}/budgets/set`, body, change()),
+  /** `/api/project/{p}/budgets/delete` */
+  removeBudget: (p: string, body: { username: string | null; unit: string; period: string }) => call<{ budgets: Budget[] }>(`/api/project/${e(p)}/budgets/delete`, body, change()),
+};
+
+interface Named {
+  id: Id;
+  name: string;
+}
+
+/** `exports::Export`: fleets and gateways that other projects may use. */
+export interface Export {
+  id: Id;
+  name: string;
+  is_global?: boolean;
+  imports: { project_name: string }[];
+  exported_fleets: Named[];
+  exported_gateways?: Named[];
+}
+
+/** `exports::Import`: an export of another project that this one may use. */
+export interface Import {
+  id: Id;
+  export: { id: Id; name: string; project_name: string; exported_fleets: Named[]; exported_gateways?: Named[] };
+}
+
+export const sharing = {
+  /** `/api/project/{p}/exports/list` */
+  exports: (p: string, o?: CallOptions) => call<{ exports: Export[] }>(`/api/project/${e(p)}/exports/list`, {}, o),
+  /** `/api/project/{p}/exports/create` */
+  create: (p: string, body: { name: string; is_global: boolean; importer_projects: string[]; exported_fleets: string[]; exported_gateways: string[] }) => call<Export>(`/api/project/${e(p)}/exports/create`, body, change()),
+  /** `/api/project/{p}/exports/update` */
+  update: (p: string, body: { name: string; set_global: boolean; unset_global: boolean; add_importer_projects: string[]; remove_importer_projects: string[]; add_exported_fleets: string[]; remove_exported_fleets: string[]; add_exported_gateways: string[]; remove_exported_gateways: string[] }) =>
+    call<Export>(`/api/project/${e(p)}/exports/update`, body, change()),
+  /** `/api/project/{p}/exports/delete` */
+  remove: (p: string, name: string) => call<null>(`/api/project/${e(p)}/exports/delete`, { name }, change()),
+  /** `/api/project/{p}/imports/list` */
+  imports: (p: string, o?: CallOptions) => call<{ imports: Import[] }>(`/api/project/${e(p)}/imports/list`, {}, o),
+  /** `/api/project/{p}/imports/delete` */
+  removeImport: (p: string, export_project_name: string, export_name: string) => call<null>(`/api/project/${e(p)}/imports/delete`, { export_project_name, export_name }, change()),
+};
+
+/** `usage::Row`: what jobs held, times how long. */
+export interface UsageRow {
+  from?: Time | null;
+  project?: string | null;
+  user?: string | null;
+  class?: string | null;
+  jobs: number;
+  gpu_hours: number;
+  cpu_hours: number;
+  cost: number;
+}
+export type UsageBy = 'project' | 'user' | 'class' | 'day' | 'week' | 'month';
+
+export const usage = {
+  /** `/api/usage/list`: of projects that the caller may see. */
+  list: (body: { projects: string[]; by: UsageBy[]; since: Time }, o?: CallOptions) => call<{ since: Time; until: Time; rows: UsageRow[]; total: UsageRow }>('/api/usage/list', body, o),
+};
+
+export const backends = {
+  /** `/api/backends/list` (global admins) */
+  list: (o?: CallOptions) => call<{ name: string; projects: string[] }[]>('/api/backends/list', {}, o),
+  /** `/api/backends/check` (global admins): what its instances need, and what of it is missing. */
+  check: (backend: string) => call<{ what: string; problem?: string | null }[]>('/api/backends/check', { backend }),
+  /** `/api/backends/grant` (global admins) */
+  grant: (project_name: string, backend: string) => call<Project>('/api/backends/grant', { project_name, backend }, change()),
+  /** `/api/backends/revoke` (global admins) */
+  revoke: (project_name: string, backend: string) => call<Project>('/api/backends/revoke', { project_name, backend }, change()),
+};
+
 export const admin = {
+  /** `/api/projects/create` */
+  createProject: (project_name: string, is_public: boolean) => call<Project>('/api/projects/create', { project_name, is_public }, change()),
+  /** `/api/projects/{p}/add_members` */
+  addMembers: (p: string, members: { username: string; project_role: ProjectRole }[]) => call<Project>(`/api/projects/${e(p)}/add_members`, { members }, change()),
   /** `/api/projects/{p}/get` */
   project: (p: string, o?: CallOptions) => call<Project>(`/api/projects/${e(p)}/get`, {}, o),
   /** `/api/projects/{p}/set_members` */

@@ -21,6 +21,7 @@ export const SECTIONS: Section[] = [
   { path: '/gateways', label: 'Gateways', icon: 'gateways', group: 'Capacity' },
   { path: '/events', label: 'Events', icon: 'events', group: 'Insight' },
   { path: '/costs', label: 'Costs', icon: 'costs', group: 'Insight' },
+  { path: '/usage', label: 'Usage', icon: 'usage', group: 'Insight' },
   { path: '/projects', label: 'Projects', icon: 'projects', group: 'Settings' },
   { path: '/admin', label: 'Admin', icon: 'admin', group: 'Settings', admin: true },
 ];

@@ -88,6 +88,11 @@ export async function restoreSession(): Promise<void> {
   known = true;
 }
 
+/** Asks again for user, roles and projects. */
+export async function refreshSession(): Promise<void> {
+  current = await api.get();
+}
+
 export async function login(token: string): Promise<void> {
   setSession(await api.open({ token }));
 }

@@ -47,3 +47,9 @@ export function count(n: number, noun: string, plural = `${noun}s`): string {
 export function shellWord(text: string): string {
   return /^[A-Za-z0-9_@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 }
+
+/** A number with at most one digit after the point: `8`, `0.5`, `2,500`. */
+export function amount(n: number): string {
+  const rounded = Math.round(n * 10) / 10;
+  return Number.isInteger(rounded) ? group(rounded) : `${group(Math.trunc(rounded))}.${Math.round(Math.abs(rounded - Math.trunc(rounded)) * 10)}`;
+}

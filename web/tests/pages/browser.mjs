@@ -23,6 +23,7 @@ export async function openPage(browser, { url, width = 1440, height = 900, dark 
     document.addEventListener('securitypolicyviolation', (event) => globalThis.violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sample} (${event.sourceFile}:${event.lineNumber})`));
   });
   const page = await context.newPage();
+  countCalls(page);
   const problems = [];
   page.on('console', (message) => { if (message.type() === 'error' || message.type() === 'warning') problems.push(`console: ${message.text()}`); });
   page.on('pageerror', (error) => problems.push(`error: ${error.message}`));
@@ -36,10 +37,33 @@ export async function openPage(browser, { url, width = 1440, height = 900, dark 
   };
 }
 
-/** Waits until nothing loads and nothing is a placeholder. */
+const calls = new WeakMap();
+
+/** Counts the calls of a page that have no answer yet, for `settle`. Streams last and are not counted. */
+export function countCalls(page) {
+  const open = new Set();
+  calls.set(page, open);
+  page.on('request', (request) => {
+    const path = new URL(request.url()).pathname;
+    if (path.startsWith('/api/') && !/stream|search|terminal/.test(path)) open.add(request);
+  });
+  for (const event of ['requestfinished', 'requestfailed']) page.on(event, (request) => open.delete(request));
+}
+
+/** Waits until what was drawn is on the screen. */
+export const frames = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+/** Waits until nothing loads, nothing is a placeholder, and nothing moves. */
 export async function settle(page) {
   await page.waitForFunction(() => document.querySelector('#main')?.childElementCount !== 0 && !document.querySelector('.skeleton'), null, { timeout: 10_000 }).catch(() => {});
-  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+  const open = calls.get(page);
+  const end = Date.now() + 10_000;
+  // A call that ends may begin another one: quiet is when none is open before and after two frames.
+  for (let quiet = 0; quiet < 2 && Date.now() < end;) {
+    await frames(page);
+    quiet = open === undefined || open.size === 0 ? quiet + 1 : 0;
+  }
+  await page.evaluate(() => Promise.all(document.getAnimations().filter((one) => one.effect?.getComputedTiming().iterations !== Infinity).map((one) => one.finished.catch(() => {}))).then(() => {}));
 }
 
 /** Addresses that the pages are opened at, in the frozen world. */
@@ -54,6 +78,6 @@ export function addresses(world) {
     deployments: '/runs/platform/api-chat?tab=deployments', terminal: '/runs/research/train-llama-70b?tab=terminal', raw: '/runs/research/train-llama-70b?tab=raw',
     jobs: '/jobs', job: '/jobs/research/141', 'job-dag': '/jobs/research/139', queue: '/queue', fleets: '/fleets', fleet: '/fleets/research/h100', instances: '/instances', instance: `/instances/research/${instance('h100-03').id}`,
     services: '/services', service: '/services/platform/api-chat', containers: '/containers', offers: '/offers?gpu=H100&count=8', launch: '/launch?template=train', events: '/events', costs: '/costs', volumes: '/volumes', gateways: '/gateways',
-    projects: '/projects', project: '/projects/research', admin: '/admin', me: '/me', compare: '/compare?a=research/finetune-legal&b=research/finetune-code', missing: '/runs/research/never-was',
+    usage: '/usage?every=day', projects: '/projects', project: '/projects/research', limits: '/projects/research?tab=limits', sharing: '/projects/research?tab=sharing', admin: '/admin', backends: '/admin?tab=backends', me: '/me', compare: '/compare?a=research/finetune-legal&b=research/finetune-code', missing: '/runs/research/never-was',
   };
 }

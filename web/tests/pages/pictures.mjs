@@ -44,7 +44,6 @@ for (const [name, path, { dark = false, ...size }] of PICTURES) {
   if (words.length && !words.includes(name)) continue;
   const view = await openPage(browser, { url: server.url, dark, ...size });
   await view.open(pages[path]);
-  await view.page.waitForTimeout(600);
   const bytes = await compress(await view.page.screenshot());
   writeFileSync(join(DIR, `ui-${name}.webp`), bytes);
   console.log(`${name}: ${(bytes.length / 1024).toFixed(0)} KB`);

@@ -2,7 +2,7 @@
 // finds nothing, and whole flows work. `node tests/pages/run.mjs [word…]` runs the tests whose names contain a word.
 import AxeBuilder from '@axe-core/playwright';
 import assert from 'node:assert/strict';
-import { addresses, openBrowser, openPage, openServer, settle } from './browser.mjs';
+import { addresses, frames, openBrowser, openPage, openServer, settle } from './browser.mjs';
 
 const words = process.argv.slice(2);
 const tests = [];
@@ -36,10 +36,9 @@ for (const [width, height] of WIDTHS) {
     for (const [name, path] of Object.entries(PAGES)) {
       view.clear();
       await view.open(path);
-      await view.page.waitForTimeout(250);
       for (const scheme of ['light', 'dark']) {
         await view.page.emulateMedia({ colorScheme: scheme });
-        await view.page.waitForTimeout(60);
+        await frames(view.page);
         for (const fault of await axe(view.page, scheme === 'dark')) faults.push(`${name} ${scheme}: ${fault}`);
       }
       await view.page.emulateMedia({ colorScheme: 'light' });
@@ -56,7 +55,6 @@ test('no page scrolls sideways at 320 pixels', async () => {
   const faults = [];
   for (const [name, path] of Object.entries(PAGES)) {
     await view.open(path);
-    await view.page.waitForTimeout(120);
     const over = await view.page.evaluate(() => {
       const main = document.getElementById('main');
       return Math.max(document.documentElement.scrollWidth - innerWidth, main ? main.scrollWidth - main.clientWidth : 0);
@@ -65,6 +63,22 @@ test('no page scrolls sideways at 320 pixels', async () => {
   }
   await view.close();
   assert.deepEqual(faults, []);
+});
+
+test('pages without content say what belongs there', async () => {
+  const server = await openServer({ frozen: true, empty: true });
+  const view = await openPage(browser, { url: server.url });
+  const faults = [];
+  const shown = { '/runs': 'No runs yet', '/jobs': 'No managed jobs yet', '/containers': 'The container queue is empty', '/me': 'You have no token with a name', '/usage': 'No usage in this time', '/projects/research?tab=limits': 'No budget', '/projects/research?tab=sharing': 'Nothing is exported', '/admin?tab=backends': 'No backend' };
+  for (const [path, text] of Object.entries(shown)) {
+    await view.open(path);
+    await view.page.getByText(text).first().waitFor();
+    for (const fault of await axe(view.page)) faults.push(`${path}: ${fault}`);
+  }
+  assert.deepEqual(faults, []);
+  await clean(view);
+  await view.close();
+  server.close();
 });
 
 test('login by token and by code, log out', async () => {
@@ -237,17 +251,16 @@ test('a log is followed until it is scrolled, and nothing is cleared', async () 
   const box = view.page.getByRole('log');
   await box.locator('.row').first().waitFor();
   const end = () => view.page.evaluate(() => { const e = document.querySelector('[role="log"]'); return e.scrollHeight - e.scrollTop - e.clientHeight; });
-  await view.page.waitForTimeout(800);
-  assert.ok((await end()) < 25, 'it follows');
+  await waitFor('it follows', async () => (await end()) < 25);
   await box.hover();
   await view.page.mouse.wheel(0, -2000);
   await view.page.locator('.behind').waitFor();
   const first = await box.locator('.row').nth(12).innerText();
-  await view.page.waitForTimeout(1200);
+  // More has come, and more again.
+  for (let n = 0; n < 2; n++) { const known = await view.page.locator('.behind').innerText(); await waitFor('more lines come', async () => (await view.page.locator('.behind').innerText()) !== known); }
   assert.equal(await box.locator('.row').nth(12).innerText(), first, 'what is read holds still');
   await view.page.locator('.behind').click();
-  await view.page.waitForTimeout(400);
-  assert.ok((await end()) < 25, 'it follows again');
+  await waitFor('it follows again', async () => (await end()) < 25);
   await clean(view);
   await view.close();
 });
@@ -371,6 +384,45 @@ test('10,000 rows scroll without long frames', async () => {
   await view.close();
 });
 
+test('rows that stay are not touched when a list scrolls or another row changes', async () => {
+  const server = await openServer({ frozen: true, runs: 500 });
+  const view = await openPage(browser, { url: server.url });
+  await view.open('/runs');
+  await view.page.locator('.viewport .row').first().waitFor();
+  const name = await view.page.locator('.viewport .row').nth(4).getByRole('link').nth(1).innerText();
+  const run = [...server.world.runs.values()].find((entry) => entry.row.name === name);
+  await view.page.evaluate(() => {
+    const rowOf = (node) => (node instanceof Element ? node : node.parentElement)?.closest('.row');
+    // Ages go on by themselves.
+    const clock = (node) => ['age', 'duration'].includes((node instanceof Element ? node : node.parentElement)?.closest('[data-column]')?.dataset.column);
+    globalThis.touched = new Set();
+    new MutationObserver((records) => { for (const record of records) if (rowOf(record.target) && !clock(record.target)) globalThis.touched.add(rowOf(record.target)); }).observe(document.querySelector('.viewport'), { subtree: true, childList: true, characterData: true, attributes: true });
+  });
+  const touched = () => view.page.evaluate(() => { const names = [...globalThis.touched].map((row) => row.querySelector('.strong')?.textContent); globalThis.touched.clear(); return names; });
+  // Rows enter at the bottom until as many are kept above as below.
+  await view.page.evaluate(async () => {
+    const box = document.querySelector('.viewport');
+    box.scrollTop = 36 * 20;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    globalThis.touched.clear();
+    box.scrollTop += 36;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  });
+  assert.equal((await touched()).length, 1, 'one row enters, and nothing else changes');
+  await view.page.evaluate(async () => {
+    document.querySelector('.viewport').scrollTop = 0;
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    globalThis.touched.clear();
+  });
+  run.row = { ...run.row, message: 'changed here' };
+  server.world.tellRun(run);
+  await view.page.locator('.row', { hasText: 'changed here' }).waitFor();
+  assert.deepEqual(await touched(), [name]);
+  await clean(view);
+  await view.close();
+  server.close();
+});
+
 test('500 changed rows cost little script', async () => {
   const view = await openPage(browser, { url: live.url });
   await view.open('/runs');
@@ -378,12 +430,14 @@ test('500 changed rows cost little script', async () => {
   await session.send('Performance.enable');
   const script = async () => (await session.send('Performance.getMetrics')).metrics.find((metric) => metric.name === 'ScriptDuration').value * 1000;
   const runs = [...live.world.runs.values()].slice(-500);
-  await view.page.waitForTimeout(300);
+  await settle(view.page);
   const before = await script();
   const rounds = 8;
   for (let n = 0; n < rounds; n++) {
+    // The newest is told last, and is on the screen.
+    runs.at(-1).row = { ...runs.at(-1).row, message: `round ${n}` };
     for (const run of runs) live.world.tellRun(run);
-    await view.page.waitForTimeout(120);
+    await view.page.getByText(`round ${n}`).first().waitFor();
   }
   const each = ((await script()) - before) / rounds;
   console.log(`      500 changes: ${each.toFixed(1)} ms of script on the page`);
@@ -457,7 +511,7 @@ test('two logs scroll together', async () => {
   const view = await openPage(browser, { url: frozen.url });
   await view.open(PAGES.compare);
   await view.page.getByRole('log').nth(1).locator('.row').first().waitFor();
-  await view.page.waitForTimeout(300);
+  await settle(view.page);
   await view.page.getByRole('log').first().hover();
   await view.page.mouse.wheel(0, 3000);
   await view.page.waitForFunction(() => { const [a, b] = document.querySelectorAll('[role="log"]'); return b.scrollTop > 1000 && Math.abs(a.scrollTop - b.scrollTop) < 60; });
@@ -478,6 +532,15 @@ test('the first paint comes soon', async () => {
   console.log(`      first paint: ${times.map((t) => t.toFixed(0)).join(', ')} ms`);
   assert.ok(times[3] < 3000);
 });
+
+/** Asks until it is so. */
+async function waitFor(what, look, timeout = 20_000) {
+  const end = Date.now() + timeout;
+  while (!(await look())) {
+    if (Date.now() > end) throw new Error(`waited for: ${what}`);
+    await new Promise((done) => setTimeout(done, 50));
+  }
+}
 
 let failed = 0;
 const began = Date.now();

@@ -9,12 +9,11 @@ const phone = rest.includes('--phone');
 mkdirSync(dir, { recursive: true });
 const server = await openServer({ frozen: true, empty: rest.includes('--empty') });
 const browser = await openBrowser({ hasScrollbars: true });
-const all = rest.includes('--empty') ? { overview: '/', runs: '/runs', jobs: '/jobs', queue: '/queue', services: '/services' } : addresses(server.world);
+const all = rest.includes('--empty') ? { overview: '/', runs: '/runs', jobs: '/jobs', queue: '/queue', services: '/services', me: '/me', usage: '/usage', limits: '/projects/research?tab=limits', sharing: '/projects/research?tab=sharing', backends: '/admin?tab=backends', containers: '/containers', fleets: '/fleets', volumes: '/volumes', gateways: '/gateways', costs: '/costs', events: '/events' } : addresses(server.world);
 for (const [name, path] of Object.entries(all)) {
   if (names.length && !names.includes(name)) continue;
   const view = await openPage(browser, { url: server.url, dark, ...(phone ? { width: 390, height: 844 } : {}) });
   await view.open(path);
-  await view.page.waitForTimeout(500);
   await view.page.screenshot({ path: `${dir}/${name}${dark ? '-dark' : ''}${phone ? '-phone' : ''}.png` });
   const problems = await view.problems();
   if (problems.length) console.log(name, problems);

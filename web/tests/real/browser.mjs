@@ -1,6 +1,6 @@
 // A browser at a real server, with everything that must not happen collected.
 import AxeBuilder from '@axe-core/playwright';
-import { openBrowser, settle } from '../pages/browser.mjs';
+import { countCalls, openBrowser, settle } from '../pages/browser.mjs';
 
 export { openBrowser, settle };
 
@@ -25,8 +25,11 @@ export async function openSession(browser, server, { width = 1440, height = 900,
 /** A page of a session, which collects console messages, failed calls and violations of the policy. */
 export async function openView(context, server) {
   const page = await context.newPage();
+  countCalls(page);
   const problems = [];
-  page.on('console', (message) => { if (message.type() === 'error' || message.type() === 'warning') problems.push(`console: ${message.text()}`); });
+  // What the page of an identity provider fails to load is not ours; the policy stops foreign files on pages of this server.
+  const foreign = (message) => message.text().startsWith('Failed to load resource') && !message.location().url.startsWith(server.url);
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !foreign(message)) problems.push(`console: ${message.text()}`); });
   page.on('pageerror', (error) => problems.push(`error: ${error.message}`));
   page.on('response', (response) => { if (response.status() >= 400) problems.push(`${response.status()} ${new URL(response.url()).pathname}`); });
   return {

@@ -27,8 +27,8 @@ async function pages() {
     raw: [run(names.done, 'raw'), 'run_spec'], jobs: ['/jobs', 'pipeline'], job: [`/jobs/main/${names.job}`, 'prepare'], queue: ['/queue', 'for an instance'], fleets: ['/fleets', 'local'],
     fleet: ['/fleets/main/local', instance.name], instances: ['/instances', instance.name], instance: [`/instances/main/${instance.id}`, 'What ran here'], services: ['/services', names.service],
     service: [`/services/main/${names.service}`, 'Replicas'], containers: ['/containers', 'ontainer'], offers: ['/offers?gpu=H100&count=8', 'H100'], launch: ['/launch', 'type'],
-    events: ['/events', 'submitted'], costs: ['/costs', 'Cost'], volumes: ['/volumes', 'olume'], gateways: ['/gateways', 'ateway'], projects: ['/projects', 'research'],
-    project: ['/projects/main', 'ada'], admin: ['/admin', 'Pipelines'], settings: ['/admin?tab=settings', 'SQLite'], me: ['/me', 'Sessions'],
+    events: ['/events', 'submitted'], costs: ['/costs', 'Cost'], usage: ['/usage?every=day', 'CPU hours'], volumes: ['/volumes', 'olume'], gateways: ['/gateways', 'ateway'], projects: ['/projects', 'research'],
+    project: ['/projects/main', 'ada'], limits: ['/projects/main?tab=limits', 'No quota'], sharing: ['/projects/main?tab=sharing', 'every project'], imports: ['/projects/research?tab=sharing', 'main/'], admin: ['/admin', 'Pipelines'], settings: ['/admin?tab=settings', 'SQLite'], backends: ['/admin?tab=backends', 'ackend'], me: ['/me', 'Sessions'],
     compare: [`/compare?a=main/${names.done}&b=main/${names.failed}`, 'about to fail'], missing: [run('never-was'), 'no'],
   };
 }
@@ -462,7 +462,7 @@ test('a service file of SkyPilot is a service on the launch page', async () => {
   await view.page.waitForFunction(() => document.querySelector('.host')?.shadowRoot?.querySelector('.cm-content'));
   await view.page.locator('.host').click();
   await view.page.keyboard.press('Control+a');
-  await view.page.keyboard.insertText('name: from-sky\nresources:\n  cpus: 1+\n  memory: 0+\n  ports: 8002\nservice:\n  readiness_probe: /\n  replicas: 1\nrun: python3 -m http.server 8002 --bind 127.0.0.1\n');
+  await view.page.keyboard.insertText('name: from-sky\nresources:\n  cpus: 1+\n  memory: 1+\n  ports: 8002\nservice:\n  readiness_probe: /\n  replicas: 1\nrun: python3 -m http.server 8002 --bind 127.0.0.1\n');
   await view.page.getByText('creates service').waitFor();
   await view.page.getByRole('button', { name: 'Apply' }).click();
   await view.page.getByRole('heading', { name: 'from-sky' }).waitFor();
@@ -471,6 +471,139 @@ test('a service file of SkyPilot is a service on the launch page', async () => {
   await clean(view);
   await view.close();
   await server.call('/api/project/main/runs/stop', { runs_names: ['from-sky'], abort: true });
+});
+
+test('a token with a name does what its scope permits, until it is revoked', async () => {
+  const view = await session.view();
+  await view.open('/me');
+  const make = async (name) => {
+    await view.page.getByRole('button', { name: 'New token' }).click();
+    const dialog = view.page.getByRole('dialog', { name: 'New token' });
+    await dialog.getByLabel('Name').fill(name);
+    await dialog.getByRole('radio', { name: /^read Lists/ }).check();
+    await dialog.getByLabel('Expires after').selectOption('7 days');
+    assert.deepEqual(await axe(view.page), []);
+    await dialog.getByRole('button', { name: 'Make the token' }).click();
+    return dialog;
+  };
+  await make('ci');
+  const shown = view.page.getByRole('dialog', { name: 'Token ci' });
+  const token = await shown.locator('.token').innerText();
+  await shown.getByRole('button', { name: 'Close' }).click();
+  await view.page.getByRole('row', { name: /^ci read .* in [67]d/ }).waitFor();
+  assert.ok((await server.call('/api/runs/rows', { limit: 1 }, token)).rows.length === 1);
+  await assert.rejects(server.call('/api/project/main/runs/stop', { runs_names: [names.live], abort: true }, token), /403/);
+  await clean(view);
+  // The name exists: the refusal is shown, and what was typed stays.
+  const again = await make('ci');
+  await again.getByRole('alert').filter({ hasText: /\w/ }).waitFor();
+  assert.equal(await again.getByLabel('Name').inputValue(), 'ci');
+  await again.getByRole('button', { name: 'Close' }).click();
+  view.forget();
+  await view.page.getByRole('button', { name: 'Revoke ci' }).click();
+  await view.page.getByRole('dialog').getByRole('button', { name: 'Revoke' }).click();
+  await view.page.getByText('You have no token with a name').waitFor();
+  await assert.rejects(server.call('/api/runs/rows', { limit: 1 }, token), /Invalid token/);
+  await clean(view);
+  await view.close();
+});
+
+test('limits of a project are set and deleted', async () => {
+  const view = await session.view();
+  await view.open('/projects/main?tab=limits');
+  const dialog = view.page.getByRole('dialog');
+  await view.page.getByText('No quota').waitFor();
+  await view.page.getByRole('button', { name: 'Set a quota' }).click();
+  await dialog.getByLabel('Resource').fill('gpu');
+  await dialog.getByLabel('At most').fill('2');
+  assert.deepEqual(await axe(view.page), []);
+  await dialog.getByRole('button', { name: 'Set', exact: true }).click();
+  await view.page.getByRole('row', { name: /^gpu the whole project/ }).waitFor();
+  assert.deepEqual((await server.call('/api/project/main/quotas/list')).quotas.map(({ resource, max }) => [resource, max]), [['gpu', 2]]);
+  await view.page.getByRole('button', { name: 'Delete quota of gpu' }).click();
+  await dialog.getByRole('button', { name: 'Delete' }).click();
+  await view.page.getByText('No quota').waitFor();
+  await view.page.getByRole('button', { name: 'Set a budget' }).click();
+  await dialog.getByLabel('For').selectOption('ada');
+  await dialog.getByLabel('At most').fill('100');
+  await dialog.getByRole('button', { name: 'Set', exact: true }).click();
+  await view.page.getByRole('row', { name: /^ada month .*\$100\.00 within/ }).waitFor();
+  // A refusal of the server is shown, and what was typed stays.
+  await clean(view);
+  await view.page.getByRole('button', { name: 'Set a quota' }).click();
+  await dialog.getByLabel('Resource').fill('cpu');
+  await dialog.getByRole('button', { name: 'Set', exact: true }).click();
+  await dialog.getByRole('alert').filter({ hasText: /\w/ }).waitFor();
+  assert.equal(await dialog.getByLabel('Resource').inputValue(), 'cpu');
+  await dialog.getByRole('button', { name: 'Close' }).click();
+  view.forget();
+  await view.page.getByRole('button', { name: 'Delete budget of ada' }).click();
+  await dialog.getByRole('button', { name: 'Delete' }).click();
+  await view.page.getByText('No budget').waitFor();
+  await clean(view);
+  await view.close();
+});
+
+test('a project shares a fleet, and takes it back', async () => {
+  const view = await session.view();
+  await view.open('/projects/main?tab=sharing');
+  const dialog = view.page.getByRole('dialog');
+  await view.page.getByRole('button', { name: 'New export' }).click();
+  await dialog.getByLabel('Name').fill('lab');
+  await dialog.getByRole('checkbox', { name: 'local' }).check();
+  await dialog.getByRole('checkbox', { name: 'research' }).check();
+  assert.deepEqual(await axe(view.page), []);
+  await dialog.getByRole('button', { name: 'Export' }).click();
+  await view.page.getByRole('row', { name: /^lab local – research/ }).waitFor();
+  await view.open('/projects/research?tab=sharing');
+  await view.page.getByRole('row', { name: /^main\/lab local/ }).waitFor();
+  await view.open('/projects/main?tab=sharing');
+  await view.page.getByRole('button', { name: 'Delete lab' }).click();
+  await dialog.getByLabel('Type lab to go on').fill('lab');
+  await dialog.getByRole('button', { name: 'Delete' }).click();
+  await view.page.getByRole('row', { name: /^lab / }).waitFor({ state: 'detached' });
+  await clean(view);
+  await view.close();
+});
+
+test('a project is made, and a member is added', async () => {
+  const view = await session.view();
+  await view.open('/projects');
+  const dialog = view.page.getByRole('dialog');
+  await view.page.getByRole('button', { name: 'New project' }).click();
+  await dialog.getByLabel('Name').fill('vision');
+  await dialog.getByRole('button', { name: 'Make the project' }).click();
+  await view.page.getByRole('heading', { name: 'vision' }).waitFor();
+  await view.page.getByRole('button', { name: 'Add a member' }).click();
+  await dialog.getByLabel('User name').fill('ada');
+  await dialog.getByLabel('Role').selectOption('manager');
+  await dialog.getByRole('button', { name: 'Add', exact: true }).click();
+  await view.page.getByLabel('Role of ada').waitFor();
+  assert.equal(await view.page.getByLabel('Role of ada').inputValue(), 'manager');
+  await clean(view);
+  await view.close();
+  await server.call('/api/projects/delete', { projects_names: ['vision'] });
+});
+
+test('a member sees no action that the role does not permit, and what refuses names the role', async () => {
+  const { creds } = await server.call('/api/users/create', { username: 'bob', global_role: 'user', active: true });
+  await server.call('/api/projects/main/add_members', { members: [{ username: 'bob', project_role: 'user' }] });
+  const own = await openSession(browser, server, { token: creds.token });
+  const view = await own.view();
+  await view.open('/projects/main?tab=limits');
+  await view.page.getByText('Managers set limits of members').waitFor();
+  assert.equal(await view.page.getByRole('button', { name: /^Set a/ }).count(), 0);
+  await view.open('/projects/main?tab=sharing');
+  await view.page.getByText('Admins of the project change what it shares').waitFor();
+  assert.equal(await view.page.getByRole('button', { name: /export|Delete|Change/ }).count(), 0);
+  assert.equal(await view.page.getByRole('link', { name: 'Admin' }).count(), 0);
+  await view.open('/admin?tab=backends');
+  await view.page.getByText('This page is for global admins').waitFor();
+  await clean(view);
+  await view.open('/projects/research');
+  await view.page.getByRole('heading', { name: 'You may not see this' }).waitFor();
+  assert.deepEqual(await axe(view.page), []);
+  await own.close();
 });
 
 test('a session that is revoked ends at once, in every tab', async () => {
