@@ -26,7 +26,7 @@ pub(crate) struct Venv {
 
 const MOTO: Venv = Venv {
     name: "moto",
-    purpose: "moto (an object store)",
+    purpose: "moto (an object store, and the API of EC2)",
     requirements: include_str!("../venvs/moto.txt"),
     imports: "boto3, moto.server",
     variable: "WINDLASS_TEST_MOTO",

@@ -30,7 +30,14 @@ async fn offers_are_stable(open: OpenBackend<'_>) {
             .map(|offer| {
                 assert_eq!(offer.backend, backend.name(), "an offer names its backend");
                 assert!(offer.total_blocks >= 1 && offer.host.cpus >= 1, "{offer:?}");
-                (offer.instance_type, offer.region, offer.host.spot, offer.price)
+                (
+                    offer.instance_type,
+                    offer.region,
+                    offer.zones,
+                    offer.reservation,
+                    offer.host.spot,
+                    offer.price,
+                )
             })
             .collect();
         kinds.sort();

@@ -20,7 +20,7 @@ use windlass_model::{id::InstanceId, plan::offers::Offer};
 use self::client::{ApiError, Client};
 pub use self::settings::{InstanceType, Kind, Settings, SettingsError};
 use crate::{
-    BackendError, BackendFinding, BackendFuture, DeleteProgress,
+    BackendError, BackendFinding, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest,
     machines::{MachineAddress, MachineProvider, MachineRequest, MachineState},
     volumes::VolumeBackend,
 };
@@ -203,6 +203,7 @@ impl LxdProvider {
                 host,
                 port: SSH_PORT,
                 host_key: Some(host_key_line(&text)),
+                internal_ip: None,
             })),
             Ok(_) => starting("waiting for its SSH host key"),
             // Virtual machines have no files before their agent runs.
@@ -293,12 +294,20 @@ impl MachineProvider for LxdProvider {
         Box::pin(self.created(request))
     }
 
-    fn find(&self, instance: InstanceId) -> BackendFuture<'_, MachineState> {
-        Box::pin(self.state(instance))
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, MachineState> {
+        Box::pin(self.state(order.instance))
     }
 
-    fn delete(&self, instance: InstanceId) -> BackendFuture<'_, DeleteProgress> {
-        Box::pin(self.deleted(instance))
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _id: Option<&'a str>,
+    ) -> BackendFuture<'a, DeleteProgress> {
+        Box::pin(self.deleted(order.instance))
     }
 
     fn check(&self) -> BoxFuture<'_, Vec<BackendFinding>> {

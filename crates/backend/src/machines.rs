@@ -49,6 +49,9 @@ pub struct MachineAddress {
     /// Host key as one line, if the provider can read it; it is then the only accepted one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_key: Option<String>,
+    /// Address for other machines of the same network; `None`: `host`, if it is an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internal_ip: Option<String>,
 }
 
 /// State of a machine, as its provider reports it.
@@ -73,9 +76,19 @@ pub trait MachineProvider: Send + Sync + 'static {
     /// Creates the machine, or finds the one that was created for this instance; returns the provider's id.
     fn create<'a>(&'a self, request: &'a MachineRequest<'a>) -> BackendFuture<'a, String>;
 
-    fn find(&self, instance: InstanceId) -> BackendFuture<'_, MachineState>;
+    /// Returns the present state of the machine. `machine` has the id that [`Self::create`] returned.
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, MachineState>;
 
-    fn delete(&self, instance: InstanceId) -> BackendFuture<'_, DeleteProgress>;
+    /// Deletes the machine. `id` is what [`Self::create`] returned; `None` if that was never stored.
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        id: Option<&'a str>,
+    ) -> BackendFuture<'a, DeleteProgress>;
 
     /// Checks the settings, as [`Backend::check`] does.
     fn check(&self) -> BoxFuture<'_, Vec<BackendFinding>>;
@@ -92,6 +105,14 @@ struct MachineMemo {
     remote: RemoteState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     address: Option<MachineAddress>,
+    /// Region of its offer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    region: Option<String>,
+}
+
+/// Returns the region of a rented machine; `None` for an instance of another kind.
+pub fn region_of(machine: &BackendInstance) -> Option<String> {
+    serde_json::from_value::<MachineMemo>(machine.memo.clone()).ok()?.region
 }
 
 /// Returns the SSH address of a rented machine; `None` for an instance of another kind, or before it is known.
@@ -123,7 +144,7 @@ impl<P: MachineProvider> MachineBackend<P> {
             internal_ip: None,
             has: None,
             agent_version: None,
-            memo: json!({ "said": "the machine is starting" }),
+            memo: starting_memo("the machine is starting", &offer.region),
         })
     }
 
@@ -134,7 +155,7 @@ impl<P: MachineProvider> MachineBackend<P> {
     ) -> Result<InstanceState, BackendError> {
         let until = Instant::now() + START_WAIT;
         loop {
-            let message = match self.provider.find(order.instance).await? {
+            let message = match self.provider.find(order, machine).await? {
                 MachineState::Unknown => return Ok(InstanceState::Unknown),
                 MachineState::Gone { message } => return Ok(InstanceState::Gone { message }),
                 MachineState::Starting { message } => message,
@@ -148,7 +169,7 @@ impl<P: MachineProvider> MachineBackend<P> {
                 },
             };
             if Instant::now() >= until {
-                let memo = json!({ "said": message });
+                let memo = starting_memo(&message, &offer_of(order)?.region);
                 return Ok(InstanceState::Starting(BackendInstance { memo, ..machine.clone() }));
             }
             sleep(START_POLL).await;
@@ -191,10 +212,11 @@ impl<P: MachineProvider> MachineBackend<P> {
         machine: &BackendInstance,
         address: &MachineAddress,
     ) -> Result<InstanceState, BackendError> {
-        let host = host_order(order, address)?;
+        let address = with_known_key(machine, address);
+        let host = host_order(order, &address)?;
         match self.remote.find(&host, machine).await? {
             InstanceState::Running(found) => {
-                let found = with_address(machine, found, address, offer_of(order)?)?;
+                let found = with_address(machine, found, &address, offer_of(order)?)?;
                 Ok(InstanceState::Running(found))
             }
             other @ (InstanceState::Starting(_) | InstanceState::Gone { .. } | InstanceState::Unknown) => {
@@ -202,6 +224,11 @@ impl<P: MachineProvider> MachineBackend<P> {
             }
         }
     }
+}
+
+/// Private state of a machine that is not set up yet.
+fn starting_memo(message: &str, region: &str) -> serde_json::Value {
+    json!({ "said": message, "region": region })
 }
 
 enum SetupProgress {
@@ -244,9 +271,16 @@ fn host_order(order: &InstanceRequest, address: &MachineAddress) -> Result<Insta
         pin,
         via: None,
     };
-    let internal_ip = address.host.parse().ok();
+    let internal_ip = address.internal_ip.as_deref().unwrap_or(&address.host).parse().ok();
     let want = InstanceSource::Host(Box::new(RemoteHost { target, internal_ip, network: None }));
     Ok(InstanceRequest { want, ..order.clone() })
+}
+
+/// Adds the key of earlier connections, where the provider reports none: it is then the only accepted one.
+fn with_known_key(machine: &BackendInstance, address: &MachineAddress) -> MachineAddress {
+    let known = address_of(machine).filter(|known| known.host == address.host);
+    let host_key = address.host_key.clone().or_else(|| known.and_then(|known| known.host_key));
+    MachineAddress { host_key, ..address.clone() }
 }
 
 /// Returns what the SSH part found, as the machine of its provider.
@@ -261,9 +295,11 @@ fn with_address(
     let name = SshDestination::known_hosts_name_for(&address.host, address.port);
     let host_key = address.host_key.clone().or_else(|| remote.host_keys.get(&name).cloned());
     let address = Some(MachineAddress { host_key, ..address.clone() });
-    let memo = serde_json::to_value(MachineMemo { remote, address }).map_err(|error| {
-        BackendError::Unavailable { what: "store the machine's address", message: error.to_string() }
-    })?;
+    let memo = serde_json::to_value(MachineMemo { remote, address, region: Some(offer.region.clone()) })
+        .map_err(|error| BackendError::Unavailable {
+            what: "store the machine's address",
+            message: error.to_string(),
+        })?;
     let has = found.has.map(|has| within_offer(has, &offer.host));
     Ok(BackendInstance { id: machine.id.clone(), has, memo, ..found })
 }
@@ -303,11 +339,11 @@ impl<P: MachineProvider> Backend for MachineBackend<P> {
     fn delete<'a>(
         &'a self,
         order: &'a InstanceRequest,
-        _machine: Option<&'a BackendInstance>,
+        machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(async move {
             self.remote.forget(order.instance);
-            self.provider.delete(order.instance).await
+            self.provider.delete(order, machine.map(|machine| machine.id.as_str())).await
         })
     }
 
@@ -346,15 +382,39 @@ mod tests {
 
     #[test]
     fn only_rented_machines_have_an_address_in_their_state() {
-        let address =
-            MachineAddress { host: "10.0.0.7".into(), port: 22, host_key: Some("ssh-ed25519 AAAA".into()) };
+        let address = MachineAddress {
+            host: "10.0.0.7".into(),
+            port: 22,
+            host_key: Some("ssh-ed25519 AAAA".into()),
+            internal_ip: None,
+        };
         let remote = RemoteState { agent_sha256: "ab".into(), ..RemoteState::default() };
-        let memo = MachineMemo { remote: remote.clone(), address: Some(address.clone()) };
+        let memo = MachineMemo {
+            remote: remote.clone(),
+            address: Some(address.clone()),
+            region: Some("lab".into()),
+        };
         let stored = instance(serde_json::to_value(memo).unwrap());
-        assert_eq!(address_of(&stored), Some(address));
+        assert_eq!((address_of(&stored), region_of(&stored)), (Some(address), Some("lab".to_owned())));
         assert_eq!(RemoteState::of(&stored), remote, "the SSH part reads its own state beside it");
         assert_eq!(address_of(&instance(json!({ "said": "the machine is starting" }))), None);
         assert_eq!(address_of(&instance(serde_json::to_value(remote).unwrap())), None);
+    }
+
+    #[test]
+    fn the_key_of_earlier_connections_is_kept_where_the_provider_reports_none() {
+        let at = |host: &str, key: Option<&str>| MachineAddress {
+            host: host.to_owned(),
+            port: 22,
+            host_key: key.map(str::to_owned),
+            internal_ip: None,
+        };
+        let memo = MachineMemo { address: Some(at("10.0.0.7", Some("old"))), ..MachineMemo::default() };
+        let stored = instance(serde_json::to_value(memo).unwrap());
+        let key = |address| with_known_key(&stored, &address).host_key;
+        assert_eq!(key(at("10.0.0.7", None)).as_deref(), Some("old"));
+        assert_eq!(key(at("10.0.0.7", Some("new"))).as_deref(), Some("new"), "the provider knows better");
+        assert_eq!(key(at("10.0.0.8", None)), None, "another address");
     }
 
     #[test]

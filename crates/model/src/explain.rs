@@ -390,7 +390,10 @@ impl Shortfall {
             Self::NotListed { what, has, .. } => {
                 format!("add `{has}` to the {what} list, or remove the list")
             }
-            Self::Price { costs, .. } => format!("raise `max_price` to {}", costs.as_dollars()),
+            Self::Price { costs, .. } => match costs.known_dollars() {
+                Some(dollars) => format!("raise `max_price` to {dollars}"),
+                None => "remove `max_price`, because the price is not known".into(),
+            },
             Self::Spot { .. } => "set `spot_policy: auto`".into(),
             Self::Reservation { has: None, .. } => "remove `reservation`".into(),
             Self::Reservation { has: Some(has), .. } => format!("set `reservation: {has}`"),

@@ -4,7 +4,6 @@
 
 mod connect;
 mod location;
-mod sign;
 mod upload;
 
 use std::{io, time::Duration};
@@ -14,15 +13,15 @@ use hyper::{Request, StatusCode, body::Bytes};
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use windlass_dial::Endpoint;
+pub use windlass_sigv4::AwsCredentials as S3Credentials;
+use windlass_sigv4::{
+    CanonicalRequest, Scope, amz_date, authorization, canonical_query, percent_encode, sha256_hex,
+};
 
-use self::{
-    connect::S3Sender,
-    sign::{CanonicalRequest, authorization, canonical_query, percent_encode, sha256_hex},
-};
-pub use self::{
-    location::{CredentialsError, LocationError, S3Location},
-    sign::S3Credentials,
-};
+use self::connect::S3Sender;
+pub use self::location::{CredentialsError, LocationError, S3Location};
+
+const SERVICE: &str = "s3";
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of one response. A list of a thousand names takes about half a megabyte.
@@ -214,7 +213,8 @@ impl S3Bucket {
             headers: &headers,
             body_hash: &body_hash,
         };
-        let signed = authorization(&self.identity, &self.place.region, &time, &requested);
+        let scope = Scope { region: &self.place.region, service: SERVICE };
+        let signed = authorization(&self.identity, scope, &time, &requested);
         let uri =
             if call.query.is_empty() { path } else { format!("{path}?{}", canonical_query(&call.query)) };
         let mut request = Request::builder().method(call.method).uri(uri).header("authorization", signed);
@@ -223,13 +223,6 @@ impl S3Bucket {
         }
         request.body(Full::new(call.body.clone())).map_err(io::Error::other)
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a signature is good at one moment, by the wall clock")]
-fn amz_date() -> String {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(since.as_secs()).ok().and_then(|secs| jiff::Timestamp::from_second(secs).ok());
-    now.unwrap_or_default().strftime("%Y%m%dT%H%M%SZ").to_string()
 }
 
 /// Error for a rejected request, with the store's code and message.

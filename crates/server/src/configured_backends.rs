@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use windlass_aws::AwsProvider;
 use windlass_backend::{
     Backend,
     lxd::{self, LxdProvider},
@@ -17,7 +18,7 @@ use windlass_model::error_chain::format_chain;
 use crate::config::ProjectConfig;
 
 /// Types that can be configured.
-pub(crate) const TYPES: [&str; 1] = [lxd::NAME];
+pub(crate) const TYPES: [&str; 2] = [windlass_aws::NAME, lxd::NAME];
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackendConfigError {
@@ -95,6 +96,12 @@ pub(crate) fn open(
             let provider = LxdProvider::new(settings).map_err(|error| wrong(format_chain(&error)))?;
             Ok(Arc::new(MachineBackend::new(provider, Arc::clone(remote))))
         }
+        windlass_aws::NAME => {
+            let settings: windlass_aws::Settings = serde_json::from_value(configured.settings.clone())
+                .map_err(|error| wrong(error.to_string()))?;
+            let settings = settings.validated().map_err(|error| wrong(format_chain(&error)))?;
+            Ok(Arc::new(MachineBackend::new(AwsProvider::new(settings), Arc::clone(remote))))
+        }
         other => Err(wrong(format!("no backend has the type `{other}`"))),
     }
 }
@@ -133,10 +140,28 @@ mod tests {
         assert!(conflict.contains("`a` and `b` have different settings"), "{conflict}");
         let twice = refusal(&[project("a", &[one.clone(), one])]);
         assert!(twice.contains("twice"), "{twice}");
-        let unknown = refusal(&[project("a", &[("aws", json!({}))])]);
+        let unknown = refusal(&[project("a", &[("gcp", json!({}))])]);
         assert!(
-            unknown.contains("unknown backend type `aws`") && unknown.contains("expected `lxd`"),
+            unknown.contains("unknown backend type `gcp`") && unknown.contains("expected `aws`, `lxd`"),
             "{unknown}"
         );
+    }
+    #[test]
+    fn settings_of_aws_are_checked_when_the_server_starts() {
+        let remote = Arc::new(RemoteBackend::new(
+            Arc::new(windlass_tunnel::SshPool::new(windlass_tunnel::Backoff::STANDARD)),
+            windlass_backend::remote::AgentBinaries::default(),
+        ));
+        let open = |settings: Value| {
+            let configured =
+                ConfiguredBackend { kind: "aws".into(), settings, projects: vec!["main".into()] };
+            open(&configured, &remote)
+        };
+        assert_eq!(open(json!({"regions": ["eu-west-1"]})).unwrap().name(), "aws");
+        let refused = |settings| open(settings).err().unwrap().to_string();
+        let unknown = refused(json!({"region": "eu-west-1"}));
+        assert!(unknown.contains("backend `aws`") && unknown.contains("unknown field `region`"), "{unknown}");
+        let creds = refused(json!({"creds": {"type": "access_key", "access_key": "a", "secret_key": 7}}));
+        assert!(creds.contains("invalid settings of backend `aws`"), "{creds}");
     }
 }

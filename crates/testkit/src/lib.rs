@@ -5,6 +5,7 @@ pub mod fault_proxy;
 pub mod kubernetes;
 pub mod lab;
 pub mod lxd;
+pub mod moto;
 pub mod ports;
 pub mod postgres;
 pub mod rng;

@@ -1,7 +1,10 @@
 //! Formats times, prices and resources for people.
 
 use serde_json::Value;
-use windlass_model::time::{Span, Timestamp};
+use windlass_model::{
+    money::Price,
+    time::{Span, Timestamp},
+};
 
 /// Current time of this machine's clock: only for texts such as "3 minutes ago".
 #[expect(clippy::disallowed_methods, reason = "the one clock of the command line; nothing is decided by it")]
@@ -45,8 +48,11 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{count} B")
 }
 
-/// `$1.25`, with up to four digits; free is `$0`.
+/// `$1.25`, with up to four digits; free is `$0`, and `unknown` if the backend does not know it.
 pub(crate) fn price(dollars: f64) -> String {
+    if !Price::from_dollars(dollars).is_known() {
+        return "unknown".to_owned();
+    }
     let text = format!("{dollars:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     format!("${text}")
@@ -172,6 +178,7 @@ mod tests {
     #[test]
     fn prices_have_no_trailing_zeros() {
         assert_eq!([price(0.0), price(1.25), price(0.0004), price(12.0)], ["$0", "$1.25", "$0.0004", "$12"]);
+        assert_eq!(price(Price::UNKNOWN.as_dollars()), "unknown");
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Shortfall {
                 };
                 set(field, serde_json::Value::Null)
             }
-            Self::Price { costs, .. } => set("max_price", costs.as_dollars().into()),
+            Self::Price { costs, .. } => set("max_price", costs.known_dollars().into()),
             Self::Spot { .. } => set("spot_policy", "auto".into()),
             Self::Reservation { has, .. } => set("reservation", has.clone().into()),
             Self::ReuseOnly => set("creation_policy", "reuse-or-create".into()),

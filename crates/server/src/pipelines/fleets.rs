@@ -203,7 +203,7 @@ pub(super) fn new_instance(
         backend: first.map(|offer| offer.backend.clone()),
         region: first.map(|offer| offer.region.clone()),
         hostname: None,
-        price: first.map(|offer| offer.price.as_dollars()),
+        price: first.and_then(|offer| offer.price.known_dollars()),
         spot: first.is_some_and(|offer| offer.host.spot),
         instance_type: first.map(|offer| offer_instance_type(offer).to_string()),
         offer: Some(document(serde_json::to_string(&tries))?),

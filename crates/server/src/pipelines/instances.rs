@@ -530,7 +530,7 @@ fn machine_columns(row: &Row, findings: &InstanceFindings) -> Result<Values, Pas
             ("backend", offer.backend.as_str().into()),
             ("region", offer.region.as_str().into()),
             ("availability_zone", offer.zones.first().filter(|_| offer.zones.len() == 1).cloned().into()),
-            ("price", offer.price.as_dollars().into()),
+            ("price", offer.price.known_dollars().into()),
             ("spot", offer.host.spot.into()),
             ("total_blocks", i64::from(offer.total_blocks.max(1)).into()),
             ("instance_type", offer_instance_type(offer).to_string().into()),

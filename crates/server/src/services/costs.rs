@@ -144,9 +144,9 @@ impl OnDemandPrices {
         let on_demand = seen.offers.iter().filter(|offer| !offer.host.spot);
         let price = |offer: &Offer| {
             let key = (offer.backend.clone(), offer.region.clone(), offer.instance_type.clone());
-            (key, offer.price.as_dollars())
+            Some((key, offer.price.known_dollars()?))
         };
-        Self(on_demand.map(price).collect())
+        Self(on_demand.filter_map(price).collect())
     }
 
     /// Dollars per hour of the whole instance, if it is known.

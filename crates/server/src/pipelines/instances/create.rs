@@ -101,7 +101,7 @@ impl InstancesPipeline {
     /// Requests the offers in order until one is granted.
     ///
     /// A machine whose creation was not stored is found again by the instance's id, but only by the backend that
-    /// created it. So the row records the backend before any other than the first is used.
+    /// created it, and in its location. So the row records both before any other than the first is used.
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
         else {
@@ -111,12 +111,12 @@ impl InstancesPipeline {
         let mut refusals = Vec::new();
         for at in tries.at..tries.offers.len() {
             let offer = tries.offers[at].clone();
-            let place = format!("{} {} {}", offer.backend, offer.region, offer.instance_type);
+            let place = offer_place(&offer);
             let Some(backend) = self.0.backends.named(&offer.backend) else {
                 refusals.push(format!("{place}: the server has no backend `{}`", offer.backend));
                 continue;
             };
-            if tries.offers[tries.at].backend != offer.backend {
+            if location(&tries.offers[tries.at]) != location(&offer) {
                 let requested = OfferAttempts { at, ..tries.clone() };
                 if !rows::set_offer_attempts(&self.0.db, lease.key(), &requested, &offer.backend)
                     .await?
@@ -297,6 +297,20 @@ impl InstancesPipeline {
             },
         }
     }
+}
+
+/// Where the machine of an offer is.
+fn location(offer: &Offer) -> (&str, &str, &[String]) {
+    (&offer.backend, &offer.region, &offer.zones)
+}
+
+/// Names an offer in messages, with its zone if there is one.
+fn offer_place(offer: &Offer) -> String {
+    let region = match offer.zones.as_slice() {
+        [zone] => zone,
+        _ => &offer.region,
+    };
+    format!("{} {region} {}", offer.backend, offer.instance_type)
 }
 
 /// Returns the other offers of the same backend that fit the instance.

@@ -1,4 +1,4 @@
-//! AWS request signatures, version 4.
+//! AWS request signatures, version 4: for the APIs of AWS and for S3-compatible stores.
 
 use std::fmt::Write as _;
 
@@ -7,32 +7,40 @@ use sha2::{Digest as _, Sha256};
 
 /// Credentials of the caller. Never logged.
 #[derive(Clone)]
-pub struct S3Credentials {
+pub struct AwsCredentials {
     pub key: String,
     pub secret: String,
     /// Set for temporary credentials.
     pub session: Option<String>,
 }
 
-impl std::fmt::Debug for S3Credentials {
+impl std::fmt::Debug for AwsCredentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").finish_non_exhaustive()
+        f.debug_struct("AwsCredentials").finish_non_exhaustive()
     }
 }
 
 /// The signed parts of a request. `path` is already encoded; `query` and `headers` (lower case) are sorted here.
-pub(super) struct CanonicalRequest<'a> {
-    pub(super) method: &'a str,
-    pub(super) path: &'a str,
-    pub(super) query: &'a [(String, String)],
-    pub(super) headers: &'a [(&'a str, &'a str)],
-    pub(super) body_hash: &'a str,
+pub struct CanonicalRequest<'a> {
+    pub method: &'a str,
+    pub path: &'a str,
+    pub query: &'a [(String, String)],
+    pub headers: &'a [(&'a str, &'a str)],
+    pub body_hash: &'a str,
 }
 
-/// Value of the `Authorization` header. `time` has the form `20130524T000000Z`.
-pub(super) fn authorization(
-    identity: &S3Credentials,
-    region: &str,
+/// Service and region for which a signature is valid.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope<'a> {
+    pub region: &'a str,
+    /// `s3`, `ec2`, …
+    pub service: &'a str,
+}
+
+/// Value of the `Authorization` header. `time` is that of [`amz_date`].
+pub fn authorization(
+    identity: &AwsCredentials,
+    Scope { region, service }: Scope<'_>,
     time: &str,
     requested: &CanonicalRequest<'_>,
 ) -> String {
@@ -47,10 +55,10 @@ pub(super) fn authorization(
     }
     let _ = write!(canonical, "\n{names}\n{}", requested.body_hash);
     let day = time.get(..8).unwrap_or_default();
-    let scope = format!("{day}/{region}/s3/aws4_request");
+    let scope = format!("{day}/{region}/{service}/aws4_request");
     let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", sha256_hex(canonical.as_bytes()));
     let mut key = format!("AWS4{}", identity.secret).into_bytes();
-    for part in [day, region, "s3", "aws4_request"] {
+    for part in [day, region, service, "aws4_request"] {
         key = hmac_sha256(&key, part.as_bytes());
     }
     let signature = hex::encode(hmac_sha256(&key, text.as_bytes()));
@@ -60,7 +68,15 @@ pub(super) fn authorization(
     )
 }
 
-pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+/// Present time in the form `20130524T000000Z`, which the header `x-amz-date` has.
+#[expect(clippy::disallowed_methods, reason = "a signature is good at one moment, by the wall clock")]
+pub fn amz_date() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(since.as_secs()).ok().and_then(|secs| jiff::Timestamp::from_second(secs).ok());
+    now.unwrap_or_default().strftime("%Y%m%dT%H%M%SZ").to_string()
+}
+
+pub fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
@@ -69,7 +85,7 @@ fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
 }
 
 /// Renders a query in the canonical order and encoding that is signed and sent.
-pub(super) fn canonical_query(pairs: &[(String, String)]) -> String {
+pub fn canonical_query(pairs: &[(String, String)]) -> String {
     let mut pairs: Vec<(String, String)> = pairs
         .iter()
         .map(|(name, value)| (percent_encode(name, false), percent_encode(value, false)))
@@ -79,7 +95,7 @@ pub(super) fn canonical_query(pairs: &[(String, String)]) -> String {
 }
 
 /// Percent-encodes everything but unreserved characters and, if `keep_slashes`, slashes.
-pub(super) fn percent_encode(text: &str, keep_slashes: bool) -> String {
+pub fn percent_encode(text: &str, keep_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -95,7 +111,7 @@ pub(super) fn percent_encode(text: &str, keep_slashes: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{CanonicalRequest, S3Credentials, authorization, percent_encode, sha256_hex};
+    use super::{AwsCredentials, CanonicalRequest, Scope, authorization, percent_encode, sha256_hex};
 
     const TIME: &str = "20130524T000000Z";
     const HOST: (&str, &str) = ("host", "examplebucket.s3.amazonaws.com");
@@ -108,7 +124,7 @@ mod tests {
         more: &[(&str, &str)],
         body: &[u8],
     ) -> String {
-        let identity = S3Credentials {
+        let identity = AwsCredentials {
             key: "AKIAIOSFODNN7EXAMPLE".into(),
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".into(),
             session: None,
@@ -119,7 +135,7 @@ mod tests {
         let query: Vec<_> = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
         let requested =
             CanonicalRequest { method, path, query: &query, headers: &headers, body_hash: &body_hash };
-        let text = authorization(&identity, "us-east-1", TIME, &requested);
+        let text = authorization(&identity, Scope { region: "us-east-1", service: "s3" }, TIME, &requested);
         text.split_once("Signature=").unwrap().1.to_owned()
     }
 
@@ -145,10 +161,53 @@ mod tests {
         );
     }
 
+    /// AWS's suite of test vectors, and the example of a query to IAM in the documentation.
+    #[test]
+    fn signatures_of_other_services_match_the_published_aws_examples() {
+        let identity = AwsCredentials {
+            key: "AKIDEXAMPLE".into(),
+            secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".into(),
+            session: None,
+        };
+        let signature = |service, method, query: &[(&str, &str)], headers: &[(&str, &str)], body: &[u8]| {
+            let time = "20150830T123600Z";
+            let mut headers = headers.to_vec();
+            headers.push(("x-amz-date", time));
+            let query: Vec<_> = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+            let body_hash = sha256_hex(body);
+            let requested =
+                CanonicalRequest { method, path: "/", query: &query, headers: &headers, body_hash: &body_hash };
+            let scope = Scope { region: "us-east-1", service };
+            authorization(&identity, scope, time, &requested).split_once("Signature=").unwrap().1.to_owned()
+        };
+        let host = ("host", "example.amazonaws.com");
+        assert_eq!(
+            signature("service", "GET", &[], &[host], b""),
+            "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"
+        );
+        assert_eq!(
+            signature("service", "GET", &[("Param2", "value2"), ("Param1", "value1")], &[host], b""),
+            "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500"
+        );
+        let form = ("content-type", "application/x-www-form-urlencoded");
+        assert_eq!(
+            signature("service", "POST", &[], &[host, form], b"Param1=value1"),
+            "ff11897932ad3f4e8b18135d722051e5ac45fc38421b1da7b9d196a0fe09473a"
+        );
+        let iam = [
+            ("host", "iam.amazonaws.com"),
+            ("content-type", "application/x-www-form-urlencoded; charset=utf-8"),
+        ];
+        assert_eq!(
+            signature("iam", "GET", &[("Action", "ListUsers"), ("Version", "2010-05-08")], &iam, b""),
+            "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7"
+        );
+    }
+
     #[test]
     fn debug_output_of_credentials_hides_secrets() {
         let identity =
-            S3Credentials { key: "k".into(), secret: "canary".into(), session: Some("canary".into()) };
+            AwsCredentials { key: "k".into(), secret: "canary".into(), session: Some("canary".into()) };
         assert!(!format!("{identity:?}").contains("canary"));
     }
 }
