@@ -603,7 +603,7 @@ impl Program {
         let wall = self.started.get().map(|at| u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX));
         let mut usage = json!({
             "cpu_us": group.usage().cpu_us.filter(|_| counted),
-            "memory_peak": own.as_ref().unwrap_or(&self.group).memory_peak().filter(|_| counted),
+            "memory_peak": group.memory_peak().filter(|_| counted),
             "wall_us": wall,
         });
         if let Some(usage) = usage.as_object_mut() {
