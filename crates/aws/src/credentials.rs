@@ -110,7 +110,7 @@ impl CredentialProvider {
             Creds::Profile(profile) => {
                 let file = profile.file.clone().or_else(|| self.profile_file());
                 let missing = || missing("there is no home directory: set `file` in `creds`");
-                return self.from_profile(&profile.profile, file.ok_or_else(missing)?).await;
+                return self.profile_credentials(&profile.profile, file.ok_or_else(missing)?).await;
             }
             Creds::Default => {}
         }
@@ -119,18 +119,18 @@ impl CredentialProvider {
             return Ok(fixed(&key, &secret, env("AWS_SESSION_TOKEN"), "the environment"));
         }
         if let (Some(file), Some(role)) = (env("AWS_WEB_IDENTITY_TOKEN_FILE"), env("AWS_ROLE_ARN")) {
-            return self.from_web_identity(http, &file, &role).await;
+            return self.web_identity_credentials(http, &file, &role).await;
         }
         let profile = env("AWS_PROFILE");
         if let Some(file) = self.profile_file()
             && (profile.is_some() || tokio::fs::try_exists(&file).await.unwrap_or(false))
         {
-            return self.from_profile(profile.as_deref().unwrap_or("default"), file).await;
+            return self.profile_credentials(profile.as_deref().unwrap_or("default"), file).await;
         }
         if env("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Err(missing(NONE_FOUND));
         }
-        self.from_machine_role(http).await
+        self.machine_role_credentials(http).await
     }
 
     fn profile_file(&self) -> Option<PathBuf> {
@@ -139,7 +139,7 @@ impl CredentialProvider {
         env("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(home)
     }
 
-    async fn from_profile(&self, profile: &str, file: PathBuf) -> Result<Known, ApiError> {
+    async fn profile_credentials(&self, profile: &str, file: PathBuf) -> Result<Known, ApiError> {
         let shown = file.display().to_string();
         let text = read_limited(&file)
             .await
@@ -161,7 +161,12 @@ impl CredentialProvider {
         })
     }
 
-    async fn from_web_identity(&self, http: &HttpClient, file: &str, role: &str) -> Result<Known, ApiError> {
+    async fn web_identity_credentials(
+        &self,
+        http: &HttpClient,
+        file: &str,
+        role: &str,
+    ) -> Result<Known, ApiError> {
         let token = read_limited(&PathBuf::from(file)).await;
         let token = token.map_err(|error| missing(&format!("failed to read `{file}`: {error}")))?;
         let session = (self.environment)("AWS_ROLE_SESSION_NAME").unwrap_or_else(|| SESSION_NAME.to_owned());
@@ -202,7 +207,7 @@ impl CredentialProvider {
         })
     }
 
-    async fn from_machine_role(&self, http: &HttpClient) -> Result<Known, ApiError> {
+    async fn machine_role_credentials(&self, http: &HttpClient) -> Result<Known, ApiError> {
         let origin = (self.environment)("AWS_EC2_METADATA_SERVICE_ENDPOINT");
         role_of_machine(http, origin.as_deref().unwrap_or(METADATA_ORIGIN).trim_end_matches('/')).await
     }
@@ -405,7 +410,7 @@ mod tests {
         let http = HttpClient::default();
         let chain = provider(Creds::Default, |_| None, Some(origin));
         let path = file.path().to_str().unwrap();
-        let found = chain.from_web_identity(&http, path, "arn:aws:iam::1:role/w").await.unwrap();
+        let found = chain.web_identity_credentials(&http, path, "arn:aws:iam::1:role/w").await.unwrap();
         assert_eq!((found.credentials.key.as_str(), found.credentials.session.as_deref()), ("AK", Some("T")));
         let requests = served.await.unwrap();
         assert!(requests[0].contains("WebIdentityToken=a.b%2Fc"), "{requests:?}");

@@ -220,10 +220,8 @@ impl Default for Settings {
 
 /// `100GB`, or a number of GB.
 fn disk_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    let text = match serde_json::Value::deserialize(deserializer)? {
-        serde_json::Value::String(text) => text,
-        other => other.to_string(),
-    };
+    let size = serde_json::Value::deserialize(deserializer)?;
+    let text = size.as_str().map_or_else(|| size.to_string(), str::to_owned);
     parse_memory(&text).map(|gb| gb as u32).map_err(D::Error::custom)
 }
 

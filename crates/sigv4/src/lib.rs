@@ -175,8 +175,13 @@ mod tests {
             headers.push(("x-amz-date", time));
             let query: Vec<_> = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
             let body_hash = sha256_hex(body);
-            let requested =
-                CanonicalRequest { method, path: "/", query: &query, headers: &headers, body_hash: &body_hash };
+            let requested = CanonicalRequest {
+                method,
+                path: "/",
+                query: &query,
+                headers: &headers,
+                body_hash: &body_hash,
+            };
             let scope = Scope { region: "us-east-1", service };
             authorization(&identity, scope, time, &requested).split_once("Signature=").unwrap().1.to_owned()
         };

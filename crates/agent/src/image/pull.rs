@@ -339,11 +339,12 @@ impl ImageStore {
         let source = fs::File::open(file).map_err(failed("failed to open a download"))?;
         let unpacked = subprocess::run(&self.agent, source, &files, limits.limits).await;
         let (summary, landlock) = unpacked.map_err(|source| {
-            let source = match source {
-                UnpackError::TooLarge { excess, message } if limits.is_full(excess) => {
-                    UnpackError::NoSpace(message)
-                }
-                other => other,
+            let source = if let UnpackError::TooLarge { excess, message } = &source
+                && limits.is_full(*excess)
+            {
+                UnpackError::NoSpace(message.clone())
+            } else {
+                source
             };
             PullError::Unpack { digest: layer.digest.clone(), source }
         })?;

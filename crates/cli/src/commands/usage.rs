@@ -243,7 +243,7 @@ mod tests {
     fn checked(words: &[&str]) -> Result<(Timestamp, Option<Timestamp>), String> {
         let now = Timestamp::parse("2026-11-19T12:00:00Z").unwrap();
         let line = Line::try_parse_from(["usage"].iter().chain(words)).map_err(|error| error.to_string())?;
-        check_period(&line.args, now).map_err(|error| error.to_string())
+        check_period(&line.args, now).map_err(|error| format!("{error:?}"))
     }
 
     #[test]

@@ -64,7 +64,8 @@ impl Mount {
         check_path(path)?;
         let (source, path) = (source.to_owned(), path.to_owned());
         // `project/name` is a volume of another project.
-        let is_reference = !source.starts_with('/') && source.matches('/').count() == 1 && !source.contains("..");
+        let is_reference =
+            !source.starts_with('/') && source.matches('/').count() == 1 && !source.contains("..");
         if source.contains('/') && !is_reference {
             check_path(&source)?;
             return Ok(Self::Instance(InstanceMount { instance_path: source, path, optional: false }));

@@ -136,7 +136,8 @@ async fn create_volume(env: &JobTestEnv) {
     let sql = "INSERT INTO volumes (id, project_id, user_id, name, configuration, external, status, created_at, last_processed_at) \
                SELECT new_uuid(), p.id, u.id, 'data', $1, FALSE, 'active', now_us(), now_us() FROM projects p, users u \
                WHERE p.name = 'main' AND u.name = 'admin'";
-    let configuration = json!({"type": "volume", "name": "data", "backend": "remote", "region": "remote", "size": 10});
+    let configuration =
+        json!({"type": "volume", "name": "data", "backend": "remote", "region": "remote", "size": 10});
     env.write(sql, vec![configuration.to_string().into()]).await;
 }
 
@@ -172,7 +173,7 @@ async fn an_exported_volume_is_mounted_by_name_until_the_export_ends(ground: &Se
     eventually_ok_async("the job ends", async || {
         let rows = env.server.app.db().query("SELECT termination_reason FROM jobs", vec![]).await.unwrap();
         let reason = rows[0].opt_text(0).unwrap();
-        if reason.as_deref() == Some("instance_access_revoked") { Ok(()) } else { Err(reason) }
+        if reason.as_deref() == Some("instance_access_revoked") { Ok(()) } else { Err(format!("{reason:?}")) }
     })
     .await;
     env.end().await;

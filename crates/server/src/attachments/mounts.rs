@@ -70,7 +70,8 @@ impl VolumeCatalog {
         let found = volumes::find_named(db, project, &names).await?;
         let select = |(text, wanted): &(&str, ResourceReference)| {
             let is_wanted = |owner: &String| wanted.project.as_ref().is_none_or(|project| project == owner);
-            let mut of_name = found.iter().filter(|(volume, owner)| volume.name == wanted.name && is_wanted(owner));
+            let mut of_name =
+                found.iter().filter(|(volume, owner)| volume.name == wanted.name && is_wanted(owner));
             of_name.next().map(|(volume, _)| ((*text).to_owned(), volume.clone()))
         };
         Ok(Self(named.iter().filter_map(select).collect()))

@@ -84,13 +84,19 @@ async fn a_job_holds_what_was_created_for_it_and_not_what_else_was_offered(groun
     env.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     env.run("train", json!({})).await;
     let held = async || {
-        let rows = env.server.app.db().query("SELECT held_cpus, held_price, status FROM jobs", vec![]).await.unwrap();
+        let rows = env
+            .server
+            .app
+            .db()
+            .query("SELECT held_cpus, held_price, status FROM jobs", vec![])
+            .await
+            .unwrap();
         (rows[0].int(0).unwrap(), rows[0].int(1).unwrap())
     };
     // Any of them may be granted.
     eventually_ok_async("the largest counts", async || match held().await {
         (16, 30_000_000) => Ok(()),
-        other => Err(other),
+        other => Err(format!("{other:?}")),
     })
     .await;
     clouds[0].book.lock().hold = false;

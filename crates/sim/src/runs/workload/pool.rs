@@ -169,11 +169,10 @@ impl Workload {
             unit = unit.and([quotas::delete(named.quota.project, named.quota.member, &named.quota.resource)]);
         }
         unit = unit.and([exports::add_import(db.new_id()?, pool.export, pool.late.id)]);
-        for (project, share) in pool.projects[1..]
-            .iter()
-            .map(|project| (project.id, rng.between(0, 6)))
-            .chain([(pool.late.id, (self.hosts.len() * cloud::GPUS) as u64)])
-        {
+        let mut shares: Vec<_> =
+            pool.projects[1..].iter().map(|project| (project.id, rng.between(0, 6))).collect();
+        shares.push((pool.late.id, (self.hosts.len() * cloud::GPUS) as u64));
+        for (project, share) in shares {
             let max = (project != pool.late.id && rng.chance(40)).then(|| rng.between(share.max(1), 10));
             let (member, resource, share) = (None, QuotaResource::Gpus, Some(share));
             let quota = Quota { project, member, resource, max, share, used: 0, first_end: None };

@@ -85,12 +85,11 @@ impl OciQueue {
                 .output()
                 .unwrap();
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-            let is_clean = groups.stdout.is_empty()
+            groups.stdout.is_empty()
                 && !mounts.contains(uuid)
                 && processes_matching(&[uuid.as_bytes()]).is_empty()
                 && ["root", "container"].iter().all(|part| !attempt.join(part).exists())
-                && !self.store.join("uses").join(format!("{uuid}.1")).exists();
-            is_clean
+                && !self.store.join("uses").join(format!("{uuid}.1")).exists()
         });
     }
 }
