@@ -208,14 +208,9 @@ mod tests {
         let policy: serde_json::Value = serde_json::from_str(policy).unwrap();
         let mut permitted = BTreeSet::new();
         for statement in policy["Statement"].as_array().unwrap() {
-            match &statement["Action"] {
-                serde_json::Value::Array(actions) => {
-                    permitted.extend(actions.iter().map(|action| action.as_str().unwrap()));
-                }
-                action => {
-                    permitted.insert(action.as_str().unwrap());
-                }
-            }
+            let actions = &statement["Action"];
+            let listed = actions.as_array().map_or(std::slice::from_ref(actions), Vec::as_slice);
+            permitted.extend(listed.iter().map(|action| action.as_str().unwrap()));
         }
         let mut needed: BTreeSet<String> =
             ACTIONS.iter().map(|(action, _)| format!("ec2:{action}")).collect();
