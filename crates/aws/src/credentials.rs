@@ -36,11 +36,11 @@ pub(crate) struct CredentialProvider {
     /// Region whose security token service is asked.
     region: String,
     /// Held while new ones are fetched, so that they are fetched once.
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<ResolvedCredentials>>,
 }
 
 #[derive(Clone)]
-struct Known {
+struct ResolvedCredentials {
     credentials: AwsCredentials,
     expires: Option<Timestamp>,
     source: String,
@@ -76,10 +76,11 @@ impl CredentialProvider {
         Ok(self.known(http).await?.source)
     }
 
-    async fn known(&self, http: &HttpClient) -> Result<Known, ApiError> {
+    async fn known(&self, http: &HttpClient) -> Result<ResolvedCredentials, ApiError> {
         let mut known = self.known.lock().await;
-        let is_valid =
-            |known: &&Known| known.expires.is_none_or(|expires| Timestamp::now() + EXPIRY_MARGIN < expires);
+        let is_valid = |known: &&ResolvedCredentials| {
+            known.expires.is_none_or(|expires| Timestamp::now() + EXPIRY_MARGIN < expires)
+        };
         if let Some(valid) = known.as_ref().filter(is_valid) {
             return Ok(valid.clone());
         }
@@ -96,8 +97,8 @@ impl CredentialProvider {
         }
     }
 
-    async fn fetch(&self, http: &HttpClient) -> Result<Known, ApiError> {
-        let fixed = |key: &str, secret: &str, session: Option<String>, source: &str| Known {
+    async fn fetch(&self, http: &HttpClient) -> Result<ResolvedCredentials, ApiError> {
+        let fixed = |key: &str, secret: &str, session: Option<String>, source: &str| ResolvedCredentials {
             credentials: AwsCredentials { key: key.to_owned(), secret: secret.to_owned(), session },
             expires: None,
             source: source.to_owned(),
@@ -139,7 +140,11 @@ impl CredentialProvider {
         env("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(home)
     }
 
-    async fn profile_credentials(&self, profile: &str, file: PathBuf) -> Result<Known, ApiError> {
+    async fn profile_credentials(
+        &self,
+        profile: &str,
+        file: PathBuf,
+    ) -> Result<ResolvedCredentials, ApiError> {
         let shown = file.display().to_string();
         let text = read_limited(&file)
             .await
@@ -153,7 +158,7 @@ impl CredentialProvider {
                  profiles are not supported"
             )));
         };
-        Ok(Known {
+        Ok(ResolvedCredentials {
             credentials: AwsCredentials { key, secret, session: find("aws_session_token") },
             // The tools that write temporary keys there replace them: the file is read again soon.
             expires: Some(Timestamp::now() + EXPIRY_MARGIN + SignedDuration::from_mins(5)),
@@ -166,7 +171,7 @@ impl CredentialProvider {
         http: &HttpClient,
         file: &str,
         role: &str,
-    ) -> Result<Known, ApiError> {
+    ) -> Result<ResolvedCredentials, ApiError> {
         let token = read_limited(&PathBuf::from(file)).await;
         let token = token.map_err(|error| missing(&format!("failed to read `{file}`: {error}")))?;
         let session = (self.environment)("AWS_ROLE_SESSION_NAME").unwrap_or_else(|| SESSION_NAME.to_owned());
@@ -196,7 +201,7 @@ impl CredentialProvider {
         let root = Element::parse(&answer.text()).map_err(|_| unexpected())?;
         let found = root.at("AssumeRoleWithWebIdentityResult/Credentials").ok_or_else(unexpected)?;
         let text = |name| found.text(name).map(str::to_owned).ok_or_else(unexpected);
-        Ok(Known {
+        Ok(ResolvedCredentials {
             credentials: AwsCredentials {
                 key: text("AccessKeyId")?,
                 secret: text("SecretAccessKey")?,
@@ -207,14 +212,14 @@ impl CredentialProvider {
         })
     }
 
-    async fn machine_role_credentials(&self, http: &HttpClient) -> Result<Known, ApiError> {
+    async fn machine_role_credentials(&self, http: &HttpClient) -> Result<ResolvedCredentials, ApiError> {
         let origin = (self.environment)("AWS_EC2_METADATA_SERVICE_ENDPOINT");
         role_of_machine(http, origin.as_deref().unwrap_or(METADATA_ORIGIN).trim_end_matches('/')).await
     }
 }
 
 /// Asks the metadata service of the machine, version 2.
-async fn role_of_machine(http: &HttpClient, origin: &str) -> Result<Known, ApiError> {
+async fn role_of_machine(http: &HttpClient, origin: &str) -> Result<ResolvedCredentials, ApiError> {
     let send = async |method, path: &str, headers: &[(&str, &str)]| {
         let request =
             HttpRequest { origin, method, path, headers, body: Bytes::new(), limit: METADATA_TIMEOUT };
@@ -233,7 +238,7 @@ async fn role_of_machine(http: &HttpClient, origin: &str) -> Result<Known, ApiEr
     let found: RoleCredentials = serde_json::from_slice(&answer.body).map_err(|error| {
         ApiError::connection(format!("unexpected answer of the metadata service: {error}"))
     })?;
-    Ok(Known {
+    Ok(ResolvedCredentials {
         credentials: AwsCredentials {
             key: found.access_key_id,
             secret: found.secret_access_key,
@@ -292,7 +297,7 @@ mod tests {
         CredentialProvider::new(creds, environment, endpoint, "us-east-1".into())
     }
 
-    async fn known(creds: Creds, environment: Environment) -> Result<Known, String> {
+    async fn known(creds: Creds, environment: Environment) -> Result<ResolvedCredentials, String> {
         let http = HttpClient::default();
         provider(creds, environment, None).known(&http).await.map_err(|error| error.to_string())
     }
@@ -378,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_role_of_the_machine_is_asked_with_a_session_token() {
+    async fn the_role_of_the_machine_is_read_with_a_session_token() {
         let (origin, served) = serve(&[
             ("PUT /latest/api/token ", "session"),
             ("GET /latest/meta-data/iam/security-credentials/ ", "windlass-role"),

@@ -58,7 +58,7 @@ enum Status {
 
 /// Machine as EC2 shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shown {
+struct Ec2Instance {
     id: String,
     status: Status,
     launched: String,
@@ -69,7 +69,7 @@ struct Shown {
     instance: Option<String>,
 }
 
-impl Shown {
+impl Ec2Instance {
     fn read(item: &Element) -> Option<Self> {
         let reason = item
             .text("stateReason/code")
@@ -127,7 +127,7 @@ fn offer_of(order: &InstanceRequest) -> Result<&Offer, BackendError> {
 }
 
 /// Order in which one of several live machines is kept.
-fn by_age(machine: &Shown) -> (String, String) {
+fn by_age(machine: &Ec2Instance) -> (String, String) {
     (machine.launched.clone(), machine.id.clone())
 }
 
@@ -148,17 +148,17 @@ impl AwsProvider {
         Ok(all)
     }
 
-    async fn machines(&self, region: &str, query: Params) -> Result<Vec<Shown>, ApiError> {
+    async fn machines(&self, region: &str, query: Params) -> Result<Vec<Ec2Instance>, ApiError> {
         let reservations = self.api.list(region, "DescribeInstances", query, "reservationSet").await?;
         Ok(reservations
             .iter()
             .flat_map(|reservation| reservation.items("instancesSet"))
-            .filter_map(Shown::read)
+            .filter_map(Ec2Instance::read)
             .collect())
     }
 
     /// Machines of one instance, also those that have ended a short time ago.
-    async fn machines_of(&self, region: &str, instance: InstanceId) -> Result<Vec<Shown>, ApiError> {
+    async fn machines_of(&self, region: &str, instance: InstanceId) -> Result<Vec<Ec2Instance>, ApiError> {
         let query = Params::new().with_filter(&format!("tag:{INSTANCE_TAG}"), [instance.to_string()]);
         self.machines(region, query).await
     }
@@ -168,7 +168,7 @@ impl AwsProvider {
         let region = offer.region.as_str();
         let found =
             self.machines_of(region, order.instance).await.map_err(|error| error.to_backend(CREATE))?;
-        if let Some(oldest) = found.into_iter().filter(Shown::is_live).min_by_key(by_age) {
+        if let Some(oldest) = found.into_iter().filter(Ec2Instance::is_live).min_by_key(by_age) {
             return Ok(oldest.id);
         }
         let params = self.run_params(request).await?;
@@ -289,7 +289,8 @@ impl AwsProvider {
     pub(crate) async fn state(&self, order: &InstanceRequest) -> Result<MachineState, BackendError> {
         let region = offer_of(order)?.region.as_str();
         let found = self.machines_of(region, order.instance).await.map_err(|error| error.to_backend(FIND))?;
-        let (mut live, ended): (Vec<Shown>, Vec<Shown>) = found.into_iter().partition(Shown::is_live);
+        let (mut live, ended): (Vec<Ec2Instance>, Vec<Ec2Instance>) =
+            found.into_iter().partition(Ec2Instance::is_live);
         live.sort_by_key(by_age);
         for extra in live.iter().skip(1) {
             // Two creations, of which one was not listed when the other began: only one is used.
@@ -370,7 +371,7 @@ impl AwsProvider {
 mod tests {
     use super::*;
 
-    fn shown(state: &str, reason: Option<&str>) -> Shown {
+    fn shown(state: &str, reason: Option<&str>) -> Ec2Instance {
         let reason = reason.map_or_else(String::new, |code| {
             format!("<stateReason><code>{code}</code><message>{code}: text</message></stateReason>")
         });
@@ -379,7 +380,7 @@ mod tests {
              <privateIpAddress>10.0.0.4</privateIpAddress><launchTime>2026-11-01T00:00:00.000Z</launchTime>{reason}\
              <tagSet><item><key>windlass-instance</key><value>x</value></item></tagSet></item>"
         );
-        Shown::read(&Element::parse(&text).unwrap()).unwrap()
+        Ec2Instance::read(&Element::parse(&text).unwrap()).unwrap()
     }
 
     #[test]

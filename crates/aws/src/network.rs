@@ -28,7 +28,7 @@ pub(crate) struct RegionNetwork {
     pub(crate) subnets: BTreeMap<String, String>,
 }
 
-/// Why a region has no network for machines.
+/// Reason why a region has no network for machines.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum NetworkError {
     #[error(transparent)]
@@ -112,10 +112,10 @@ fn choose_subnets(subnets: &[Element], tables: &[Element], public: bool) -> BTre
     best.into_iter().map(|(zone, (_, id))| (zone, id)).collect()
 }
 
-/// Where the route tables of a VPC send packets for other networks.
+/// Destinations of packets for other networks, from the route tables of a VPC.
 #[derive(Debug, Default)]
 struct Routes {
-    /// Subnets with a table of their own.
+    /// Subnets with a separate table.
     explicit: BTreeSet<String>,
     internet: BTreeSet<String>,
     outside: BTreeSet<String>,
@@ -166,7 +166,7 @@ impl Routes {
 
 /// Finds the security group of a VPC by its name, or creates it: SSH from outside, everything between the machines.
 ///
-/// A group that somebody else created is used as it is.
+/// A group that exists already is used as it is.
 pub(crate) async fn security_group(
     api: &Api,
     settings: &Settings,

@@ -24,7 +24,7 @@ const READ: &str = "read the offers";
 /// Spot prices of a region, by type and zone.
 pub(crate) type SpotPrices = BTreeMap<(String, String), Price>;
 
-/// What is known about a region.
+/// Hardware, zones and prices of a region.
 struct Region<'a> {
     name: &'a str,
     types: &'a RegionTypes,

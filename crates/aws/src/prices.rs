@@ -1,6 +1,6 @@
 //! On-demand prices: from a catalogue that the settings name, or from a small table in this program.
 //!
-//! AWS publishes prices by an API of its own, in documents of hundreds of megabytes. Catalogues in the format of gpuhunt,
+//! AWS publishes prices by a separate API, in documents of hundreds of megabytes. Catalogues in the format of gpuhunt,
 //! which dstack publishes, are a few: a CSV file with the columns `instance_name`, `location`, `price` and `spot`.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};

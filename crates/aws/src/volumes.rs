@@ -29,26 +29,26 @@ const SMALLEST_GB: f64 = 1.0;
 
 /// Disk as EC2 shows it.
 #[derive(Clone, Debug, PartialEq)]
-struct Shown {
+struct EbsVolume {
     id: String,
     state: String,
     size_gb: Option<f64>,
     zone: Option<String>,
     volume: Option<String>,
-    attachments: Vec<ShownAttachment>,
+    attachments: Vec<EbsAttachment>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct ShownAttachment {
+struct EbsAttachment {
     machine: String,
     device: Option<String>,
     state: String,
 }
 
-impl Shown {
+impl EbsVolume {
     fn read(item: &Element) -> Option<Self> {
         let attachments = item.items("attachmentSet").filter_map(|one| {
-            Some(ShownAttachment {
+            Some(EbsAttachment {
                 machine: one.text("instanceId")?.to_owned(),
                 device: one.text("device").map(str::to_owned),
                 state: one.text("status").unwrap_or_default().to_owned(),
@@ -101,12 +101,12 @@ fn region(what: &'static str, machine: &BackendInstance) -> Result<String, Backe
 }
 
 impl AwsProvider {
-    async fn volumes_where(&self, region: &str, query: Params) -> Result<Vec<Shown>, ApiError> {
+    async fn volumes_where(&self, region: &str, query: Params) -> Result<Vec<EbsVolume>, ApiError> {
         let found = self.api.list(region, "DescribeVolumes", query, "volumeSet").await?;
-        Ok(found.iter().filter_map(Shown::read).filter(Shown::exists).collect())
+        Ok(found.iter().filter_map(EbsVolume::read).filter(EbsVolume::exists).collect())
     }
 
-    async fn volume(&self, region: &str, id: &str) -> Result<Option<Shown>, ApiError> {
+    async fn volume(&self, region: &str, id: &str) -> Result<Option<EbsVolume>, ApiError> {
         match self.volumes_where(region, Params::new().with_list("VolumeId", [id])).await {
             Ok(found) => Ok(found.into_iter().next()),
             // `InvalidParameterValue`: the id is none of a volume.
@@ -164,7 +164,7 @@ impl AwsProvider {
             what: CREATE,
             message: "unexpected answer to CreateVolume".to_owned(),
         };
-        Ok(Shown::read(&made).ok_or_else(unexpected)?.describe())
+        Ok(EbsVolume::read(&made).ok_or_else(unexpected)?.describe())
     }
 
     async fn removed(&self, order: &VolumeRequest, id: &str) -> Result<(), BackendError> {
@@ -241,7 +241,7 @@ impl AwsProvider {
     }
 }
 
-/// AWS has no code of its own for a device name that is taken.
+/// AWS has no separate code for a device name that is taken.
 fn is_device_in_use(error: &ApiError) -> bool {
     let text = error.to_string().to_lowercase();
     error.code() == "InvalidParameterValue" && text.contains("in use")
@@ -255,7 +255,7 @@ impl VolumeBackend for AwsProvider {
     fn get<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         Box::pin(async move {
             let found = self.volume(&order.region, id).await.map_err(|error| error.to_backend(FIND))?;
-            Ok(found.as_ref().map(Shown::describe))
+            Ok(found.as_ref().map(EbsVolume::describe))
         })
     }
 
@@ -295,7 +295,7 @@ mod tests {
             <item><instanceId>i-1</instanceId><device>/dev/sdf</device><status>attached</status></item>
             <item><instanceId>i-2</instanceId><device>/dev/sdf</device><status>detaching</status></item>
             </attachmentSet><tagSet><item><key>windlass-volume</key><value>v</value></item></tagSet></item>";
-        let shown = Shown::read(&Element::parse(text).unwrap()).unwrap();
+        let shown = EbsVolume::read(&Element::parse(text).unwrap()).unwrap();
         let described = shown.describe();
         assert_eq!(
             (described.size_gb, described.zone.as_deref(), described.ready),
@@ -305,8 +305,8 @@ mod tests {
         assert_eq!(shown.attachment_to("i-1"), yes);
         assert_eq!(shown.attachment_to("i-2"), AttachmentState::Coming);
         assert_eq!(shown.attachment_to("i-3"), AttachmentState::No);
-        let creating = Shown { state: "creating".into(), ..shown.clone() };
+        let creating = EbsVolume { state: "creating".into(), ..shown.clone() };
         assert!(!creating.describe().ready && creating.exists());
-        assert!(!Shown { state: "deleting".into(), ..shown }.exists());
+        assert!(!EbsVolume { state: "deleting".into(), ..shown }.exists());
     }
 }

@@ -62,7 +62,7 @@ pub async fn run(binaries: &Binaries<'_>, root: &Path) -> Result<()> {
     let Observation { reclaimed_after, idle, .. } = observed;
     writeln!(
         std::io::stdout(),
-        "`speech` held its share {reclaimed_after:.1} s after it had asked for it; blocks were idle for {:.2} % of the time",
+        "`speech` held its share {reclaimed_after:.1} s after it submitted its jobs; blocks were idle for {:.2} % of the time",
         idle * 100.0
     )?;
     std::fs::write(root.join(CHART), draw(&observed)).with_context(|| format!("failed to write {CHART}"))
@@ -100,19 +100,19 @@ async fn observe(binaries: &Binaries<'_>, home: &Path) -> Result<Observation> {
     share_fleet(&mut client).await?;
     let began = Instant::now();
     submit(&mut client, PROJECTS[0], BLOCKS + SHARE_BLOCKS, LONG_SECS).await?;
-    let (mut samples, mut has_asked) = (Vec::new(), None);
+    let (mut samples, mut submitted_at) = (Vec::new(), None);
     while began.elapsed() < END {
-        if has_asked.is_none() && began.elapsed() >= SECOND_AT {
+        if submitted_at.is_none() && began.elapsed() >= SECOND_AT {
             submit(&mut client, PROJECTS[1], SHARE_BLOCKS, SHORT_SECS).await?;
-            has_asked = Some(began.elapsed().as_secs_f64());
+            submitted_at = Some(began.elapsed().as_secs_f64());
         }
         let held =
             [held_blocks(&mut client, PROJECTS[0]).await?, held_blocks(&mut client, PROJECTS[1]).await?];
         samples.push(Sample { at: began.elapsed().as_secs_f64(), held });
         tokio::time::sleep(SAMPLE_INTERVAL).await;
     }
-    let asked = has_asked.context("the second project did not submit")?;
-    evaluate(samples, asked)
+    let submitted_at = submitted_at.context("the second project did not submit")?;
+    evaluate(samples, submitted_at)
 }
 
 /// Lets jobs of the fleet be preempted. It belongs to hosts that exist, so there is no configuration to apply.
@@ -167,11 +167,11 @@ async fn held_blocks(client: &mut Client, project: &str) -> Result<usize> {
     Ok(runs.as_array().context("no list of runs")?.iter().filter(holds).count())
 }
 
-fn evaluate(samples: Vec<Sample>, asked: f64) -> Result<Observation> {
+fn evaluate(samples: Vec<Sample>, submitted_at: f64) -> Result<Observation> {
     let full = samples.iter().position(|one| one.held[0] == BLOCKS).context("nothing was borrowed")?;
     let reclaimed =
         samples.iter().find(|one| one.held[1] == SHARE_BLOCKS).context("nothing was taken back")?;
-    let reclaimed_after = reclaimed.at - asked;
+    let reclaimed_after = reclaimed.at - submitted_at;
     let (mut idle, mut all) = (0.0, 0.0);
     for pair in samples[full..].windows(2) {
         let lasts = pair[1].at - pair[0].at;
@@ -200,7 +200,7 @@ fn draw(observed: &Observation) -> String {
          font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#1f2328\">\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n\
          <text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"600\">Two projects on eight blocks, with a share of four \
-         each</text>\n<text x=\"16\" y=\"44\" fill=\"#59636e\">speech held its share {:.1} s after it had asked for it \
+         each</text>\n<text x=\"16\" y=\"44\" fill=\"#59636e\">speech held its share {:.1} s after it submitted its jobs \
          (grace: {} s); blocks were idle for {:.1} % of the time</text>\n",
         observed.reclaimed_after,
         GRACE.as_secs(),
@@ -243,17 +243,17 @@ fn draw(observed: &Observation) -> String {
             TOP - 10.0
         );
     }
-    let asked = SECOND_AT.as_secs_f64();
+    let submitted_at = SECOND_AT.as_secs_f64();
     let _ = writeln!(
         out,
         "<path d=\"M{LEFT} {share:.1}H{right:.1}\" stroke=\"#1f2328\" stroke-dasharray=\"5 4\"/>\n\
          <path d=\"M{ask:.1} {TOP}V{bottom:.1}\" stroke=\"#1f2328\" stroke-dasharray=\"2 3\"/>\n\
          <text x=\"{:.1}\" y=\"{:.1}\">speech submits {SHARE_BLOCKS} jobs</text>",
-        x(asked) + 6.0,
+        x(submitted_at) + 6.0,
         HEIGHT - BOTTOM - 8.0,
         share = y(SHARE_BLOCKS),
         right = WIDTH - RIGHT,
-        ask = x(asked),
+        ask = x(submitted_at),
         bottom = HEIGHT - BOTTOM
     );
     for secs in (0..=END.as_secs()).step_by(10) {

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_a_service_are_beside_the_one_with_its_processes() {
+    fn groups_of_tasks_and_of_the_processes_of_a_service_have_the_same_parent() {
         let group = |own: &str| delegated_group(PathBuf::from(own)).display().to_string();
         assert_eq!(group("/sys/fs/cgroup/a.service/windlass-service"), "/sys/fs/cgroup/a.service");
         assert_eq!(group("/sys/fs/cgroup/a.service"), "/sys/fs/cgroup/a.service");

@@ -15,6 +15,7 @@ mod output_glob;
 mod output_upload;
 mod process_isolation;
 mod program;
+mod program_environment;
 mod program_mounts;
 mod work_dir;
 

@@ -27,6 +27,7 @@ use super::{
     },
     oci::{self, OciContainer},
     process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
+    program_environment::{ENGINE_VARIABLES, GPU_VARIABLES, engine_variables, environment, is_multiline},
     program_mounts::{MountAccess, create_mounts, path_in_root},
     work_dir::remove_files,
 };
@@ -37,46 +38,13 @@ use crate::{
         oci::attempt::{AttemptContainer, ImageClaim},
     },
 };
-use windlass_model::queue::{JOB_VARIABLE, REFUSED_REASON, reuse::IMAGE_IGNORED};
+use windlass_model::queue::{JOB_VARIABLE, reuse::IMAGE_IGNORED};
 
 /// Exit code of a program that was killed.
 const EXIT_KILLED: i32 = 137;
 /// Maximum number of output chunks that wait to be received. A program that writes faster is blocked.
 const OUTPUT_QUEUE_MAX: usize = 64;
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Variables of the executor's environment that are passed to the command-line programs of engines.
-const ENGINE_VARIABLES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
-
-/// Prefixes of variables that configure the programs of engines and the libraries they use. Variables of a container
-/// must not affect them.
-const ENGINE_VARIABLE_PREFIXES: [&str; 12] = [
-    "BUILDAH_",
-    "CONTAINER",
-    "DOCKER_",
-    "GCONV_",
-    "GLIBC_",
-    "GO",
-    "LD_",
-    "MALLOC_",
-    "PODMAN_",
-    "REGISTRY_",
-    "STORAGE_",
-    "XDG_",
-];
-
-/// Variables that select the GPUs of a program.
-const GPU_VARIABLES: [&str; 5] = [
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "GPU_DEVICE_ORDINAL",
-];
-/// Prefix of the variables that Slurm sets for jobs.
-const SLURM_PREFIX: &str = "SLURM_";
-/// Variables of Slurm that are for clients of the cluster and not for programs.
-const SLURM_VARIABLES_HIDDEN: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
-
 /// Reason for which a program was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndRequest {
@@ -186,44 +154,10 @@ fn terminate(guard: Pid) {
 }
 
 /// Options for a new file that no other user can read.
-fn private_file_options() -> fs::OpenOptions {
+pub(super) fn private_file_options() -> fs::OpenOptions {
     let mut options = fs::File::options();
     options.create(true).truncate(true).write(true).mode(0o600);
     options
-}
-
-fn is_multiline(value: &str) -> bool {
-    value.contains(['\n', '\r'])
-}
-
-/// Returns how a container's variables are passed to Docker: a file, and the names of those with several lines. Nothing
-/// for Apptainer, which uses a prefix.
-fn engine_variables<'a>(
-    engine: Engine,
-    variables: &'a [(String, String)],
-    root: &Path,
-) -> Result<(Option<PathBuf>, Vec<&'a str>), AttemptError> {
-    if !matches!(engine, Engine::Docker(_)) {
-        return Ok((None, Vec::new()));
-    }
-    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| is_multiline(value));
-    let is_odd =
-        |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
-    let is_engines = |name: &str| {
-        ENGINE_VARIABLES.contains(&name)
-            || ENGINE_VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start))
-    };
-    let odd =
-        variables.iter().find(|(name, value)| is_odd(name) || (is_multiline(value) && is_engines(name)));
-    if let Some((name, _)) = odd {
-        let why = format!("environment variable `{}` cannot be passed to a container", name.escape_debug());
-        return Err(AttemptError::CannotRun { reason: REFUSED_REASON, why });
-    }
-    let path = root.join(ENVIRONMENT_FILE);
-    let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-    let written = private_file_options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
-    written.map_err(AttemptError::Host)?;
-    Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
 fn strings(value: &Value) -> Vec<String> {
@@ -636,29 +570,6 @@ impl Program {
     }
 }
 
-/// Returns the variables for the API, if the container requests it, followed by those of Slurm, of GPUs and of the
-/// container.
-fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
-    let mut all = Vec::new();
-    if given.record["runtime_constraints"]["API"] == true {
-        all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
-        all.push(("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()));
-        // The client always uses TLS, and would reject a certificate that it does not know.
-        all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
-    }
-    let of_slurm =
-        |name: &String| name.starts_with(SLURM_PREFIX) && !SLURM_VARIABLES_HIDDEN.contains(&name.as_str());
-    // Variables that are not UTF-8 are left out.
-    let texts = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    all.extend(texts.filter(|(name, _)| of_slurm(name)));
-    // GPUs that the parent process assigned to this executor.
-    all.extend(GPU_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
-    let own = given.record["environment"].as_object().into_iter().flatten();
-    all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
-    all
-}
-
 fn program_exists(program: &str, path: &str, cwd: &Path) -> bool {
     if program.contains('/') {
         return cwd.join(program).is_file();
@@ -683,35 +594,5 @@ async fn forward_output(
         if to.send((name, buffer[..length].to_vec())).await.is_err() {
             break;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use windlass_testkit::temp_dir;
-
-    use super::*;
-
-    fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
-        all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
-
-    #[test]
-    fn container_variables_cannot_affect_the_engine_process() {
-        let dir = temp_dir("variables").unwrap();
-        let docker = Engine::Docker("docker");
-        let requested =
-            variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
-        let (file, names) = engine_variables(docker, &requested, dir.path()).unwrap();
-        assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
-        let text = fs::read_to_string(file.unwrap()).unwrap();
-        assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
-        for odd in
-            [("LD_PRELOAD", "/a\n/b"), ("PATH", "a\nb"), ("#A", "b"), ("A B", "c"), ("", "x"), ("A=B", "c")]
-        {
-            assert!(engine_variables(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
-        }
-        let apptainer = engine_variables(Engine::Apptainer("apptainer"), &requested, dir.path()).unwrap();
-        assert_eq!(apptainer, (None, Vec::new()));
     }
 }

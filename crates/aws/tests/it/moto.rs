@@ -294,7 +294,7 @@ async fn a_check_names_each_missing_permission_and_what_is_not_there() {
         missing.contains("region us-east-1: region us-east-1 has no VPC with the name `lab`"),
         "{missing}"
     );
-    assert!(missing.contains("image `nvidia`") && missing.contains("hint: set `os_images`"), "{missing}");
+    assert!(missing.contains("image `arm`") && missing.contains("hint: set `os_images`"), "{missing}");
     assert!(missing.contains("on-demand prices: failed to read the prices in `/nonexistent`"), "{missing}");
     let nowhere = json!({"endpoint": "http://127.0.0.1:1"});
     let nowhere = problems(nowhere).await;

@@ -104,7 +104,7 @@ impl Forecast {
         }
     }
 
-    /// What is kept for a replica no longer counts once it is placed.
+    /// Removes what is kept for a replica, which no longer counts once it is placed.
     fn end_promises(&mut self, waiting: &WaitingReplica) {
         let first = waiting.first_job();
         let (ended, left): (Vec<_>, Vec<_>) =

@@ -14,6 +14,7 @@ CONTROL_DIR/control.json says what goes wrong; it is read at each call, and its 
 Each machine that is created is a file CONTROL_DIR/started/ID with its address and its user data.
 """
 
+import base64
 import copy
 import fnmatch
 import json
@@ -110,7 +111,8 @@ def run(self, image_id, count, user_data, security_group_names, **kwargs):
             addresses.append(instance.id)
         started = control_dir / "started"
         started.mkdir(exist_ok=True)
-        about = {"address": instance.nics[0].public_ip, "user_data": str(user_data), "zone": zone, "market": market}
+        script = base64.b64decode(user_data or "").decode()
+        about = {"address": instance.nics[0].public_ip, "user_data": script, "zone": zone, "market": market}
         (started / f".{instance.id}").write_text(json.dumps(about))
         (started / f".{instance.id}").rename(started / instance.id)
     return reservation

@@ -37,7 +37,7 @@ const LIBRARIES: [&str; 8] = [
 const PROGRAMS: [&str; 3] = ["nvidia-smi", "nvidia-debugdump", "nvidia-persistenced"];
 /// Directories with the programs of the driver; some installations keep everything of it in one place.
 const PROGRAM_DIRS: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin"];
-/// Directories with programs that every image has of its own.
+/// Directories with programs that every image contains itself.
 const SYSTEM_DIRS: [&str; 4] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"];
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 const SCRIPT_BYTES_MAX: u64 = 64 << 10;
@@ -171,8 +171,8 @@ fn program_dirs(libraries: &[BindMount]) -> Vec<PathBuf> {
         for path in
             [Some(library.source.clone()), fs::canonicalize(&library.source).ok()].into_iter().flatten()
         {
-            let beside = path.parent().and_then(Path::parent).map(|root| root.join("bin"));
-            dirs.extend(beside.filter(|dir| !dirs.contains(dir)));
+            let programs = path.parent().and_then(Path::parent).map(|root| root.join("bin"));
+            dirs.extend(programs.filter(|dir| !dirs.contains(dir)));
         }
     }
     dirs
@@ -370,7 +370,7 @@ devices:
     }
 
     #[test]
-    fn programs_are_also_searched_beside_the_libraries_of_the_driver() {
+    fn programs_are_also_searched_near_the_libraries_of_the_driver() {
         let dir = windlass_testkit::temp_dir("driver").unwrap();
         let real = dir.path().canonicalize().unwrap().join("opt/lib64");
         let link = dir.path().join("usr/lib");

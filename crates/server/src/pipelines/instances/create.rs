@@ -299,7 +299,7 @@ impl InstancesPipeline {
     }
 }
 
-/// Where the machine of an offer is.
+/// Backend, region and zones of an offer.
 fn location(offer: &Offer) -> (&str, &str, &[String]) {
     (&offer.backend, &offer.region, &offer.zones)
 }
