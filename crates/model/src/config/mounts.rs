@@ -64,9 +64,11 @@ impl Mount {
         check_path(path)?;
         let (source, path) = (source.to_owned(), path.to_owned());
         // `project/name` is a volume of another project.
-        let is_reference =
-            !source.starts_with('/') && source.matches('/').count() == 1 && !source.contains("..");
-        if source.contains('/') && !is_reference {
+        let is_reference = |(project, name): (&str, &str)| {
+            let is_path = project.is_empty() || project.starts_with(['.', '~']);
+            !is_path && !name.is_empty() && !name.contains('/') && name != ".."
+        };
+        if source.contains('/') && !source.split_once('/').is_some_and(is_reference) {
             check_path(&source)?;
             return Ok(Self::Instance(InstanceMount { instance_path: source, path, optional: false }));
         }

@@ -557,8 +557,8 @@ fn several_nodes_that_may_share_the_only_instance_do_not_wait_for_a_quota_that_t
 fn a_job_over_a_quota_waits_and_leaves_the_instance_to_others() {
     let f = fleet(1, "f");
     let here = |n, held| InstanceSnapshot { holds: held, ..instance(n, &f, offer(host(8, 0), 4, 0.0)) };
-    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 2, vec![needs(2, 0)]) };
-    let queue = [waiting(1, 0, vec![needs(2, 0)]), waiting(2, 1, vec![needs(2, 0)]), other];
+    let other = WaitingReplica { project: ProjectId(uuid(2)), ..waiting(3, 900_002, vec![needs(2, 0)]) };
+    let queue = [waiting(1, 900_000, vec![needs(2, 0)]), waiting(2, 900_001, vec![needs(2, 0)]), other];
     let cpus = |max, used| Quota {
         project: ProjectId(uuid(1)),
         member: None,

@@ -137,7 +137,7 @@ async fn create_volume(env: &JobTestEnv) {
                SELECT new_uuid(), p.id, u.id, 'data', $1, FALSE, 'active', now_us(), now_us() FROM projects p, users u \
                WHERE p.name = 'main' AND u.name = 'admin'";
     let configuration =
-        json!({"type": "volume", "name": "data", "backend": "remote", "region": "remote", "size": 10});
+        json!({"type": "volume", "name": "data", "backend": "aws", "region": "eu-west-1", "size": 10.0});
     env.write(sql, vec![configuration.to_string().into()]).await;
 }
 

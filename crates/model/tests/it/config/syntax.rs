@@ -249,6 +249,7 @@ fn a_mount_is_a_volume_or_a_directory() {
     table::<Mount>(
         &[
             ("data:/data", json!({"name": "data", "path": "/data"})),
+            ("team/data:/data", json!({"name": "team/data", "path": "/data"})),
             ("/mnt:/data", json!({"instance_path": "/mnt", "path": "/data", "optional": false})),
             ("{name: [a, b], path: /data}", json!({"name": ["a", "b"], "path": "/data"})),
             (
@@ -263,7 +264,12 @@ fn a_mount_is_a_volume_or_a_directory() {
             ":/data",
             "data:/a/../b",
             "data:/a/",
-            "rel/dir:/data",
+            "./dir:/data",
+            "~/dir:/data",
+            "../dir:/data",
+            "rel/dir/more:/data",
+            "rel/..:/data",
+            "rel/:/data",
             "{name: a}",
             "{name: a, path: /d, optional: true}",
             "{path: /d}",

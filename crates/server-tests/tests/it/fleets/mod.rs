@@ -54,7 +54,9 @@ async fn a_fleet_creates_its_minimum_and_shows_its_instances(ground: &ServerFixt
     let seen = env.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(seen[0].str(0).unwrap(), "1.2.3");
     assert!(seen[0].opt_int(1).unwrap().is_some());
-    assert_eq!(env.get_fleet("pool").await["status_message"], json!(null));
+    let path = "/api/project/main/fleets/get";
+    let body = json!({"name": "pool"});
+    env.until("no message", path, body, |fleet| fleet["status_message"].is_null()).await;
     env.stop().await;
 }
 
