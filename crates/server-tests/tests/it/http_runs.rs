@@ -445,11 +445,14 @@ async fn runs_on_unknown_fleets_or_backends_are_refused_with_those_that_exist(gr
     };
     let no_fleet =
         "project `main` has no fleet `nope`; hint: use one of `local`, or remove `fleets` to use any";
-    let no_backend = "this server has no backend `aws`; it has `local`, `remote`, `slurm`; hint: name one of these in \
+    let no_backend = "this server has no backend `gcp`; it has `local`, `remote`, `slurm`; hint: name one of these in \
                       `backends`, or remove `backends` to allow all";
-    for (field, value, reason) in
-        [("fleets", json!(["nope"]), no_fleet), ("backends", json!(["aws"]), no_backend)]
-    {
+    let not_configured = "backends: [{type: aws, …}]}]`; or name one of these in `backends`, or remove";
+    for (field, value, reason) in [
+        ("fleets", json!(["nope"]), no_fleet),
+        ("backends", json!(["gcp"]), no_backend),
+        ("backends", json!(["aws"]), not_configured),
+    ] {
         let spec = spec(field, value);
         let plan = json!({ "run_spec": spec });
         let message = server.refused(ADMIN_TOKEN, PLAN, plan, "error").await;

@@ -194,8 +194,10 @@ impl ResolvedRunSpec {
         }
         match app.check_backends(names) {
             Err(Error::Refused { code, msg }) => {
+                // The message may have a hint about the configuration of the server.
+                let before = if msg.contains("; hint: ") { "; or" } else { "; hint:" };
                 let msg = format!(
-                    "{msg}; hint: name one of these in `backends`, or remove `backends` to allow all"
+                    "{msg}{before} name one of these in `backends`, or remove `backends` to allow all"
                 );
                 Err(Error::Refused { code, msg })
             }
