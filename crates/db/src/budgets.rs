@@ -17,7 +17,7 @@ use crate::params;
 statements! {
     LIST = "SELECT b.project_id, b.user_id, b.unit, b.period, b.warn_amount, b.cap_amount, b.id, b.noted_day, b.noted_level, \
             u.name, p.name FROM budgets b JOIN projects p ON p.id = b.project_id LEFT JOIN users u ON u.id = b.user_id \
-            WHERE b.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY p.name, u.name, b.unit, b.period, b.id";
+            WHERE b.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY p.name, u.name IS NOT NULL, u.name, b.unit, b.period, b.id";
     PROJECTS = "SELECT DISTINCT b.project_id FROM budgets b JOIN projects p ON p.id = b.project_id WHERE NOT p.deleted";
     SET = "INSERT INTO budgets (id, project_id, user_id, unit, period, warn_amount, cap_amount, created_at) \
            VALUES ($1, $2, $3, $4, $5, $6, $7, now_us()) ON CONFLICT (project_id, coalesce(user_id, ''), unit, period) \

@@ -46,7 +46,7 @@ fn first_end() -> String {
 statements! {
     LIST = "SELECT q.project_id, q.user_id, q.resource, q.max_amount, q.share_amount, {}, u.name, {} FROM quotas q \
             LEFT JOIN users u ON u.id = q.user_id \
-            WHERE q.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY u.name, q.resource, q.id", used(), first_end();
+            WHERE q.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY u.name IS NOT NULL, u.name, q.resource, q.id", used(), first_end();
     SET = "INSERT INTO quotas (id, project_id, user_id, resource, max_amount, share_amount, created_at) \
            VALUES ($1, $2, $3, $4, $5, $6, now_us()) ON CONFLICT (project_id, coalesce(user_id, ''), resource) \
            DO UPDATE SET max_amount = excluded.max_amount, share_amount = excluded.share_amount";
