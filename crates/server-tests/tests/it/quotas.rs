@@ -150,7 +150,7 @@ async fn a_quota_of_a_member_does_not_limit_others(ground: &ServerFixture) {
     }
     // The member holds more than a quota that is set later.
     set(&env, json!({"resource": "gpu", "max": 1, "username": "admin"})).await;
-    set(&env, json!({"resource": "gpu", "max": 3})).await;
+    set(&env, json!({"resource": "gpu", "max": 4})).await;
     apply_as(&env, &mira, "of-mira").await;
     env.wait_for_job("of-mira", "running").await;
     apply(&env, "three").await;
