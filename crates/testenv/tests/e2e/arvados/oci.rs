@@ -76,6 +76,12 @@ impl OciQueue {
         self.ground.dir.join("attempts").join(format!("{uuid}.1"))
     }
 
+    /// The file of an executor that was killed stays until another one claims an image, without its lock.
+    fn has_released_image(&self, uuid: &str) -> bool {
+        let file = std::fs::File::open(self.store.join("uses").join(format!("{uuid}.1")));
+        file.map_or(true, |file| file.try_lock().is_ok())
+    }
+
     /// Waits until nothing of an attempt is left on this host.
     fn wait_clean(&self, uuid: &str) {
         let attempt = self.attempt(uuid);
@@ -89,7 +95,7 @@ impl OciQueue {
                 && !mounts.contains(uuid)
                 && processes_matching(&[uuid.as_bytes()]).is_empty()
                 && ["root", "container"].iter().all(|part| !attempt.join(part).exists())
-                && !self.store.join("uses").join(format!("{uuid}.1")).exists()
+                && self.has_released_image(uuid)
         });
     }
 }
