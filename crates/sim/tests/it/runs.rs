@@ -14,17 +14,6 @@ fn no_seed_breaks_an_invariant() {
     }
 }
 
-#[test]
-fn no_seed_of_shared_hosts_breaks_an_invariant() {
-    let mut preemptions = 0;
-    for seed in 0..SEEDS {
-        let report = runs::simulate_shared(seed).unwrap();
-        assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim --shared");
-        preemptions += report.preemptions;
-    }
-    assert!(preemptions > 0, "nothing was preempted");
-}
-
 /// Maximum number of seeds until every rare fault has occurred.
 const FAULT_SEEDS_MAX: u64 = 60;
 /// Seeds with many kinds of faults, run first because rare kinds take long to occur.
