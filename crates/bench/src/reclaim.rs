@@ -121,7 +121,8 @@ async fn allow_preemption(url: &str) -> Result<()> {
     let rows = db.query("SELECT id, spec FROM fleets WHERE name = 'simulated'", Vec::new()).await?;
     let row = rows.first().context("no fleet")?;
     let (fleet, mut spec): (FleetId, Value) = (FleetId(row.uuid(0)?), serde_json::from_str(&row.text(1)?)?);
-    spec["configuration"]["preemption"] = json!({"min_run": 2, "wait": 1, "grace": GRACE.as_secs()});
+    spec["configuration"] = json!({"type": "fleet", "name": FLEET, "nodes": {"min": 0, "max": 1},
+        "preemption": {"min_run": 2, "wait": 1, "grace": GRACE.as_secs()}});
     db.write(Unit::new().and([fleets::set_spec(fleet, &spec.to_string(), None)])).await?.done()?;
     db.close().await;
     Ok(())
