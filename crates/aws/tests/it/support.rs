@@ -48,7 +48,7 @@ pub(crate) fn order(offer: &Offer) -> InstanceRequest {
         enrolment: Enrolment {
             instance,
             credential_sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08".into(),
-            server_key: "MCowBQYDK2VwAyEA".into(),
+            server_key: "BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=".into(),
             gateway_key: None,
         },
         tags: BTreeMap::from([("owner".to_owned(), "me".to_owned())]),
