@@ -111,7 +111,7 @@ def run(self, image_id, count, user_data, security_group_names, **kwargs):
             addresses.append(instance.id)
         started = control_dir / "started"
         started.mkdir(exist_ok=True)
-        script = base64.b64decode(user_data or "").decode()
+        script = base64.b64decode(str(user_data or "")).decode()
         about = {"address": instance.nics[0].public_ip, "user_data": script, "zone": zone, "market": market}
         (started / f".{instance.id}").write_text(json.dumps(about))
         (started / f".{instance.id}").rename(started / instance.id)
