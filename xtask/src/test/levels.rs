@@ -18,7 +18,6 @@ use crate::{
 const SEEDS_FIXED: u64 = 200;
 /// Number of fixed seeds of the container queue; each has two hundred containers.
 const QUEUE_SEEDS_FIXED: u64 = 20;
-const SHARED_SEEDS_FIXED: u64 = 40;
 
 /// Variable with the directory of the binaries of a cluster.
 const KUBERNETES_BINARIES: &str = "WINDLASS_KUBE_BIN";
@@ -263,36 +262,28 @@ fn shared_engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
 
 /// Runs the fixed seeds, and the seeds of the current day, which have not been run before.
 fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
-    let (new, queue_new, shared_new) = match context.options.scope {
-        Scope::Fast | Scope::Full => (200, 10, 40),
-        Scope::Nightly => (5_000, 200, 1_000),
+    let (new, queue_new) = match context.options.scope {
+        Scope::Fast | Scope::Full => (200, 10),
+        Scope::Nightly => (5_000, 200),
     };
     let day = sim::todays_first_seed();
     output::print_message(&format!(
-        "new seeds of today: {new} from {day}, {queue_new} of the container queue, and {shared_new} of shared hosts"
+        "new seeds of today: {new} from {day}, and {queue_new} of the container queue"
     ));
-    let plays = [
-        (SEEDS_FIXED, 0, ""),
-        (new, day, ""),
-        (QUEUE_SEEDS_FIXED, 0, " --queue"),
-        (queue_new, day, " --queue"),
-        (SHARED_SEEDS_FIXED, 0, " --shared"),
-        (shared_new, day, " --shared"),
-    ];
+    let plays =
+        [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
     let mut outcome = LevelOutcome::passed(format!(
-        "{} seeds of runs, {} of the container queue and {} of shared hosts; {new}, {queue_new} and {shared_new} of them \
-         new, from {day}",
+        "{} seeds of runs and {} of the container queue, {new} and {queue_new} of them new, from {day}",
         SEEDS_FIXED + new,
-        QUEUE_SEEDS_FIXED + queue_new,
-        SHARED_SEEDS_FIXED + shared_new
+        QUEUE_SEEDS_FIXED + queue_new
     ));
-    for (seeds, from, flag) in plays {
-        let (queue, shared) = (flag == " --queue", flag == " --shared");
-        let play = sim::SimOptions { seeds, from, queue, shared, ..sim::SimOptions::default() };
+    for (seeds, from, queue) in plays {
+        let play = sim::SimOptions { seeds, from, queue, ..sim::SimOptions::default() };
         if let Err(error) = sim::run_built(context.workspace, &play) {
             outcome.failure = Some(format!("{error:#}"));
             outcome.repeat.push(format!(
-                "cargo xtask sim --from {from} --seeds {seeds}{flag}   (each violation above names its seed)"
+                "cargo xtask sim --from {from} --seeds {seeds}{}   (each violation above names its seed)",
+                if queue { " --queue" } else { "" }
             ));
         }
     }
