@@ -14,7 +14,7 @@ use super::{
     results::BenchResults,
     runs::{Binaries, measure_run, wait_for_hosts},
 };
-use windlass_testenv::server::{Server, ServerOptions};
+use windlass_testenv::server::Server;
 use windlass_testenv::{
     process,
     simulated_hosts::{self, SimulatedHosts},
@@ -57,15 +57,7 @@ impl ServerWithHistory {
         let scratch = temp_dir(&format!("growth-{finished}-{count}"))?;
         let data: PathBuf = scratch.path().join("server");
         std::fs::create_dir_all(&data)?;
-        let options = ServerOptions {
-            binary: binaries.windlass,
-            data: &data,
-            database: None,
-            core: None,
-            local: false,
-            env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-            log: None,
-        };
+        let options = binaries.server(&data);
         Server::start(&options).await?.stop()?;
         api::insert_finished_runs(&simulated_hosts::database_url(&data, None), finished).await?;
         let hosts =

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use windlass_model::id::FleetId;
 use windlass_server::db::{DatabaseUrl, Db, Unit, fleets};
 use windlass_testenv::{
-    server::{Client, Server, ServerOptions, submission},
+    server::{Client, Server, submission},
     simulated_hosts::database_url,
     test_hosts::{FLEET, HostOptions, HostRuntime},
 };
@@ -71,15 +71,7 @@ pub async fn run(binaries: &Binaries<'_>, root: &Path) -> Result<()> {
 async fn observe(binaries: &Binaries<'_>, home: &Path) -> Result<Observation> {
     let data = home.join("server");
     std::fs::create_dir_all(&data)?;
-    let options = ServerOptions {
-        binary: binaries.windlass,
-        data: &data,
-        database: None,
-        core: None,
-        local: false,
-        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-        log: None,
-    };
+    let options = binaries.server(&data);
     // The first start creates the database and its keys.
     drop(Server::start(&options).await?);
     let hosts = home.join("hosts");

@@ -39,13 +39,9 @@ pub(super) async fn run(
     std::fs::write(&script, CLOUD_SCRIPT)?;
     let log = home.join("server.log");
     let options = ServerOptions {
-        binary: binaries.windlass,
-        data: &data,
-        database: None,
-        core: None,
-        local: false,
         env: vec![("WINDLASS_AGENT", binaries.agent.to_owned()), ("WINDLASS_MOCK_CLOUD", script)],
         log: Some(&log),
+        ..binaries.server(&data)
     };
     let server = Server::start(&options).await?;
     let jobs = JobsClient { pool: ConnectionPool::new(server.address()) };

@@ -37,15 +37,7 @@ impl LoadCluster {
     ) -> Result<Self> {
         let data = create_subdir(home, "server")?;
         let log = home.join("server.log");
-        let options = ServerOptions {
-            binary: binaries.windlass,
-            data: &data,
-            database: opening.postgres,
-            core: None,
-            local: false,
-            env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-            log: Some(&log),
-        };
+        let options = ServerOptions { database: opening.postgres, log: Some(&log), ..binaries.server(&data) };
         // The first start creates the database and its keys.
         Server::start(&options).await?.stop()?;
         create_history(&data, opening).await?;

@@ -54,15 +54,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     let theirs = DstackServer::start(venv, &home, binaries.agent, lab.gateway()).await?;
     let (data, log) = (scratch.path().join("windlass"), scratch.path().join("windlass.log"));
     std::fs::create_dir_all(&data)?;
-    let options = ServerOptions {
-        binary: binaries.windlass,
-        data: &data,
-        database: None,
-        core: None,
-        local: false,
-        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-        log: Some(&log),
-    };
+    let options = ServerOptions { log: Some(&log), ..binaries.server(&data) };
     Server::start(&options).await?.stop()?;
     let ours = Server::start(&options).await?;
     let pair = SystemPair {

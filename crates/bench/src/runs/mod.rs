@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::results::BenchResults;
-use windlass_testenv::server::{Client, Server, submission};
+use windlass_testenv::server::{Client, Server, ServerOptions, submission};
 use windlass_testkit::temp_dir;
 
 /// A run that takes longer is a failure, not a figure.
@@ -30,6 +30,21 @@ const HOSTS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Binaries<'a> {
     pub windlass: &'a Path,
     pub agent: &'a Path,
+}
+
+impl Binaries<'_> {
+    /// A server with SQLite that does not run jobs itself.
+    pub(crate) fn server<'a>(&'a self, data: &'a Path) -> ServerOptions<'a> {
+        ServerOptions {
+            binary: self.windlass,
+            data,
+            database: None,
+            core: None,
+            local: false,
+            env: vec![("WINDLASS_AGENT", self.agent.to_owned())],
+            log: None,
+        }
+    }
 }
 
 /// `postgres` is the URL of an empty database.

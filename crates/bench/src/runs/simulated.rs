@@ -38,15 +38,7 @@ pub(crate) async fn start_with_hosts(
 ) -> Result<(Server, SimulatedHosts)> {
     let data = home.join("server");
     std::fs::create_dir_all(&data)?;
-    let options = ServerOptions {
-        binary: binaries.windlass,
-        data: &data,
-        database: postgres,
-        core: None,
-        local: false,
-        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
-        log: None,
-    };
+    let options = ServerOptions { database: postgres, ..binaries.server(&data) };
     // The first start creates the database and its keys.
     drop(Server::start(&options).await?);
     let simulated =
