@@ -6,6 +6,7 @@ use super::{
     config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, required_field, text},
     error::{Code, Diagnosis},
+    name::ResourceReference,
     quantities::OneOrMany,
     yaml::Node,
 };
@@ -64,11 +65,10 @@ impl Mount {
         check_path(path)?;
         let (source, path) = (source.to_owned(), path.to_owned());
         // `project/name` is a volume of another project.
-        let is_reference = |(project, name): (&str, &str)| {
-            let is_path = project.is_empty() || project.starts_with(['.', '~']);
-            !is_path && !name.is_empty() && !name.contains('/') && name != ".."
+        let is_volume = |named: ResourceReference| {
+            named.name != ".." && !named.project.is_some_and(|project| project.starts_with(['.', '~']))
         };
-        if source.contains('/') && !source.split_once('/').is_some_and(is_reference) {
+        if source.contains('/') && !ResourceReference::parse(&source).is_some_and(is_volume) {
             check_path(&source)?;
             return Ok(Self::Instance(InstanceMount { instance_path: source, path, optional: false }));
         }
