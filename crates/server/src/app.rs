@@ -17,7 +17,7 @@ use crate::{
     auth::AccessCache,
     change_feed::ChangeFeed,
     config::Settings,
-    configured_backends,
+    configured_backends::MissingBackend,
     db::Db,
     encryption::Keyring,
     error::Error,
@@ -176,19 +176,18 @@ impl App {
 
     /// Rejects names of backends that this server does not have: the request could never be fulfilled.
     pub fn check_backends<'a>(&self, named: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+        self.missing_backend(named).map_or(Ok(()), |missing| Err(missing.refusal(None)))
+    }
+
+    /// Returns the first of these backends that this server does not have.
+    pub(crate) fn missing_backend<'a>(
+        &self,
+        named: impl IntoIterator<Item = &'a str>,
+    ) -> Option<MissingBackend> {
         let has: Vec<&str> = self.0.backends.all().map(|backend| backend.name()).collect();
-        let mut missing = named.into_iter().filter(|name| !has.contains(name));
-        match missing.next() {
-            // A server that only keeps records has none at all.
-            Some(name) if !has.is_empty() => {
-                let has = has.join("`, `");
-                Err(Error::refused(format!(
-                    "this server has no backend `{name}`; it has `{has}`{}",
-                    configured_backends::hint(name)
-                )))
-            }
-            Some(_) | None => Ok(()),
-        }
+        // A server that only keeps records has none at all.
+        let missing = named.into_iter().find(|name| !has.is_empty() && !has.contains(name))?;
+        Some(MissingBackend::new(missing, &has))
     }
 
     /// Providers of instances.

@@ -15,7 +15,7 @@ use windlass_backend::{
 };
 use windlass_model::error_chain::format_chain;
 
-use crate::config::ProjectConfig;
+use crate::{config::ProjectConfig, error::Error};
 
 /// Types that can be configured.
 pub(crate) const TYPES: [&str; 2] = [windlass_aws::NAME, lxd::NAME];
@@ -43,14 +43,30 @@ pub(crate) struct ConfiguredBackend {
     pub(crate) projects: Vec<String>,
 }
 
-/// Says how to configure a backend that the server does not have; empty for a type that it cannot have.
-pub(crate) fn hint(kind: &str) -> String {
-    if !TYPES.contains(&kind) {
-        return String::new();
+/// A backend that the server does not have.
+pub(crate) struct MissingBackend {
+    pub(crate) message: String,
+    /// Change of the configuration of the server. `None` for a type that it cannot have.
+    pub(crate) configuration: Option<String>,
+}
+
+impl MissingBackend {
+    pub(crate) fn new(name: &str, has: &[&str]) -> Self {
+        let configuration = TYPES.contains(&name).then(|| {
+            format!("add it in `config.yml` of the server, as `projects: [{{name: PROJECT, backends: [{{type: {name}, …}}]}}]`")
+        });
+        let message = format!("this server has no backend `{name}`; it has `{}`", has.join("`, `"));
+        Self { message, configuration }
     }
-    format!(
-        "; hint: add it in `config.yml` of the server, as `projects: [{{name: PROJECT, backends: [{{type: {kind}, …}}]}}]`"
-    )
+
+    /// Refuses a request that needs it. `other`: another change of the request that would help.
+    pub(crate) fn refusal(self, other: Option<&str>) -> Error {
+        let hints: Vec<&str> = self.configuration.as_deref().into_iter().chain(other).collect();
+        match hints[..] {
+            [] => Error::refused(self.message),
+            _ => Error::refused(format!("{}; hint: {}", self.message, hints.join("; or "))),
+        }
+    }
 }
 
 /// Joins the backends of all projects.

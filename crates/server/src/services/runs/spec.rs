@@ -187,22 +187,13 @@ impl ResolvedRunSpec {
     /// Rejects a run if the server has none of the backends that it names.
     fn check_backends(&self, app: &App) -> Result<()> {
         let Some(named) = &self.shape.properties().provisioning.backends else { return Ok(()) };
-        let has = |name: &&str| app.check_backends([*name]).is_ok();
+        let has = |name: &&str| app.missing_backend([*name]).is_none();
         let names: Vec<&str> = named.iter().map(|backend| backend.as_str()).collect();
         if names.is_empty() || names.iter().any(has) {
             return Ok(());
         }
-        match app.check_backends(names) {
-            Err(Error::Refused { code, msg }) => {
-                // The message may have a hint about the configuration of the server.
-                let before = if msg.contains("; hint: ") { "; or" } else { "; hint:" };
-                let msg = format!(
-                    "{msg}{before} name one of these in `backends`, or remove `backends` to allow all"
-                );
-                Err(Error::Refused { code, msg })
-            }
-            checked => checked,
-        }
+        let other = "name one of these in `backends`, or remove `backends` to allow all";
+        app.missing_backend(names).map_or(Ok(()), |missing| Err(missing.refusal(Some(other))))
     }
 
     /// Checks that everything to which the spec refers exists and belongs to the caller or the project.
