@@ -468,7 +468,8 @@ async fn a_task_starts_with_default_signals_regardless_of_those_of_the_shim() {
 #[tokio::test]
 async fn mounts_are_private_to_the_task_and_removed_with_it() {
     let mut host = ProcessHost::new(
-        "ls at > seen.new; echo no > at/write; ls at >> seen.new; mv seen.new seen; sleep 1000",
+        "ls at > seen.new; echo no > at/write; ls at >> seen.new
+        grep -c 'deep/at [^ ]* ro,nosuid,nodev' /proc/self/mounts >> seen.new; mv seen.new seen; sleep 1000",
     );
     let source = host.home.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -482,7 +483,7 @@ async fn mounts_are_private_to_the_task_and_removed_with_it() {
         read_only: true,
     }];
     host.start().await;
-    assert_eq!(host.line("seen").await, "inside\ninside", "{}", host.output());
+    assert_eq!(host.line("seen").await, "inside\ninside\n1", "{}", host.output());
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "the host sees an empty directory");
     host.runtime.remove(&host.task.dir, None).await.unwrap();
     assert!(!target.exists());

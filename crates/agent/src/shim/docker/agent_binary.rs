@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read},
+    io::{self, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -33,18 +33,34 @@ struct FileStamp {
 const CHUNK_BYTES: usize = 256 * 1024;
 
 impl AgentBinary {
-    /// Copies `exe` below `home`, unless the copy exists.
+    /// Copies `exe` below `home`, unless the copy exists. A first copy is hashed while it is written: the file is read once.
     pub(in crate::shim) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
-        let mut source = File::open(exe)?;
-        let sha256 = hash_reader(&mut source)?;
         let dir = home.join("bin");
         fs::create_dir_all(&dir)?;
-        let binary = Self { path: dir.join(&sha256), sha256, trusted: Mutex::new(None) };
-        if binary.verify().is_err() {
-            binary.copy(exe)?;
-            binary.verify()?;
+        if fs::read_dir(&dir)?.next().is_some() {
+            let sha256 = hash_to(&mut File::open(exe)?, &mut io::sink())?;
+            let binary = Self { path: dir.join(&sha256), sha256, trusted: Mutex::new(None) };
+            if binary.verify().is_ok() {
+                return Ok(binary);
+            }
         }
-        Ok(binary)
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let half = dir.join(format!("{}.incomplete", hex::encode(random)));
+        Self::copy(exe, &dir, &half).inspect_err(|_| {
+            let _ = fs::remove_file(&half);
+        })
+    }
+
+    /// Not synchronised: a copy that a power failure damages is found by its digest, and replaced.
+    fn copy(exe: &Path, dir: &Path, half: &Path) -> io::Result<Self> {
+        let mut target = File::options().write(true).create_new(true).mode(0o500).open(half)?;
+        let sha256 = hash_to(&mut File::open(exe)?, &mut target)?;
+        target.set_permissions(fs::Permissions::from_mode(0o555))?;
+        let path = dir.join(&sha256);
+        fs::rename(half, &path)?;
+        let trusted = Mutex::new(Some(FileStamp::from_file(&target)?));
+        Ok(Self { path, sha256, trusted })
     }
 
     pub(in crate::shim) fn path(&self) -> &Path {
@@ -58,7 +74,7 @@ impl AgentBinary {
         if *self.trusted.lock() == Some(stamp) {
             return Ok(());
         }
-        if hash_reader(&mut file)? != self.sha256 {
+        if hash_to(&mut file, &mut io::sink())? != self.sha256 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was modified"));
         }
         *self.trusted.lock() = Some(stamp);
@@ -71,7 +87,7 @@ impl AgentBinary {
             return self.verify();
         }
         let is_ours = path.parent() == self.path.parent();
-        if is_ours && path.file_name() == Some(hash_reader(&mut File::open(path)?)?.as_ref()) {
+        if is_ours && path.file_name() == Some(hash_to(&mut File::open(path)?, &mut io::sink())?.as_ref()) {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was modified"))
@@ -86,24 +102,6 @@ impl AgentBinary {
             }
         }
     }
-
-    fn copy(&self, exe: &Path) -> io::Result<()> {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let half = self.path.with_extension(hex::encode(random));
-        let mut target = File::options().write(true).create_new(true).mode(0o500).open(&half)?;
-        let copied = io::copy(&mut File::open(exe)?, &mut target)
-            .and_then(|_| target.set_permissions(fs::Permissions::from_mode(0o555)))
-            .and_then(|()| target.sync_all());
-        drop(target);
-        match copied.and_then(|()| fs::rename(&half, &self.path)) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let _ = fs::remove_file(&half);
-                Err(error)
-            }
-        }
-    }
 }
 
 impl FileStamp {
@@ -114,13 +112,15 @@ impl FileStamp {
     }
 }
 
-fn hash_reader(from: &mut impl Read) -> io::Result<String> {
+/// Copies all bytes, and returns their digest.
+fn hash_to(from: &mut impl Read, target: &mut impl Write) -> io::Result<String> {
     let mut context = Context::new(&SHA256);
     let mut chunk = vec![0u8; CHUNK_BYTES];
     loop {
         let read = from.read(&mut chunk)?;
         let Some(piece) = chunk.get(..read).filter(|piece| !piece.is_empty()) else { break };
         context.update(piece);
+        target.write_all(piece)?;
     }
     Ok(hex::encode(context.finish().as_ref()))
 }
