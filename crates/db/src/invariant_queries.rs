@@ -24,6 +24,9 @@ pub const JOBS: &str =
     "SELECT id, run_id, replica_num, job_num, submission_num, status, finished, instance_id, blocks,
     submitted_at, host_given_up FROM jobs ORDER BY run_id, replica_num, job_num, submission_num";
 
+/// Jobs of a run that have an instance.
+pub const PLACED_JOBS: &str = "SELECT id FROM jobs WHERE run_id = $1 AND instance_id IS NOT NULL";
+
 pub const INSTANCES: &str = "SELECT id, busy_blocks, coalesce(total_blocks, 1), status, finished, fleet_id,
     termination_reason FROM instances ORDER BY id";
 

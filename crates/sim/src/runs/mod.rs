@@ -436,10 +436,8 @@ impl RunSim {
         self.recover_and_check().await
     }
 
-    async fn has_started(&mut self, run: Uuid) -> Result<bool> {
-        self.read().await?;
-        let is_placed = |job: &invariants::JobRow| job.run_id == run && job.instance_id.is_some();
-        Ok(self.history.jobs.iter().any(is_placed))
+    async fn has_started(&self, run: Uuid) -> Result<bool> {
+        Ok(!self.db.query(invariant_queries::PLACED_JOBS, params![run]).await?.is_empty())
     }
 
     /// Deletes everything and checks that nothing remains that costs money.

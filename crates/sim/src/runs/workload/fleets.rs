@@ -1,8 +1,9 @@
 //! Hosts, fleets in the cloud, and volumes; created, changed and deleted by their users.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 use windlass_model::{
+    config::Configuration,
     event::{Actor, Event, EventCause},
     fleet,
     id::{FleetId, VolumeId},
@@ -41,9 +42,16 @@ impl CloudFleet {
     }
 }
 
+fn host_name(num: usize) -> String {
+    format!("host-{num}")
+}
+
 impl Workload {
-    fn new_fleet_row(&self, id: FleetId, name: &str, spec: &Value) -> fleets::NewFleet {
-        fleets::NewFleet {
+    /// Fails if the pipelines could not parse the specification: they would take its rules for none.
+    fn new_fleet_row(&self, id: FleetId, name: &str, spec: &Value) -> Result<fleets::NewFleet> {
+        Configuration::from_json(&spec["configuration"])
+            .map_err(|problems| anyhow!("the configuration of fleet `{name}` is invalid: {problems:?}"))?;
+        Ok(fleets::NewFleet {
             id,
             project_id: self.project,
             user_id: Some(self.user),
@@ -52,17 +60,19 @@ impl Workload {
             spec_sealed: None,
             status: fleet::Status::Active,
             auto_created: false,
-        }
+        })
     }
 
     /// Adds an SSH fleet: its hosts exist, but have no agents yet.
     pub(super) async fn add_ssh_hosts(&self, rng: &mut Rng, db: &Db, state: &SharedSimState) -> Result<()> {
+        let hosts: Vec<_> = (0..self.hosts.len()).map(host_name).collect();
         let mut spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
-            "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
+            "ssh_config": {"user": "sim", "hosts": hosts}}, "profile": {"name": "default"}});
         if let Some(pool) = &self.pool {
             spec["configuration"]["preemption"] = pool.rules(rng);
         }
-        let mut unit = Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec))]);
+        let mut unit =
+            Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec)?)]);
         for (num, host) in self.hosts.iter().enumerate() {
             state.lock().add_host(host.id, cloud::GPUS);
             unit = unit.and([instances::insert(self.host_row(num, host)?)]);
@@ -82,7 +92,7 @@ impl Workload {
     }
 
     fn host_row(&self, num: usize, host: &SshHost) -> Result<instances::NewInstance> {
-        let hostname = format!("host-{num}");
+        let hostname = host_name(num);
         let own = json!({"hostname": hostname});
         let settings =
             json!({"user": "sim", "hosts": [own], "ssh_key": {"public": "", "private": ssh_key()?}});
@@ -122,7 +132,7 @@ impl Workload {
             max_ever: i64::try_from(max)?,
         };
         let spec = fleet.spec(rng, min, max);
-        let row = self.new_fleet_row(fleet.id, &fleet.name, &spec);
+        let row = self.new_fleet_row(fleet.id, &fleet.name, &spec)?;
         db.write(Unit::new().and([fleets::insert(row)])).await?.done()?;
         self.fleets.push(fleet);
         Ok(())
