@@ -12,10 +12,15 @@ pub mod rng;
 pub mod slurm;
 pub mod wait;
 
-use std::{os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 pub use tempfile::TempDir;
+
+const MEMORY_DIR_MIN_BYTES: u64 = 4 << 30;
 
 /// Number of inputs of a fuzz test: a few hundred, or the value of `FUZZ`.
 pub fn fuzz_cases() -> u32 {
@@ -26,6 +31,13 @@ pub fn fuzz_cases() -> u32 {
 /// users.
 pub fn temp_dir(name: &str) -> Result<TempDir> {
     temp_dir_in(&std::env::temp_dir(), name)
+}
+
+/// Directory for databases: in memory if there is enough of it, because each test creates and deletes hundreds of files.
+pub fn database_dir() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    let size = rustix::fs::statvfs(memory).map_or(0, |filesystem| filesystem.f_blocks * filesystem.f_frsize);
+    if size >= MEMORY_DIR_MIN_BYTES { memory.to_owned() } else { std::env::temp_dir() }
 }
 
 /// Creates the directory elsewhere: `/tmp` is not the same directory for all processes.

@@ -23,6 +23,18 @@ const DEFAULT_PORT: u16 = 5432;
 /// Name of the database that servers use.
 const DATABASE: &str = "windlass";
 
+/// Settings of every cluster. No test cuts the power of the machine: written data survives the death of every process. No
+/// test replicates, and a log of a gigabyte would be in memory.
+pub const TEST_SETTINGS: [&str; 7] = [
+    "listen_addresses=",
+    "fsync=off",
+    "full_page_writes=off",
+    "shared_buffers=64MB",
+    "wal_level=minimal",
+    "max_wal_senders=0",
+    "max_wal_size=256MB",
+];
+
 /// Shutdown mode of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownMode {
@@ -60,7 +72,7 @@ impl Postgres {
     }
 
     async fn start_as(name: &str, settings: &[&str], env: Vec<(String, String)>, port: u16) -> Result<Self> {
-        let (bin, home) = (find_programs()?, crate::temp_dir(name)?);
+        let (bin, home) = (find_programs()?, crate::temp_dir_in(&crate::database_dir(), name)?);
         let data = home.path().join("data");
         if is_root() {
             std::os::unix::fs::chown(home.path(), Some(id("-u")?), Some(id("-g")?))?;
@@ -80,11 +92,9 @@ impl Postgres {
     pub async fn up(&mut self) -> Result<()> {
         let mut command = command_as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
-        command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
+        command.args(["-c", "max_connections=100"]);
         command.arg("-p").arg(self.port.to_string());
-        // No test cuts the power of the machine: written data survives the death of every process.
-        command.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
-        for setting in &self.options {
+        for setting in TEST_SETTINGS.into_iter().chain(self.options.iter().map(String::as_str)) {
             command.args(["-c", setting]);
         }
         let log = std::fs::File::options().create(true).append(true).open(self.home.path().join("log"))?;

@@ -45,7 +45,7 @@ impl Cluster {
             Ok(run) => (run, parent_id()),
             Err(_) => (format!("pid-{}", std::process::id()), std::process::id()),
         };
-        let dir = std::env::temp_dir().join(format!("windlass-pg-{key}"));
+        let dir = windlass_testkit::database_dir().join(format!("windlass-pg-{key}"));
         let cluster = Self { dir: dir.clone() };
         fs::create_dir_all(&dir).unwrap();
         let lock = File::create(dir.join("lock")).unwrap();
@@ -63,7 +63,7 @@ impl Cluster {
     /// A separate cluster for a test that stops or breaks it.
     pub(crate) async fn own() -> Self {
         let owner = std::process::id();
-        let cluster = Self { dir: std::env::temp_dir().join(format!("windlass-pg-own-{owner}")) };
+        let cluster = Self { dir: windlass_testkit::database_dir().join(format!("windlass-pg-own-{owner}")) };
         fs::create_dir_all(&cluster.dir).unwrap();
         cluster.start(owner).await;
         cluster
@@ -96,16 +96,10 @@ impl Cluster {
         watchdog.args(["sh", "-c", WATCHDOG_SCRIPT, "watchdog"]).arg(owner.to_string());
         watchdog.arg(&self.dir).arg(self.keep());
         watchdog.arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
-        watchdog.arg("-k").arg(self.sockets()).args(["-c", "listen_addresses=", "-c", "fsync=off"]);
-        // No test cuts the power of the machine: what was written survives the death of every process.
-        watchdog.args([
-            "-c",
-            "full_page_writes=off",
-            "-c",
-            "max_connections=300",
-            "-c",
-            "shared_buffers=64MB",
-        ]);
+        watchdog.arg("-k").arg(self.sockets()).args(["-c", "max_connections=300"]);
+        for setting in windlass_testkit::postgres::TEST_SETTINGS {
+            watchdog.args(["-c", setting]);
+        }
         let mut watchdog =
             watchdog.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // The watchdog outlives this process; if it does not, this thread reaps it.
