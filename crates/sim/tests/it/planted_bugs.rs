@@ -17,8 +17,14 @@ const SEEDS_MAX: u64 = 1_000;
 /// them.
 #[track_caller]
 fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
+    assert_caught_from(0, play, by);
+}
+
+/// Begins with a seed that detected the bug when this was written: for a rare one the seeds before it take minutes.
+#[track_caller]
+fn assert_caught_from(first: u64, play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
     let mut others = BTreeSet::new();
-    for seed in 0..SEEDS_MAX {
+    for seed in first..first + SEEDS_MAX {
         let found = play(seed).unwrap().violations;
         if found.iter().any(|violation| by.contains(&violation.id)) {
             let _ = writeln!(std::io::stderr(), "caught by seed {seed}");
@@ -26,14 +32,15 @@ fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
         }
         others.extend(found.iter().map(|violation| violation.id));
     }
-    panic!("no violation of {by:?} in {SEEDS_MAX} seeds, only of {others:?}");
+    panic!("no violation of {by:?} in {SEEDS_MAX} seeds from {first} on, only of {others:?}");
 }
 
 #[test]
 fn l1_an_apply_without_token_check_is_caught() {
     plant(Some(Bug::ApplyWithoutTokenCheck));
     // A stale write also releases the lease of the current holder.
-    assert_caught(
+    assert_caught_from(
+        78,
         |seed| simulate_with(seed, FaultBias::ClockJumps),
         &["L1", "L9", "R3", "R5", "R6", "R8", "R22"],
     );
@@ -60,7 +67,7 @@ fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
 #[test]
 fn r15_a_dispatcher_that_treats_missing_jobs_as_ended_is_caught() {
     plant(Some(Bug::MissingJobsTreatedAsEnded));
-    assert_caught(queue_sim::simulate, &["R15"]);
+    assert_caught_from(3, queue_sim::simulate, &["R15"]);
 }
 
 #[test]
@@ -78,7 +85,7 @@ fn r27_a_waiting_job_that_is_not_woken_is_caught() {
 #[test]
 fn m5_slots_granted_without_being_counted_are_caught() {
     plant(Some(Bug::SlotGrantWithoutRecount));
-    assert_caught(simulate, &["M5"]);
+    assert_caught_from(40, simulate, &["M5"]);
 }
 
 #[test]
@@ -90,7 +97,7 @@ fn m6_an_attempt_started_before_the_previous_one_is_released_is_caught() {
 #[test]
 fn m7_a_task_started_after_a_failed_task_is_caught() {
     plant(Some(Bug::StartAfterFailedTask));
-    assert_caught(simulate, &["M7"]);
+    assert_caught_from(12, simulate, &["M7"]);
 }
 
 /// Projects that share hosts. Their seeds take long.
