@@ -47,7 +47,12 @@ pub enum SchedulerError {
     #[error("`{program}` did not respond within {} s", within.as_secs())]
     Late { program: &'static str, within: std::time::Duration },
     #[error("`{program}` failed: {message}")]
-    Failed { program: &'static str, message: String },
+    Failed {
+        program: &'static str,
+        message: String,
+        /// Exit code of the program, if it is one that exited by itself.
+        code: Option<i32>,
+    },
     #[error("unexpected output of `{program}`: `{line}`")]
     InvalidOutput { program: &'static str, line: String },
 }

@@ -73,6 +73,6 @@ impl SlurmCommands {
         let message = String::from_utf8_lossy(&output.stderr);
         let message: String = message.trim().chars().take(ERROR_TEXT_MAX).collect();
         let message = if message.is_empty() { output.status.to_string() } else { message };
-        Err(SchedulerError::Failed { program, message })
+        Err(SchedulerError::Failed { program, message, code: output.status.code() })
     }
 }

@@ -114,7 +114,12 @@ impl Slurm {
     /// Changes a job. A job that has ended is not an error.
     async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), SchedulerError> {
         match self.commands.read(program, args).await {
-            Err(SchedulerError::Failed { message, .. }) if parse::is_already_finished(&message) => Ok(()),
+            Err(SchedulerError::Failed { message, code, .. })
+                if parse::is_already_finished(&message)
+                    || code.is_some_and(parse::is_exit_of_finished_job) =>
+            {
+                Ok(())
+            }
             other => other.map(drop),
         }
     }

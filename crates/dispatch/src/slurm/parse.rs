@@ -171,6 +171,14 @@ pub(super) fn is_already_finished(message: &str) -> bool {
         || message.contains("Job/step already")
 }
 
+/// `scancel` exits with the low byte of Slurm's error number. About a job that has ended since, or is forgotten, it prints
+/// nothing.
+pub(super) fn is_exit_of_finished_job(code: i32) -> bool {
+    const INVALID_JOB_ID: i32 = 2017;
+    const ALREADY_DONE: i32 = 2021;
+    [INVALID_JOB_ID, ALREADY_DONE].iter().any(|number| number & 0xff == code)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -194,6 +202,14 @@ mod tests {
             (jobs[0].id.as_str(), jobs[0].state, jobs[0].priority),
             ("1", SchedulerJobState::Running, Some(600))
         );
+    }
+
+    #[test]
+    fn the_exit_codes_of_a_signal_to_a_finished_job_are_told_from_failures() {
+        // Seen with Slurm 22.05: `scancel --batch --signal=TERM` about a job that had just ended.
+        assert!(is_exit_of_finished_job(229));
+        assert!(is_exit_of_finished_job(225));
+        assert!(![0, 1, 2, 127].into_iter().any(is_exit_of_finished_job));
     }
 
     #[test]

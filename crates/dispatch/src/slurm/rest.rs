@@ -39,7 +39,7 @@ struct RestError {
 
 impl From<RestError> for SchedulerError {
     fn from(complaint: RestError) -> Self {
-        Self::Failed { program: PROGRAM, message: complaint.message }
+        Self::Failed { program: PROGRAM, message: complaint.message, code: None }
     }
 }
 

@@ -102,7 +102,7 @@ impl PoolScheduler {
 }
 
 fn scheduler_error(program: &'static str) -> SchedulerError {
-    SchedulerError::Failed { program, message: "simulated".to_owned() }
+    SchedulerError::Failed { program, message: "simulated".to_owned(), code: None }
 }
 
 impl Scheduler for PoolScheduler {
