@@ -2,6 +2,8 @@
 
 use std::{
     ffi::OsStr,
+    fs::File,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -28,6 +30,52 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
         bail!("`{}` failed with {status}", command_line(command));
     }
     Ok(())
+}
+
+/// How the commands of a test level run.
+pub(crate) enum Runner {
+    /// With the terminal, one after the other.
+    Foreground,
+    /// Beside other levels: only while a core is idle, and with output to a file, which is printed in one piece.
+    Background(File),
+}
+
+impl Runner {
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
+        match self {
+            Self::Foreground => run(command),
+            Self::Background(output) => {
+                let mut idle = with_idle_priority(command);
+                idle.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+                run(&mut idle)
+            }
+        }
+    }
+
+    pub(crate) fn print_message(&self, text: &str) -> Result<()> {
+        match self {
+            Self::Foreground => crate::output::print_message(text),
+            Self::Background(output) => writeln!(&mut &*output, "{text}")?,
+        }
+        Ok(())
+    }
+}
+
+/// The same command in the scheduling class that the kernel serves only when a core is idle.
+fn with_idle_priority(command: &Command) -> Command {
+    let mut idle = Command::new("chrt");
+    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+    if let Some(dir) = command.get_current_dir() {
+        idle.current_dir(dir);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
+        };
+    }
+    idle
 }
 
 /// Runs a command to its end and returns its stdout.
@@ -168,6 +216,8 @@ fn is_alive(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Seek as _};
+
     use super::*;
 
     #[test]
@@ -184,6 +234,25 @@ mod tests {
         let mut child = ChildGuard::spawn(&mut Command::new("false"), "TERM").unwrap();
         let error = wait_until(&mut child, Duration::from_secs(60), "it is ready", || false).unwrap_err();
         assert!(format!("{error:#}").contains("exited early"), "{error:#}");
+    }
+
+    #[test]
+    fn a_command_in_the_background_is_idle_and_writes_to_its_file() {
+        let mut file = tempfile::tempfile().unwrap();
+        let runner = Runner::Background(file.try_clone().unwrap());
+        let script = "grep ^policy /proc/self/sched; echo $KEPT $DROPPED; pwd; exit 3";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir("/").env("KEPT", "kept").env_remove("HOME");
+        runner.print_message("first").unwrap();
+        let error = runner.run(&mut command).unwrap_err();
+        assert!(format!("{error:#}").contains("exit status: 3"), "{error:#}");
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0] == "first" && lines.ends_with(&["kept", "/"]), "{text}");
+        // SCHED_IDLE; a kernel without that file prints nothing.
+        assert!(!text.contains("policy") || lines[1].trim_end().ends_with(" 5"), "{text}");
     }
 
     #[test]

@@ -52,11 +52,11 @@ pub(crate) fn todays_first_seed() -> u64 {
 
 pub(crate) fn build_and_run(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     process::run(workspace.cargo().args(["build", "-p", PACKAGE, "--bin", BINARY]))?;
-    run_built(workspace, play)
+    run_built(workspace, play, &process::Runner::Foreground)
 }
 
 /// Runs the simulation with the binary that was built for the tests.
-pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> {
+pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions, runner: &process::Runner) -> Result<()> {
     let jobs = match play.jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("failed to count the cores")?.get(),
@@ -74,5 +74,5 @@ pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> 
     if play.shared {
         command.arg("--shared");
     }
-    process::run(&mut command)
+    runner.run(&mut command)
 }

@@ -63,7 +63,8 @@ const SET_UP: Level = Level { name: "set-up", run: set_up, is_needed_by_the_rest
 const FORMAT: Level = Level { name: "format", run: format, is_needed_by_the_rest: false };
 const TIDY: Level = Level { name: "tidy", run: tidy, is_needed_by_the_rest: false };
 const DOCS: Level = Level { name: "docs", run: docs, is_needed_by_the_rest: false };
-const BUILD: Level = Level { name: "build", run: build, is_needed_by_the_rest: true };
+pub(super) const BUILD_NAME: &str = "build";
+const BUILD: Level = Level { name: BUILD_NAME, run: build, is_needed_by_the_rest: true };
 const TESTS: Level = Level { name: "tests", run: tests, is_needed_by_the_rest: false };
 const RENTED: Level = Level { name: "rented", run: rented, is_needed_by_the_rest: false };
 const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed_by_the_rest: false };
@@ -74,21 +75,35 @@ const PACKAGE: Level = Level { name: "package", run: package, is_needed_by_the_r
 const WEB: Level = Level { name: "web", run: web, is_needed_by_the_rest: false };
 const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
 
-pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
+/// The levels of a run.
+pub(super) struct Selection {
+    /// One after the other.
+    pub(super) foreground: Vec<Level>,
+    /// One after the other, beside those that follow the build, while a core is idle. The tests wait for a quarter of their
+    /// time. The first of them does not call cargo: it would hold the lock that the level `tests` needs for its start.
+    pub(super) background: Vec<Level>,
+}
+
+pub(super) fn select_levels(options: &TestOptions) -> Selection {
+    let only = |foreground| Selection { foreground, background: Vec::new() };
     if options.web {
-        return vec![BUILD, WEB];
+        return only(vec![BUILD, WEB]);
     }
     if !options.only.is_empty() {
-        return vec![SET_UP, BUILD, TESTS];
+        return only(vec![SET_UP, BUILD, TESTS]);
     }
+    let background = vec![SIMULATION, LINTS];
     match (options.scope, &options.changed) {
-        (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
-        (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, LINTS],
-        (Scope::Full, None) => {
-            vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
+        (Scope::Fast, _) => only(vec![FORMAT, BUILD, TESTS, LINTS, TIDY]),
+        (Scope::Full | Scope::Nightly, Some(_)) => {
+            only(vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, LINTS])
         }
-        (Scope::Nightly, None) => {
-            vec![
+        (Scope::Full, None) => Selection {
+            foreground: vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, FAULTS, BAD_REQUESTS, BINARIES],
+            background,
+        },
+        (Scope::Nightly, None) => Selection {
+            foreground: vec![
                 SET_UP,
                 FORMAT,
                 TIDY,
@@ -96,15 +111,14 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
                 BUILD,
                 TESTS,
                 RENTED,
-                SIMULATION,
                 FAULTS,
                 BAD_REQUESTS,
                 BINARIES,
                 PACKAGE,
                 WEB,
-                LINTS,
-            ]
-        }
+            ],
+            background,
+        },
     }
 }
 
@@ -133,14 +147,14 @@ fn docs(context: &mut TestContext) -> Result<LevelOutcome> {
 /// need.
 fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
     let packages = package_flags(context)?;
-    let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
+    let linted = context.runner.run(context.workspace.cargo().arg("clippy").args(&packages).args([
         "--all-targets",
         "--",
         "-D",
         "warnings",
     ]));
     let shipped = ["clippy", "-p", "windlass-cli", "-p", "windlass-agent", "--", "-D", "warnings"];
-    let linted = linted.and_then(|()| process::run(context.workspace.cargo().args(shipped)));
+    let linted = linted.and_then(|()| context.runner.run(context.workspace.cargo().args(shipped)));
     Ok(LevelOutcome::from_result(
         linted,
         "no warnings",
@@ -267,9 +281,9 @@ fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
         Scope::Nightly => (5_000, 200),
     };
     let day = sim::todays_first_seed();
-    output::print_message(&format!(
+    context.runner.print_message(&format!(
         "new seeds of today: {new} from {day}, and {queue_new} of the container queue"
-    ));
+    ))?;
     let plays =
         [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
     let mut outcome = LevelOutcome::passed(format!(
@@ -279,7 +293,7 @@ fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
     ));
     for (seeds, from, queue) in plays {
         let play = sim::SimOptions { seeds, from, queue, ..sim::SimOptions::default() };
-        if let Err(error) = sim::run_built(context.workspace, &play) {
+        if let Err(error) = sim::run_built(context.workspace, &play, &context.runner) {
             outcome.failure = Some(format!("{error:#}"));
             outcome.repeat.push(format!(
                 "cargo xtask sim --from {from} --seeds {seeds}{}   (each violation above names its seed)",

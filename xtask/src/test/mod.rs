@@ -4,10 +4,20 @@ mod changed;
 mod levels;
 mod report;
 
-use anyhow::{Result, ensure};
+use std::{
+    io::{Read as _, Seek as _},
+    thread,
+};
 
-use self::{levels::LevelOutcome, report::LevelRow};
-use crate::{args::Args, core_usage::CoreMeter, engine::Engine, output, workspace::Workspace};
+use anyhow::{Context as _, Result, ensure};
+
+use self::{
+    levels::{Level, LevelOutcome},
+    report::LevelRow,
+};
+use crate::{
+    args::Args, core_usage::CoreMeter, engine::Engine, output, process::Runner, workspace::Workspace,
+};
 
 /// The set of tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +31,7 @@ pub(crate) enum Scope {
 }
 
 /// Options of the command line.
+#[derive(Clone)]
 struct TestOptions {
     scope: Scope,
     /// Limit to changed crates, and those that depend on them.
@@ -39,29 +50,39 @@ struct TestOptions {
 struct TestContext<'a> {
     workspace: &'a Workspace,
     options: TestOptions,
+    runner: Runner,
     /// Started by the first level that needs containers, stopped when the run ends.
     engine: Option<Engine>,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let options = parse_options(args)?;
-    let list = levels::select_levels(&options);
-    let mut context = TestContext { workspace, options, engine: None };
+    let selection = levels::select_levels(&options);
     let whole = CoreMeter::start();
-    let mut rows: Vec<LevelRow> = Vec::new();
-    for level in list {
-        output::print_heading(level.name);
-        let meter = CoreMeter::start();
-        let outcome = (level.run)(&mut context).unwrap_or_else(LevelOutcome::failed);
-        let row = LevelRow { name: level.name, usage: meter.usage(), outcome };
-        output::print_message(&report::level_line(&row));
-        let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
-        rows.push(row);
-        if is_fatal {
-            output::print_message("skipped the remaining levels: they depend on this one");
-            break;
+    let mut context = TestContext { workspace, options, runner: Runner::Foreground, engine: None };
+    let rows = thread::scope(|scope| {
+        let mut rows: Vec<LevelRow> = Vec::new();
+        let mut background = None;
+        for level in selection.foreground {
+            output::print_heading(level.name);
+            let row = run_level(&level, &mut context);
+            output::print_message(&report::level_line(&row));
+            let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
+            rows.push(row);
+            if is_fatal {
+                output::print_message("skipped the remaining levels: they depend on this one");
+                return rows;
+            }
+            if level.name == levels::BUILD_NAME {
+                let (options, list) = (context.options.clone(), &selection.background);
+                background = Some(scope.spawn(move || run_in_background(workspace, &options, list)));
+            }
         }
-    }
+        if let Some(levels) = background {
+            rows.extend(levels.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        rows
+    });
     drop(context.engine.take());
     output::print_heading("summary");
     output::print_message(&report::summary(&rows));
@@ -77,6 +98,36 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
     output::print_message(&format!("all levels passed in {}", report::format_duration(whole.usage().wall)));
     Ok(())
+}
+
+fn run_level(level: &Level, context: &mut TestContext) -> LevelRow {
+    let meter = CoreMeter::start();
+    let outcome = (level.run)(context).unwrap_or_else(LevelOutcome::failed);
+    LevelRow { name: level.name, usage: meter.usage(), outcome }
+}
+
+/// Runs the levels beside those of the main thread. What each prints follows at its end.
+fn run_in_background(workspace: &Workspace, options: &TestOptions, list: &[Level]) -> Vec<LevelRow> {
+    let run = |level: &Level| -> Result<LevelRow> {
+        let mut printed =
+            tempfile::tempfile().context("failed to create a file for the output of a level")?;
+        let runner = Runner::Background(printed.try_clone()?);
+        let mut context = TestContext { workspace, options: options.clone(), runner, engine: None };
+        let row = run_level(level, &mut context);
+        let mut text = String::new();
+        printed.rewind()?;
+        printed.read_to_string(&mut text)?;
+        output::print_heading(&format!("{} (ran beside the others)", level.name));
+        output::print_message(text.trim_end());
+        output::print_message(&report::level_line(&row));
+        Ok(row)
+    };
+    let failed = |level: &Level, error| LevelRow {
+        name: level.name,
+        usage: CoreMeter::start().usage(),
+        outcome: LevelOutcome::failed(error),
+    };
+    list.iter().map(|level| run(level).unwrap_or_else(|error| failed(level, error))).collect()
 }
 
 fn parse_options(mut args: Args) -> Result<TestOptions> {
@@ -140,31 +191,26 @@ mod tests {
 
     #[test]
     fn each_scope_selects_its_levels() {
-        let names = |line: &str| -> Vec<&str> {
-            levels::select_levels(&read(line).unwrap()).iter().map(|level| level.name).collect()
+        let name = |level: &Level| level.name;
+        let background = |line: &str| -> Vec<&str> {
+            levels::select_levels(&read(line).unwrap()).background.iter().map(name).collect()
         };
+        let names = |line: &str| -> Vec<&str> {
+            levels::select_levels(&read(line).unwrap()).foreground.iter().map(name).collect()
+        };
+        assert_eq!(background(""), ["simulation", "lints"]);
+        assert_eq!(background("--nightly"), background(""));
+        assert!(background("--fast").is_empty() && background("--changed").is_empty());
         assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
         assert_eq!(names("--only x"), ["set-up", "build", "tests"]);
         assert_eq!(names("--web"), ["build", "web"]);
         assert_eq!(
             names(""),
-            [
-                "set-up",
-                "format",
-                "tidy",
-                "docs",
-                "build",
-                "tests",
-                "simulation",
-                "faults",
-                "bad requests",
-                "binaries",
-                "lints"
-            ]
+            ["set-up", "format", "tidy", "docs", "build", "tests", "faults", "bad requests", "binaries"]
         );
         let mut nightly = names("--nightly");
         assert_eq!(nightly.remove(6), "rented");
-        assert_eq!(nightly.drain(10..12).collect::<Vec<_>>(), ["package", "web"]);
+        assert_eq!(nightly.drain(9..).collect::<Vec<_>>(), ["package", "web"]);
         assert_eq!(nightly, names(""));
     }
 }
