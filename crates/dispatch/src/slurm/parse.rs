@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_codes_of_a_signal_to_a_finished_job_are_told_from_failures() {
+    fn exit_codes_of_a_signal_to_a_finished_job_are_no_failures() {
         // Seen with Slurm 22.05: `scancel --batch --signal=TERM` about a job that had just ended.
         assert!(is_exit_of_finished_job(229));
         assert!(is_exit_of_finished_job(225));
