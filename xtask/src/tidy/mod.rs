@@ -7,6 +7,7 @@ pub(crate) mod advisories;
 mod crate_edges;
 mod documents;
 mod findings;
+mod floors;
 mod licences;
 mod pipelines;
 mod security;
@@ -24,6 +25,7 @@ type Check = fn(&Workspace) -> Result<Problems>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("dependencies between crates follow the table of ARCHITECTURE.md", crate_edges::check),
+    ("modules of the server import only from their floor and below", floors::check),
     ("modules have descriptive names", sources::check_names),
     ("types and comments use plain words", words::check),
     ("source files are not too long", sources::check_lengths),
@@ -79,6 +81,11 @@ mod tests {
     #[test]
     fn crate_dependencies_are_listed_in_architecture_md() {
         holds(crate_edges::check);
+    }
+
+    #[test]
+    fn modules_of_the_server_import_only_from_their_floor_and_below() {
+        holds(floors::check);
     }
 
     #[test]
