@@ -19,6 +19,9 @@ use crate::{
     args::Args, core_usage::CoreMeter, engine::Engine, output, process::Runner, workspace::Workspace,
 };
 
+/// Tests wait for databases and timers more than they compute: with two per core, a quarter of the cores is idle.
+const TESTS_PER_CORE: usize = 3;
+
 /// The set of tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
@@ -147,11 +150,10 @@ fn parse_options(mut args: Args) -> Result<TestOptions> {
     }
     let web = args.take_flag("--web");
     let timings = args.take_flag("--timings");
-    // Tests wait for databases and timers more than they compute.
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let threads = match (args.value::<usize>("-j")?, args.value::<usize>("--jobs")?) {
         (Some(threads), _) | (None, Some(threads)) => threads,
-        (None, None) => cores * 2,
+        (None, None) => cores * TESTS_PER_CORE,
     };
     ensure!(threads > 0, "invalid `-j` value: expected a number above 0");
     args.finish()?;
