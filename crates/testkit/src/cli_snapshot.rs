@@ -71,6 +71,10 @@ pub trait SnapshotEnv {
     /// Texts that differ between runs, and their replacements.
     fn masks(&self) -> Vec<(String, &'static str)>;
     fn command(&self, args: &[&str]) -> Command;
+    /// Runs a command to its end.
+    fn run(&self, args: &[&str]) -> CommandOutput {
+        run_command(&mut self.command(args))
+    }
 }
 
 #[must_use = "`end` compares it"]
@@ -95,7 +99,7 @@ impl<'a, G: SnapshotEnv> CliSnapshot<'a, G> {
 
     /// Runs a command and records its output.
     pub fn run(&mut self, args: &[&str]) -> CommandOutput {
-        let done = run_command(&mut self.ground.command(args));
+        let done = self.ground.run(args);
         self.add(args, &done);
         done
     }

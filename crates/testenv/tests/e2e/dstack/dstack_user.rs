@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write as _},
+    io::Read,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use windlass_testenv::server::TOKEN;
 use windlass_testkit::cli_snapshot::{CommandOutput, Pattern, SnapshotEnv};
 
+use super::warm_client::WarmClient;
 use crate::test_env::TestEnv;
 
 const VARIABLE: &str = "WINDLASS_TEST_DSTACK";
@@ -30,6 +31,8 @@ pub(crate) struct DstackUser {
     url: String,
     /// Directory of the server, whose name differs each time.
     env: PathBuf,
+    /// Started by the first command that runs to its end.
+    warm: Mutex<Option<WarmClient>>,
 }
 
 impl DstackUser {
@@ -44,7 +47,7 @@ impl DstackUser {
         let path = home.join(".cache/.dstack/cli");
         fs::create_dir_all(&path).unwrap();
         fs::write(path.join("last_check"), "").unwrap();
-        Self { home, venv, url: env.url(), env: env.home().to_owned() }
+        Self { home, venv, url: env.url(), env: env.home().to_owned(), warm: Mutex::default() }
     }
 
     /// A user whose client knows the server, with the file that `project add` writes.
@@ -86,11 +89,8 @@ impl DstackUser {
 
     /// Runs a command with input for its prompts.
     pub(crate) fn run_with_input(&self, typed: &str, args: &[&str]) -> CommandOutput {
-        let mut child = self.command(args);
-        child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = child.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
-        child.wait_with_output().unwrap().into()
+        let start = || WarmClient::start(self.program("python"), self.env.join("warm"));
+        self.warm.lock().get_or_insert_with(start).run(typed, args)
     }
 
     /// Starts a command that keeps running.
@@ -147,10 +147,15 @@ impl SnapshotEnv for DstackUser {
         ]
     }
 
+    /// A process of its own, with a client that loads its modules.
     fn command(&self, args: &[&str]) -> Command {
         let mut command = self.program("dstack");
         command.args(args);
         command
+    }
+
+    fn run(&self, args: &[&str]) -> CommandOutput {
+        self.run_with_input("", args)
     }
 }
 

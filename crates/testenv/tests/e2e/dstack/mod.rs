@@ -9,3 +9,4 @@ mod lists;
 mod python;
 mod replay;
 mod tasks;
+mod warm_client;
