@@ -71,8 +71,8 @@ const REVIEW: &str = "
 | date | findings |
 | --- | --- |
 | 2026-11-19 | The rows of operations with access `token` said `yes` for objects of other users, which their handlers refuse; \
-they have rights of their own since, and a test. The queue had no rows. Nobody but global admins reads the private key \
-or a token of a user with operations of the API; nobody reads an archive or a web session of another user. \
+the table says so since, and a test checks it. The queue had no rows. No operation returns an existing token or the \
+private key of another user, or an archive or a web session of one; a global admin can create a new token of a user. \
 `init_repo` lets members of a project rename what kind a repository is; credentials are those of the caller, and content is \
 named by its hash. Members of a project share logs, costs and files of its runs on purpose. |
 ";
@@ -95,7 +95,7 @@ pub fn render_page() -> String {
     out
 }
 
-/// What the handler of an operation with access `token` permits.
+/// Objects on which the handler of an operation with access `token` acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenRights {
     /// It has no object, or creates one for the caller.
@@ -183,7 +183,7 @@ impl QueueRole {
 pub enum QueueAccess {
     /// Owners of the object, and global admins.
     Owner,
-    /// Users with the right to use the queue, for requests of their own.
+    /// Users with the right to use the queue, for their own requests.
     Submit,
     /// Global admins.
     GlobalAdmin,
