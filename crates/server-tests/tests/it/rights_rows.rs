@@ -102,7 +102,9 @@ async fn queue_operations_match_the_rights_table(ground: &ServerFixture) {
         };
         let caller = match role {
             QueueRole::Anonymous => users.with_role(of_role).await,
-            _ => queue_user(&users, of_role).await,
+            QueueRole::WithoutRight | QueueRole::User | QueueRole::GlobalAdmin => {
+                queue_user(&users, of_role).await
+            }
         };
         let other = queue_user(&users, CallerRole::Outsider).await;
         let creator = if object == Ownership::Own { &caller } else { &other };
@@ -144,7 +146,8 @@ async fn queue_operations_match_the_rights_table(ground: &ServerFixture) {
                 // An anonymous caller has nothing, and a request is always the caller's own.
                 let has_own = role != QueueRole::Anonymous;
                 let is_creation = (operation.method, operation.path) == ("POST", "container_requests");
-                if if object == Ownership::Own { has_own } else { !is_creation } {
+                let exists = if object == Ownership::Own { has_own } else { !is_creation };
+                if exists {
                     cell(operation, role, object).await;
                 }
             }
