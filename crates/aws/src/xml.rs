@@ -75,6 +75,8 @@ impl Element {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -96,5 +98,39 @@ mod tests {
         assert!(matches!(Element::parse(bomb), Err(XmlError::Syntax(_))));
         let deep = format!("{}{}", "<a>".repeat(DEPTH_MAX + 1), "</a>".repeat(DEPTH_MAX + 1));
         assert!(matches!(Element::parse(&deep), Err(XmlError::Depth)));
+    }
+
+    #[test]
+    fn a_document_of_a_megabyte_of_nested_elements_is_refused() {
+        let levels = 1 << 17;
+        for text in ["<a>".repeat(levels), format!("{}{}", "<a>".repeat(levels), "</a>".repeat(levels))] {
+            assert!(Element::parse(&text).is_err());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn fuzz_of_answers_of_aws(
+            words in prop::collection::vec(
+                prop::sample::select(
+                    &["<a>", "</a>", "<item>", "</item>", "<key>", "</key>", "<tagSet>", "</tagSet>", "<!DOCTYPE x [", "]>",
+                      "<!ENTITY a \"b\">", "&a;", "&#0;", "<![CDATA[", "]]>", "<?xml ?>", "x", "<", ">", "\"", " y='"][..],
+                ),
+                0..30,
+            ),
+            noise in "(?s).{0,100}",
+        ) {
+            for text in [words.concat(), noise] {
+                if let Ok(root) = Element::parse(&text) {
+                    let _ = (root.tag("x"), root.text("a/item"), root.items("tagSet").count());
+                }
+            }
+        }
     }
 }

@@ -221,6 +221,12 @@ const PROXY: &[(&str, &str, &str)] = &[
     ("– streams without an event", "", "streams_silent"),
 ];
 
+/// Cost of the confinement of plain processes: label, goal, start of the keys.
+const ISOLATION: &[(&str, Limit, &str, &str)] = &[
+    ("start of the server → its machine accepts jobs", Limit::None, "start", "start_overhead_ms"),
+    ("submit → first line", Limit::AtMost(10.0), "first_line", "overhead_ms"),
+];
+
 /// Goals of the proxy: label, goal, key.
 const PROXY_GOALS: &[(&str, Limit, &str)] = &[
     ("throughput on keep-alive connections, relative to nginx", Limit::AtLeast(0.9), "keep_ratio"),
@@ -282,6 +288,7 @@ fn fill_page(text: &str, results: &Results) -> Result<String> {
         ("jobs", render_jobs(results)),
         ("growth", render_pictures(results)),
         ("proxy", render_proxy(results)),
+        ("isolation", render_isolation(results)),
     ];
     for (name, table) in parts {
         let open = format!("<!-- {name} -->\n");
@@ -331,6 +338,27 @@ fn render_peer(results: &Results) -> String {
         );
     }
     out + &render_origin(results, &["peer"])
+}
+
+fn render_isolation(results: &Results) -> String {
+    let mut out = String::from(
+        "| what | own rights | confined | in addition, median of pairs | goal | |\n\
+         | --- | ---: | ---: | ---: | ---: | --- |\n",
+    );
+    for (what, limit, key, overhead) in ISOLATION {
+        let of = |mode: &str| figure(results, "isolation", &format!("{mode}_{key}_ms"));
+        let overhead = figure(results, "isolation", overhead);
+        let _ = writeln!(
+            out,
+            "| {what} | {} | {} | {} | {} | {} |",
+            format_number(of("own"), "ms"),
+            format_number(of("confined"), "ms"),
+            format_number(overhead, "ms"),
+            format_goal(*limit, "ms"),
+            format_verdict(*limit, overhead)
+        );
+    }
+    out + &render_origin(results, &["isolation"])
 }
 
 fn render_dispatch(results: &Results) -> String {
@@ -480,7 +508,7 @@ mod tests {
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
                          <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- jobs -->\n<!-- end -->\n\
-                         <!-- growth -->\n<!-- end -->\n<!-- proxy -->\n<!-- end -->\n";
+                         <!-- growth -->\n<!-- end -->\n<!-- proxy -->\n<!-- end -->\n<!-- isolation -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {
         let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});

@@ -72,6 +72,9 @@ pub enum AllowedAddresses {
     /// All except addresses of this machine and loopback, link-local, multicast and metadata addresses; those in the
     /// networks are allowed.
     External { but: Vec<Network> },
+    /// All except those that [`External`](Self::External) refuses and those of private networks; those in the networks
+    /// are allowed.
+    Public { but: Vec<Network> },
 }
 
 /// Failure to obtain an allowed address for a name.
@@ -90,17 +93,28 @@ impl AllowedAddresses {
     pub fn admits_literal(&self, host: &str) -> bool {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let Ok(address) = bare.parse() else { return true };
-        self.is_listed(address) || !is_special(address)
+        self.is_listed(address) || !self.is_refused_everywhere(address)
     }
 
     pub fn admits(&self, address: IpAddr) -> bool {
-        self.is_listed(address) || !(is_special(address) || is_local_address(address))
+        self.is_listed(address) || !(self.is_refused_everywhere(address) || is_local_address(address))
+    }
+
+    /// Returns whether the address is refused on every machine, unless it is listed.
+    fn is_refused_everywhere(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Any => false,
+            Self::External { .. } => is_special(address),
+            Self::Public { .. } => is_special(address) || is_private(address),
+        }
     }
 
     fn is_listed(&self, address: IpAddr) -> bool {
         match self {
             Self::Any => true,
-            Self::External { but } => but.iter().any(|network| network.contains(address)),
+            Self::External { but } | Self::Public { but } => {
+                but.iter().any(|network| network.contains(address))
+            }
         }
     }
 
@@ -139,6 +153,35 @@ fn is_special(address: IpAddr) -> bool {
                 six.is_loopback() || six.is_unspecified() || six.is_multicast() || six.is_unicast_link_local()
             }
         }
+}
+
+/// Returns whether the address belongs to a network that the internet does not route to: private networks, networks of
+/// carriers, and reserved ranges.
+fn is_private(address: IpAddr) -> bool {
+    match canonical_address(address) {
+        IpAddr::V4(four) => is_private_v4(four),
+        IpAddr::V6(six) => match six.segments() {
+            // Unique local and site-local addresses, and the prefix of local NAT64.
+            [first, ..] if first & 0xfe00 == 0xfc00 || first & 0xffc0 == 0xfec0 => true,
+            [0x64, 0xff9b, 1, ..] => true,
+            // 6to4 and the obsolete compatible form embed an IPv4 address.
+            [0x2002, high, low, ..] | [0, 0, 0, 0, 0, 0, high, low] => {
+                let four = Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+                is_private_v4(four) || is_special(four.into())
+            }
+            _ => false,
+        },
+    }
+}
+
+fn is_private_v4(address: Ipv4Addr) -> bool {
+    match address.octets() {
+        [100, second, ..] => second & 0xc0 == 64,
+        [192, 0, 0, _] => true,
+        [198, second, ..] => second & 0xfe == 18,
+        [first, ..] if first >= 240 => true,
+        _ => address.is_private(),
+    }
 }
 
 /// Returns whether the address belongs to this machine: the route to it then has the address itself as its source.
@@ -193,6 +236,48 @@ mod tests {
             assert!(policy.admits(text.parse().unwrap()), "{text}");
         }
         assert!(policy.admits_literal("localhost"), "a name is looked at when it is dialled");
+    }
+
+    #[test]
+    fn addresses_of_private_networks_are_public_in_no_notation() {
+        let policy = |but: &[&str]| AllowedAddresses::Public {
+            but: but.iter().map(|text| text.parse().unwrap()).collect(),
+        };
+        let private = [
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.7.7",
+            "100.64.0.1",
+            "100.127.255.255",
+            "192.0.0.8",
+            "198.18.0.1",
+            "198.19.9.9",
+            "240.0.0.1",
+            "169.254.3.4",
+            "127.0.0.1",
+            "fc00::1",
+            "fd12::1",
+            "fe80::1",
+            "fec0::1",
+            "::ffff:10.1.2.3",
+            "64:ff9b::a01:203",
+            "64:ff9b:1::1",
+            "2002:a01:203::1",
+            "2002:7f00:1::1",
+            "::10.1.2.3",
+        ];
+        for text in private {
+            let address: IpAddr = text.parse().unwrap();
+            assert!(!policy(&[]).admits(address) && !policy(&[]).admits_literal(text), "{text}");
+            assert!(policy(&[&address.to_canonical().to_string()]).admits(address), "{text} is listed");
+        }
+        for text in ["192.0.2.1", "172.32.0.1", "100.128.0.1", "198.20.0.1", "2001:db8::1", "2002:808:808::1"]
+        {
+            assert!(policy(&[]).admits(text.parse().unwrap()), "{text}");
+        }
+        let two = policy(&["10.1.0.0/16"]);
+        assert!(two.admits("10.1.9.9".parse().unwrap()) && !two.admits("10.2.0.1".parse().unwrap()));
     }
 
     #[test]

@@ -28,6 +28,20 @@ pub(crate) const AGENT_SOCKET: &str = "/windlass/home/shim.sock";
 const GRACE_SECS: u32 = 30;
 /// Maximum number of nodes that are named; the scheduler chooses one of them.
 const NODES_MAX: usize = 64;
+/// Capabilities of the job's container: those that the policy of a host keeps by default. The agent needs some of them to
+/// switch to the user of the job.
+const CAPABILITIES: [&str; 10] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETUID",
+    "SYS_CHROOT",
+];
 /// Name under which Docker's own registry keeps its credentials.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 const LABEL_VALUE_MAX: usize = 63;
@@ -75,8 +89,7 @@ pub(crate) fn pod(inputs: &PodInputs<'_>) -> Value {
             "image": container.image,
             "command": agent_command(inputs.enrolment),
             "resources": resources(container, gpu),
-            // The runner switches to the user of the job; before that it performs the steps that need root.
-            "securityContext": {"runAsUser": 0, "privileged": container.privileged},
+            "securityContext": job_security(container.privileged),
             "volumeMounts": mounts,
         }],
         "volumes": volumes,
@@ -93,6 +106,22 @@ pub(crate) fn pod(inputs: &PodInputs<'_>) -> Value {
     let mut metadata = metadata(inputs.instance);
     metadata["annotations"] = annotations(inputs);
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+}
+
+/// Restrictions of the job's container, as those of a container on a host. The runner switches to the user of the job;
+/// before that it performs the steps that need root.
+fn job_security(privileged: bool) -> Value {
+    if privileged {
+        // The API refuses a privileged container without privilege escalation.
+        return json!({"runAsUser": 0, "privileged": true});
+    }
+    json!({
+        "runAsUser": 0,
+        "privileged": false,
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"], "add": CAPABILITIES},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
 }
 
 fn metadata(instance: InstanceId) -> Value {
@@ -128,7 +157,13 @@ fn init_container(container: &ContainerRequest, settings: &KubernetesSettings) -
         "name": AGENT_CONTAINER,
         "image": image,
         "command": command,
-        "securityContext": {"runAsUser": 0},
+        // It writes to a directory that belongs to root, and nothing else.
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "volumeMounts": [{"name": "windlass", "mountPath": SHARED_DIR}],
     })
 }
@@ -336,6 +371,23 @@ mod tests {
     }
 
     #[test]
+    fn containers_of_a_pod_gain_no_privileges_and_keep_a_short_list_of_capabilities() {
+        let pod = build(&container(), &[offer("n1", None)], &KubernetesSettings::default());
+        for kind in ["containers", "initContainers"] {
+            let security = &pod["spec"][kind][0]["securityContext"];
+            assert_eq!(security["allowPrivilegeEscalation"], false, "{kind}");
+            assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{kind}");
+            assert_eq!(security["seccompProfile"], json!({"type": "RuntimeDefault"}), "{kind}");
+        }
+        let added = &pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
+        assert_eq!(added, &json!(CAPABILITIES));
+        for refused in ["SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN", "NET_RAW", "MKNOD", "DAC_READ_SEARCH"] {
+            assert!(!CAPABILITIES.contains(&refused), "{refused}");
+        }
+        assert!(pod["spec"]["initContainers"][0]["securityContext"]["capabilities"].get("add").is_none());
+    }
+
+    #[test]
     fn the_agent_comes_from_an_image_if_one_is_set() {
         let helper =
             KubernetesSettings { helper_image: Some("busybox:1".into()), ..KubernetesSettings::default() };
@@ -373,7 +425,7 @@ mod tests {
                 "limits": {"nvidia.com/gpu": "1"},
             })
         );
-        assert_eq!(job["securityContext"]["privileged"], true);
+        assert_eq!(job["securityContext"], json!({"runAsUser": 0, "privileged": true}));
         assert_eq!(spec["volumes"][1]["emptyDir"], json!({"medium": "Memory", "sizeLimit": "512Mi"}));
         assert_eq!(job["volumeMounts"][1]["mountPath"], "/dev/shm");
         assert_eq!(spec["priorityClassName"], "low");

@@ -96,7 +96,11 @@ impl App {
         Ok(Self(Arc::new(Inner {
             db,
             paces: RateLimiter::new(settings.paces),
-            images: ImageLookup::new(settings.image_lookup, settings.insecure_registries.clone()),
+            images: ImageLookup::new(
+                settings.image_lookup,
+                settings.insecure_registries.clone(),
+                settings.registry_networks.clone(),
+            ),
             oidc: settings.oidc.clone().map(OidcClient::new),
             settings,
             keys,

@@ -12,7 +12,7 @@ use std::{
 
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local::Runtime;
-use windlass_dial::{AllowedAddresses, NetworkError};
+use windlass_dial::{AllowedAddresses, Network, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_kubernetes::KubernetesSettings;
 use windlass_model::{
@@ -39,6 +39,7 @@ use crate::{
         retention,
     },
     rate_limit::RateLimits,
+    stream_rights::RIGHTS_POLL_INTERVAL,
     tls::TlsSettings,
 };
 
@@ -47,7 +48,8 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
-                     queue_token_life, allow_host_networks, image_lookup, insecure_registries, no_ui, services_port, \
+                     queue_token_life, allow_host_networks, image_lookup, insecure_registries, registry_networks, no_ui, \
+                     services_port, \
                      insecure_web_login, backends, projects";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
@@ -163,6 +165,7 @@ pub struct SettingsSource {
     pub image_lookup: Option<String>,
     /// Registries that are contacted without TLS, and at any address.
     pub insecure_registries: Option<String>,
+    pub registry_networks: Option<String>,
     /// True to serve no web UI.
     pub no_ui: Option<bool>,
     /// Additional port that serves only services, as a separate origin.
@@ -269,6 +272,7 @@ impl SettingsSource {
                 "allow_host_networks" => given.allow_host_networks = Some(word.text),
                 "image_lookup" => given.image_lookup = Some(word.text),
                 "insecure_registries" => given.insecure_registries = Some(word.text),
+                "registry_networks" => given.registry_networks = Some(word.text),
                 "no_ui" => {
                     given.no_ui =
                         Some(word.text.parse().map_err(|_| wrong("no_ui", "expected `true` or `false`"))?);
@@ -338,6 +342,7 @@ impl SettingsSource {
             allow_host_networks: self.allow_host_networks.or(other.allow_host_networks),
             image_lookup: self.image_lookup.or(other.image_lookup),
             insecure_registries: self.insecure_registries.or(other.insecure_registries),
+            registry_networks: self.registry_networks.or(other.registry_networks),
             no_ui: self.no_ui.or(other.no_ui),
             services_port: self.services_port.or(other.services_port),
             insecure_web_login: self.insecure_web_login.or(other.insecure_web_login),
@@ -400,6 +405,8 @@ pub struct Settings {
     pub image_lookup: Option<Duration>,
     /// Registries that are contacted without TLS, and at any address.
     pub insecure_registries: Vec<String>,
+    /// Private networks whose registries may be asked.
+    pub registry_networks: Vec<Network>,
     /// True to serve the web UI, and to open sessions for it.
     pub web_ui: bool,
     /// True to let browsers log in without TLS from other machines.
@@ -419,6 +426,8 @@ pub struct Settings {
     pub connections_max: Option<usize>,
     /// Time within which a client must have sent its request head; also how long an idle connection is kept.
     pub head_timeout: Duration,
+    /// Interval at which the rights of open streams are checked.
+    pub rights_poll_interval: Duration,
     /// Time within which a client must have sent its body; uploads have longer.
     pub body_timeout: Duration,
 }
@@ -501,8 +510,7 @@ impl Settings {
             }
             _ => return Err(SettingsError::Tls),
         };
-        let but = given.allow_host_networks.iter().flat_map(|list| list.split(',')).map(str::trim);
-        let but = but.filter(|text| !text.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
+        let but = parse_networks(given.allow_host_networks.as_deref())?;
         let image_lookup = parse_image_lookup(given.image_lookup.as_deref())?;
         let insecure_registries = parse_registries(given.insecure_registries.as_deref().unwrap_or_default())?;
         Ok(Self {
@@ -514,6 +522,7 @@ impl Settings {
             services_address: given.services_port.map(|port| SocketAddr::new(host, port)),
             image_lookup,
             insecure_registries,
+            registry_networks: parse_networks(given.registry_networks.as_deref())?,
             allowed_hosts: AllowedAddresses::External { but },
             job_limits: JobLimits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
@@ -551,6 +560,7 @@ impl Settings {
             paces: RateLimits::default(),
             connections_max: None,
             head_timeout: HEAD_TIMEOUT,
+            rights_poll_interval: RIGHTS_POLL_INTERVAL,
             body_timeout: BODY_TIMEOUT,
         })
     }
@@ -599,6 +609,12 @@ fn parse_image_lookup(text: Option<&str>) -> Result<Option<Duration>, SettingsEr
             Ok(Some(Duration::from_secs(secs.ok_or_else(wrong)?)))
         }
     }
+}
+
+/// Parses `10.0.0.0/8,…`.
+fn parse_networks(list: Option<&str>) -> Result<Vec<Network>, NetworkError> {
+    let all = list.iter().flat_map(|list| list.split(',')).map(str::trim);
+    all.filter(|text| !text.is_empty()).map(str::parse).collect()
 }
 
 /// Parses `HOST:PORT,…`, as image names spell registries.

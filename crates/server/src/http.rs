@@ -33,6 +33,7 @@ use crate::{
 
 pub(crate) mod credentials;
 mod depth;
+mod guarded_body;
 mod incoming;
 mod port_stream;
 mod sse;

@@ -3,6 +3,10 @@
 //! An answer is cached for some minutes, by image and credentials. A registry that cannot be reached is not asked again
 //! for a while, so that its absence costs one request some seconds, and not every one. The number of lookups at a time
 //! is limited, and each has a time limit that includes the wait for its turn.
+//!
+//! A user names the registry, so the lookup must not tell what is in the networks of this machine: private addresses
+//! are not contacted unless a setting lists them, and one message covers every registry without a usable answer. The
+//! cause is in the log of the server.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -11,10 +15,10 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
 };
-use windlass_dial::{AllowedAddresses, DialError};
+use windlass_dial::{AllowedAddresses, Network};
 use windlass_model::{error_chain::format_chain, resources::CpuArch};
 use windlass_registry::{
-    Client, Credentials, FetchError, Image, ImageName, Platform, RegistryError, Settings as ClientSettings,
+    Client, Credentials, Image, ImageName, Platform, RegistryError, Settings as ClientSettings,
 };
 
 /// Lifetime of the description of an image.
@@ -93,8 +97,8 @@ pub(crate) struct ImageLookup {
     limit: Option<Duration>,
     permits: Semaphore,
     answers: Mutex<HashMap<CacheKey, (ImageAnswer, Instant)>>,
-    /// Registries that did not answer, with the reason.
-    away: Mutex<HashMap<String, (String, Instant)>>,
+    /// Registries without a usable answer, which are not asked until that time.
+    away: Mutex<HashMap<String, Instant>>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -105,10 +109,14 @@ struct CacheKey {
 }
 
 impl ImageLookup {
-    pub(crate) fn new(limit: Option<Duration>, insecure_registries: Vec<String>) -> Self {
+    pub(crate) fn new(
+        limit: Option<Duration>,
+        insecure_registries: Vec<String>,
+        registry_networks: Vec<Network>,
+    ) -> Self {
         let settings = ClientSettings {
             plain_http: insecure_registries,
-            allowed_addresses: AllowedAddresses::External { but: Vec::new() },
+            allowed_addresses: AllowedAddresses::Public { but: registry_networks },
             ..ClientSettings::default()
         };
         Self {
@@ -140,9 +148,9 @@ impl ImageLookup {
         let answer = match timeout(limit, self.request(&name, credentials)).await {
             Ok(answer) => answer,
             Err(_) => {
-                let reason = format!("{} did not answer within {} s", name.registry(), limit.as_secs());
-                self.mark_away(&name, &reason);
-                ImageAnswer::NotChecked { reason }
+                tracing::info!(registry = name.registry(), ?limit, "registry did not answer in time");
+                self.mark_away(&name);
+                unusable_answer(&name)
             }
         };
         self.keep(name, credentials, &answer);
@@ -156,13 +164,10 @@ impl ImageLookup {
         match self.client.describe_image(name, &platforms, credentials).await {
             Ok(image) => ImageAnswer::Found(Arc::new(image.into())),
             Err(error) => {
-                let answer = answer_for(&error, name);
-                if let (RegistryError::Unreachable { .. } | RegistryError::Refused { .. }, Some(reason)) =
-                    (&error, answer.reason())
-                {
-                    self.mark_away(name, reason);
+                if let RegistryError::Unreachable { .. } | RegistryError::Refused { .. } = &error {
+                    self.mark_away(name);
                 }
-                answer
+                answer_for(&error, name)
             }
         }
     }
@@ -175,17 +180,16 @@ impl ImageLookup {
         {
             return Some(answer.clone());
         }
-        let away = self.away.lock();
-        let (reason, until) = away.get(name.registry())?;
-        (*until > now).then(|| ImageAnswer::NotChecked { reason: reason.clone() })
+        let until = self.away.lock().get(name.registry()).copied()?;
+        (until > now).then(|| unusable_answer(name))
     }
 
-    fn mark_away(&self, name: &ImageName, reason: &str) {
+    fn mark_away(&self, name: &ImageName) {
         let mut away = self.away.lock();
         if away.len() >= CACHED_MAX {
             away.clear();
         }
-        away.insert(name.registry().to_owned(), (reason.to_owned(), Instant::now() + AWAY_TTL));
+        away.insert(name.registry().to_owned(), Instant::now() + AWAY_TTL);
     }
 
     fn keep(&self, name: ImageName, credentials: Option<&Credentials>, answer: &ImageAnswer) {
@@ -212,13 +216,14 @@ impl CacheKey {
     }
 }
 
-impl ImageAnswer {
-    fn reason(&self) -> Option<&str> {
-        match self {
-            Self::Found(_) => None,
-            Self::Refused { reason } | Self::NotChecked { reason } => Some(reason),
-        }
-    }
+/// Answer for a registry that cannot be reached, may not be contacted, or responded with something else than an image.
+fn unusable_answer(name: &ImageName) -> ImageAnswer {
+    let reason = format!(
+        "the server got no usable answer from {}; hint: a registry in a private network must be listed in the setting \
+         `--registry-networks` of the server, or in `--insecure-registries` if it has no TLS",
+        name.registry()
+    );
+    ImageAnswer::NotChecked { reason }
 }
 
 fn answer_for(error: &RegistryError, name: &ImageName) -> ImageAnswer {
@@ -241,19 +246,10 @@ fn answer_for(error: &RegistryError, name: &ImageName) -> ImageAnswer {
             };
             ImageAnswer::Refused { reason: format!("{error}; hint: {hint}; {ONLY_ON_INSTANCES}") }
         }
-        RegistryError::Unreachable {
-            registry,
-            source: FetchError::Connect(DialError::NotAllowed { .. }),
-        } => {
-            let reason = format!(
-                "the server does not contact {registry}, whose address is its own or a reserved one; \
-                 `--insecure-registries` can allow it"
-            );
-            ImageAnswer::NotChecked { reason }
-        }
         // A document that this client cannot read may be valid for the engine of an instance.
         RegistryError::Unreachable { .. } | RegistryError::Refused { .. } | RegistryError::Invalid { .. } => {
-            ImageAnswer::NotChecked { reason: format_chain(error) }
+            tracing::info!(registry = name.registry(), error = %format_chain(error), "failed to look up image");
+            unusable_answer(name)
         }
     }
 }

@@ -32,8 +32,8 @@ pub struct Rate {
 pub struct RateLimits {
     /// Wrong tokens, per address.
     pub login: Rate,
-    /// Requests that create or change runs, managed jobs, fleets, volumes, secrets, files and containers of the queue,
-    /// per user.
+    /// Requests that create, change or delete something or plan a run (which may ask a registry), and writes to the
+    /// container queue, per user.
     pub submit: Rate,
     /// Requests for logs, per user.
     pub logs: Rate,
@@ -80,24 +80,71 @@ impl RateLimiter {
         self.take(BucketKey::Login(client_network(from)), self.paces.login)
     }
 
-    /// Counts an operation of an authenticated user; most operations are unlimited.
+    /// Counts an operation of an authenticated user. Operations that only read are unlimited, except those for logs.
     pub fn operation(&self, id: &str, user: Uuid) -> Result<()> {
         match id {
             "apply_run"
+            | "plan_run"
+            | "stop_runs"
+            | "delete_runs"
+            | "connect_job"
+            | "open_terminal"
+            | "redeploy_service"
+            | "plan_configuration"
             | "apply_fleet"
+            | "delete_fleets"
+            | "delete_fleet_instances"
             | "apply_gateway"
             | "create_gateway"
+            | "delete_gateways"
+            | "set_default_gateway"
+            | "set_wildcard_domain"
             | "create_gateway_token"
             | "create_volume"
+            | "delete_volumes"
             | "create_project"
+            | "update_project"
+            | "delete_projects"
+            | "set_members"
+            | "add_members"
+            | "remove_members"
+            | "set_member_rights"
+            | "grant_backend"
+            | "revoke_backend"
+            | "create_export"
+            | "update_export"
+            | "delete_export"
+            | "delete_import"
+            | "set_budget"
+            | "delete_budget"
+            | "set_quota"
+            | "delete_quota"
             | "set_secret"
+            | "delete_secrets"
+            | "create_user"
+            | "update_user"
+            | "delete_users"
+            | "refresh_token"
+            | "refresh_ssh_key"
+            | "create_token"
+            | "revoke_tokens"
+            | "create_login_code"
+            | "revoke_sessions"
             | "add_public_key"
+            | "delete_public_keys"
+            | "set_view"
+            | "delete_view"
             | "init_repo"
+            | "delete_repos"
             | "upload_code"
             | "upload_archive"
             | "launch_managed_jobs"
-            | "check_managed_jobs" => self.take(BucketKey::Submit(user), self.paces.submit),
-            "poll_logs" | "stream_logs" => self.take(BucketKey::Logs(user), self.paces.logs),
+            | "check_managed_jobs"
+            | "cancel_managed_jobs"
+            | "resume_managed_job" => self.take(BucketKey::Submit(user), self.paces.submit),
+            "poll_logs" | "stream_logs" | "read_raw_log" | "search_log" | "read_log_marks" => {
+                self.take(BucketKey::Logs(user), self.paces.logs)
+            }
             _ => Ok(()),
         }
     }
@@ -135,6 +182,8 @@ fn remaining_deficit(missing: f64, since: Duration, pace: Rate) -> f64 {
 mod tests {
     use std::net::Ipv6Addr;
 
+    use windlass_api::Access;
+
     use super::*;
 
     fn buckets() -> RateLimiter {
@@ -150,10 +199,13 @@ mod tests {
             buckets.operation("apply_run", mira).unwrap();
         }
         assert!(matches!(buckets.operation("apply_run", mira), Err(Error::Fast)));
-        for id in ["upload_code", "launch_managed_jobs", "set_secret"] {
+        for id in ["plan_run", "upload_code", "launch_managed_jobs", "set_secret", "create_token"] {
             assert!(matches!(buckets.operation(id, mira), Err(Error::Fast)), "it is the same bucket");
         }
-        buckets.operation("poll_logs", mira).unwrap();
+        for id in ["poll_logs", "read_raw_log", "search_log"] {
+            buckets.operation(id, mira).unwrap();
+        }
+        assert!(buckets.operation("read_log_marks", mira).is_err(), "it is the bucket of logs");
         buckets.operation("list_runs", mira).unwrap();
         buckets.operation("apply_run", noor).unwrap();
         tokio::time::advance(Duration::from_millis(500)).await;
@@ -164,6 +216,22 @@ mod tests {
             buckets.operation("apply_run", mira).unwrap();
         }
         assert!(buckets.operation("apply_run", mira).is_err(), "it holds no more than it did");
+    }
+
+    #[test]
+    fn every_operation_of_users_that_changes_something_is_rate_limited() {
+        const READING: [&str; 9] =
+            ["check", "compare", "explain", "list", "plan", "query", "read", "search", "stream"];
+        let none = Rate { burst: 0, per_second: 0 };
+        let limiter = RateLimiter::new(RateLimits { login: none, submit: none, logs: none });
+        for operation in windlass_api::operations::table() {
+            let verb = operation.id.split('_').next().unwrap();
+            // Logins count by address, the current session can be closed once, and gateways are the operator's.
+            let is_of_users = !matches!(operation.access, Access::Open | Access::Gateway);
+            if is_of_users && !READING.contains(&verb) && operation.id != "close_session" {
+                assert!(limiter.operation(operation.id, Uuid::nil()).is_err(), "{}", operation.id);
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,8 @@ use crate::{
     db::tokens::{self, AccessState},
 };
 
-/// Interval at which the rights of all streams are checked.
+/// Interval at which the rights of all streams are checked. Streams end within 5 s of losing their rights: an interval,
+/// a statement, and the check of the stream.
 pub(crate) const RIGHTS_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Rows on which the rights of a stream depend.
@@ -168,7 +169,7 @@ impl Drop for StreamRegistration {
 async fn poll_rights(app: App) {
     loop {
         tokio::select! {
-            () = sleep(RIGHTS_POLL_INTERVAL) => {}
+            () = sleep(app.settings().rights_poll_interval) => {}
             // Streams end with the server.
             () = app.closed() => return,
         }
@@ -189,6 +190,14 @@ async fn poll_rights(app: App) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Settings, SettingsSource};
+
+    #[test]
+    fn the_interval_leaves_time_for_the_checks_within_the_promised_five_seconds() {
+        let given = SettingsSource { data_dir: Some("/h".into()), ..SettingsSource::default() };
+        let settings = Settings::new(given, None).unwrap();
+        assert!(settings.rights_poll_interval * 2 < Duration::from_secs(5));
+    }
 
     fn row(kind: &str, key: &str, user: &str, state: &str) -> AccessState {
         AccessState { kind: kind.into(), key: key.into(), user: user.into(), state: state.into() }

@@ -14,7 +14,7 @@ use std::{
 use serde_json::{Value, json};
 use windlass_api::queue_client::{QueueHttpClient, percent_encode};
 use windlass_sim::invariants::containers::is_final;
-use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
+use windlass_testkit::{TempDir, temp_dir_in, wait::eventually_ok_async};
 
 use crate::server::{Server, ServerOptions, TOKEN, binary_path};
 
@@ -47,7 +47,8 @@ pub struct RequestedContainer {
 
 impl QueueEnv {
     pub async fn start(name: &str) -> Self {
-        let temp = temp_dir(&format!("queue-{name}")).unwrap();
+        // Plain processes have a private `/tmp`.
+        let temp = temp_dir_in(Path::new("/opt"), &format!("queue-{name}")).unwrap();
         let dir = temp.path().to_owned();
         // Programs run as separate users and write files that tests read. Secret files are readable only by root.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();

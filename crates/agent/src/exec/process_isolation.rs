@@ -1,5 +1,8 @@
-//! Isolation of an attempt that is a plain process: a separate user, no additional privileges, and no view of the
-//! dispatcher or of other attempts.
+//! Isolation of an attempt that is a plain process: a separate user, no additional privileges, private directories for
+//! temporary files and private shared memory, and no view of the dispatcher or of other attempts.
+//!
+//! There is no namespace of processes: the first process of one would need a program that reaps, and ignores signals. Other
+//! users' processes are hidden by `/proc`, and their user protects them.
 //!
 //! Only root can set up all of that. If executors run as another user, programs run as that user too, and the only
 //! guarantee is that no program gains a privilege which this user does not have.
@@ -33,6 +36,9 @@ use crate::isolation::restrict::{Restrictions, restrict_children};
 
 /// Directory that records which attempt has which user on this host.
 const CLAIMS_DIR: &str = "/run/windlass/exec-users";
+
+/// Directories for temporary files, and the names of the private ones in the directory of an attempt.
+pub(super) const TEMPORARY_DIRS: [(&str, &str); 2] = [("/tmp", "tmp"), ("/var/tmp", "var-tmp")];
 
 /// Range of user ids for attempts. It must not be used for anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,10 +156,15 @@ pub(super) struct Isolation {
 
 struct UserIsolation {
     uid: u32,
+    /// Private directories with the paths where they are mounted.
+    temporary: Vec<(CString, CString)>,
+    /// True if the host has a directory for shared memory.
+    has_shared_memory: bool,
     /// Files and directories that are hidden.
     hidden_files: Vec<CString>,
     hidden_dirs: Vec<CString>,
-    /// Directory that is covered, the directories to create in it, and the root that is mounted at the last of them.
+    /// Directory that is covered, the directories to create in it, and the root that is mounted at the last of them. It is
+    /// covered by the private directory if it is one for temporary files, otherwise by an empty one.
     cover: CString,
     way: Vec<CString>,
     root: CString,
@@ -174,6 +185,21 @@ impl Isolation {
         let (root, apart) = (&fs::canonicalize(root)?, &fs::canonicalize(apart)?);
         let cover = first_private_dir(root).filter(|closed| apart.starts_with(closed));
         let cover = cover.unwrap_or_else(|| apart.to_owned());
+        // The private directory hides everything else there.
+        let shared = TEMPORARY_DIRS.into_iter().map(|(path, _)| Path::new(path));
+        let cover = shared.into_iter().find(|path| cover.starts_with(path)).map_or(cover, Path::to_owned);
+        let attempt = root.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut temporary = Vec::new();
+        for (path, name) in TEMPORARY_DIRS {
+            // A link leads to another one of them.
+            if !fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+                continue;
+            }
+            let private = attempt.join(name);
+            fs::create_dir_all(&private)?;
+            fs::set_permissions(&private, fs::Permissions::from_mode(0o1777))?;
+            temporary.push((to_cstring(&private)?, to_cstring(Path::new(path))?));
+        }
         let below = root.strip_prefix(&cover).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut at = cover.clone();
         let mut way = Vec::new();
@@ -195,7 +221,19 @@ impl Isolation {
             }
         }
         let (root, cover) = (to_cstring(root)?, to_cstring(&cover)?);
-        let user = UserIsolation { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
+        let shared_memory = Path::new("/dev/shm");
+        let has_shared_memory = shared_memory.is_dir() && !root.as_bytes().starts_with(b"/dev/shm/");
+        let user = UserIsolation {
+            uid,
+            temporary,
+            has_shared_memory,
+            hidden_files,
+            hidden_dirs,
+            cover,
+            way,
+            root,
+            cwd,
+        };
         Ok(Self { user: Some(user), ..Self::plain() })
     }
 
@@ -213,8 +251,8 @@ impl Isolation {
 impl UserIsolation {
     #[expect(unsafe_code, reason = "mounts of its own are made between fork and exec")]
     fn hide_paths(&self) -> io::Result<()> {
-        // SAFETY: only the mounts are separated; no open files are shared with other threads.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
+        // SAFETY: only mounts and shared memory are separated; no open files are shared with other threads.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWIPC)? };
         let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change(c"/", flags)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -227,14 +265,33 @@ impl UserIsolation {
         // Through a handle of these mounts: those of the previous namespace cannot be bound here.
         let flags_of_handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, self.root.as_c_str(), flags_of_handle, Mode::empty())?;
-        mount(c"windlass", self.cover.as_c_str(), c"tmpfs", flags, c"mode=0711,size=64k")?;
+        let mut buffer = [0_u8; 40];
+        let mut is_covered = false;
+        let mut handles = [None, None];
+        for (handle, (private, _)) in handles.iter_mut().zip(&self.temporary) {
+            *handle = Some(rustix::fs::openat(CWD, private.as_c_str(), flags_of_handle, Mode::empty())?);
+        }
+        for (handle, (_, at)) in handles.iter().flatten().zip(&self.temporary) {
+            mount_bind(fd_path(handle.as_raw_fd(), &mut buffer), at.as_c_str())?;
+            is_covered |= *at == self.cover;
+        }
+        if self.has_shared_memory {
+            let flags = MountFlags::NOSUID | MountFlags::NODEV;
+            mount(c"windlass", c"/dev/shm", c"tmpfs", flags, c"mode=1777")?;
+        }
+        if !is_covered {
+            mount(c"windlass", self.cover.as_c_str(), c"tmpfs", flags, c"mode=0711,size=64k")?;
+        }
         for dir in &self.way {
-            rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::RWXU)?;
+            match rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::RWXU) {
+                // A second process of the attempt finds the directories of the first.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
             // Independent of the umask that the dispatcher was started with.
             rustix::fs::chmodat(CWD, dir.as_c_str(), Mode::from_raw_mode(0o711), AtFlags::empty())?;
         }
         if let Some(last) = self.way.last() {
-            let mut buffer = [0_u8; 40];
             mount_bind(fd_path(root.as_raw_fd(), &mut buffer), last.as_c_str())?;
         }
         // Hides processes of other users; on a host that does not permit this, only their names are visible.

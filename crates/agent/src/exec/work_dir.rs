@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::{
     container_group,
     guard::{ROOT_DIR, attempt_groups},
+    process_isolation::TEMPORARY_DIRS,
 };
 use crate::{isolation::user_map::remove_tree, proc, shim::oci::attempt::CONTAINER_DIR};
 
@@ -106,7 +107,7 @@ fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
 /// Removes the files of the program, or the whole directory of the attempt. A container without an engine may have files
 /// of other users than the executor's.
 pub(super) fn remove_files(dir: &Path, whole: bool) {
-    for part in [CONTAINER_DIR, ROOT_DIR] {
+    for part in [CONTAINER_DIR, ROOT_DIR].into_iter().chain(TEMPORARY_DIRS.map(|(_, name)| name)) {
         let _ = remove_tree(&dir.join(part));
     }
     if whole {

@@ -262,6 +262,7 @@ fn one_or_more<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use ring::signature::{Ed25519KeyPair, KeyPair};
 
     use super::*;
@@ -382,5 +383,31 @@ mod tests {
             Enrolment { server_keys: vec!["AAAA".to_owned()], ..enrolment() }.verify_spec(),
             Err(EnrolmentError::ServerKeys)
         ));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// A pass comes from a gateway: no other text than one that a server signed is a pass.
+        #[test]
+        fn fuzz_of_port_passes(noise in "(?s).{0,200}", at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let enrolment = enrolment();
+            let pass =
+                PortPass { instance: own_instance(), tasks: std::collections::BTreeMap::default(), expires_at: NOW };
+            let text = pass.encode(|message| key(1).sign(message).as_ref().to_vec()).unwrap();
+            prop_assert_eq!(enrolment.pass(&text), Some(pass));
+            let mut changed = text.clone().into_bytes();
+            *at.get_mut(&mut changed) = byte;
+            let changed = String::from_utf8_lossy(&changed).into_owned();
+            prop_assert!(changed == text || enrolment.pass(&changed).is_none());
+            let cut = &text[..at.index(text.len())];
+            for text in [cut.to_owned(), format!("{cut}{noise}"), format!("{text}{noise}."), noise] {
+                prop_assert!(enrolment.pass(&text).is_none());
+            }
+        }
     }
 }

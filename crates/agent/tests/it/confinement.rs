@@ -293,6 +293,16 @@ async fn confined_tasks_have_distinct_users_that_survive_a_shim_restart() {
 }
 
 #[tokio::test]
+async fn confined_tasks_cannot_start_more_processes_than_their_limit() {
+    let shim = Shim::start(Setup::confined());
+    let id = start(&shim, |spec| spec["pids"] = json!(40)).await;
+    // A shell that cannot fork ends.
+    let script = "(i=0; while [ $i -lt 60 ]; do sleep 1000 > /dev/null 2>&1 & i=$((i + 1)); done; echo all) 2>/dev/null; echo end";
+    let text = run(&shim, id, &job(script)).await;
+    assert!(text.ends_with("end\n") && !text.contains("all\n"), "{text}");
+}
+
+#[tokio::test]
 async fn sessions_over_ssh_are_confined_like_the_job() {
     let shim = Shim::start(Setup::confined());
     let keys = temp_dir("keys").unwrap();

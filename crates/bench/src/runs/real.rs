@@ -23,12 +23,53 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchR
     measure_containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
+/// Servers that are started for each of the two modes.
+const STARTS: usize = 10;
+
+/// Alternates servers whose plain processes have the server's privileges with those that confine them: the time from the
+/// start of the server's process until its own machine accepts jobs.
+async fn measure_starts(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
+    let (mut owns, mut confineds, mut differences) = (Vec::new(), Vec::new(), Vec::new());
+    for time in 0..=STARTS {
+        let of_own = measure_start(binaries, &home.join(format!("own-{time}")), "own").await?;
+        let of_confined = measure_start(binaries, &home.join(format!("confined-{time}")), "confined").await?;
+        if time > 0 {
+            owns.push(of_own);
+            confineds.push(of_confined);
+            differences.push((of_confined.as_secs_f64() - of_own.as_secs_f64()) * 1e3);
+        }
+    }
+    sheet.say("start of a server, SQLite")?;
+    sheet.times("own_start", "own rights: start to first host", &mut owns)?;
+    sheet.times("confined_start", "confined: start to first host", &mut confineds)?;
+    differences.sort_by(f64::total_cmp);
+    let overhead = differences[differences.len() / 2];
+    sheet.figure("start_overhead_ms", "… in addition, median of pairs", overhead, "ms")
+}
+
+async fn measure_start(binaries: &Binaries<'_>, data: &Path, processes: &str) -> Result<Duration> {
+    let start = Instant::now();
+    let server = start_server_unready(binaries, data, None, processes).await?;
+    let mut client = server.client().await?;
+    let took = loop {
+        let fleet = client.post("/api/project/main/fleets/get", &json!({"name": "local"})).await?;
+        if fleet["instances"][0]["status"] == "idle" {
+            break start.elapsed();
+        }
+        ensure!(start.elapsed() < TIMEOUT, "no host is ready: {fleet}");
+        tokio::time::sleep(POLL_INTERVAL).await;
+    };
+    server.stop()?;
+    Ok(took)
+}
+
 /// Alternates plain processes with the server's privileges and confined ones, to measure the cost of confinement.
 pub(super) async fn measure_isolation(
     binaries: &Binaries<'_>,
     home: &Path,
     sheet: &mut BenchResults,
 ) -> Result<()> {
+    measure_starts(binaries, home, sheet).await?;
     let own = start_server_with(binaries, &home.join("own"), None, "own").await?;
     let confined = start_server_with(binaries, &home.join("confined"), None, "confined").await?;
     let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
@@ -67,10 +108,22 @@ async fn start_server_with(
     engine: Option<&Path>,
     processes: &str,
 ) -> Result<Server> {
+    let server = start_server_unready(binaries, data, engine, processes).await?;
+    wait_for_hosts(&server, "local", 1).await?;
+    Ok(server)
+}
+
+/// The host of the server's machine may not accept jobs yet.
+async fn start_server_unready(
+    binaries: &Binaries<'_>,
+    data: &Path,
+    engine: Option<&Path>,
+    processes: &str,
+) -> Result<Server> {
     std::fs::create_dir_all(data)?;
     // This socket does not exist, so that jobs are processes on any machine.
     let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
-    let server = Server::start(&ServerOptions {
+    Server::start(&ServerOptions {
         binary: binaries.windlass,
         data,
         database: None,
@@ -83,9 +136,7 @@ async fn start_server_with(
         ],
         log: None,
     })
-    .await?;
-    wait_for_hosts(&server, "local", 1).await?;
-    Ok(server)
+    .await
 }
 
 fn task_config(name: &str, image: &str, command: &str) -> Value {

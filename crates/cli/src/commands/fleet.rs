@@ -17,7 +17,7 @@ use windlass_model::config::{Configuration, error};
 
 use super::{
     apply,
-    instance::{engine_error, status_reason},
+    instance::{engine_error, processes, status_reason},
 };
 use crate::{
     cli::{Format, OutputArgs, ServerArgs, WatchArgs},
@@ -126,7 +126,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         Some(Action::Get { name }) => {
             let fleet = find(cx, name).await?;
-            output::print_one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
+            output::print_one(format, &fleet, &fleet.name, |_| {
+                show(std::slice::from_ref(&fleet), format);
+                for line in process_modes(&fleet.instances) {
+                    output::print_message(&output::printable(&line));
+                }
+            })?;
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, instance, yes, force, wait }) => {
@@ -299,6 +304,21 @@ fn print_unusable(fleets: &[Fleet]) {
     }
 }
 
+/// Isolation of plain processes: one line if it is the same on all instances that reported it.
+fn process_modes(instances: &[Instance]) -> Vec<String> {
+    let modes: Vec<(&str, String)> = instances
+        .iter()
+        .filter_map(|instance| Some((instance.name.as_str(), processes(instance)?.to_string())))
+        .collect();
+    match modes.split_first() {
+        None => Vec::new(),
+        Some(((_, first), rest)) if rest.iter().all(|(_, mode)| mode == first) => {
+            vec![format!("Plain processes: {first}")]
+        }
+        Some(_) => modes.iter().map(|(name, mode)| format!("{name}: plain processes: {mode}")).collect(),
+    }
+}
+
 /// Reason why an instance cannot be used, or only without images, on a separate line because it is longer than a column.
 fn format_unusable_reason(instance: &Instance) -> Option<String> {
     let is_hindered = instance.unreachable
@@ -412,7 +432,7 @@ pub(crate) fn format_status(instance: &Instance) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::{Instance, format_unusable_reason};
+    use super::{Instance, format_unusable_reason, process_modes};
 
     fn instance(status: &str, message: Option<&str>, unreachable: bool) -> Instance {
         serde_json::from_value(json!({
@@ -431,5 +451,24 @@ mod tests {
         assert_eq!(format_unusable_reason(&instance("idle", Some(why), true)), Some(text));
         assert_eq!(format_unusable_reason(&instance("idle", None, false)), None);
         assert_eq!(format_unusable_reason(&instance("pending", None, false)), None);
+    }
+
+    #[test]
+    fn the_isolation_of_plain_processes_is_shown_once_or_for_each_instance() {
+        let with = |name: &str, processes: serde_json::Value| {
+            let mut instance = instance("idle", None, false);
+            instance.name = name.to_owned();
+            let kind = json!({ "name": "x", "processes": processes });
+            instance.instance_type = Some(windlass_api::Document::new(&kind).unwrap());
+            instance
+        };
+        let confined = || json!({ "mode": "confined", "confined_by": "users" });
+        let same = [with("a", confined()), with("b", confined()), instance("pending", None, false)];
+        let [line] = &process_modes(&same)[..] else { panic!("one line") };
+        assert_eq!(line, "Plain processes: confined (own user)");
+        let different = [with("a", confined()), with("b", json!({ "mode": "refused" }))];
+        let lines = process_modes(&different);
+        assert_eq!(lines, ["a: plain processes: confined (own user)", "b: plain processes: refused"]);
+        assert!(process_modes(&[]).is_empty());
     }
 }

@@ -179,6 +179,9 @@ pub(crate) struct Args {
     /// Registries that the server queries without TLS, and although they may be on this machine: `10.0.0.5:5000`
     #[arg(long, env = "WINDLASS_SERVER_INSECURE_REGISTRIES", global = true, value_name = "HOST:PORT,…")]
     pub(crate) insecure_registries: Option<String>,
+    /// Private networks in which the server queries registries; it does not contact others: `10.0.0.0/8`
+    #[arg(long, env = "WINDLASS_SERVER_REGISTRY_NETWORKS", global = true, value_name = "CIDR,…")]
+    pub(crate) registry_networks: Option<String>,
     /// Do not serve the web UI
     #[arg(long, env = "WINDLASS_SERVER_NO_UI", global = true)]
     pub(crate) no_ui: bool,
@@ -464,6 +467,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         allow_host_networks: args.allow_host_networks,
         image_lookup: args.image_lookup,
         insecure_registries: args.insecure_registries,
+        registry_networks: args.registry_networks,
         no_ui: args.no_ui.then_some(true),
         services_port: args.services_port,
         insecure_web_login: args.insecure_web_login.then_some(true),

@@ -170,6 +170,25 @@ async fn a_redirected_layer_download_does_not_send_credentials() {
 }
 
 #[tokio::test]
+async fn a_redirect_to_an_address_that_is_not_allowed_is_not_followed() {
+    let registry = Registry::start().await;
+    registry.push("app", "1", AMD64, b"a layer");
+    registry.redirect_blobs().await;
+    let name: ImageName = registry.name("app:1").parse().unwrap();
+    let client = Client::new(Settings {
+        plain_http: vec![name.registry().to_owned()],
+        allowed_addresses: AllowedAddresses::Public { but: vec![] },
+        ..Settings::default()
+    });
+    let image = client.resolve_image(&name, &Platform::linux(AMD64), None).await.unwrap();
+    let Err(refused) = client.download_layer(&name, &image.layers[0], None, 0, None).await else {
+        panic!("followed");
+    };
+    assert!(matches!(refused, RegistryError::Unreachable { .. }), "{refused}");
+    assert!(registry.redirected_requests().is_empty());
+}
+
+#[tokio::test]
 async fn an_interrupted_layer_download_resumes_where_it_stopped() {
     let registry = Registry::start().await;
     let layer: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();

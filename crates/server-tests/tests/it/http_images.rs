@@ -1,8 +1,15 @@
 //! Images are looked up at their registries before a run is placed.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 use windlass_server::config::SettingsSource;
 use windlass_testkit::lab::registry::{ImageOptions, Registry};
 
@@ -171,7 +178,7 @@ async fn a_silent_registry_delays_one_request_and_no_other() {
     assert!(others < Duration::from_secs(2), "{others:?}");
     assert_eq!(status, 200, "{plan}");
     let reason = plan["images"][0]["not_checked"].as_str().unwrap().to_owned();
-    assert!(reason.contains("did not answer within 2 s"), "{reason}");
+    assert_eq!(reason, unusable(registry.address()));
     // The next request does not wait again.
     let started = Instant::now();
     server.admin(APPLY, apply(&spec(&image, json!({})))).await;
@@ -179,18 +186,81 @@ async fn a_silent_registry_delays_one_request_and_no_other() {
     server.stop().await;
 }
 
+/// What a plan reports about every registry without a usable answer.
+fn unusable(registry: &str) -> String {
+    format!(
+        "the server got no usable answer from {registry}; hint: a registry in a private network must be listed in the \
+         setting `--registry-networks` of the server, or in `--insecure-registries` if it has no TLS"
+    )
+}
+
+/// A port of this machine that does to each connection what a test wants, and counts them.
+async fn listener(answer: Option<&'static [u8]>) -> (String, Arc<AtomicUsize>) {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        let mut silent = Vec::new();
+        while let Ok((mut stream, _)) = socket.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            match answer {
+                Some(answer) => stream.write_all(answer).await.unwrap_or_default(),
+                None => silent.push(stream),
+            }
+        }
+    });
+    (address, count)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn registries_on_the_servers_own_machine_are_not_contacted_unless_allowed() {
-    let (ground, registry) = (ServerFixture::sqlite(), Registry::start().await);
-    let (image, _) = registry.put("team/app", "1", b"layer".to_vec());
+async fn registries_in_private_networks_are_contacted_only_where_a_setting_lists_them() {
+    let ground = ServerFixture::sqlite();
+    let (tls_less, contacted) = listener(Some(b"SSH-2.0-server\r\n")).await;
     let given = SettingsSource { image_lookup: Some("5s".into()), ..ground.given() };
     let server = TestServer::start_with(given).await;
-    let plan = server.admin(PLAN, spec(&image, json!({}))).await;
-    let reason = plan["images"][0]["not_checked"].as_str().unwrap();
-    assert!(
-        reason.contains("does not contact 127.0.0.1:") && reason.contains("--insecure-registries"),
-        "{reason}"
-    );
-    assert_eq!(registry.manifests_requested(), 0);
+    let reason = async |server: &TestServer, registry: &str| {
+        let plan = server.admin(PLAN, spec(&format!("{registry}/team/app:1"), json!({}))).await;
+        plan["images"][0]["not_checked"].as_str().unwrap().to_owned()
+    };
+    let private = ["10.0.0.5:22", "192.168.0.1:443", "100.64.0.1:80", "169.254.169.254:80", "localhost:1"];
+    for registry in private.into_iter().chain([tls_less.as_str()]) {
+        assert_eq!(reason(&server, registry).await, unusable(registry));
+    }
+    assert_eq!(contacted.load(Ordering::SeqCst), 0);
+    server.stop().await;
+
+    let given = SettingsSource {
+        image_lookup: Some("1s".into()),
+        registry_networks: Some("127.0.0.0/8".into()),
+        ..ground.given()
+    };
+    let server = TestServer::start_with(given).await;
+    let (silent, _) = listener(None).await;
+    let closed = format!("127.0.0.1:{}", windlass_testkit::ports::reserve_free_port());
+    // A caller cannot tell what is behind a port.
+    for registry in [tls_less.as_str(), &silent, &closed] {
+        assert_eq!(reason(&server, registry).await, unusable(registry));
+    }
+    assert!(contacted.load(Ordering::SeqCst) > 0, "the setting lists its network");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_text_of_a_registry_is_not_shown() {
+    let ground = ServerFixture::sqlite();
+    let body = br#"{"errors":[{"code":"X","message":"text of another service"}]}"#;
+    let answer =
+        [b"HTTP/1.1 418 Nope\r\nconnection: close\r\ncontent-length: 61\r\n\r\n".as_slice(), body].concat();
+    let (registry, contacted) = listener(Some(answer.leak())).await;
+    let given = SettingsSource {
+        image_lookup: Some("5s".into()),
+        insecure_registries: Some(registry.clone()),
+        ..ground.given()
+    };
+    let server = TestServer::start_with(given).await;
+    let plan = server.admin(PLAN, spec(&format!("{registry}/team/app:1"), json!({}))).await;
+    assert_eq!(plan["images"][0]["not_checked"], json!(unusable(&registry)));
+    assert!(contacted.load(Ordering::SeqCst) > 0);
     server.stop().await;
 }

@@ -345,16 +345,17 @@ async fn log_streams_are_limited_per_user() {
 async fn managed_job_launches_count_against_the_submit_rate_limit() {
     let ground = ServerFixture::sqlite();
     let mut settings = fixture_settings(&ground);
-    settings.paces = RateLimits { submit: burst_only(2), ..RateLimits::default() };
+    settings.paces = RateLimits { submit: burst_only(3), ..RateLimits::default() };
     let server = TestServer::start_with_settings(settings).await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
     let launch = json!({ "text": "run: sleep 1\n" });
-    for _ in 0..2 {
+    for _ in 0..3 {
         server.ok(&mira, "/api/project/main/jobs/launch", launch.clone()).await;
     }
     let (status, _) = server.post(&mira, "/api/project/main/jobs/launch", &launch.to_string()).await;
     assert_eq!(status, 429);
+    // The admin has added a user and a member, which count too.
     server.admin("/api/project/main/jobs/launch", launch).await;
     server.stop().await;
 }

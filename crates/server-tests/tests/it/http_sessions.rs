@@ -14,6 +14,7 @@ on_both! {
     a_code_opens_one_session
     a_session_ends_with_its_token_and_its_user
     sessions_are_listed_and_revoked_by_their_user
+    fuzz_of_cookies_and_login_codes
     a_web_session_ends_after_the_times_of_the_settings
 }
 
@@ -80,7 +81,7 @@ impl<'a> TestBrowser<'a> {
     }
 
     /// Opens a session and keeps its cookie.
-    async fn log_in(&mut self, body: Value) -> Answer {
+    pub(crate) async fn log_in(&mut self, body: Value) -> Answer {
         let answer = self.post("/api/session/open", body).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         self.cookie = Some(answer.set_cookie[0].split(';').next().unwrap().to_owned());
@@ -443,5 +444,56 @@ async fn a_web_session_ends_after_the_times_of_the_settings(ground: &ServerFixtu
     // A request is recorded some time after it was answered, so the session that ends comes first.
     assert_eq!(idle(&browser, 61).await, 401);
     assert_eq!(idle(&browser, 59).await, 200);
+    server.stop().await;
+}
+
+/// Headers and bodies of a stranger's browser.
+async fn fuzz_of_cookies_and_login_codes(ground: &ServerFixture) {
+    let server =
+        TestServer::start_with(SettingsSource { insecure_web_login: Some(true), ..ground.given() }).await;
+    let pieces = [
+        "__Host-windlass-session=",
+        "windlass-insecure-session=",
+        "wls_",
+        "wl_",
+        ";",
+        "=",
+        " ",
+        ",",
+        "\"",
+        "%00",
+        "\t",
+        "\u{e9}",
+        "A",
+        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "__Host-windlass-login=",
+        "../",
+        "'",
+        "\\",
+    ];
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(random >> 33).unwrap() % below
+    };
+    for _ in 0..windlass_testkit::fuzz_cases() / 3 {
+        let count = draw(12);
+        let text: String = (0..count).map(|_| pieces[draw(pieces.len())]).collect();
+        let mut browser = TestBrowser::new(&server);
+        browser.cookie = Some(text.clone());
+        let answer = browser.post(GET_SESSION, json!({})).await;
+        assert!([400, 401].contains(&answer.status), "cookie {text:?}: {} {}", answer.status, answer.body);
+        for field in ["token", "code"] {
+            let answer = browser.post("/api/session/open", json!({ field: text })).await;
+            // The rate of wrong tokens is limited.
+            let is_refused = [400, 401, 403, 422, 429].contains(&answer.status);
+            assert!(
+                is_refused && answer.set_cookie.is_empty(),
+                "{field} {text:?}: {} {}",
+                answer.status,
+                answer.body
+            );
+        }
+    }
     server.stop().await;
 }

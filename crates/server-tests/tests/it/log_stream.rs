@@ -42,7 +42,10 @@ pub(crate) struct LogTestEnv {
 
 impl LogTestEnv {
     pub(crate) async fn new(ground: &ServerFixture) -> Self {
-        let server = ground.start().await;
+        Self::on(ground.start().await).await
+    }
+
+    pub(crate) async fn on(server: TestServer) -> Self {
         let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
         let plan = json!({ "plan": { "run_spec": run }, "force": false });
         let run = server.admin("/api/project/main/runs/apply", plan).await;

@@ -90,6 +90,18 @@ fn image_lookups_have_a_time_limit_and_list_insecure_registries() {
 }
 
 #[test]
+fn networks_of_registries_are_a_list() {
+    let read = |text: &str| {
+        let given = SettingsSource { registry_networks: Some(text.to_owned()), ..SettingsSource::default() };
+        Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.registry_networks)
+    };
+    assert_eq!(read("").unwrap(), []);
+    let two: Vec<_> = ["10.0.0.0/8", "fd12::/16"].map(|text| text.parse().unwrap()).into();
+    assert_eq!(read("10.0.0.0/8, fd12::/16").unwrap(), two);
+    assert!(read("10.0.0.0/8,intranet").unwrap_err().to_string().contains("`intranet`"));
+}
+
+#[test]
 fn a_retry_delay_has_bounds() {
     let delay = |text: Option<&str>| {
         let given = SettingsSource { retry_delay: text.map(str::to_owned), ..SettingsSource::default() };

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use axum::{
-    body::Body,
+    body::{Body, HttpBody as _},
     extract::Request,
     http::{HeaderValue, StatusCode, header},
     response::Response,
@@ -14,6 +14,7 @@ use windlass_api::{Access, Body as Kind, Operation};
 use super::{
     ApiRoutes, ResponseHeaders, authenticate,
     credentials::Credentials,
+    guarded_body::GuardedBody,
     port_stream::{self, StreamSlot},
     reauthorize, resolve_scope, rights_basis, sse,
     terminal::{self, OpenedShell},
@@ -32,7 +33,8 @@ use crate::{
 type RightsCheck = Box<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 impl ApiRoutes {
-    /// As `project`, with bytes as the response. The handler also returns headers.
+    /// As `project`, with bytes as the response. The handler also returns headers. A response that is still being sent
+    /// when the caller loses the rights is broken off.
     #[must_use]
     pub(crate) fn project_bytes<O, F, R>(self, handler: F) -> Self
     where
@@ -44,10 +46,26 @@ impl ApiRoutes {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
+                let credentials = Credentials::of::<O>(&app, &arrived)?;
+                let path = arrived.path.clone();
                 let caller = authenticate::<O>(&app, &arrived).await?;
-                let scope = resolve_scope::<O>(&app, caller, &arrived.path).await?;
+                let scope = resolve_scope::<O>(&app, caller, &path).await?;
+                let (basis, user) = (rights_basis(&scope), scope.caller.user.id);
                 let request = arrived.read::<O>(&app).await?;
-                let (body, headers) = handler(app, scope, request).await?;
+                let (body, headers) = handler(app.clone(), scope, request).await?;
+                // A body in memory is sent at once.
+                let body = match body.size_hint().exact() {
+                    Some(_) => body,
+                    None => {
+                        let rights = StreamRights::register(&app, basis);
+                        let slot = StreamSlot::for_response(&app, user)?;
+                        let allowed = move || {
+                            let (app, credentials, path) = (app.clone(), credentials.clone(), path.clone());
+                            async move { reauthorize::<O>(&app, &credentials, &path).await.map(drop) }
+                        };
+                        GuardedBody::new(body, slot, rights, allowed).into_body()
+                    }
+                };
                 let mut response = with_body(StatusCode::OK, "application/octet-stream", body);
                 let nosniff = HeaderValue::from_static("nosniff");
                 response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);

@@ -244,6 +244,7 @@ fn read_identity(claims: &Value, groups_claim: &str) -> Result<VerifiedIdentity,
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use ring::{
         rand::SystemRandom,
         signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _},
@@ -399,6 +400,44 @@ mod tests {
             json!({}),
         ] {
             assert_eq!(Key::parse(&key), None, "{key}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// No other text than one that the provider signed is an identity, and no key set ends the server.
+        #[test]
+        fn fuzz_of_id_tokens_and_key_sets(
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+            noise in "(?s).{0,100}",
+            parts in prop::collection::vec("[A-Za-z0-9_=-]{0,40}", 0..5),
+            field in prop::sample::select(&["kty", "crv", "use", "alg", "kid", "n", "e", "x", "y"][..]),
+            value in "[A-Za-z0-9_-]{0,70}",
+        ) {
+            let signer = Signer::new();
+            let text = signer.sign(&header(), &claims());
+            let mut changed = text.clone().into_bytes();
+            *at.get_mut(&mut changed) = byte;
+            let changed = String::from_utf8_lossy(&changed).into_owned();
+            for wrong in [parts.join("."), noise.clone(), format!("{text}{noise}."), text[1..].to_owned()] {
+                prop_assert!(verify(&wrong, &signer.keys(), &expected()).is_err(), "{wrong}");
+            }
+            prop_assert!(changed == text || verify(&changed, &signer.keys(), &expected()).is_err(), "{changed}");
+            for kind in ["RSA", "EC", "OKP"] {
+                let mut key = json!({ "kty": kind, "crv": "P-256", "n": "AQAB", "e": "AQAB", "x": "AA", "y": "AA" });
+                key[field] = json!(value);
+                let keys: Vec<Key> = Key::parse(&key).into_iter().collect();
+                for algorithm in ["RS256", "PS512", "ES256", "ES384", "EdDSA"] {
+                    let token = signer.sign(&json!({ "alg": algorithm }), &claims());
+                    prop_assert!(verify(&token, &keys, &expected()).is_err());
+                }
+            }
         }
     }
 }

@@ -14,9 +14,14 @@ use windlass_testenv::{
     server::binary_path,
     test_env::{load_busybox_image, load_image},
 };
-use windlass_testkit::{TempDir, wait::eventually_async};
+use windlass_testkit::{
+    TempDir,
+    lab::registry::{ImageOptions, Registry},
+    wait::eventually_async,
+};
 
 use crate::{
+    arvados::oci::busybox_layer,
     containers::IMAGE,
     runtimes::{ImageArchives, PodmanService},
     test_env::{HostMode, TestEnv, engine_socket, newest_submission, small_task_config},
@@ -38,6 +43,20 @@ const INSIDE_A_CONTAINER: [&str; 5] = [
 ];
 /// A job on the machine's network reaches the port of the server, which requires a token.
 const ON_THE_MACHINES_NETWORK: [&str; 1] = ["connect to the server"];
+/// Attempts that succeed without a sandbox: a positive control, which shows that the targets are there and the attempts work.
+const REACHED_WITHOUT_A_SANDBOX: [&str; 11] = [
+    "read the master key",
+    "read the database",
+    "read the token of the other job",
+    "the environment of another job",
+    "the environment of the other job",
+    "the environment of the server",
+    "signal the server",
+    "trace the server",
+    "read the memory of the server",
+    "connect to the agent",
+    "connect to the runner of the other job",
+];
 /// Attempts that the control group of the job refuses, whether or not there is such a service.
 const METADATA: &str = "the cloud's metadata";
 const NOT_PERMITTED: &str = "Operation not permitted";
@@ -83,6 +102,20 @@ impl Column {
         assert!(
             outcomes["use the server without a token"].starts_with("refused"),
             "{runtime}: {outcomes:#?}"
+        );
+    }
+
+    /// Checks that a job without a sandbox reaches what the others must not reach.
+    #[track_caller]
+    fn assert_reaches_everything(&self) {
+        for name in REACHED_WITHOUT_A_SANDBOX {
+            let outcome = self.outcomes.get(name).unwrap_or_else(|| panic!("{name} was not tried"));
+            assert!(outcome.starts_with("reached"), "{name}: {outcome}");
+        }
+        assert!(
+            self.outcomes["use the server without a token"].starts_with("refused"),
+            "{:#?}",
+            self.outcomes
         );
     }
 
@@ -226,6 +259,19 @@ async fn as_a_process() -> Column {
     Column { runtime: "plain process, confined", outcomes, on_host_network: true, is_container: false }
 }
 
+/// The positive control: a job with all rights of the server.
+async fn without_a_sandbox() -> Column {
+    let (_dir, program) = program();
+    // These servers run plain processes with their own rights.
+    let mut env = TestEnv::new(HostMode::Processes).await;
+    start_other_job(&mut env, None).await;
+    let targets = targets(&env, &engine_socket(), true);
+    let command = format!("{} --without-changes yes {targets}", program.display());
+    let (outcomes, _) = outcomes_of(&mut env, &task("way-out", None, &command)).await;
+    stop_other_job(&mut env).await;
+    Column { runtime: "plain process, `own`", outcomes, on_host_network: true, is_container: false }
+}
+
 /// Two columns: a job beside another one, which has a separate network, and one that has the whole machine.
 async fn in_containers(
     mut env: TestEnv,
@@ -277,42 +323,125 @@ async fn without_an_engine() -> [Column; 2] {
     .await
 }
 
-/// A container of the queue, whose dispatcher has these arguments.
-async fn in_the_queue(runtime: &'static str, arguments: &[&str], on_host_network: bool) -> Column {
-    let mut ground = QueueEnv::start("ways-out").await;
-    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
-    let token = ground.token("dispatch.token").await;
-    ground.start_local_dispatcher_with(&token, "work", arguments);
-    let contained = |image: &str| json!({ "container_image": image });
-    let other = ["sh", "-c", &format!("CANARY={CANARY} exec sleep 600")];
-    let other = ground.request(&other, contained(IMAGE)).await;
-    ground.until(&other.container, "the other one runs", |record| record["state"] == "Running").await;
-    eventually_async("the other one is a process", async || find_other_job().map(drop)).await;
-    let data = ground.dir.join("data");
-    let mut command = vec![PROGRAM.to_owned(), "--canary".to_owned(), CANARY.to_owned()];
-    for (name, path) in [
-        ("the master key", data.join("keys/master")),
-        ("the server's directory", data.clone()),
-        ("the database", data.join("windlass.db")),
-        ("the dispatcher's token", token.clone()),
-        ("the dispatcher's directory", ground.dir.join("work")),
-        ("the server's log", ground.dir.join("server.log")),
-    ] {
-        assert!(path.exists(), "{} is not there to be read", path.display());
-        command.extend(["--read".to_owned(), format!("{name}={}", path.display())]);
+/// Dispatcher of the queue, and what it runs.
+struct QueueColumn<'a> {
+    runtime: &'static str,
+    arguments: &'a [&'a str],
+    on_host_network: bool,
+    /// Image with a shell and the program; `none` for a plain process.
+    image: &'a str,
+    program: &'a str,
+    /// Directory with the program of the engine, before the others.
+    engine_dir: Option<&'a Path>,
+}
+
+impl QueueColumn<'_> {
+    async fn outcomes(&self) -> Column {
+        let mut ground = QueueEnv::start("ways-out").await;
+        ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
+        if let Some(dir) = self.engine_dir {
+            let path = std::env::var("PATH").unwrap();
+            ground.env.push(("PATH", format!("{}:{path}", dir.display())));
+        }
+        let token = ground.token("dispatch.token").await;
+        ground.start_local_dispatcher_with(&token, "work", self.arguments);
+        let contained = || json!({ "container_image": self.image });
+        let other = ["sh", "-c", &format!("CANARY={CANARY} exec sleep 600")];
+        let other = ground.request(&other, contained()).await;
+        ground.until(&other.container, "the other one runs", |record| record["state"] == "Running").await;
+        eventually_async("the other one is a process", async || find_other_job().map(drop)).await;
+        let data = ground.dir.join("data");
+        // As `windlass server start` creates it.
+        let private = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(ground.dir.join("server.log"), private).unwrap();
+        let mut command = vec![self.program.to_owned(), "--canary".to_owned(), CANARY.to_owned()];
+        for (name, path) in [
+            ("the master key", data.join("keys/master")),
+            ("the server's directory", data.clone()),
+            ("the database", data.join("windlass.db")),
+            ("the dispatcher's token", token.clone()),
+            ("the dispatcher's directory", ground.dir.join("work")),
+            ("the server's log", ground.dir.join("server.log")),
+        ] {
+            assert!(path.exists(), "{} is not there to be read", path.display());
+            command.extend(["--read".to_owned(), format!("{name}={}", path.display())]);
+        }
+        command
+            .extend(["--socket".to_owned(), format!("the container engine={}", engine_socket().display())]);
+        command.extend(["--pid".to_owned(), format!("the server={}", ground.server_pid())]);
+        command.extend(["--pid".to_owned(), format!("the other job={}", other_job())]);
+        command.extend(["--server".to_owned(), format!("the server={}", ground.address())]);
+        let words: Vec<&str> = command.iter().map(String::as_str).collect();
+        let requested = ground.submit(&words, contained()).await;
+        let ended = ground.ended(&requested).await;
+        let output = String::from_utf8(ground.output(&requested, "stdout").await).unwrap();
+        assert_eq!(ended["exit_code"], 0, "{ended:#}\n{output}\n{}", ground.dispatcher_log());
+        ground.delete_request(&other).await;
+        ground.ended(&other.container).await;
+        Column {
+            runtime: self.runtime,
+            outcomes: parse_outcomes(&output),
+            on_host_network: self.on_host_network,
+            is_container: self.image != "none",
+        }
     }
-    command.extend(["--socket".to_owned(), format!("the container engine={}", engine_socket().display())]);
-    command.extend(["--pid".to_owned(), format!("the server={}", ground.server_pid())]);
-    command.extend(["--pid".to_owned(), format!("the other job={}", other_job())]);
-    command.extend(["--server".to_owned(), format!("the server={}", ground.address())]);
-    let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    let requested = ground.submit(&words, contained(WITH_PROGRAM)).await;
-    let ended = ground.ended(&requested).await;
-    let output = String::from_utf8(ground.output(&requested, "stdout").await).unwrap();
-    assert_eq!(ended["exit_code"], 0, "{ended:#}\n{output}\n{}", ground.dispatcher_log());
-    ground.delete_request(&other).await;
-    ground.ended(&other.container).await;
-    Column { runtime, outcomes: parse_outcomes(&output), on_host_network, is_container: true }
+}
+
+/// The columns of the queue.
+async fn in_the_queue() -> Vec<Column> {
+    let in_docker = QueueColumn {
+        runtime: "queue, Docker",
+        arguments: &[],
+        on_host_network: false,
+        image: WITH_PROGRAM,
+        program: PROGRAM,
+        engine_dir: None,
+    };
+    let on_host_network = QueueColumn {
+        runtime: "queue, Docker, machine's network",
+        arguments: &["--network", "host"],
+        on_host_network: true,
+        ..in_docker
+    };
+    let (_dir, path) = program();
+    let plain = QueueColumn {
+        runtime: "queue, plain process",
+        arguments: &["--runtime", "process"],
+        on_host_network: true,
+        image: "none",
+        program: path.to_str().unwrap(),
+        engine_dir: None,
+    };
+    let registry = Registry::start().await;
+    let options = ImageOptions { config: r#"{"Env": ["PATH=/bin"]}"#, ..ImageOptions::default() };
+    let (image, _) = registry.put_with("team/ways-out", "1", busybox_layer(Some(&path)), options);
+    let store = windlass_testkit::temp_dir("ways-out-images").unwrap();
+    let store = store.path().display().to_string();
+    let in_oci = QueueColumn {
+        runtime: "queue, `oci`",
+        arguments: &["--runtime", "oci", "--images", &store],
+        on_host_network: false,
+        image: &image,
+        program: PROGRAM,
+        engine_dir: None,
+    };
+    let mut columns = Vec::new();
+    for column in [in_docker, on_host_network, plain, in_oci] {
+        columns.push(column.outcomes().await);
+    }
+    let podman = PodmanService::start().await;
+    load_images(&podman.socket());
+    let dir = podman.program_dir();
+    let in_podman = QueueColumn {
+        runtime: "queue, Podman",
+        arguments: &["--runtime", "podman"],
+        on_host_network: false,
+        image: WITH_PROGRAM,
+        program: PROGRAM,
+        engine_dir: Some(&dir),
+    };
+    columns.push(in_podman.outcomes().await);
+    columns
 }
 
 #[tokio::test]
@@ -324,11 +453,13 @@ async fn jobs_cannot_escape_from_confined_processes_docker_podman_oci_or_the_que
     columns.extend(in_containers(docker, &engine_socket(), IMAGE, WITH_PROGRAM, runtimes).await);
     columns.extend(in_podman().await);
     columns.extend(without_an_engine().await);
-    columns.push(in_the_queue("queue, Docker", &[], false).await);
-    columns.push(in_the_queue("queue, Docker, machine's network", &["--network", "host"], true).await);
+    columns.extend(in_the_queue().await);
     for column in &columns {
         column.assert_no_escape();
     }
+    let control = without_a_sandbox().await;
+    control.assert_reaches_everything();
+    columns.insert(0, control);
     check_table(&columns);
 }
 
@@ -345,7 +476,8 @@ fn check_table(columns: &[Column]) {
          `refused`: the system said no, or what was looked for is not there. The cloud's metadata is refused by the \
          control group of the job, whether there is such a service or not. `inside`: root of a container may do it, in \
          its container alone. `open`: a job on the machine's network reaches the port of the server, which accepts \
-         nothing without a token. `–`: there is nothing of the kind.\n\n| way |",
+         nothing without a token. `–`: there is nothing of the kind. The column `own` is a positive control: a job with \
+         the server's own rights, which makes only the attempts that change nothing.\n\n| way |",
     );
     for column in columns {
         text += &format!(" {} |", column.runtime);

@@ -82,12 +82,17 @@ async fn the_environment_of_the_image_is_that_of_the_job(env: &mut TestEnv) {
     let commands = [
         "echo \"path $PATH user $(id -u) variable $GREETING\"",
         "cat /proc/1/cmdline | tr '\\0' ' ' || true",
+        "grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status | tr -d '\\t'",
     ];
     let task = task("inside", &commands, &json!({"env": {"GREETING": "hello"}}));
     env.apply(&task).await;
     let run = env.wait_for_status_within("inside", &["done"], LIMIT).await;
     let log = env.log(&run).await;
     assert!(log.contains("path /bin user 0 variable hello"), "{log}");
+    // The ten capabilities of the manifest, by their numbers.
+    for restriction in ["CapBnd:00000000800404fb", "NoNewPrivs:1", "Seccomp:2"] {
+        assert!(log.contains(restriction), "{restriction}: {log}");
+    }
 }
 
 async fn a_service_with_two_replicas_responds(env: &mut TestEnv) {

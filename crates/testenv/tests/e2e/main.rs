@@ -10,6 +10,7 @@ mod canary;
 mod code;
 mod containers;
 mod demonstrations;
+mod disk_limits;
 mod dstack;
 mod endings;
 mod escape_attempts;
@@ -24,5 +25,6 @@ mod replicas;
 mod runtimes;
 mod self_hosted;
 mod services;
+mod terminals;
 
 use windlass_testenv::test_env;

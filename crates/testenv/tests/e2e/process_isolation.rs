@@ -6,14 +6,21 @@ use std::{
     process::{Command, Stdio},
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use windlass_testenv::{
     queue_env::QueueEnv,
     server::{call_api_as, submission},
     services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
+use windlass_testkit::{
+    lab::registry::{ImageOptions, Registry},
+    temp_dir,
+    wait::eventually_ok_async,
+};
 
 use crate::{
+    arvados::oci::busybox_layer,
     containers::{IMAGE, image},
     runtimes::{ImageArchives, PodmanService},
     test_env::{
@@ -168,15 +175,19 @@ async fn x5_an_oci_job_cannot_take_over_the_server_or_another_members_job() {
     attack_from_container(images.start_server().await, &name).await;
 }
 
-#[tokio::test]
-async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
-    image();
+/// Lets a user of the queue attack the server and another user's container from a container of this image. The
+/// dispatcher has these arguments and variables.
+async fn attack_from_queue_container(
+    image: &str,
+    arguments: &[&str],
+    variables: Vec<(&'static str, String)>,
+) {
     let mut queue = QueueEnv::start("take-over").await;
-    queue.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
+    queue.env.extend(variables);
     let token = queue.token("dispatch.token").await;
-    queue.dispatch(&token, "work");
+    queue.start_local_dispatcher_with(&token, "work", arguments);
     let (alice, bob) = (queue.user("alice").await, queue.user("bob").await);
-    let in_image = || json!({ "container_image": IMAGE, "environment": { "OWN_PASSWORD": "control" } });
+    let in_image = || json!({ "container_image": image, "environment": { "OWN_PASSWORD": "control" } });
     let victim = ["sh", "-c", "BOB_PASSWORD=canary-7781 exec sleep 600"];
     let victim = queue.request_as(&bob, &victim, in_image()).await;
     queue.until(&victim.container, "the victim runs", |record| record["state"] == "Running").await;
@@ -192,6 +203,94 @@ async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_anoth
     assert_eq!(role["global_role"], "user", "{role:#}");
     queue.delete_request(&victim).await;
     queue.ended(&victim.container).await;
+}
+
+#[tokio::test]
+async fn x5_a_docker_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    image();
+    let engine = format!("unix://{}", engine_socket().display());
+    attack_from_queue_container(IMAGE, &[], vec![("DOCKER_HOST", engine)]).await;
+}
+
+#[tokio::test]
+async fn x5_a_podman_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    let podman = PodmanService::start().await;
+    load_busybox_image(&podman.socket());
+    let path = format!("{}:{}", podman.program_dir().display(), std::env::var("PATH").unwrap());
+    attack_from_queue_container(IMAGE, &["--runtime", "podman"], vec![("PATH", path)]).await;
+}
+
+#[tokio::test]
+async fn x5_an_oci_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    let registry = Registry::start().await;
+    let options = ImageOptions { config: r#"{"Env": ["PATH=/bin"]}"#, ..ImageOptions::default() };
+    let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(None), options);
+    let store = temp_dir("take-over-images").unwrap();
+    let store = store.path().display().to_string();
+    attack_from_queue_container(&image, &["--runtime", "oci", "--images", &store], Vec::new()).await;
+}
+
+/// Calls the API as this user.
+async fn call(env: &TestEnv, token: &str, path: &str, body: &Value) -> Value {
+    call_api_as(env.address(), token, path, body).await.unwrap().ok().unwrap()
+}
+
+/// The machine of the server is exported to all projects from the start.
+#[tokio::test]
+async fn x5_a_job_of_another_project_on_the_servers_machine_is_confined_and_ends_with_the_export() {
+    let mut env = TestEnv::confined(HostMode::Processes).await;
+    let made = env.post("/api/users/create", &json!({"username": "eve", "global_role": "user"})).await;
+    let eve = made["creds"]["token"].as_str().unwrap().to_owned();
+    call(&env, &eve, "/api/projects/create", &json!({"project_name": "lab"})).await;
+    let mut victim = plain("victim", &["echo up; sleep 600"]);
+    victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
+    env.apply(&victim).await;
+    env.says("victim", "up").await;
+
+    let apply = "/api/project/lab/runs/apply";
+    let status = async |env: &TestEnv, name: &str| {
+        call(env, &eve, "/api/project/lab/runs/get", &json!({"run_name": name})).await
+    };
+    let reaches = async |env: &TestEnv, name: &str, statuses: &[&str]| {
+        eventually_ok_async(&format!("{name} reaches {statuses:?}"), async || {
+            let run = status(env, name).await;
+            if statuses.iter().any(|wanted| run["status"] == *wanted) { Ok(run) } else { Err(run) }
+        })
+        .await
+    };
+    let mut commands = attacks(&env.home().join("server"), env.pid());
+    commands.push("sleep 600".to_owned());
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    call(&env, &eve, apply, &submission(&with_control(plain("attack", &commands)))).await;
+    let run = reaches(&env, "attack", &["running"]).await;
+    let poll =
+        json!({"run_name": "attack", "job_submission_id": newest_submission(&run)["id"], "limit": 1000});
+    let log = eventually_ok_async("the attacks are over", async || {
+        let page = call(&env, &eve, "/api/project/lab/logs/poll", &poll).await;
+        let lines = page["logs"].as_array().unwrap().iter();
+        let lines = lines.map(|line| STANDARD.decode(line["message"].as_str().unwrap()).unwrap());
+        let text = String::from_utf8(lines.flatten().collect()).unwrap();
+        if text.ends_with("end\n") { Ok(text) } else { Err(text) }
+    })
+    .await;
+    assert_nothing_obtained(&log, &run);
+    assert_eq!(
+        newest_submission(&run)["job_runtime_data"]["runs_in"],
+        "a plain process, confined (own user)",
+        "{run:#}"
+    );
+
+    env.project("exports/delete", &json!({"name": "local"})).await;
+    let run = reaches(&env, "attack", &["failed", "terminated"]).await;
+    assert_eq!(newest_submission(&run)["termination_reason"], "instance_access_revoked", "{run:#}");
+    let request = json!({"run_spec": submission(&plain("again", &["true"]))["plan"]["run_spec"]});
+    let plan = call(&env, &eve, "/api/project/lab/runs/get_plan", &request).await;
+    assert_eq!(plan["job_plans"][0]["total_offers"], 0, "{plan:#}");
+    // The project that owns the machine goes on.
+    let victim = env.run("victim").await;
+    assert_eq!(victim["status"], "running", "{victim:#}");
+    env.stop("victim", true).await;
+    env.reaches("victim", &["terminated"]).await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -40,6 +41,22 @@ impl PodmanService {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("podman.sock")
+    }
+
+    /// A directory with a program `podman` that has this service's storage and networks.
+    pub(crate) fn program_dir(&self) -> PathBuf {
+        let dir = self.dir.path().join("bin");
+        fs::create_dir_all(&dir).unwrap();
+        let command = podman(self.dir.path());
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        // The search path contains this directory first.
+        let program =
+            ["/usr/bin/podman", "/usr/local/bin/podman"].into_iter().find(|path| Path::new(path).exists());
+        let script = format!("#!/bin/sh\nexec {} {} \"$@\"\n", program.unwrap(), words.join(" "));
+        let path = dir.join("podman");
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        dir
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod exec;
 mod fleet;
-mod oci;
+pub(crate) mod oci;
 mod outputs;
 mod process;
 mod slurm;

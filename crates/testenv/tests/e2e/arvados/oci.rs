@@ -24,13 +24,16 @@ struct OciQueue {
     store: PathBuf,
 }
 
-/// Returns a layer with a static busybox and an account.
-fn busybox_layer() -> Vec<u8> {
+/// Returns a layer with a static busybox, an account, and another program.
+pub(crate) fn busybox_layer(program: Option<&Path>) -> Vec<u8> {
     let temp = temp_dir("layer").unwrap();
     let dir = temp.path();
     std::fs::create_dir_all(dir.join("bin")).unwrap();
     std::fs::create_dir(dir.join("etc")).unwrap();
     std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
+    if let Some(program) = program {
+        std::fs::copy(program, dir.join("bin").join(program.file_name().unwrap())).unwrap();
+    }
     std::fs::write(dir.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\njob:x:1000:1000::/home:/bin/sh\n")
         .unwrap();
     std::fs::write(dir.join("etc/group"), "root:x:0:\njob:x:1000:\n").unwrap();
@@ -48,7 +51,7 @@ impl OciQueue {
         ground.user = user;
         let registry = Registry::start().await;
         let options = ImageOptions { config, ..ImageOptions::default() };
-        let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(), options);
+        let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(None), options);
         let token = ground.token("token").await;
         let store = ground.dir.join("images");
         ground.start_local_dispatcher_with(

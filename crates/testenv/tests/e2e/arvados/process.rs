@@ -4,6 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use windlass_testenv::{queue_env::QueueEnv, server::binary_path};
+use windlass_testkit::wait::eventually;
 
 /// A user who has only the `queue` right requests a plain process.
 #[tokio::test(flavor = "multi_thread")]
@@ -45,6 +46,7 @@ fn attempts_script(paths: &[(&str, &Path)]) -> String {
     });
     let shown = "echo uid=$(id -u) gid=$(id -g) groups=$(id -G)\ngrep -E 'NoNewPrivs|CapBnd|CapPrm' /proc/self/status\n\
         echo env=$(cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c -E 'QUEUE_SECRET|v2/wlass')\n\
+        echo temporary=$(ls -A /tmp /dev/shm | grep -v : | wc -w)\n\
         echo files=$(ls -A .. | tr '\\n' ' ')\necho mine > $WINDLASS_ROOT/out/mine && cat $WINDLASS_ROOT/out/mine\n";
     format!("{}{shown}", tries.collect::<String>())
 }
@@ -64,11 +66,13 @@ async fn a_plain_process_runs_as_a_separate_user_and_cannot_read_data_of_others(
         "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true },
     });
     let go = ground.dir.join("go");
-    let wait = format!("until [ -e {} ]; do sleep 0.05; done; id -u", go.display());
+    let wait = format!("echo mine > /tmp/of-bob; until [ -e {} ]; do sleep 0.05; done; id -u", go.display());
     let bobs = ground.request_as(&bob, &["sh", "-c", &wait], bobs).await.container;
     ground.until(&bobs, "bob's runs", |record| record["state"] == "Running").await;
     let attempt = ground.dir.join("attempts").join(format!("{bobs}.1"));
     assert!(attempt.join("root/secret.txt").exists());
+    eventually("bob's has a temporary file", || attempt.join("tmp/of-bob").exists());
+    assert!(!Path::new("/tmp/of-bob").exists(), "its directory for temporary files is its own");
     // The executor has no token in its environment.
     let kept: Value = serde_json::from_slice(&std::fs::read(attempt.join("executor.json")).unwrap()).unwrap();
     let environ = std::fs::read(format!("/proc/{}/environ", kept["pid"])).unwrap();
@@ -108,6 +112,7 @@ async fn a_plain_process_runs_as_a_separate_user_and_cannot_read_data_of_others(
         assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), 0, "{message}");
     }
     assert_eq!(field("env="), "0", "it reads environments of others: {message}");
+    assert_eq!(field("temporary="), "0", "it sees temporary files of others: {message}");
     assert_eq!(field("files="), "", "it lists what is around its own directory: {message}");
     assert!(message.ends_with("mine\n"), "{message}");
     // Its files belong only to the dispatcher afterwards.
