@@ -51,8 +51,7 @@ statements! {
                 Instance::columns("i");
     FREE_INSTANCES = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT u.fleet_id FROM usable_fleets u \
                       WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))) \
-                      AND NOT i.finished AND NOT i.deleted AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
-                      AND NOT i.unreachable AND i.termination_asked_at IS NULL ORDER BY i.id",
+                      AND {FREE_CONDITION} ORDER BY i.id",
                      Instance::columns("i");
     /// Replicas that may reserve instances which these projects may use: the first ones of each project, and its oldest.
     LONG_WAITING = "SELECT {} FROM jobs j JOIN (SELECT w.run_id, w.replica_num FROM (SELECT j.run_id, j.replica_num, \
@@ -98,6 +97,11 @@ statements! {
             AND j.terminating_at > now_us() - $3";
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
 }
+
+/// Condition of the index `instances_free`: a job may be placed on the instance `i`, which has free blocks.
+pub(super) const FREE_CONDITION: &str = "NOT i.finished AND NOT i.deleted \
+    AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
+    AND NOT i.unreachable AND i.termination_asked_at IS NULL";
 
 /// Claimed jobs whose leases are still valid, with their runs.
 pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
@@ -270,6 +274,11 @@ pub async fn load_free_inventory(
     found.promises = preemption::promises(db, now).await?;
     found.instances = instances;
     Ok(found)
+}
+
+/// For tests: plan of the statement that reads the instances with free blocks.
+pub async fn explain_free_instances(db: &Db, projects: &[ProjectId]) -> Result<String, DbError> {
+    db.explain(FREE_INSTANCES.as_str(), vec![Val::list(projects)]).await
 }
 
 /// Adds what decides about preemption on these fleets: who runs there, and the quotas of their projects.
