@@ -81,9 +81,9 @@ pub struct Thinning {
     pub step: Span,
 }
 
-/// Stores samples taken now, with one statement however many they are. Jobs that were deleted meanwhile are left out, and
-/// so are duplicates: two replicas may sample at the same time.
-pub async fn insert_all(db: &Db, samples: &[(SubmissionId, Sample)]) -> Result<(), DbError> {
+/// Stores the samples of a round with one statement, however many they are. Jobs that were deleted meanwhile are left out,
+/// and so are duplicates: two replicas may sample at the same time.
+pub async fn insert_all(db: &Db, at: Timestamp, samples: &[(SubmissionId, Sample)]) -> Result<(), DbError> {
     if samples.is_empty() {
         return Ok(());
     }
@@ -92,7 +92,7 @@ pub async fn insert_all(db: &Db, samples: &[(SubmissionId, Sample)]) -> Result<(
         json!([job.to_string(), host_at.0, cpu_us, memory_bytes, working_set_bytes, gpus])
     });
     let rows = Value::Array(rows.collect()).to_string();
-    let unit = Unit::new().exec(insert_sql(db.dialect()), params![rows]);
+    let unit = Unit::new().exec(insert_sql(db.dialect()), params![rows, at]);
     db.write(unit).await?.done().map(drop)
 }
 
@@ -104,7 +104,7 @@ fn insert_sql(dialect: Dialect) -> String {
     let number = |at: usize| format!("CAST({} AS BIGINT)", field(at));
     format!(
         "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
-         SELECT j.id, now_us(), {}, {}, {}, {}, {} FROM json_each(CAST($1 AS TEXT)) s JOIN jobs j ON j.id = {} \
+         SELECT j.id, CAST($2 AS BIGINT), {}, {}, {}, {}, {} FROM json_each(CAST($1 AS TEXT)) s JOIN jobs j ON j.id = {} \
          WHERE TRUE ON CONFLICT (job_id, at) DO NOTHING",
         number(1),
         number(2),

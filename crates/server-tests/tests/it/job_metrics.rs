@@ -230,8 +230,9 @@ async fn the_samples_of_a_round_are_one_statement_however_many_they_are(ground: 
         let samples: Vec<_> = jobs.iter().map(|job| (*job, sample.clone())).collect();
         let mut costs = Vec::new();
         for _ in 0..3 {
+            let now = db.now().await.unwrap();
             let before = db.counts();
-            rows::insert_all(&db, &samples).await.unwrap();
+            rows::insert_all(&db, now, &samples).await.unwrap();
             costs.push(db.counts().statements - before.statements);
         }
         // The connection to Postgres has statements of its own now and then.

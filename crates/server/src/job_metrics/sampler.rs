@@ -7,7 +7,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::try_join, stream};
 use tokio::time::timeout;
 use windlass_model::{id::SubmissionId, time::Span};
 
@@ -57,18 +57,20 @@ pub async fn thin(db: &Db) {
 
 /// One round: samples every due job and deletes samples older than `keep`.
 pub async fn round(db: &Db, agents: &dyn AgentApi, keep: Option<Span>) {
-    let due = match rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX).await {
-        Ok(due) => due,
+    let listed = try_join(db.now(), rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX)).await;
+    let (now, due) = match listed {
+        Ok(listed) => listed,
         Err(error) => {
             tracing::debug!(%error, "failed to list jobs due for sampling");
             return;
         }
     };
     let answers = stream::iter(due).map(|job| sample_job(agents, job)).buffer_unordered(CONCURRENCY);
-    // Written together: a round costs the same number of statements with one job as with thousands.
+    // Written together: a round costs the same number of statements with one job as with thousands. All have the time of
+    // the round, so that a host that is slow to answer does not make the other jobs miss the next one.
     let mut samples = pin!(answers.filter_map(std::future::ready).chunks(WRITTEN_MAX));
     while let Some(samples) = samples.next().await {
-        if let Err(error) = rows::insert_all(db, &samples).await {
+        if let Err(error) = rows::insert_all(db, now, &samples).await {
             tracing::debug!(%error, "failed to store samples");
         }
     }
