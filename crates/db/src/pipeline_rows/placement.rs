@@ -71,11 +71,12 @@ statements! {
                WHERE j.instance_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
                ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
-    /// The first blocks make the instance busy, which its pipeline records. A promise of blocks that was made after the
+    /// The first blocks make the instance busy, which its pipeline records, unless it was not recorded as idle yet: a pass in
+    /// progress may be about to. A promise of blocks that was made after the
     /// instance was read may be for these. So may a job that waits before this one, and that was woken after this round
     /// had claimed its jobs: the next round has both. A quota that was added since the round read them is read by the next.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
-                   due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
+                   due_at = CASE WHEN busy_blocks = 0 AND (status = 'idle' OR lock_token IS NOT NULL) THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3 \
                    AND NOT EXISTS (SELECT 1 FROM jobs w WHERE w.project_id = $4 AND w.status = 'submitted' \

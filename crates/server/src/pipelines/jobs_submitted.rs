@@ -45,7 +45,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 pub(super) use self::free_rounds::RecentWaits;
 use self::wait_classes::QueuedReplica;
-use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
+use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
     db::{
@@ -488,7 +488,7 @@ impl JobsSubmittedPipeline {
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
-        let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
+        let mut wake = vec![RUNS_DUE_SOON_HINT, super::jobs_running::QUEUE.pipeline];
         if makes {
             wake.push(super::instances::QUEUE.pipeline);
         }
