@@ -98,7 +98,11 @@ async fn add_events(db: &Db, about: Val, number: i64, first_at: i64) {
         "{fill} INSERT INTO events (id, entity, entity_id, kind, message, actor, recorded_at) \
          SELECT new_uuid(), 'run', CAST($1 AS TEXT), 'note', 'm', 'system', CAST($3 AS BIGINT) + n FROM n"
     );
-    db.write(Unit::new().exec(sql, vec![about, number.into(), first_at.into()])).await.unwrap().done().unwrap();
+    db.write(Unit::new().exec(sql, vec![about, number.into(), first_at.into()]))
+        .await
+        .unwrap()
+        .done()
+        .unwrap();
 }
 
 async fn old_events_behind_many_that_are_kept_are_deleted_in_one_round(ground: &ServerFixture) {
@@ -136,7 +140,8 @@ async fn of_an_instance_that_exists_the_newest_events_are_kept(ground: &ServerFi
     submit_run(&server, "younger", json!({})).await;
     let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
     assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().events, 5);
-    let kept = db.query("SELECT recorded_at FROM events WHERE entity_id = $1 ORDER BY seq", params![instance]);
+    let kept =
+        db.query("SELECT recorded_at FROM events WHERE entity_id = $1 ORDER BY seq", params![instance]);
     let kept: Vec<i64> = kept.await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
     assert_eq!(kept, [3, 1_004], "the newest one with a status, and the newest one");
     assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap(), DeletedCounts::default());

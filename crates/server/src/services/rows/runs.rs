@@ -94,8 +94,7 @@ async fn page_by_time(
     limit: u32,
 ) -> Result<(Vec<RunId>, Option<String>, Option<String>)> {
     // One more tells whether there is another page in this direction.
-    let mut places =
-        run_rows::list_by_time(db, filter, descending, start, limit.saturating_add(1)).await?;
+    let mut places = run_rows::list_by_time(db, filter, descending, start, limit.saturating_add(1)).await?;
     let has_more = places.len() > limit as usize;
     let (has_next, has_prev) = match start {
         PageStart::First => (has_more, false),
