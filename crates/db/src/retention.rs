@@ -120,7 +120,7 @@ impl TimePlace {
 #[derive(Clone, Copy, Debug)]
 pub struct EventBatch {
     pub deleted: usize,
-    /// Where the next batch starts; `None` if there are no more rows.
+    /// Start of the next batch; `None` if there are no more rows.
     pub next: Option<TimePlace>,
 }
 

@@ -169,7 +169,7 @@ pub struct RunPlace {
     pub id: RunId,
 }
 
-/// Where a page is, relative to a place.
+/// Start of a page, relative to a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageStart {
     First,

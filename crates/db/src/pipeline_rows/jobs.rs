@@ -281,7 +281,7 @@ pub struct JobEnd<'a> {
     pub now: Timestamp,
 }
 
-/// What has work after the end of a job, besides its run.
+/// Rows that have work after the end of a job, besides its run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadeDue {
     pub instance: bool,
