@@ -1,12 +1,13 @@
 //! Table `job_metrics`: samples of the resource usage of jobs.
 
+use serde_json::{Value, json};
 use windlass_model::{
     id::{InstanceId, SubmissionId},
     time::{Span, Timestamp},
 };
 
 use super::{
-    Db, DbError, Unit, Val,
+    Db, DbError, Dialect, Unit, Val,
     record::{record, statements},
 };
 use crate::params;
@@ -52,13 +53,10 @@ statements! {
     DUE = "SELECT {} FROM jobs j WHERE j.status = 'running' AND NOT j.finished AND j.instance_id IS NOT NULL \
            AND NOT EXISTS (SELECT 1 FROM job_metrics m WHERE m.job_id = j.id AND m.at > now_us() - $1) \
            ORDER BY j.id LIMIT $2", DueJob::columns("j");
-    /// Duplicates are ignored: two replicas may sample at the same time.
-    INSERT = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
-              VALUES ($1, now_us(), $2, $3, $4, $5, $6) ON CONFLICT (job_id, at) DO NOTHING";
     /// Deletes samples between two ages if an earlier one of the same step is kept.
-    THIN = "DELETE FROM job_metrics WHERE job_id = $1 AND at < now_us() - $2 AND at >= now_us() - $2 - $4 \
-            AND EXISTS (SELECT 1 FROM job_metrics o WHERE o.job_id = $1 AND o.at < job_metrics.at \
-            AND o.at >= job_metrics.at - job_metrics.at % $3)";
+    THIN = "DELETE FROM job_metrics WHERE at < now_us() - $1 AND at >= now_us() - $1 - $3 \
+            AND EXISTS (SELECT 1 FROM job_metrics o WHERE o.job_id = job_metrics.job_id AND o.at < job_metrics.at \
+            AND o.at >= job_metrics.at - job_metrics.at % $2)";
     EXPIRE = "DELETE FROM job_metrics WHERE (job_id, at) IN \
               (SELECT m.job_id, m.at FROM job_metrics m WHERE m.at < now_us() - $1 ORDER BY m.at LIMIT $2)";
     RECENT = "SELECT {} FROM job_metrics m WHERE m.job_id = $1 AND m.at > $2 AND m.at < $3 \
@@ -83,27 +81,50 @@ pub struct Thinning {
     pub step: Span,
 }
 
-/// Stores a sample taken now, and thins out those of the job that have just become older than these ages.
-pub async fn insert(
-    db: &Db,
-    job: SubmissionId,
-    sample: Sample,
-    thinning: &[Thinning],
-) -> Result<(), DbError> {
-    let values = params![
-        job,
-        sample.host_at,
-        sample.cpu_us,
-        sample.memory_bytes,
-        sample.working_set_bytes,
-        sample.gpus
-    ];
+/// Stores the samples of a round with one statement, however many they are. Jobs that were deleted meanwhile are left out,
+/// and so are duplicates: two replicas may sample at the same time.
+pub async fn insert_all(db: &Db, at: Timestamp, samples: &[(SubmissionId, Sample)]) -> Result<(), DbError> {
+    if samples.is_empty() {
+        return Ok(());
+    }
+    let rows = samples.iter().map(|(job, sample)| {
+        let Sample { host_at, cpu_us, memory_bytes, working_set_bytes, gpus, .. } = sample;
+        json!([job.to_string(), host_at.0, cpu_us, memory_bytes, working_set_bytes, gpus])
+    });
+    let rows = Value::Array(rows.collect()).to_string();
+    let unit = Unit::new().exec(insert_sql(db.dialect()), params![rows, at]);
+    db.write(unit).await?.done().map(drop)
+}
+
+fn insert_sql(dialect: Dialect) -> String {
+    let field = |at: usize| match dialect {
+        Dialect::Sqlite => format!("s.value ->> {at}"),
+        Dialect::Postgres => format!("CAST(s.value AS JSON) ->> {at}"),
+    };
+    let number = |at: usize| format!("CAST({} AS BIGINT)", field(at));
+    format!(
+        "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+         SELECT j.id, CAST($2 AS BIGINT), {}, {}, {}, {}, {} FROM json_each(CAST($1 AS TEXT)) s JOIN jobs j ON j.id = {} \
+         WHERE TRUE ON CONFLICT (job_id, at) DO NOTHING",
+        number(1),
+        number(2),
+        number(3),
+        number(4),
+        field(5),
+        field(0),
+    )
+}
+
+/// Age beyond that of a rule at which samples are still thinned out: several times the interval between two calls.
+const THINNING_WINDOW: Span = Span::mins(5);
+
+/// Thins out the samples of all jobs that have just become older than these ages.
+pub async fn thin(db: &Db, thinning: &[Thinning]) -> Result<(), DbError> {
     let mut unit = Unit::new();
     for Thinning { after, step } in thinning {
-        // Three steps: those that were thinned out before are not looked at again.
-        unit = unit.exec(THIN.as_str(), params![job, after.0, step.0, step.0.saturating_mul(3)]);
+        unit = unit.exec(THIN.as_str(), params![after.0, step.0, THINNING_WINDOW.0]);
     }
-    db.write(unit.exec(INSERT.as_str(), values)).await?.done().map(drop)
+    db.write(unit).await?.done().map(drop)
 }
 
 /// Deletes up to `limit` samples older than `keep`, regardless of the state of their jobs.

@@ -61,6 +61,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     32 "0032_identities.sql";
     33 "0033_woken_jobs.sql";
     34 "0034_export_volumes.sql";
+    35 "0035_free_instances.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

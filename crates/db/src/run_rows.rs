@@ -162,6 +162,76 @@ pub async fn list(
     db.query(sql, params).await?.iter().map(|row| row.id(0)).collect()
 }
 
+/// Place of a run in the order of submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunPlace {
+    pub at: Timestamp,
+    pub id: RunId,
+}
+
+/// Start of a page, relative to a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageStart {
+    First,
+    After(RunPlace),
+    /// The page that ends before it.
+    Before(RunPlace),
+}
+
+fn page_by_time_sql(
+    dialect: Dialect,
+    requested: &RunFilter,
+    descending: bool,
+    start: PageStart,
+    limit: u32,
+) -> (String, Vec<Val>) {
+    let mut filter = requested.conditions(dialect);
+    if !requested.statuses.is_empty() {
+        filter.and_in("r.status", &requested.statuses);
+    }
+    // Ids ascend in both directions of time, as in the index; a page before a place is read backwards.
+    let backwards = matches!(start, PageStart::Before(_));
+    let (beyond_time, times) = if descending == backwards { ('>', "ASC") } else { ('<', "DESC") };
+    let (beyond_id, ids) = if backwards { ('<', "DESC") } else { ('>', "ASC") };
+    if let PageStart::After(place) | PageStart::Before(place) = start {
+        let (at, id) = (filter.bind(place.at), filter.bind(place.id));
+        filter.and(&format!(
+            "r.submitted_at {beyond_time}= {at} AND (r.submitted_at {beyond_time} {at} OR r.id {beyond_id} {id})"
+        ));
+    }
+    let (found, params) = filter.done();
+    let joins = requested.joins(None);
+    let sql = format!(
+        "SELECT r.id, r.submitted_at FROM runs r{joins}{found} ORDER BY r.submitted_at {times}, r.id {ids} LIMIT {limit}"
+    );
+    (sql, params)
+}
+
+/// A page of runs in the order of their submission, ties by id. Runs that are submitted between two pages do not move
+/// those of the second, and a page far from the start is read as fast as the first one.
+pub async fn list_by_time(
+    db: &Db,
+    requested: &RunFilter,
+    descending: bool,
+    start: PageStart,
+    limit: u32,
+) -> Result<Vec<RunPlace>, DbError> {
+    let (sql, params) = page_by_time_sql(db.dialect(), requested, descending, start, limit);
+    let rows = db.query(sql, params).await?;
+    let places = rows.iter().map(|row| Ok(RunPlace { id: row.id(0)?, at: row.time(1)? }));
+    let mut places = places.collect::<Result<Vec<_>, DbError>>()?;
+    if matches!(start, PageStart::Before(_)) {
+        places.reverse();
+    }
+    Ok(places)
+}
+
+/// For tests: plan of the statement that reads a page.
+pub async fn explain_by_time(db: &Db, requested: &RunFilter, start: PageStart) -> Result<String, DbError> {
+    let (sql, params) = page_by_time_sql(db.dialect(), requested, true, start, 100);
+    db.explain(&sql, params).await
+}
+
 /// Number of runs by status, regardless of the requested statuses. Finished and active runs are counted through
 /// separate indexes.
 pub async fn counts(db: &Db, requested: &RunFilter) -> Result<Vec<(String, i64)>, DbError> {

@@ -65,7 +65,7 @@ async fn run_pass<P: Pipeline>(pipeline: &P, row: &TrackedLease) -> Result<Optio
 
 /// Ratio of the pause after a batch to the duration of the batch, and the maximum pause.
 const BATCH_PAUSE_FACTOR: u32 = 3;
-const BATCH_PAUSE_MAX: Duration = Duration::from_millis(200);
+const BATCH_PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// Processes one batch after another, until the queue is closed.
 pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(
@@ -78,8 +78,8 @@ pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(
         let in_work = context.runtime.meter.in_work(rows.len());
         process_batch(&context, &*pipeline, rows).await;
         drop(in_work);
-        // The cost of a batch depends little on its number of rows. A pause longer than the batch leaves most of the
-        // time to other work, and the rows that arrive meanwhile share the next batch.
+        // The cost of a batch depends little on its number of rows, so those that arrive during the pause share the next
+        // one. A short batch is followed by a pause longer than itself; rows never wait long for a long one.
         tokio::time::sleep((began.elapsed() * BATCH_PAUSE_FACTOR).min(BATCH_PAUSE_MAX)).await;
     }
 }

@@ -6,20 +6,39 @@
 
 use std::time::Duration;
 
+use windlass_model::id::RunId;
+
 use crate::{
     app::App,
-    db::{Db, DbError, retention as rows, sessions},
+    db::{
+        Db, DbError,
+        retention::{self as rows, OldRun, TimePlace},
+        sessions,
+    },
     limits::RetentionPeriods,
     logs::{LogStore as _, notifying_store::NotifyingLogStore},
 };
 
 const ROUND_INTERVAL: Duration = Duration::from_secs(600);
-const BATCH_PAUSE: Duration = Duration::from_millis(100);
-const EVENTS_MAX: usize = 500;
-const RUNS_MAX: usize = 20;
 const UPLOADS_MAX: usize = 20;
-/// Maximum number of batches of one kind per round.
-const BATCHES_MAX: usize = 50;
+/// Maximum number of batches of uploads per round: each of them reads many runs.
+const UPLOAD_BATCHES_MAX: usize = 50;
+
+/// Sizes of the batches of a round, which ends when nothing is left.
+#[derive(Clone, Copy, Debug)]
+pub struct RetentionBatches {
+    /// Events that a batch looks at.
+    pub events: usize,
+    pub runs: usize,
+    /// Time for other users of the database after each batch.
+    pub pause: Duration,
+}
+
+impl Default for RetentionBatches {
+    fn default() -> Self {
+        Self { events: 2_000, runs: 100, pause: Duration::from_millis(100) }
+    }
+}
 
 /// Number of deleted rows of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +58,7 @@ pub async fn run(app: App) {
         if let Err(error) = sessions::delete_ended(app.db(), limits.web_sessions.idle).await {
             tracing::warn!(%error, "failed to delete ended sessions");
         }
-        match run_round(app.db(), app.logs(), limits.keep).await {
+        match run_round(app.db(), app.logs(), limits.keep, RetentionBatches::default()).await {
             Ok(deleted) => report_deleted(&app, deleted),
             Err(error) => tracing::warn!(%error, "failed to delete expired data"),
         }
@@ -56,52 +75,61 @@ fn report_deleted(app: &App, deleted: DeletedCounts) {
     }
 }
 
-/// Runs one round: deletes batches until nothing is left or the maximum is reached.
+/// Runs one round: deletes batches until nothing is left.
 pub async fn run_round(
     db: &Db,
     logs: &NotifyingLogStore,
     keep: RetentionPeriods,
+    batches: RetentionBatches,
 ) -> Result<DeletedCounts, DbError> {
     let mut deleted = DeletedCounts::default();
     if let Some(keep) = keep.events {
-        for _ in 0..BATCHES_MAX {
-            let some = rows::delete_events(db, keep, EVENTS_MAX).await?;
-            deleted.events += some;
-            if some < EVENTS_MAX {
-                break;
+        let mut after = Some(TimePlace::START);
+        while let Some(place) = after {
+            let batch = rows::delete_events(db, keep, batches.events, place).await?;
+            deleted.events += batch.deleted;
+            after = batch.next;
+            if after.is_some() {
+                tokio::time::sleep(batches.pause).await;
             }
-            tokio::time::sleep(BATCH_PAUSE).await;
         }
     }
     if let Some(keep) = keep.runs {
-        for _ in 0..BATCHES_MAX {
-            let old = rows::old_runs(db, keep, RUNS_MAX).await?;
-            let mut gone = 0;
-            for run in &old {
-                // A run whose logs cannot be removed is kept, because otherwise its logs would never be removed.
-                if let Err(error) = logs.remove(run.project_id, run.id).await {
-                    tracing::warn!(run = %run.id, %error, "failed to remove the logs of an old run");
-                    continue;
-                }
-                rows::delete_run(db, run.id).await?;
-                gone += 1;
+        let mut after = TimePlace::START;
+        loop {
+            let old = rows::old_runs(db, keep, batches.runs, after).await?;
+            let gone = remove_logs(logs, &old).await;
+            if !gone.is_empty() {
+                rows::delete_runs(db, &gone).await?;
+                deleted.runs += gone.len();
             }
-            deleted.runs += gone;
-            if gone < RUNS_MAX {
-                break;
-            }
-            tokio::time::sleep(BATCH_PAUSE).await;
+            let Some(last) = old.last().filter(|_| old.len() >= batches.runs) else { break };
+            after = last.place();
+            tokio::time::sleep(batches.pause).await;
         }
     }
     if let Some(unused) = keep.uploads {
-        for _ in 0..BATCHES_MAX {
+        for _ in 0..UPLOAD_BATCHES_MAX {
             let some = rows::delete_uploads(db, unused, keep.runs, UPLOADS_MAX).await?;
             deleted.uploads += some;
             if some < UPLOADS_MAX {
                 break;
             }
-            tokio::time::sleep(BATCH_PAUSE).await;
+            tokio::time::sleep(batches.pause).await;
         }
     }
     Ok(deleted)
+}
+
+/// Removes the logs of runs, and returns the runs that can be deleted: one whose logs cannot be removed is kept, because
+/// otherwise its logs would never be removed.
+async fn remove_logs(logs: &NotifyingLogStore, runs: &[OldRun]) -> Vec<RunId> {
+    let mut gone = Vec::with_capacity(runs.len());
+    for run in runs {
+        match logs.remove(run.project_id, run.id).await {
+            Ok(()) => gone.push(run.id),
+            Err(error) => tracing::warn!(run = %run.id, %error, "failed to remove the logs of an old run"),
+        }
+    }
+    gone
 }

@@ -10,7 +10,7 @@ use windlass_model::{
 
 use super::event_rows;
 use crate::{
-    Change, Db, DbError, Expect, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job, params,
+    Change, Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job, params,
     record::statements, runs::Run, usage,
 };
 
@@ -38,10 +38,12 @@ statements! {
                 LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
     /// The blocks are released in the transaction that makes the job final, so they are counted once. The last blocks
-    /// make the instance idle, which its pipeline records.
+    /// make the instance idle, which its pipeline records, unless another job follows within a moment.
     FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, \
-                   due_at = CASE WHEN busy_blocks = $2 THEN NULL ELSE due_at END, \
-                   idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
+                   due_at = CASE WHEN busy_blocks <> $2 THEN due_at WHEN lock_token IS NOT NULL THEN NULL \
+                   WHEN due_at > now_us() + {IDLE_DELAY_US} THEN now_us() + {IDLE_DELAY_US} ELSE due_at END, \
+                   idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1 \
+                   RETURNING due_at IS NULL OR busy_blocks = 0";
     /// Nodes wait for each other: the progress of one makes the others due.
     MARK_SIBLINGS_DUE = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
@@ -65,9 +67,12 @@ statements! {
                     row_number() OVER (PARTITION BY j.project_id ORDER BY j.submitted_at) AS by_age FROM jobs j \
                     WHERE j.project_id IN (SELECT u.project_id FROM instances i JOIN usable_fleets u \
                     ON u.fleet_id = i.fleet_id WHERE i.id = $1) AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
-                    AND j.instance_id IS NULL) w WHERE w.place <= $2 OR w.by_age = 1)";
+                    AND j.instance_id IS NULL) w WHERE w.place <= $2 OR w.by_age = 1) RETURNING id";
 }
 
+/// Time after which an instance whose last job has ended is recorded as idle. In a full house the next job takes its place
+/// before.
+const IDLE_DELAY_US: i64 = 250_000;
 /// Number of jobs made due in addition to the number of freed blocks: the first ones may be too large for them.
 const EXTRA_DUE_JOBS: i64 = 3;
 
@@ -195,23 +200,44 @@ pub struct JobUpdate {
     pub wakes: Vec<Change>,
 }
 
+/// When the run of a job has work after a pass over the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunDue {
+    Unchanged,
+    /// Within half a second, unless a further change makes it due before.
+    Soon,
+    AtOnce,
+}
+
+impl JobUpdate {
+    /// The run's pipeline decides what follows for the run; it only has to become due. To a run a pulling job counts as
+    /// provisioned. Other nodes need to see the end of a job.
+    pub fn run_due(&self) -> RunDue {
+        let Some(last) = self.events.last() else { return RunDue::Unchanged };
+        let is = |status: job::Status| last.to == Some(status.as_str());
+        if is(job::Status::Provisioning) || is(job::Status::Terminating) && !self.marks_siblings_due {
+            RunDue::Soon
+        } else if is(job::Status::Pulling) {
+            RunDue::Unchanged
+        } else {
+            RunDue::AtOnce
+        }
+    }
+}
+
 pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Result<WriteOutcome, DbError> {
     // The job became prepared to start with the other nodes in this pass.
     let reached_gate = job.gate.is_none() && moved.set.iter().any(|(column, _)| *column == "gate");
+    let run_due = moved.run_due();
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
-    if let Some(last) = moved.events.last() {
-        // The run's pipeline decides what follows for the run; it only has to become due. To a run a pulling job counts
-        // as provisioned. Other nodes need to see the end of a job.
-        let is = |status: job::Status| last.to == Some(status.as_str());
-        if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.marks_siblings_due {
-            unit = unit.and([crate::runs::mark_due_soon(job.run_id)]);
-        } else if !is(job::Status::Pulling) {
-            unit = unit.and([crate::runs::mark_due(job.run_id)]);
-        }
-        if moved.marks_siblings_due {
-            let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
-            unit = unit.exec(MARK_SIBLINGS_DUE.as_str(), generation);
-        }
+    unit = unit.and(match run_due {
+        RunDue::Unchanged => None,
+        RunDue::Soon => Some(crate::runs::mark_due_soon(job.run_id)),
+        RunDue::AtOnce => Some(crate::runs::mark_due(job.run_id)),
+    });
+    if moved.marks_siblings_due && !moved.events.is_empty() {
+        let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
+        unit = unit.exec(MARK_SIBLINGS_DUE.as_str(), generation);
     }
     unit = unit.and(moved.wakes);
     if let Some(group) = moved.marks_group_due {
@@ -227,13 +253,9 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Resu
     db.write(unit).await
 }
 
-/// Makes the first waiting jobs due that may use the instance, because it has free blocks.
+/// Makes the first waiting jobs due that may use the instance, because it has free blocks; returns their ids.
 pub fn mark_waiting_due(instance: InstanceId, count: i64) -> Change {
-    Change::Exec {
-        sql: MARK_WAITING_DUE.as_str().into(),
-        params: params![instance, count],
-        expect: Expect::Any,
-    }
+    Change::Query { sql: MARK_WAITING_DUE.as_str().into(), params: params![instance, count] }
 }
 
 /// Columns of an ending, for a job that becomes terminating.
@@ -259,7 +281,20 @@ pub struct JobEnd<'a> {
     pub now: Timestamp,
 }
 
-pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<WriteOutcome, DbError> {
+/// Rows that have work after the end of a job, besides its run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MadeDue {
+    pub instance: bool,
+    pub waiting_jobs: bool,
+}
+
+/// Writes the end of a job, and returns what it made due.
+pub async fn end(
+    db: &Db,
+    held: LeaseKey,
+    job: &Job,
+    end: JobEnd<'_>,
+) -> Result<(WriteOutcome, MadeDue), DbError> {
     let set = vec![
         ("status", end.status.into()),
         ("finished", true.into()),
@@ -276,7 +311,7 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
     if end.frees
         && let Some(instance) = job.instance_id
     {
-        unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
+        unit = unit.query(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
         unit = unit.and([mark_waiting_due(instance, job.blocks + EXTRA_DUE_JOBS)]);
         unit = unit.and([super::managed_jobs::mark_backoff_due(instance)]);
     }
@@ -284,7 +319,15 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
     unit = unit.and(usage::add(job, end.now));
     unit = unit.and([crate::runs::mark_due(job.run_id)]);
     unit = unit.and(event_rows(db, held, job.project_id, end.event, &job.job_name)?);
-    db.write(unit).await
+    let written = db.write(unit).await?;
+    let mut due = MadeDue { waiting_jobs: job.preempted_for.is_some(), ..MadeDue::default() };
+    if let WriteOutcome::Done { rows, .. } = &written
+        && let [freed, waiting, ..] = rows.as_slice()
+    {
+        due.instance = freed.first().is_some_and(|row| row.bool(0).unwrap_or(true));
+        due.waiting_jobs |= !waiting.is_empty();
+    }
+    Ok((written, due))
 }
 
 impl JobInputs {

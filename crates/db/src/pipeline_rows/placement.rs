@@ -51,8 +51,7 @@ statements! {
                 Instance::columns("i");
     FREE_INSTANCES = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT u.fleet_id FROM usable_fleets u \
                       WHERE u.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))) \
-                      AND NOT i.finished AND NOT i.deleted AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
-                      AND NOT i.unreachable AND i.termination_asked_at IS NULL ORDER BY i.id",
+                      AND {FREE_CONDITION} ORDER BY i.id",
                      Instance::columns("i");
     /// Replicas that may reserve instances which these projects may use: the first ones of each project, and its oldest.
     LONG_WAITING = "SELECT {} FROM jobs j JOIN (SELECT w.run_id, w.replica_num FROM (SELECT j.run_id, j.replica_num, \
@@ -72,11 +71,12 @@ statements! {
                WHERE j.instance_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished \
                ORDER BY j.instance_id, j.id";
     /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
-    /// The first blocks make the instance busy, which its pipeline records. A promise of blocks that was made after the
+    /// The first blocks make the instance busy, which its pipeline records, unless it was not recorded as idle yet: a pass in
+    /// progress may be about to. A promise of blocks that was made after the
     /// instance was read may be for these. So may a job that waits before this one, and that was woken after this round
     /// had claimed its jobs: the next round has both. A quota that was added since the round read them is read by the next.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
-                   due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
+                   due_at = CASE WHEN busy_blocks = 0 AND (status = 'idle' OR lock_token IS NOT NULL) THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3 \
                    AND NOT EXISTS (SELECT 1 FROM jobs w WHERE w.project_id = $4 AND w.status = 'submitted' \
@@ -98,6 +98,11 @@ statements! {
             AND j.terminating_at > now_us() - $3";
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
 }
+
+/// Condition of the index `instances_free`: a job may be placed on the instance `i`, which has free blocks.
+pub(super) const FREE_CONDITION: &str = "NOT i.finished AND NOT i.deleted \
+    AND i.busy_blocks < coalesce(i.total_blocks, 1) AND i.status IN ('idle', 'busy') \
+    AND NOT i.unreachable AND i.termination_asked_at IS NULL";
 
 /// Claimed jobs whose leases are still valid, with their runs.
 pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
@@ -270,6 +275,11 @@ pub async fn load_free_inventory(
     found.promises = preemption::promises(db, now).await?;
     found.instances = instances;
     Ok(found)
+}
+
+/// For tests: plan of the statement that reads the instances with free blocks.
+pub async fn explain_free_instances(db: &Db, projects: &[ProjectId]) -> Result<String, DbError> {
+    db.explain(FREE_INSTANCES.as_str(), vec![Val::list(projects)]).await
 }
 
 /// Adds what decides about preemption on these fleets: who runs there, and the quotas of their projects.

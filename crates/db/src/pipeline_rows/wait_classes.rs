@@ -12,6 +12,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use windlass_engine::LeaseKey;
 use windlass_model::{
+    decide::jobs_submitted::POLL_INTERVAL,
     id::{RunId, SubmissionId},
     time::Timestamp,
 };
@@ -89,18 +90,27 @@ fn wake_sql(condition: &str, set: &str) -> DialectSql {
         format!(
             "WITH next AS MATERIALIZED (SELECT j.id FROM jobs j WHERE j.wait_class = $1 AND j.parked = TRUE{condition} \
              ORDER BY j.submitted_at, j.run_id, j.replica_num LIMIT $2{skip}) \
-             UPDATE jobs SET parked = FALSE, due_at = NULL{set} WHERE id IN (SELECT id FROM next) RETURNING id"
+             UPDATE jobs SET parked = FALSE, {set} WHERE id IN (SELECT id FROM next) RETURNING id, due_at IS NULL"
         )
     };
     // A locked job is being processed, so waiting for it could become a deadlock; the one after it does as well.
     DialectSql { sqlite: text(""), postgres: text(" FOR NO KEY UPDATE SKIP LOCKED") }
 }
 
-/// With the reason of the job that leaves, which holds until they are evaluated themselves.
-static WAKE: LazyLock<DialectSql> =
-    LazyLock::new(|| wake_sql("", ", status_message = CAST($3 AS TEXT), shortfalls = CAST($4 AS TEXT)"));
+/// With the reason of the job that leaves, which holds until they are evaluated themselves. They are due at once if
+/// placement could find something for them, else at their next evaluation: blocks that are released make them due.
+static WAKE: LazyLock<DialectSql> = LazyLock::new(|| {
+    let free = super::placement::FREE_CONDITION;
+    let set = format!(
+        "due_at = CASE WHEN $5 OR EXISTS (SELECT 1 FROM usable_fleets u JOIN instances i ON i.fleet_id = u.fleet_id \
+         WHERE u.project_id = jobs.project_id AND {free}) THEN NULL ELSE now_us() + CAST($6 AS BIGINT) END, \
+         status_message = CAST($3 AS TEXT), shortfalls = CAST($4 AS TEXT)"
+    );
+    wake_sql("", &set)
+});
 static WAKE_IF_HEADLESS: LazyLock<DialectSql> = LazyLock::new(|| {
-    wake_sql(" AND NOT EXISTS (SELECT 1 FROM jobs h WHERE h.wait_class = $1 AND h.parked = FALSE)", "")
+    let is_headless = " AND NOT EXISTS (SELECT 1 FROM jobs h WHERE h.wait_class = $1 AND h.parked = FALSE)";
+    wake_sql(is_headless, "due_at = NULL")
 });
 
 /// Time after which a parked job is evaluated even if nothing woke it.
@@ -198,16 +208,26 @@ pub async fn park(
     Ok(Parked { ids, woke: rows.any(|woken| !woken.is_empty()) })
 }
 
-/// Wakes the parked jobs after `leaving`, which was evaluated for its class; returns their ids.
-pub fn wake_next(db: &Db, class: &str, count: i64, leaving: &Job) -> Change {
+/// When woken jobs are evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WokenDue {
+    AtOnce,
+    /// At once if an instance that they may use has free blocks, else after the interval of waiting jobs.
+    IfFree,
+}
+
+/// Wakes the parked jobs after `leaving`, which was evaluated for its class; returns their ids, and whether they are due.
+pub fn wake_next(db: &Db, class: &str, count: i64, leaving: &Job, due: WokenDue) -> Change {
     let count = if is_planted(Bug::FollowerNotWoken) { 0 } else { count };
     // A reason that names an image names that of the leaving job.
     let reason = leaving.shortfalls.as_deref().filter(|text| !text.contains("\"image\""));
     let message = reason.and(leaving.status_message.as_deref());
-    Change::Query { sql: WAKE.of(db).to_owned().into(), params: params![class, count, message, reason] }
+    let is_due = due == WokenDue::AtOnce;
+    let params = params![class, count, message, reason, is_due, POLL_INTERVAL.0];
+    Change::Query { sql: WAKE.of(db).to_owned().into(), params }
 }
 
-/// Wakes the next parked job of a class if no other member is evaluated; returns its id.
+/// Wakes the next parked job of a class if no other member is evaluated; returns its id, and that it is due.
 pub fn wake_if_headless(db: &Db, class: &str) -> Change {
     let count = i64::from(!is_planted(Bug::FollowerNotWoken));
     Change::Query { sql: WAKE_IF_HEADLESS.of(db).to_owned().into(), params: params![class, count] }

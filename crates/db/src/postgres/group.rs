@@ -196,14 +196,25 @@ impl Group<'_> {
                 rows.push(values);
             }
         }
+        let mut bulks = Vec::with_capacity(order.len());
         for shape in order {
             let rows = shapes.remove(&shape).unwrap_or_default();
-            self.insert(shape.0, &shape.1, &rows, now).await?;
+            bulks.push(self.insert(shape.0, &shape.1, &rows, now).await?);
+        }
+        // Sent in order without waiting for responses. The first failure is the cause.
+        for written in poll_in_order(bulks.iter().map(|bulk| bulk.send(self.session))).await {
+            written?;
         }
         Ok(())
     }
 
-    async fn insert(&self, table: &str, columns: &[&str], rows: &[&Values], now: i64) -> GroupResult<()> {
+    async fn insert(
+        &self,
+        table: &str,
+        columns: &[&str],
+        rows: &[&Values],
+        now: i64,
+    ) -> GroupResult<BulkInsert> {
         let mut arrays = Vec::with_capacity(columns.len());
         let mut casts = Vec::with_capacity(columns.len());
         for (at, column) in columns.iter().enumerate() {
@@ -219,7 +230,8 @@ impl Group<'_> {
             columns.join(", "),
             casts.join(", ")
         );
-        self.bulk(&sql, &arrays).await.map(drop)
+        let statement = self.session.prepare(&sql).await.map_err(|error| classify_failure(&sql, error))?;
+        Ok(BulkInsert { sql, statement, arrays })
     }
 
     fn array(&self, table: &str, column: &str) -> GroupResult<(Array, &str)> {
@@ -277,6 +289,21 @@ impl Group<'_> {
         check_count(&sql, &statement, params.len()).map_err(Failure::Refused)?;
         let params = params.into_iter().map(|value| value.at(now)).collect();
         Ok(GroupStep { unit, at, sql, statement, params, expect, is_query })
+    }
+}
+
+/// Rows of one shape.
+struct BulkInsert {
+    sql: String,
+    statement: tokio_postgres::Statement,
+    arrays: Vec<Array>,
+}
+
+impl BulkInsert {
+    async fn send(&self, session: &Session) -> GroupResult<()> {
+        let params: Vec<&(dyn ToSql + Sync)> = self.arrays.iter().map(Array::param).collect();
+        let written = session.run(&self.statement, &params).await;
+        written.map(drop).map_err(|error| classify_failure(&self.sql, error))
     }
 }
 

@@ -98,6 +98,19 @@ async fn rows_claimed_during_a_batch_form_the_next_batch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rows_do_not_wait_long_after_a_long_batch() {
+    let lab = TestEnv::new(1);
+    let mut whole = TestBatchPipeline::new(&lab.new_store());
+    whole.process_time = secs(2);
+    let _engine = start(&lab, whole);
+    sleep(secs(1)).await;
+    lab.insert(1);
+    lab.hints.hint(QUEUE.pipeline);
+    // Two batches of two seconds, the first of which began a second ago.
+    lab.wait_until(millis(3_100), "done", |lab| lab.done_count() == 2).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn rows_that_became_due_again_during_their_batch_are_in_the_next_one_with_new_rows() {
     let lab = TestEnv::new(1);
     let mut whole = TestBatchPipeline::new(&lab.new_store());

@@ -10,7 +10,11 @@ use windlass_model::{
     time::Timestamp,
 };
 use windlass_server::{
-    db::{Change, Db, Dialect, Page, Unit, Val, WriteOutcome, events, jobs, runs},
+    db::{
+        Change, Db, Dialect, Page, Unit, Val, WriteOutcome, events, jobs,
+        run_rows::{self, PageStart, RunFilter, RunPlace},
+        runs,
+    },
     params,
 };
 
@@ -204,6 +208,13 @@ async fn listing_many_runs_uses_an_index(db: &Db) {
         assert!(plan.contains(index), "want {index} for {query:?}:\n{plan}");
         assert!(!plan.contains("Seq Scan on runs") && !plan.contains("SCAN r\n"), "{plan}");
         assert_eq!(runs::list(db, &query).await.unwrap().len(), 100);
+    }
+    let filter = RunFilter { projects: Some(vec![made.project]), ..RunFilter::default() };
+    let place = RunPlace { at: Timestamp(9000), id: RunId(made.user.0) };
+    for start in [PageStart::First, PageStart::After(place), PageStart::Before(place)] {
+        let plan = run_rows::explain_by_time(db, &filter, start).await.unwrap();
+        assert!(plan.contains("runs_list"), "{start:?}:\n{plan}");
+        assert!(!plan.contains("Sort") && !plan.contains("TEMP B-TREE"), "{start:?}:\n{plan}");
     }
 }
 

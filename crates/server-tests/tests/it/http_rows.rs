@@ -15,6 +15,7 @@ on_both! {
     run_rows_show_the_columns_of_a_list
     run_rows_are_filtered_counted_and_sorted
     run_rows_are_paged_in_both_directions
+    runs_that_are_submitted_between_two_pages_do_not_move_the_second
     run_rows_are_limited_to_the_projects_of_the_caller
     instance_rows_are_filtered_by_fleet_and_backend
     managed_job_rows_have_a_row_for_each_task
@@ -159,6 +160,42 @@ async fn run_rows_are_paged_in_both_directions(ground: &ServerFixture) {
     assert_eq!(third["total"], 5);
     let counts = server.admin("/api/runs/rows", json!({ "limit": 0 })).await;
     assert_eq!((&counts["rows"], &counts["total"], &counts["next"]), (&json!([]), &json!(5), &Value::Null));
+    server.stop().await;
+}
+
+async fn runs_that_are_submitted_between_two_pages_do_not_move_the_second(ground: &ServerFixture) {
+    let server = ground.start().await;
+    for n in 0..5 {
+        submit(&server, "main", &format!("run-{n}"), json!({})).await;
+    }
+    // Two at the same time, whose order is that of their ids.
+    let unit = Unit::new().exec("UPDATE runs SET submitted_at = 7 WHERE name IN ('run-0', 'run-1')", vec![]);
+    server.app.db().write(unit).await.unwrap().done().unwrap();
+    for (sort, ascends) in [("-submitted_at", false), ("submitted_at", true)] {
+        let list = async |cursor: &Value| {
+            server.admin("/api/runs/rows", json!({ "sort": sort, "limit": 2, "cursor": cursor })).await
+        };
+        let all = server.admin("/api/runs/rows", json!({ "sort": sort })).await;
+        let all: Vec<String> = names(&all).iter().map(ToString::to_string).collect();
+        let first = list(&Value::Null).await;
+        assert_eq!((names(&first), &first["prev"]), (vec![all[0].as_str(), &all[1]], &Value::Null));
+        let added = format!("added-{ascends}");
+        submit(&server, "main", &added, json!({})).await;
+        let second = list(&first["next"]).await;
+        assert_eq!(names(&second), [&all[2], &all[3]]);
+        assert_eq!(names(&list(&second["prev"]).await), [&all[0], &all[1]]);
+        let mut page = second;
+        let mut rest = Vec::new();
+        while !page["next"].is_null() {
+            page = list(&page["next"]).await;
+            rest.extend(names(&page).iter().map(ToString::to_string));
+        }
+        let mut expected = all[4..].to_vec();
+        expected.extend(ascends.then_some(added));
+        assert_eq!(rest, expected);
+    }
+    let wrong = json!({ "cursor": "YWZ0ZXIgMSB4" }).to_string();
+    assert_eq!(server.post(ADMIN_TOKEN, "/api/runs/rows", &wrong).await.0, 422, "after 1 x");
     server.stop().await;
 }
 

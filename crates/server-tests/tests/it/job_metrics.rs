@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_api::agent::runner::{GpuMetrics, Metrics};
 use windlass_model::{
     id::{InstanceId, SubmissionId},
-    time::Span,
+    time::{Span, Timestamp},
 };
 use windlass_server::{
     config::SettingsSource,
@@ -28,6 +28,7 @@ on_both! {
     running_jobs_are_sampled_and_shown_as_series
     metric_samples_are_thinned_out_and_deleted_after_their_retention_period
     samples_are_kept_for_the_time_of_the_setting
+    the_samples_of_a_round_are_one_statement_however_many_they_are
     a_gpu_idle_for_the_whole_window_is_detected
     only_logs_of_old_or_deleted_runs_are_removed
 }
@@ -173,14 +174,17 @@ async fn metric_samples_are_thinned_out_and_deleted_after_their_retention_period
     }
     assert_eq!(scene.count().await, 12);
     sampler::round(&db, &host, KEEP).await;
+    sampler::thin(&db).await;
     assert_eq!(scene.count().await, 3, "one of each minute, and the new one");
     scene.age_samples(Span::mins(10)).await;
     sampler::round(&db, &host, KEEP).await;
+    sampler::thin(&db).await;
     assert_eq!(scene.count().await, 4, "the last hour is kept as it is");
     let ended = "UPDATE jobs SET status = 'done', finished = TRUE WHERE id = $1";
     db.write(Unit::new().expect_one(ended, params![scene.job])).await.unwrap().done().unwrap();
     scene.age_samples(Span::days(29)).await;
     sampler::round(&db, &host, KEEP).await;
+    sampler::thin(&db).await;
     assert_eq!(scene.count().await, 4, "what was there at the end stays");
     scene.age_samples(Span::days(1)).await;
     sampler::round(&db, &host, None).await;
@@ -204,6 +208,45 @@ async fn samples_are_kept_for_the_time_of_the_setting(ground: &ServerFixture) {
     scene.age_samples(Span::days(1)).await;
     sampler::round(&db, &host, keep).await;
     assert_eq!(scene.count().await, 2, "the oldest is deleted, and there is a new one");
+    scene.server.stop().await;
+}
+
+async fn the_samples_of_a_round_are_one_statement_however_many_they_are(ground: &ServerFixture) {
+    let scene = MetricsTestEnv::new(ground).await;
+    let mut running = vec![scene.job];
+    for name in ["train-2", "train-3", "train-4"] {
+        running.push(submit_run(&scene.server, name).await);
+    }
+    let db = scene.server.app.db().clone();
+    let sample = rows::Sample {
+        at: Timestamp(0),
+        host_at: Timestamp(7),
+        cpu_us: 1,
+        memory_bytes: 2,
+        working_set_bytes: 3,
+        gpus: "[[4,5]]".to_owned(),
+    };
+    let insert = async |jobs: &[SubmissionId]| {
+        let samples: Vec<_> = jobs.iter().map(|job| (*job, sample.clone())).collect();
+        let mut costs = Vec::new();
+        for _ in 0..3 {
+            let now = db.now().await.unwrap();
+            let before = db.counts();
+            rows::insert_all(&db, now, &samples).await.unwrap();
+            costs.push(db.counts().statements - before.statements);
+        }
+        // The connection to Postgres has statements of its own now and then.
+        costs.into_iter().min()
+    };
+    let one = insert(&running[..1]).await;
+    // A job that was deleted meanwhile does not prevent the others.
+    running.push(SubmissionId(db.new_id().unwrap()));
+    assert_eq!(insert(&running).await, one);
+    for (job, expected) in running.iter().zip([6, 3, 3, 3, 0]) {
+        let stored = rows::recent(&db, *job, None, None, 10).await.unwrap();
+        assert_eq!(stored.len(), expected, "{job}");
+        assert!(stored.iter().all(|kept| rows::Sample { at: sample.at, ..kept.clone() } == sample));
+    }
     scene.server.stop().await;
 }
 

@@ -16,6 +16,7 @@ mod db;
 mod db_durability;
 mod db_fixtures;
 mod db_leases;
+mod db_placement;
 mod db_replicas;
 mod db_runs;
 mod db_services;

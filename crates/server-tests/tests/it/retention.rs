@@ -1,21 +1,25 @@
 //! Retention: expired data is deleted, and everything else is kept.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use windlass_model::{
     id::{RunId, SubmissionId},
     time::Span,
 };
 use windlass_server::{
-    db::{Db, Unit, Val, jobs},
+    db::{Db, Dialect, Unit, Val, jobs, retention},
     limits::{Limits, RetentionPeriods},
     logs::{Log, LogSource, LogStore},
     params,
-    retention::{DeletedCounts, run_round},
+    retention::{DeletedCounts, RetentionBatches, run_round},
 };
 
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
+    old_events_behind_many_that_are_kept_are_deleted_in_one_round
+    of_an_instance_that_exists_the_newest_events_are_kept
     old_events_are_deleted_unless_their_run_is_active
     old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics
     unreferenced_uploads_are_deleted_and_those_in_use_are_kept
@@ -25,6 +29,9 @@ on_both! {
 
 const KEEP_FOREVER: RetentionPeriods =
     RetentionPeriods { events: None, runs: None, uploads: None, metrics: None };
+
+/// A few rows per batch, so that each test has several.
+const SMALL: RetentionBatches = RetentionBatches { events: 7, runs: 1, pause: Duration::ZERO };
 
 async fn write(db: &Db, sql: &'static str, params: Vec<Val>) {
     db.write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();
@@ -65,7 +72,7 @@ async fn old_events_are_deleted_unless_their_run_is_active(ground: &ServerFixtur
     // A recent event, so that the newest of all is not one of these.
     let (_, _) = submit_run(&server, "young", json!({})).await;
     let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
-    let deleted = run_round(&db, &logs, keep).await.unwrap();
+    let deleted = run_round(&db, &logs, keep, SMALL).await.unwrap();
     assert!(deleted.events > 0 && deleted.runs == 0 && deleted.uploads == 0, "{deleted:?}");
     let of = async |id: Val| {
         let sql = "SELECT count(*) FROM events WHERE entity_id = $1";
@@ -75,7 +82,72 @@ async fn old_events_are_deleted_unless_their_run_is_active(ground: &ServerFixtur
     assert!(of(active.into()).await > 0 && of(job.into()).await > 0, "a run that goes on keeps its story");
     let orphan = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
     assert_eq!(count(&db, orphan).await, 0);
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default(), "once");
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap(), DeletedCounts::default(), "once");
+    server.stop().await;
+}
+
+/// Adds old events about something, in order.
+async fn add_events(db: &Db, about: Val, number: i64, first_at: i64) {
+    let fill = match db.dialect() {
+        Dialect::Sqlite => {
+            "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < CAST($2 AS BIGINT))"
+        }
+        Dialect::Postgres => "WITH n AS (SELECT generate_series(1, CAST($2 AS BIGINT)) AS n)",
+    };
+    let sql = format!(
+        "{fill} INSERT INTO events (id, entity, entity_id, kind, message, actor, recorded_at) \
+         SELECT new_uuid(), 'run', CAST($1 AS TEXT), 'note', 'm', 'system', CAST($3 AS BIGINT) + n FROM n"
+    );
+    db.write(Unit::new().exec(sql, vec![about, number.into(), first_at.into()]))
+        .await
+        .unwrap()
+        .done()
+        .unwrap();
+}
+
+async fn old_events_behind_many_that_are_kept_are_deleted_in_one_round(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let (active, _) = submit_run(&server, "active", json!({})).await;
+    let other = db.new_id().unwrap();
+    add_events(&db, active.into(), 300, 0).await;
+    add_events(&db, other.into(), 1_000, 1_000_000).await;
+    // The newest of all is kept, and so is this one.
+    submit_run(&server, "young", json!({})).await;
+    let plan = retention::explain_old_events(&db).await.unwrap();
+    assert!(plan.contains("events_time"), "{plan}");
+    let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
+    let batches = RetentionBatches { events: 100, ..SMALL };
+    let before = db.counts().commits;
+    let deleted = run_round(&db, &logs, keep, batches).await.unwrap();
+    assert_eq!(deleted, DeletedCounts { events: 1_000, ..DeletedCounts::default() });
+    assert!(db.counts().commits - before <= 10, "one transaction for each batch that deletes");
+    assert_eq!(count(&db, "SELECT count(*) FROM events WHERE message = 'm'").await, 300);
+    server.stop().await;
+}
+
+async fn of_an_instance_that_exists_the_newest_events_are_kept(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let (run, _) = submit_run(&server, "young", json!({})).await;
+    let instance = db.new_id().unwrap();
+    let sql = "INSERT INTO instances (id, project_id, name, instance_num, created_at, status, last_processed_at) \
+               SELECT $1, r.project_id, 'one', 0, now_us(), 'idle', now_us() FROM runs r WHERE r.id = $2";
+    write(&db, sql, params![instance, run]).await;
+    add_events(&db, instance.into(), 3, 0).await;
+    write(&db, "UPDATE events SET to_status = 'idle' WHERE entity_id = $1", params![instance]).await;
+    add_events(&db, instance.into(), 4, 1_000).await;
+    submit_run(&server, "younger", json!({})).await;
+    let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().events, 5);
+    let kept =
+        db.query("SELECT recorded_at FROM events WHERE entity_id = $1 ORDER BY seq", params![instance]);
+    let kept: Vec<i64> = kept.await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
+    assert_eq!(kept, [3, 1_004], "the newest one with a status, and the newest one");
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap(), DeletedCounts::default());
+    // Once it has ended, nothing is kept.
+    write(&db, "UPDATE instances SET finished = TRUE WHERE id = $1", params![instance]).await;
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().events, 2);
     server.stop().await;
 }
 
@@ -104,7 +176,7 @@ async fn old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics(ground: 
     write(&db, "UPDATE runs SET managed_job_id = $2 WHERE id = $1", params![attempt, managed.as_str()]).await;
     let keep = RetentionPeriods { runs: Some(Span::days(90)), ..KEEP_FOREVER };
     assert_eq!(
-        run_round(&db, &logs, keep).await.unwrap(),
+        run_round(&db, &logs, keep, SMALL).await.unwrap(),
         DeletedCounts { runs: 1, ..DeletedCounts::default() }
     );
     for (name, run, log) in &all {
@@ -123,7 +195,7 @@ async fn old_finished_runs_are_deleted_with_their_jobs_logs_and_metrics(ground: 
         vec![],
     )
     .await;
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap().runs, 1);
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().runs, 1);
     assert_eq!(count(&db, "SELECT count(*) FROM managed_jobs").await, 1);
     assert_eq!(count(&db, "SELECT count(*) FROM runs").await, 2);
     server.stop().await;
@@ -169,7 +241,7 @@ async fn unreferenced_uploads_are_deleted_and_those_in_use_are_kept(ground: &Ser
     server.admin("/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     let keep = RetentionPeriods { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
     assert_eq!(
-        run_round(&db, &logs, keep).await.unwrap(),
+        run_round(&db, &logs, keep, SMALL).await.unwrap(),
         DeletedCounts { uploads: 2, ..DeletedCounts::default() }
     );
     let left = async |id: &str| {
@@ -183,10 +255,10 @@ async fn unreferenced_uploads_are_deleted_and_those_in_use_are_kept(ground: &Ser
     assert_eq!(count(&db, "SELECT count(*) FROM codes").await, 1);
     // A run that ended and is kept keeps its uploads; a deleted one does not.
     end_run(&db, run, 1).await;
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default());
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap(), DeletedCounts::default());
     write(&db, "DELETE FROM jobs", vec![]).await;
     write(&db, "DELETE FROM runs", vec![]).await;
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap().uploads, 2, "its archive and its code");
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().uploads, 2, "its archive and its code");
     server.stop().await;
 }
 
@@ -201,11 +273,11 @@ async fn passwords_of_registries_are_deleted_with_the_last_run_that_refers_to_th
     let keep = RetentionPeriods { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
     let passwords = "SELECT count(*) FROM registry_passwords";
     end_run(&db, run, 1).await;
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default());
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap(), DeletedCounts::default());
     assert_eq!(count(&db, passwords).await, 1);
     write(&db, "DELETE FROM jobs", vec![]).await;
     write(&db, "DELETE FROM runs", vec![]).await;
-    assert_eq!(run_round(&db, &logs, keep).await.unwrap().uploads, 1);
+    assert_eq!(run_round(&db, &logs, keep, SMALL).await.unwrap().uploads, 1);
     assert_eq!(count(&db, passwords).await, 0);
     server.stop().await;
 }
@@ -216,8 +288,8 @@ async fn nothing_is_deleted_without_retention_periods(ground: &ServerFixture) {
     let (run, _) = submit_run(&server, "ancient", json!({})).await;
     end_run(&db, run, 10_000).await;
     write(&db, "UPDATE events SET recorded_at = 0", vec![]).await;
-    assert_eq!(run_round(&db, &logs, KEEP_FOREVER).await.unwrap(), DeletedCounts::default());
-    let deleted = run_round(&db, &logs, Limits::default().keep).await.unwrap();
+    assert_eq!(run_round(&db, &logs, KEEP_FOREVER, SMALL).await.unwrap(), DeletedCounts::default());
+    let deleted = run_round(&db, &logs, Limits::default().keep, SMALL).await.unwrap();
     assert!(deleted.runs == 1 && deleted.events > 0, "{deleted:?}");
     assert_eq!(count(&db, "SELECT count(*) FROM events").await, 1, "the newest stays");
     server.stop().await;

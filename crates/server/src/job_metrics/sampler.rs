@@ -5,11 +5,11 @@
 //! time store two samples, which is harmless. Sampling is not part of the passes over a job, so that a slow response
 //! delays no decision.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::try_join, stream};
 use tokio::time::timeout;
-use windlass_model::time::Span;
+use windlass_model::{id::SubmissionId, time::Span};
 
 use super::{SAMPLE_INTERVAL, THINNING, sample};
 use crate::{
@@ -25,6 +25,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// A job with a sample this recent is not due: a little less than [`SAMPLE_INTERVAL`], because rounds do not start
 /// exactly on time.
 const RECENT_SAMPLE_AGE: Span = Span::millis(9_500);
+/// Maximum number of samples in one statement.
+const WRITTEN_MAX: usize = 1_000;
+/// Number of rounds, one minute, after which old samples are thinned out.
+const ROUNDS_PER_THINNING: usize = 6;
 /// Maximum number of old samples deleted in one round.
 const EXPIRED_MAX: usize = 10_000;
 
@@ -36,21 +40,40 @@ pub async fn run(db: Db, agents: Arc<dyn AgentApi>, keep: Option<Span>) {
     let mut rounds = tokio::time::interval(SAMPLE_INTERVAL);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        rounds.tick().await;
-        round(&db, &*agents, keep).await;
+        for _ in 0..ROUNDS_PER_THINNING {
+            rounds.tick().await;
+            round(&db, &*agents, keep).await;
+        }
+        thin(&db).await;
+    }
+}
+
+/// Thins out the older samples of all jobs.
+pub async fn thin(db: &Db) {
+    if let Err(error) = rows::thin(db, &THINNING).await {
+        tracing::debug!(%error, "failed to thin out old samples");
     }
 }
 
 /// One round: samples every due job and deletes samples older than `keep`.
 pub async fn round(db: &Db, agents: &dyn AgentApi, keep: Option<Span>) {
-    let due = match rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX).await {
-        Ok(due) => due,
+    let listed = try_join(db.now(), rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX)).await;
+    let (now, due) = match listed {
+        Ok(listed) => listed,
         Err(error) => {
             tracing::debug!(%error, "failed to list jobs due for sampling");
             return;
         }
     };
-    stream::iter(due).for_each_concurrent(CONCURRENCY, |job| sample_job(db, agents, job)).await;
+    let answers = stream::iter(due).map(|job| sample_job(agents, job)).buffer_unordered(CONCURRENCY);
+    // Written together: a round costs the same number of statements with one job as with thousands. All have the time of
+    // the round, so that a host that is slow to answer does not make the other jobs miss the next one.
+    let mut samples = pin!(answers.filter_map(std::future::ready).chunks(WRITTEN_MAX));
+    while let Some(samples) = samples.next().await {
+        if let Err(error) = rows::insert_all(db, now, &samples).await {
+            tracing::debug!(%error, "failed to store samples");
+        }
+    }
     if let Some(keep) = keep
         && let Err(error) = rows::expire(db, keep, EXPIRED_MAX).await
     {
@@ -59,10 +82,8 @@ pub async fn round(db: &Db, agents: &dyn AgentApi, keep: Option<Span>) {
 }
 
 /// Samples one job. A job that does not respond has no sample; its passes report the problem.
-async fn sample_job(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
+async fn sample_job(agents: &dyn AgentApi, job: rows::DueJob) -> Option<(SubmissionId, rows::Sample)> {
     let call = CallContext { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
-    let Ok(Ok(message)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
-    if let Err(error) = rows::insert(db, job.id, sample(&message), &THINNING).await {
-        tracing::debug!(%error, job = %job.id, "failed to store sample");
-    }
+    let message = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await.ok()?.ok()?;
+    Some((job.id, sample(&message)))
 }

@@ -187,7 +187,10 @@ pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Resu
     let nodes = rows::nodes(&context.db, loaded).await?;
     let addresses = addresses(context, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
-    let key = node_key::open(context, &loaded.job).await?;
+    let key = match spec.jobs_per_replica > 1 {
+        true => node_key::open(context, &loaded.job).await?,
+        false => None,
+    };
     let (repo_credentials, code) = repo(context, loaded, &spec).await?;
     let submit = runner_start::build(&runner_start::Inputs {
         run: &loaded.run,

@@ -50,7 +50,7 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
     AssociatedData::row("jobs", "secrets_sealed", job.0)
 }
 
-/// Key of a job, if its replica has several.
+/// Key of a job whose replica has several.
 pub(super) async fn open(context: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
     let Some(sealed) = jobs::secrets(&context.db, job.id).await? else { return Ok(None) };
     let plain = context.keys.open_sealed(&node_key_aad(job.id), &sealed)?;

@@ -29,14 +29,14 @@ use windlass_model::{
 use self::record::JobFindings;
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
+use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
 use crate::{
     agents::{AgentError, CallContext},
     db::{
         Val, Values,
         instances::Instance,
         jobs::Job,
-        pipeline_rows::jobs::{self as rows, JobInputs, JobUpdate},
+        pipeline_rows::jobs::{self as rows, JobInputs, JobUpdate, RunDue},
     },
     job_metrics,
     job_payload::{self, PayloadError, UnstartableReason, peer_hosts},
@@ -194,13 +194,12 @@ impl Pipeline for JobsRunningPipeline {
                 finish_too_early(&mut set, events.last_mut(), ending);
             }
         }
-        let wake = match events.is_empty() {
+        // After a change of its status also this pipeline: what its host reported during the pass is due.
+        let mut wake = match events.is_empty() {
             true if reached_gate => vec![QUEUE.pipeline],
             true => vec![],
-            false if ending.is_some() => {
-                vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline]
-            }
-            false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
+            false if ending.is_some() => vec![super::jobs_terminating::QUEUE.pipeline],
+            false => vec![QUEUE.pipeline],
         };
         let marks_siblings_due = row.job.has_siblings;
         let moved = JobUpdate {
@@ -211,6 +210,12 @@ impl Pipeline for JobsRunningPipeline {
             marks_group_due,
             wakes: Vec::new(),
         };
+        wake.extend(match moved.run_due() {
+            RunDue::Unchanged => None,
+            // The proxies learn at once that a replica ends.
+            RunDue::Soon if row.loaded.run.service.is_none() => Some(RUNS_DUE_SOON_HINT),
+            RunDue::Soon | RunDue::AtOnce => Some(super::runs::QUEUE.pipeline),
+        });
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(apply_outcome(&written, due, wake))
     }

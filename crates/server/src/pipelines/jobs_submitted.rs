@@ -45,7 +45,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 pub(super) use self::free_rounds::RecentWaits;
 use self::wait_classes::QueuedReplica;
-use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
+use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
     db::{
@@ -55,7 +55,7 @@ use crate::{
         pipeline_rows::{
             jobs::{self as rows, JobUpdate},
             placement::{self, NodeAssignment, SeatTarget, TargetFleet},
-            wait_classes as class_rows,
+            wait_classes::{self as class_rows, WokenDue},
         },
         runs::Run,
     },
@@ -481,20 +481,21 @@ impl JobsSubmittedPipeline {
         // A job that does not carry the wake-up of its class may still have been the only one that was evaluated.
         let count = |job: &Job| pass.wakes.filter(|_| job.wait_class == pass.queued.class);
         let nodes = pass.queued.replica.nodes.iter();
-        let wakes = nodes.filter_map(|job| self.wake(job, count(job))).collect();
+        let wakes = nodes.filter_map(|job| self.wake(job, count(job), site.woken_due(count(job)))).collect();
         let written = match placement::place_replica(&self.context.db, &into, seated, wakes).await {
             Ok(written) => written,
             // Another writer used the number of the new instance: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
-        let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
+        let mut wake = vec![RUNS_DUE_SOON_HINT, super::jobs_running::QUEUE.pipeline];
         if makes {
             wake.push(super::instances::QUEUE.pipeline);
         }
-        wake.extend(woken_pipeline(&written));
+        let woken = WokenJobs::of(&written);
+        wake.extend(woken.pipeline());
         Ok(match written {
-            WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
+            WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: woken.due_in_us(), wake },
             WriteOutcome::Stale { at: None } => ApplyOutcome::LeaseLost,
             // Another writer claimed the blocks, the slot, or one of the nodes: repeat the pass.
             WriteOutcome::Stale { at: Some(_) } => ApplyOutcome::RelatedBusy,
@@ -502,10 +503,10 @@ impl JobsSubmittedPipeline {
     }
 
     /// Statement that wakes jobs of the class that a job leaves: this many, or one if no other is evaluated.
-    fn wake(&self, job: &Job, count: Option<i64>) -> Option<Change> {
+    fn wake(&self, job: &Job, count: Option<i64>, due: WokenDue) -> Option<Change> {
         let class = job.wait_class.as_deref()?;
         Some(match count {
-            Some(count) => class_rows::wake_next(&self.context.db, class, count, job),
+            Some(count) => class_rows::wake_next(&self.context.db, class, count, job, due),
             None => class_rows::wake_if_headless(&self.context.db, class),
         })
     }
@@ -520,7 +521,7 @@ impl JobsSubmittedPipeline {
         let due_in_us = Some(due_in(lease, due));
         let written =
             rows::apply(&self.context.db, lease.key(), job, JobUpdate { due_in_us, ..moved }).await?;
-        Ok(apply_outcome(&written, due_in_us, woken_pipeline(&written).into_iter().collect()))
+        Ok(apply_outcome(&written, due_in_us, WokenJobs::of(&written).pipeline().into_iter().collect()))
     }
 
     async fn end(&self, lease: &Lease, job: &Job, end: JobEnding<'_>) -> Result<ApplyOutcome, PassError> {
@@ -534,12 +535,13 @@ impl JobsSubmittedPipeline {
             set.extend([("wait_class", Val::Null), ("parked", false.into())]);
         }
         // A parked job may have been woken since it was read.
-        let wakes = self.wake(job, Some(wakes).filter(|_| !job.parked)).into_iter().collect();
+        let count = Some(wakes).filter(|_| !job.parked);
+        let wakes = self.wake(job, count, WokenDue::AtOnce).into_iter().collect();
         let events = moved.record.into_iter().collect();
         let moved = JobUpdate { set, events, wakes, ..JobUpdate::default() };
         let written = rows::apply(&self.context.db, lease.key(), job, moved).await?;
         let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline];
-        wake.extend(woken_pipeline(&written));
+        wake.extend(WokenJobs::of(&written).pipeline());
         Ok(apply_outcome(&written, None, wake))
     }
 }
@@ -573,11 +575,34 @@ impl<'a> JobEnding<'a> {
     }
 }
 
-/// This pipeline, if a write woke jobs of the queue: the only statements that return rows are those.
-fn woken_pipeline(written: &WriteOutcome) -> Option<&'static str> {
-    match written {
-        WriteOutcome::Done { rows, .. } if rows.iter().any(|woken| !woken.is_empty()) => Some(QUEUE.pipeline),
-        WriteOutcome::Done { .. } | WriteOutcome::Stale { .. } => None,
+/// Jobs of the queue that a write woke: the only statements that return rows are those.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WokenJobs {
+    None,
+    Due,
+    /// None of them is due before the next evaluation of waiting jobs.
+    Later,
+}
+
+impl WokenJobs {
+    fn of(written: &WriteOutcome) -> Self {
+        let WriteOutcome::Done { rows, .. } = written else { return Self::None };
+        let woken: Vec<bool> = rows.iter().flatten().map(|row| row.bool(1).unwrap_or(true)).collect();
+        match woken.contains(&true) {
+            true => Self::Due,
+            false if woken.is_empty() => Self::None,
+            false => Self::Later,
+        }
+    }
+
+    /// This pipeline, if some are due.
+    fn pipeline(self) -> Option<&'static str> {
+        (self == Self::Due).then_some(QUEUE.pipeline)
+    }
+
+    /// For the timer of this pipeline.
+    fn due_in_us(self) -> Option<i64> {
+        (self == Self::Later).then_some(brain::POLL_INTERVAL.0)
     }
 }
 
@@ -620,6 +645,13 @@ enum RoundScope {
 }
 
 impl PlacementContext<'_> {
+    /// When jobs are due that are woken because one of their class is placed. A round that wakes several found capacity for
+    /// them; instances that a fleet could create for one are not in the database.
+    fn woken_due(&self, count: Option<i64>) -> WokenDue {
+        let may_create = self.inventory.fleets.iter().any(|fleet| fleet.can_create);
+        if may_create || count.is_some_and(|count| count > 1) { WokenDue::AtOnce } else { WokenDue::IfFree }
+    }
+
     fn fleet(&self, id: FleetId) -> Option<&Fleet> {
         self.stock.fleets.iter().find(|fleet| fleet.id == id)
     }

@@ -282,12 +282,10 @@ impl JobsTerminatingPipeline {
             ending: end.ending(),
             now: Timestamp(lease.now()),
         };
-        let wake = vec![
-            super::runs::QUEUE.pipeline,
-            super::jobs_submitted::QUEUE.pipeline,
-            super::instances::QUEUE.pipeline,
-        ];
-        let written = rows::end(&self.0.db, lease.key(), job, end).await?;
+        let (written, due) = rows::end(&self.0.db, lease.key(), job, end).await?;
+        let mut wake = vec![super::runs::QUEUE.pipeline];
+        wake.extend(due.waiting_jobs.then_some(super::jobs_submitted::QUEUE.pipeline));
+        wake.extend(due.instance.then_some(super::INSTANCES_DUE_SOON_HINT));
         Ok(apply_outcome(&written, None, wake))
     }
 }

@@ -117,6 +117,12 @@ pub fn start(
     let mut hints = JoinSet::new();
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
+    for (hint, pipeline, delay) in [
+        (RUNS_DUE_SOON_HINT, runs::QUEUE.pipeline, RUNS_DUE_SOON_DELAY),
+        (INSTANCES_DUE_SOON_HINT, instances::QUEUE.pipeline, INSTANCES_DUE_SOON_DELAY),
+    ] {
+        hints.spawn(forward_due_soon(app.hints().clone(), hint, pipeline, delay));
+    }
     hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
     hints.spawn(wake_headless_classes(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(
@@ -166,6 +172,29 @@ impl PipelineRegistry for EngineRegistry<'_> {
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
         // One worker: two would compete for the same blocks.
         self.engine.spawn_batch(pipeline, Settings { workers: 1, ..self.settings.clone() });
+    }
+}
+
+/// Hints that a run or an instance will be due shortly: its pipeline would find nothing yet.
+const RUNS_DUE_SOON_HINT: &str = "runs_due_soon";
+const INSTANCES_DUE_SOON_HINT: &str = "instances_due_soon";
+/// A little more than the time after which such a row is due.
+const RUNS_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(520);
+const INSTANCES_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(270);
+
+/// Wakes a pipeline when rows are due for which there was a hint. Many of them share one wake-up.
+async fn forward_due_soon(
+    hints: Hints,
+    hint: &'static str,
+    pipeline: &'static str,
+    delay: std::time::Duration,
+) {
+    let soon = hints.subscribe(hint);
+    loop {
+        soon.wait().await;
+        tokio::time::sleep(delay).await;
+        // Each replica does this by itself.
+        hints.hint_local(pipeline);
     }
 }
 

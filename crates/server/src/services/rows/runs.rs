@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use serde_json::Value;
 use windlass_api::{
@@ -11,6 +12,7 @@ use windlass_api::{
 use windlass_model::{
     id::{InstanceId, RunId},
     job, run,
+    time::Timestamp,
 };
 
 use super::{RequestedPage, TOTAL_MAX, parse_sort, resource_words, visible_projects};
@@ -18,8 +20,9 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
+        Db,
         jobs::{self, Job},
-        run_rows::{self, JobColumns, RunFilter, RunSort},
+        run_rows::{self, JobColumns, PageStart, RunFilter, RunPlace, RunSort},
         runs::{self, NamedRun},
     },
     error::Result,
@@ -35,10 +38,16 @@ const SORTS: [(&str, RunSort); 6] = [
     ("duration", RunSort::Duration),
 ];
 
-pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> Result<Rows<RunRow>> {
-    let page = RequestedPage::of(&requested)?;
+pub(crate) async fn list(app: &App, caller: &Caller, mut requested: RowsRequest) -> Result<Rows<RunRow>> {
     let (sort, descending) =
         parse_sort(requested.sort.as_deref(), &SORTS)?.unwrap_or((RunSort::SubmittedAt, true));
+    let by_time = sort == RunSort::SubmittedAt;
+    // In the order of time a page starts at a run, so that others which are added meanwhile do not move it.
+    let start = requested.cursor.as_deref().filter(|_| by_time).and_then(decode_place);
+    if start.is_some() {
+        requested.cursor = None;
+    }
+    let page = RequestedPage::of(&requested)?;
     let filter = RunFilter {
         projects: visible_projects(app, caller, &requested.projects).await?,
         users: requested.users,
@@ -54,13 +63,17 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
     let is_listed =
         |status: &str| filter.statuses.is_empty() || filter.statuses.iter().any(|listed| listed == status);
     let total: i64 = counts.iter().filter(|(status, _)| is_listed(status)).map(|(_, count)| count).sum();
-    let rows = if page.limit == 0 {
-        Vec::new()
+    let (rows, next, prev) = if page.limit == 0 {
+        (Vec::new(), None, page.cursors(total).1)
+    } else if by_time && page.offset == 0 {
+        let start = start.unwrap_or(PageStart::First);
+        let (ids, next, prev) = page_by_time(app.db(), &filter, descending, start, page.limit).await?;
+        (find(app, &ids).await?, next, prev)
     } else {
         let ids = run_rows::list(app.db(), &filter, sort, descending, (page.offset, page.limit)).await?;
-        find(app, &ids).await?
+        let (next, prev) = page.cursors(total);
+        (find(app, &ids).await?, next, prev)
     };
-    let (next, prev) = page.cursors(total);
     Ok(Rows {
         rows,
         next,
@@ -70,6 +83,50 @@ pub(crate) async fn list(app: &App, caller: &Caller, requested: RowsRequest) -> 
         more: total > TOTAL_MAX,
         as_of: as_of.0,
     })
+}
+
+/// A page in the order of submission, with the cursors of the pages after and before it.
+async fn page_by_time(
+    db: &Db,
+    filter: &RunFilter,
+    descending: bool,
+    start: PageStart,
+    limit: u32,
+) -> Result<(Vec<RunId>, Option<String>, Option<String>)> {
+    // One more tells whether there is another page in this direction.
+    let mut places = run_rows::list_by_time(db, filter, descending, start, limit.saturating_add(1)).await?;
+    let has_more = places.len() > limit as usize;
+    let (has_next, has_prev) = match start {
+        PageStart::First => (has_more, false),
+        PageStart::After(_) => (has_more, true),
+        PageStart::Before(_) => (true, has_more),
+    };
+    match start {
+        PageStart::Before(_) if has_more => {
+            places.remove(0);
+        }
+        PageStart::First | PageStart::After(_) | PageStart::Before(_) => places.truncate(limit as usize),
+    }
+    let (first, last) = (places.first().copied(), places.last().copied());
+    let next = last.filter(|_| has_next).map(|last| encode_place("after", last));
+    let prev = first.filter(|_| has_prev).map(|first| encode_place("before", first));
+    Ok((places.into_iter().map(|place| place.id).collect(), next, prev))
+}
+
+fn encode_place(direction: &str, place: RunPlace) -> String {
+    URL_SAFE_NO_PAD.encode(format!("{direction} {} {}", place.at.0, place.id))
+}
+
+fn decode_place(cursor: &str) -> Option<PageStart> {
+    let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
+    let mut words = text.split(' ');
+    let (direction, at, id) = (words.next()?, words.next()?, words.next()?);
+    let place = RunPlace { at: Timestamp(at.parse().ok()?), id: RunId(id.parse().ok()?) };
+    match direction {
+        "after" => Some(PageStart::After(place)),
+        "before" => Some(PageStart::Before(place)),
+        _ => None,
+    }
 }
 
 /// Rows of those of these runs that exist, in this order.
