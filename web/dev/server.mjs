@@ -143,22 +143,29 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
   }
 
   // ------------------------------------------------------------------ explanations
+  /** Where a run is in its queue, as far as pages show it. */
+  function turn(run) {
+    const own = world.queueOf(run);
+    const position = own.indexOf(run);
+    return { position, length: own.length, class: 'normal', priority: 0, is_within_share: false, quotas: [], usage: 0, weight: 1, in_front: [], reserved: [], starts_at: run.wants.gpu === 'H100' ? iso(now() + (14 + 22 * position) * 60_000) : null, sentences: [`It is number ${position + 1} of ${own.length} in the queue of ${run.row.project}, in class \`normal\`.`] };
+  }
   function whyRun(run) {
     const { row } = run;
     const command = `windlass why ${row.name}`;
-    const base = { reasons: [], jobs: [], cures: [], deployment: run.deployment, scaling: [], probes: [], next_look_at: null, expected: null, hint: null, command };
+    const base = { reasons: [], jobs: [], cures: [], deployment: run.deployment, scaling: [], probes: [], next_look_at: null, expected: null, hint: null, command, turn: null, preempted: null };
     if (row.status === 'submitted') {
       const { refusals, left_out } = world.look(run.wants, row.project);
-      const position = world.queue.indexOf(run);
+      const before = world.queueOf(run);
+      const position = before.indexOf(run);
       const passes = refusals.some((r) => r.shortfalls.every((s) => s.passes));
       const cures = world.curesFor(run.wants, row.project, refusals);
       return {
         ...base,
         sentence: passes ? `It waits for ${row.resources.split(',')[0]}: every instance that fits is in use, and ${position === 0 ? 'it is next' : `${position} ${position === 1 ? 'run is' : 'runs are'} in front`}.` : `It will wait for ever as it is: no instance of ${row.project} can hold ${row.resources}.`,
         reasons: [`${refusals.reduce((n, r) => n + r.count, 0)} instances were looked at; ${refusals.filter((r) => r.shortfalls.every((s) => s.passes)).reduce((n, r) => n + r.count, 0)} fit when they are free.`],
-        jobs: [{ replica: 0, rank: 0, submission_id: row.submission_id, status: 'submitted', position, in_front: world.queue.slice(0, position).map((r, n) => ({ position: n, project: r.row.project, run: r.row.project === 'platform' && n % 2 ? null : r.row.name, waits_since: r.row.submitted_at })), refusals, left_out }],
+        jobs: [{ replica: 0, rank: 0, submission_id: row.submission_id, status: 'submitted', position, in_front: before.slice(0, position).map((r, n) => ({ position: n, project: r.row.project, run: r.row.project === 'platform' && n % 2 ? null : r.row.name, wants: r.row.resources, rule: 'age', waits_since: r.row.submitted_at })), refusals, left_out }],
         cures, next_look_at: iso(now() + 14_000), expected: passes ? { run: 'finetune-legal', ends_at: iso(now() + 14 * 60_000) } : null,
-        hint: passes ? null : 'One of the changes below makes it fit.',
+        hint: passes ? null : 'One of the changes below makes it fit.', turn: turn(run),
       };
     }
     if (row.status === 'failed') return { ...base, sentence: `It failed: ${row.reason}.`, reasons: [`Job 0 ended with the reason ${row.termination_reason}.`], hint: row.termination_reason === 'container_exited_with_error' ? 'The last lines of its log say more.' : null };
@@ -403,7 +410,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         const passes = refusals.some((x) => x.shortfalls.every((s) => s.passes));
         const foreign = n === 2 && world.queue.length > 4;
         const holders = passes ? world.instances.filter((i) => i.project === run.row.project && i.gpu === run.wants.gpu && i.slots.some(Boolean)).slice(0, 2).map((i) => ({ project: i.project, run: i.slots.find(Boolean).run.row.name, place: i.name, ends_at: iso(now() + (14 + i.num * 9) * 60_000) })) : [];
-        return { position: n, project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
+        return { position: world.queueOf(run).indexOf(run), class: 'normal', rule: world.queueOf(run)[0] === run ? null : 'age', turn: foreign ? null : turn(run), project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
       }),
       slots: { launching: 5, launching_max: 8, alive: 21, alive_max: 64 },
       next_free: [...world.runs.values()].filter((x) => x.row.status === 'running' && x.row.type === 'task').slice(-5).map((x, n) => ({ project: x.row.project, run: x.row.name, place: x.row.instance, ends_at: iso(now() + (14 + n * 11) * 60_000) })),

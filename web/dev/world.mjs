@@ -156,6 +156,13 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     }
     const score = (r) => r.shortfalls.length * 10 + (r.shortfalls.every((s) => s.passes) ? 0 : 5) - Math.min(r.count, 4);
     const all = [...refused.values()].sort((a, b) => score(a) - score(b)).map(({ fleet: _, ...r }) => r);
+    // Offers outside the lists of a configuration have one shortfall of the same kind for each list.
+    if (project === 'research' && wants.gpus) {
+      all.splice(1, 0, { place: 'offers of aws', place_id: null, place_kind: 'offer', count: 14, shortfalls: [
+        { kind: 'not_listed', message: 'is in region us-east-1; `regions` names eu-west-1', cure: 'add `us-east-1` to `regions`', passes: false, patch: { regions: ['eu-west-1', 'us-east-1'] } },
+        { kind: 'not_listed', message: 'is of type p5.48xlarge; `instance_types` names p4d.24xlarge', cure: 'add `p5.48xlarge` to `instance_types`', passes: false, patch: { instance_types: ['p4d.24xlarge', 'p5.48xlarge'] } },
+      ] });
+    }
     return { fits, refusals: all.slice(0, 12), left_out: Math.max(0, all.length - 12) };
   }
 
@@ -194,6 +201,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   // ---------------------------------------------------------------- runs
   const runs = new Map();
   const queue = [];
+  /** The runs that wait in one queue with a run: projects share no fleets here, so each has its own. */
+  const queueOf = (run) => queue.filter((other) => other.row.project === run.row.project);
   const SHAPES = [
     { base: 'train-llama', project: 'research', type: 'task', wants: { gpu: 'H100', gpus: 8, cpus: 96, memory: 512, gpuMemory: 80 }, secs: [1800, 9000], nodes: 1 },
     { base: 'finetune', project: 'research', type: 'task', wants: { gpu: 'H100', gpus: 4, cpus: 48, memory: 256 }, secs: [600, 4000], nodes: 1 },
@@ -572,6 +581,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     submit(SHAPES[2], { name: 'sweep-31', user: 'barbara', at: START - 8 * MINUTE, wants: { gpu: 'A100', gpus: 8, cpus: 64, memory: 64, market: 'spot' }, quiet: true });
     submit(SHAPES[2], { name: 'sweep-32', user: 'barbara', at: START - 5 * MINUTE, wants: { gpu: 'A100', gpus: 8, cpus: 64, memory: 64, market: 'spot' }, quiet: true });
     submit(SHAPES[6], { name: 'reindex-all', user: 'grace', at: START - 4 * MINUTE, wants: { gpu: null, gpus: 0, cpus: 64, memory: 200 }, quiet: true });
+    for (const [name, minutes] of [['caption-clips', 26], ['caption-shorts', 7]]) submit(SHAPES[6], { name, user: 'linus', at: START - minutes * MINUTE, wants: { gpu: 'L4', gpus: 8, cpus: 48, memory: 96 }, quiet: true });
     submit(SHAPES[1], { name: 'distill', user: 'ada', at: START - 3 * MINUTE, wants: { gpu: 'H100', gpus: 16, cpus: 96, memory: 256 }, quiet: true });
     seatQueue(START - 2000, true);
     for (let n = 0; n < 6; n++) end(submit(SHAPES[n % 4], { at: START - int(4, 55) * MINUTE, quiet: true }), 'failed', ...FAILS[n], { quiet: true, at: START - int(1, 50) * MINUTE });
@@ -671,5 +681,5 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   }
   const timer = frozen || empty ? null : setInterval(tick, 250);
 
-  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, events, listeners, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
+  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, events, listeners, queueOf, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
 }

@@ -480,7 +480,21 @@ export interface RunInFront {
   position: number;
   project: string | null;
   run: string | null;
+  /** What it asks for, in words. */
+  wants: string;
+  /** Rule that puts it there: `class`, `share`, `usage`, `priority` or `age`. */
+  rule: string;
   waits_since: Time;
+}
+
+/** Where a waiting run is in its queue, as far as pages show it. */
+export interface QueueTurn {
+  /** `urgent`, `normal` or `idle`. */
+  class: string;
+  /** Start if all jobs last until their time limits; null if that depends on a job without one. */
+  starts_at: Time | null;
+  /** All of it in sentences. */
+  sentences: string[];
 }
 
 /** One job of an explanation. */
@@ -519,6 +533,10 @@ export interface Why {
   hint: string | null;
   /** The command line that says the same. */
   command: string;
+  /** Its place in the queue, while it waits for an instance. */
+  turn: QueueTurn | null;
+  /** Its preemption, until it runs again. */
+  preempted: { at: Time; rule: string; sentences: string[] } | null;
 }
 
 /** How the newest deployment of a service stands (`runs::Deployment`). */
@@ -534,6 +552,7 @@ export interface DeploymentState {
 
 /** One entry of the queue of instances. */
 export interface QueueEntry {
+  /** Runs in front of it in its queue: projects that share fleets have one queue, so positions repeat in the list. */
   position: number;
   /** Null where the caller may not see it: shown as "another project". */
   project: string | null;
@@ -552,6 +571,12 @@ export interface QueueEntry {
   passes: boolean;
   /** Runs that hold what it waits for, at most 3. */
   blocked_by: { project: string | null; run: string | null; place: string; ends_at: Time | null }[];
+  /** `urgent`, `normal` or `idle`. */
+  class: string;
+  /** Rule that puts it after the run before it in its queue; null for the first. */
+  rule: string | null;
+  /** Null where the caller may not see its project. */
+  turn: QueueTurn | null;
 }
 
 /** Slots of managed jobs. */

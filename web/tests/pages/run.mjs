@@ -156,6 +156,38 @@ test('a run that waits says why, and its cure is looked at and edited', async ()
   await view.close();
 });
 
+test('runs that wait in two queues are listed by queue, each counted from 1', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  const expected = new Map();
+  for (const run of frozen.world.queue) expected.set(run.row.project, [...(expected.get(run.row.project) ?? []), run.row.name]);
+  assert.ok(expected.size > 1, 'runs wait in more than one queue');
+  await view.open('/queue');
+  await view.page.locator('.entries li').nth(frozen.world.queue.length - 1).waitFor();
+  for (const project of expected.keys()) {
+    const queue = view.page.getByRole('region', { name: `Queue of ${project}` });
+    const numbers = (await queue.locator('.pos').allInnerTexts()).map(Number);
+    assert.deepEqual(numbers, numbers.map((_, n) => n + 1), project);
+    await queue.getByText('after the one before: waits for longer').first().waitFor({ timeout: numbers.length > 1 ? 5000 : 1 }).catch((error) => { if (numbers.length > 1) throw error; });
+  }
+  await clean(view);
+  await view.open('/');
+  assert.equal(await view.page.locator('.queue li').count(), Math.min(5, frozen.world.queue.length));
+  await clean(view);
+  await view.close();
+});
+
+test('a place that lacks two things of the same kind shows both', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  for (const path of ['/offers?project=research&gpu=H100&count=8', '/launch?template=train']) {
+    await view.open(path);
+    if (path.startsWith('/launch')) await view.page.getByLabel('Project').selectOption('research');
+    await view.page.getByText('is in region us-east-1').first().waitFor();
+    await view.page.getByText('is of type p5.48xlarge').first().waitFor();
+  }
+  await clean(view);
+  await view.close();
+});
+
 test('hello from the editor to its log', async () => {
   const view = await openPage(browser, { url: live.url });
   await view.open('/launch?template=hello');
