@@ -41,6 +41,8 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     if (told.length > 6000) told.splice(0, 1000);
   });
   const open = new Set();
+  /** Streams that are open, by path. */
+  const streams = new Map();
 
   const uiVersion = () => {
     try {
@@ -109,7 +111,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     for (const i of usable) {
       const taken = i.slots.filter(Boolean).length;
       blocks.total += i.blocks; blocks.taken += taken; blocks.used += taken * (i.used.gpu ?? i.used.cpu ?? 0);
-      if (i.gpus) { gpus.total += i.gpus; gpus.taken += taken; gpus.used += taken * (i.used.gpu ?? 0); }
+      if (i.gpus) { gpus.total += i.gpus; gpus.taken += taken; }
     }
     const failures = Object.entries(count(recent.filter((r) => r.status === 'failed'), (r) => r.termination_reason)).map(([reason, n]) => ({ reason, count: n })).sort((a, b) => b.count - a.count).slice(0, 6);
     const midnight = Math.floor(now() / 86_400_000) * 86_400_000;
@@ -130,14 +132,11 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const attention = [];
     const add = (what, kind, id, project, name, reason, since) => attention.push({ what, kind, id, project, name, reason, since });
     for (const i of world.instances) if (i.unreachableSince) add('unreachable', 'instance', i.id, i.project, i.name, `does not answer for 11 minutes; 8 GPUs are out of use`, iso(i.unreachableSince));
-    for (const j of world.managed) if (j.job_id === 140) add('deadline', 'managed-job', j.id, j.project, `${j.job_id}`, `rlhf-round-3 is 31 minutes behind its line; goes to on-demand at 15:20`, iso(now() - 40 * 60_000));
     for (const r of world.queue) if (now() - r.submitted > 10 * 60_000) add('waiting', 'run', r.id, r.row.project, r.row.name, r.row.reason, r.row.submitted_at);
     for (const i of world.instances) if (i.health === 'failure') add('unhealthy', 'instance', i.id, i.project, i.name, i.message, iso(now() - 3 * HOUR));
     for (const r of recent.filter((x) => x.status === 'failed').sort((a, b) => b.finished_at.localeCompare(a.finished_at)).slice(0, 4)) add('failed', 'run', r.id, r.project, r.name, r.reason, r.finished_at);
-    const series = (base, spread, f = Math.round) => Array.from({ length: 60 }, (_, n) => f(base * (1 + spread * Math.sin(n / 7) + spread * 0.6 * Math.sin(n * 1.7))));
     return {
       ...value, attention: attention.slice(0, 10),
-      history: { step_seconds: 60, running: series(value.runs.running ?? 0, 0.12), waiting: series(value.queue.length, 0.45), failed: series(value.runs.failed ?? 0, 0.05), gpus: series(gpus.taken, 0.06), cost: series(perHour, 0.08, (x) => x) },
       pipelines: [],
     };
   }
@@ -488,7 +487,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     'runs/deployments': (p, b) => { const run = findRun(p, b); return { deployments: run.deployments, state: run.deployment }; },
     'runs/redeploy': (p, b) => { const run = findRun(p, b); const old = run.deployments.find((d) => d.num === b.num); const num = run.deployments[0].num + 1; for (const d of run.deployments) { d.current = false; if (d.state === 'rolling' || d.state === 'complete') d.state = 'superseded'; } run.deployments.unshift({ ...old, num, at: iso(now()), user: 'ada', state: 'rolling', reason: `goes back to deployment ${b.num}`, current: true }); run.deployment = { num, state: 'rolling', ready: 0, wanted: run.replicas, old: run.replicas, message: 'replica 0 starts', rolled_back: null }; world.tellRun(run); return null; },
     'runs/stop': (p, b, r) => { for (const name of b.runs_names) world.stop(findRun(p, { run_name: name }), userOf(r).username, b.abort); return null; },
-    'runs/delete': (p, b) => { for (const name of b.runs_names) { const run = findRun(p, { run_name: name }); if (!run.row.finished_at) throw new Refusal(400, `Run ${name} is not over: stop it first`); world.runs.delete(run.id); for (const l of world.listeners) l('gone', { seq: world.seq, as_of: world.asOf(), kind: 'run', id: run.id }); } return null; },
+    'runs/delete': (p, b, r) => { for (const name of b.runs_names) { const run = findRun(p, { run_name: name }); if (!run.row.finished_at) throw new Refusal(400, `Run ${name} is not over: stop it first`); world.event(run, { kind: 'run.deleted', entity: 'run', reason: 'deleted', message: 'Run deleted', user: userOf(r).username, actor: 'api', at: now() }); world.runs.delete(run.id); for (const l of world.listeners) l('gone', { seq: world.seq, as_of: world.asOf(), kind: 'run', id: run.id }); } return null; },
     'runs/apply': (p, b, r) => {
       const c = b.plan.run_spec.configuration;
       const wants = wantsOf(c);
@@ -581,7 +580,9 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const beat = setInterval(() => res.write(': alive\n\n'), 5000);
     const stop = [() => clearInterval(beat)];
     open.add(res);
-    req.on('close', () => { open.delete(res); for (const f of stop) f(); });
+    const name = new URL(req.url, 'http://x').pathname.replace(/.*\/logs\//, 'logs/');
+    streams.set(name, (streams.get(name) ?? 0) + 1);
+    req.on('close', () => { open.delete(res); streams.set(name, streams.get(name) - 1); for (const f of stop) f(); });
     return { send: (event, data, id) => res.write(`${id !== undefined ? `id: ${id}\n` : ''}event: ${event}\ndata: ${JSON.stringify(data)}\n\n`), onClose: (f) => stop.push(f) };
   }
   function changes(req, res) {
@@ -604,7 +605,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const s = subOf(p, q);
     const { send, onClose } = sse(req, res);
     let offset = Number(req.headers['last-event-id'] ?? q.offset ?? 0);
-    const follow = q.follow !== 'false';
+    const follow = q.follow === 'true';
     let stopped = false;
     onClose(() => (stopped = true));
     const pump = () => {
@@ -618,7 +619,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         if (!res.write(`id: ${offset}\nevent: log\ndata: ${JSON.stringify({ type: 'log', offset: at, timestamp: iso(log.timeAt(at, now())), message: bytes.toString('base64') })}\n\n`)) return res.once('drain', pump);
       }
       const ended = log.endedAt !== null && now() >= log.endedAt;
-      if (ended || !follow) { send('end', { type: 'end', offset, status: s?.status ?? 'done', exit_status: s?.exit ?? 0, termination_reason: s?.reason ?? null }, offset); return res.end(); }
+      if (ended || !follow) { send('end', { type: 'end', offset, status: ended ? (s?.status ?? 'done') : 'running', exit_status: s?.exit ?? 0, termination_reason: s?.reason ?? null }, offset); return res.end(); }
       setTimeout(pump, 200);
     };
     pump();
@@ -786,7 +787,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       }
     });
   });
-  return new Promise((done) => server.listen(port, host, () => done({ server, world, url: `http://${host}:${server.address().port}/ui/`, close: () => { world.close(); for (const r of open) r.destroy(); server.closeAllConnections(); server.close(); } })));
+  return new Promise((done) => server.listen(port, host, () => done({ server, world, streams, url: `http://${host}:${server.address().port}/ui/`, close: () => { world.close(); for (const r of open) r.destroy(); server.closeAllConnections(); server.close(); } })));
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {

@@ -131,7 +131,7 @@ export interface FeedGone {
 
 /**
  * NEW `GET /api/changes/stream?projects=a,b&kinds=run,job&since=SEQ` (SSE).
- * Events: `hello`, `change`, `gone`, `counts` (a `Summary` without `attention`, `history` and `pipelines`, at most once a
+ * Events: `hello`, `change`, `gone`, `counts` (a `Summary` without `attention` and `pipelines`, at most once a
  * second), `resync` (ask for the lists again). A comment line every 5 s shows that the connection lives.
  */
 export const changesPath = (since: number | null) => query('/api/changes/stream', { since });
@@ -373,7 +373,7 @@ export const rows = {
 
 /** Something that needs attention. */
 export interface Attention {
-  what: 'failed' | 'waiting' | 'unreachable' | 'unhealthy' | 'deadline' | 'pipeline';
+  what: 'failed' | 'waiting' | 'unreachable' | 'unhealthy' | 'pipeline';
   kind: Kind | 'server';
   id: string;
   project: string | null;
@@ -396,7 +396,7 @@ export interface Summary {
   gateways: Record<string, number>;
   /** Blocks of instances that are idle or busy. `used` is 0 to `taken`: blocks weighted by their use. */
   blocks: { total: number; taken: number; used: number };
-  gpus: { total: number; taken: number; used: number };
+  gpus: { total: number; taken: number };
   queue: {
     /** Runs that wait for an instance. */
     length: number;
@@ -409,8 +409,6 @@ export interface Summary {
   cost: { today: number; week: number; per_hour: number };
   /** At most 10, the most urgent first. Not in the feed. */
   attention?: Attention[];
-  /** The last hour in steps of `step_seconds`, the oldest first. Not in the feed. */
-  history?: { step_seconds: number; running: number[]; waiting: number[]; failed: number[]; gpus: number[]; cost: number[] };
   /** Pipelines that lag: the oldest row waits longer than 5 s. Global admins only. Not in the feed. */
   pipelines?: { name: string; lag_seconds: number }[];
 }
@@ -914,9 +912,8 @@ export interface MetricsRequest {
   /** Submission ids for jobs, row ids otherwise; `PROJECT/RUN` for services. At most 50. */
   ids: string[];
   /**
-   * job, instance, fleet: `cpu` (cores), `memory` (bytes), `gpu` (0 to 1 per device), `gpu_memory` (bytes per device),
-   * `net_in`, `net_out` (bytes a second). service: `requests`, `errors` (a second), `p50`, `p99` (ms), `in_flight`,
-   * `waiting`, `replicas`. server: `writes`, `passes` (a second).
+   * job, instance, fleet: `cpu` (cores), `memory` (bytes), `gpu` (0 to 1 per device), `gpu_memory` (bytes per device).
+   * service: `requests`, `errors` (a second), `p50`, `p99` (ms), `in_flight`, `waiting`. server: `writes`, `passes` (a second).
    */
   names: string[];
   from: Time;
