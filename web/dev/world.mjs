@@ -503,8 +503,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     const docs = service('docs-site', null, 2, { gpu: null, gpus: 0, cpus: 4, memory: 8 });
     seatQueue(START - 19 * HOUR, true);
     for (const run of [chat, embed, docs]) for (let t = 0; t < 6; t++) step(run, START - 18.9 * HOUR + t * 20_000, true);
-    chat.deployment = { num: 7, state: 'rolling', ready: 1, wanted: 3, old: 2, message: 'replica 3 is not ready: GET /health answered 503', rolled_back: null };
-    chat.row.ready = 3;
+    chat.deployment = { num: 7, state: 'rolling', ready: 1, wanted: 3, old: 2, message: 'replica 2 is not ready: GET /health answered 503', rolled_back: null };
+    chat.row.ready = 2;
     for (const run of [chat, embed, docs]) {
       const total = run === chat ? 7 : 3;
       for (let num = 1; num <= total; num++) {
@@ -549,6 +549,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
       long.submissions.unshift(first);
       Object.assign(long.row, { attempts: 2, submission_id: lost.id, started_at: iso(first.startedAt), status: 'running', ready: 1, message: null });
       long.marks.push({ at: iso(START - 95 * MINUTE), what: 'recovery', message: 'h100-07 did not answer for 10 minutes; attempt 2 begins', replica: 0, rank: 0 });
+      // The events tell the same as the attempts: the first was on h100-07.
+      for (const told of events) if (told.targets.some((target) => target.id === long.id)) told.message = told.message.replace(/(got|runs on) h100-\d\d/, '$1 h100-07');
       const c = event(null, { kind: 'instance.unreachable', entity: 'instance', from: 'busy', to: 'busy', reason: 'unreachable', message: 'h100-07 does not answer', actor: 'instances', at: START - 105 * MINUTE, extra: [instanceTarget(byName('h100-07')), { type: 'run', project_id: projectId('research'), project_name: 'research', id: long.id, name: long.row.name }] });
       const d = event(long, { kind: 'job.ended', entity: 'job', from: 'running', to: 'failed', reason: 'instance_unreachable', message: 'job 0 ended: h100-07 did not answer for 10 minutes', actor: 'jobs_running', at: START - 95 * MINUTE, cause: c.seq });
       event(long, { kind: 'job.submitted', entity: 'job', to: 'submitted', reason: 'retry', message: 'job 0 is submitted again: `retry.on_events` has interruption', actor: 'runs', at: again, cause: d.seq });
@@ -639,12 +641,11 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   function jobRows(job) {
     return job.tasks.map((t) => {
       const last = t.attempts.at(-1);
-      const frac = job.work ? Math.min(0.98, ((now() - job.created) / HOUR / job.work) * 0.86) : null;
       const ended = ['SUCCEEDED', 'FAILED', 'CANCELLED'].includes(t.status);
       return {
         id: `${job.job_id}/${t.task_id}`, uuid: job.id, job_id: job.job_id, task_id: t.task_id, tasks: job.tasks.length, project: job.project, name: job.name, task: t.name, user: job.user,
         status: t.status, schedule_state: t.status === 'PENDING' ? 'WAITING' : ended ? 'DONE' : t.status === 'RECOVERING' ? 'LAUNCHING' : 'ALIVE', reason: t.reason, attempt: t.attempts.length, recoveries: Math.max(0, t.attempts.length - 1),
-        market: last?.market ?? null, placement: last?.placement ?? null, resources: t.resources, deadline: iso(job.deadline), slack_seconds: job.deadline && !ended ? (job.job_id === 140 ? -1900 : 8300 + job.job_id * 10) : null, progress: t.status === 'SUCCEEDED' ? 1 : frac,
+        market: last?.market ?? null, placement: last?.placement ?? null, resources: t.resources, deadline: iso(job.deadline), slack_seconds: job.deadline && !ended ? (job.job_id === 140 ? -1900 : 8300 + job.job_id * 10) : null,
         cost: t.attempts.reduce((sum, a) => sum + a.cost, 0), submitted_at: iso(job.created), started_at: t.attempts[0]?.from ?? null, finished_at: ended ? (last?.to ?? null) : null,
       };
     });

@@ -224,8 +224,6 @@ export interface ManagedJobRow {
   deadline: Time | null;
   /** Seconds ahead of the deadline's line; negative is behind. */
   slack_seconds: number | null;
-  /** Share of the work that is done, 0 to 1, where it is known. */
-  progress: number | null;
   cost: number;
   submitted_at: Time;
   started_at: Time | null;
@@ -340,7 +338,7 @@ export interface Rows<Row> {
 /** Fields of rows that may be absent on the wire, to keep rows short; absent means null. */
 const NULLABLE: Partial<Record<Kind, readonly string[]>> = {
   run: ['message', 'reason', 'termination_reason', 'queue_position', 'fleet', 'instance', 'gpu', 'submission_id', 'managed_job', 'started_at', 'finished_at'],
-  'managed-job': ['reason', 'market', 'placement', 'deadline', 'slack_seconds', 'progress', 'started_at', 'finished_at'],
+  'managed-job': ['reason', 'market', 'placement', 'deadline', 'slack_seconds', 'started_at', 'finished_at'],
   instance: ['fleet', 'region', 'message', 'unreachable_since', 'gpu', 'market', 'finished_at'],
   container: ['dispatcher', 'said', 'exit_code', 'started_at', 'finished_at'],
 };
@@ -886,13 +884,13 @@ export const logs = {
     query(`/api/project/${e(log.project)}/logs/raw`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
-  /** `GET /api/project/{p}/logs/stream` (SSE `log`, `end`); NEW `limit`: ends after so many bytes. */
-  streamPath: (log: LogRef, args: { offset: number; follow?: boolean; limit?: number }) =>
+  /** `GET /api/project/{p}/logs/stream` (SSE `log`, `end`). */
+  streamPath: (log: LogRef, args: { offset: number; follow?: boolean }) =>
     query(`/api/project/${e(log.project)}/logs/stream`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
   /** NEW `GET /api/project/{p}/logs/search` (SSE `hit`: LogHit, `progress`: {scanned, size}, `end`: {hits, more}). */
-  searchPath: (log: LogRef, args: { q: string; regex?: boolean; ignore_case?: boolean; from?: number; direction?: 'forward' | 'backward'; limit?: number; context?: number }) =>
+  searchPath: (log: LogRef, args: { q: string; regex?: boolean; ignore_case?: boolean; from?: number; limit?: number; context?: number }) =>
     query(`/api/project/${e(log.project)}/logs/search`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
