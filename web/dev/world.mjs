@@ -413,7 +413,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
       const before = `${run.row.queue_position}${run.row.reason}`;
       const { refusals } = look(run.wants, run.row.project);
       const nearest = refusals[0];
-      run.row.queue_position = n;
+      run.row.queue_position = queueOf(run).indexOf(run);
       run.row.reason = nearest ? `${nearest.place}: ${nearest.shortfalls[0].message}` : 'waits for its turn';
       run.row.message = null;
       if (before !== `${run.row.queue_position}${run.row.reason}`) tellRun(run, null, quiet);

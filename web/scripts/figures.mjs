@@ -38,7 +38,10 @@ export function writeFigures() {
 
 if (import.meta.url === pathToFileURL(process.argv[1] ?? '').href) {
   if (!process.argv.includes('--check')) writeFigures();
-  else if (existsSync(FIGURES) && withFigures(readFileSync(PAGE, 'utf8')) !== readFileSync(PAGE, 'utf8')) {
+  else if (!existsSync(FIGURES)) {
+    console.error('docs/performance/ui.json is missing: run `cargo xtask bench ui` and commit it');
+    process.exit(1);
+  } else if (withFigures(readFileSync(PAGE, 'utf8')) !== readFileSync(PAGE, 'utf8')) {
     console.error('the figures of docs/ui.md are not those of docs/performance/ui.json: run `node scripts/figures.mjs` in web');
     process.exit(1);
   }

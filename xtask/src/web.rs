@@ -22,13 +22,22 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     if check { run_script(workspace, "reproduce") } else { run_script(workspace, "build") }
 }
 
+/// Checks without a browser: types and rules, the contract with the API, unit tests, and the committed files.
+const FILE_SCRIPTS: &[&str] = &["check", "contract", "unit", "reproduce", "budget"];
+
 /// Everything that continuous integration checks.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     install(workspace)?;
-    for script in ["check", "unit", "reproduce", "budget", "pages"] {
+    for script in FILE_SCRIPTS.iter().chain(&["pages"]) {
         run_script(workspace, script)?;
     }
     run_pages(workspace)
+}
+
+/// Everything that needs Node and no browser. The caller makes sure that Node is there.
+pub(crate) fn check_files(workspace: &Workspace) -> Result<()> {
+    install_packages(workspace)?;
+    FILE_SCRIPTS.iter().try_for_each(|script| run_script(workspace, script))
 }
 
 /// Tries the pages in a browser at the server that was built last.
@@ -58,6 +67,11 @@ pub(crate) fn bench(workspace: &Workspace, profile: &str) -> Result<()> {
 /// Installs the browser and the packages of the lock file, unless they are there.
 fn install(workspace: &Workspace) -> Result<()> {
     setup::ensure_for_web()?;
+    install_packages(workspace)
+}
+
+/// Installs the packages of the lock file, unless they are there.
+fn install_packages(workspace: &Workspace) -> Result<()> {
     let directory = directory(workspace);
     let lock = std::fs::read(directory.join("package-lock.json"))
         .context("failed to read `web/package-lock.json`")?;
@@ -94,8 +108,8 @@ mod tests {
         let workspace = Workspace::find().unwrap();
         let package: serde_json::Value =
             serde_json::from_str(&workspace.read("web/package.json").unwrap()).unwrap();
-        for script in ["build", "check", "unit", "reproduce", "budget", "pages", "real", "bench"] {
-            assert!(package["scripts"][script].is_string(), "`web/package.json` has no script `{script}`");
+        for script in FILE_SCRIPTS.iter().chain(&["build", "pages", "real", "bench"]) {
+            assert!(package["scripts"][*script].is_string(), "`web/package.json` has no script `{script}`");
         }
     }
 

@@ -6,6 +6,8 @@ import { startServer, waitFor, waits } from './server.mjs';
 /** What a small job asks for. */
 const SMALL = { cpu: '1..', memory: '0..', disk: null };
 
+const RETRY_SOON = ['--retry-delay', '1s'];
+
 /** A service whose probe fails if `SICK` is set. */
 const PROBED = (port) => `python3 -c "
 import http.server, os
@@ -20,7 +22,7 @@ export function addFlows(test, browser) {
   let session = null;
   /** The server that the flows share, one after the other. */
   const ready = async () => {
-    server ??= await startServer();
+    server ??= await startServer({ args: RETRY_SOON });
     session ??= await openSession(browser, server);
     return session.view();
   };
@@ -31,7 +33,7 @@ export function addFlows(test, browser) {
   };
 
   test('first visit: windlass ui, hello runs and its log is live, a run for 8 H100 names every place', async () => {
-    server = await startServer();
+    server = await startServer({ args: RETRY_SOON });
     const context = await browser.newContext({ viewport: { width: 1440, height: 900 } });
     const view = await openView(context, server);
     await view.page.goto((await server.cli('ui', '--no-browser')).trim());
@@ -65,29 +67,30 @@ export function addFlows(test, browser) {
     await end('wants-h100');
   });
 
-  test('the queue lists runs in the order of the server, each queue by itself', async () => {
-    // Without a shared fleet each project has a queue.
-    const own = await startServer({ args: ['--no-local'] });
-    await own.call('/api/projects/create', { project_name: 'second', is_public: false });
-    for (const name of ['first', 'next', 'last']) await own.apply(name, waits('H100:8'));
-    await own.apply('elsewhere', waits('H100:8'), 'second');
-    const entries = await waitFor('all wait', async () => { const list = (await own.call('/api/queue/list')).entries; return list.length === 4 ? list : null; });
-    assert.deepEqual(entries.map((entry) => entry.position).sort(), [0, 0, 1, 2], JSON.stringify(entries));
-    const mine = await openSession(browser, own);
-    const view = await mine.view();
+  test('the queue lists runs in the order of the server', async () => {
+    const view = await ready();
+    // The machine is taken, so what needs all of it waits.
+    const all = { cpu: await whole(), memory: '0..', disk: null };
+    await server.apply('holder', { commands: ['sleep 600'], resources: all });
+    await server.until('holder', 'running');
+    const wait = async (name) => { await server.apply(name, { commands: ['true'], resources: all }); await waitFor(`${name} waits`, async () => (await server.call('/api/queue/list')).entries.some((entry) => entry.run === name)); };
+    for (const name of ['first', 'next', 'last']) await wait(name);
+    const order = async () => (await server.call('/api/queue/list')).entries.map((entry) => [String(entry.position + 1), entry.run]);
+    const listed = () => view.page.locator('.entries li').evaluateAll((rows) => rows.map((row) => [row.querySelector('.pos').textContent, row.querySelector('.strong').textContent]));
     await view.open('/queue');
-    const listed = async (project) => view.page.getByRole('region', { name: `Queue of ${project}` }).locator('.entries li').evaluateAll((rows) => rows.map((row) => [row.querySelector('.pos').textContent, row.querySelector('.strong').textContent]));
-    await view.page.getByRole('region', { name: 'Queue of second' }).waitFor();
-    assert.deepEqual(await listed('main'), [['1', 'first'], ['2', 'next'], ['3', 'last']]);
-    assert.deepEqual(await listed('second'), [['1', 'elsewhere']]);
+    await waitFor('all are listed', async () => (await listed()).length === 3);
+    assert.deepEqual(await listed(), await order());
+    assert.deepEqual((await listed()).map(([number]) => number), ['1', '2', '3']);
+    assert.match(await server.cli('queue'), /first[^]*next[^]*last/);
+    await view.page.getByText('after the one before: waits for longer').nth(1).waitFor();
     // The first leaves, and the others move up.
-    await own.call('/api/project/main/runs/stop', { runs_names: ['first'], abort: true });
-    await waitFor('the others move up', async () => JSON.stringify(await listed('main')) === JSON.stringify([['1', 'next'], ['2', 'last']]));
+    await end('first');
+    await waitFor('the others move up', async () => JSON.stringify(await listed()) === JSON.stringify([['1', 'next'], ['2', 'last']]));
     await view.open('/');
-    await view.page.locator('.queue').getByRole('link', { name: 'elsewhere' }).waitFor();
+    await view.page.locator('.queue').getByRole('link', { name: 'next' }).waitFor();
     await problems(view);
-    await mine.close();
-    await own.stop();
+    await view.close();
+    await end('next', 'last', 'holder');
   });
 
   test('a cure is applied, and the run ends', async () => {
@@ -154,7 +157,13 @@ export function addFlows(test, browser) {
   });
 
   /** A job and a run that each take all of the machine. */
-  const whole = async () => (await server.call('/api/instances/rows')).rows[0].cpus;
+  const whole = async () => (await waitFor('the machine is there', async () => (await server.call('/api/instances/rows')).rows[0])).cpus;
+  /** Lets jobs of a higher class preempt others at once. */
+  const permitPreemption = async () => {
+    const fleet = await server.call('/api/project/main/fleets/get', { name: 'local' });
+    const spec = { ...fleet.spec, configuration: { ...fleet.spec.configuration, preemption: { min_run: 0, wait: 0, grace: 5 } } };
+    await server.call('/api/project/main/fleets/apply', { plan: { spec, current_resource: fleet }, force: true });
+  };
 
   test('a managed job whose attempt is preempted runs again, with both attempts on its page', async () => {
     const view = await ready();
@@ -164,12 +173,13 @@ export function addFlows(test, browser) {
     await waitFor('the first attempt runs', async () => (await task()).status === 'RUNNING');
     await view.open(`/jobs/main/${number}`);
     await view.page.locator('.head', { hasText: 'running' }).waitFor();
+    await permitPreemption();
     await server.apply('urgent-work', { commands: ['sleep 600'], class: 'urgent', resources: { cpu: await whole(), memory: '0..', disk: null } });
     await server.until('urgent-work', 'running');
     await waitFor('the job recovers', async () => (await task()).status !== 'RUNNING');
     await view.page.locator('.head', { hasText: /recovering|pending|starting/ }).waitFor();
     await end('urgent-work');
-    await waitFor('the second attempt runs', async () => { const now = await task(); return now.status === 'RUNNING' && now.attempts.length === 2; }, 120_000);
+    await waitFor('the second attempt runs', async () => { const now = await task(); return now.status === 'RUNNING' && now.attempts.length === 2; }, 120_000).catch(async (error) => { throw new Error(`${error.message}: ${JSON.stringify(await task())}`); });
     const attempts = view.page.locator('table', { has: view.page.getByRole('columnheader', { name: 'Attempt' }) });
     const shown = await waitFor('both attempts are shown', async () => {
       const rows = await attempts.locator('tbody tr').evaluateAll((all) => all.map((row) => row.cells[6].textContent.trim()));
@@ -190,10 +200,12 @@ export function addFlows(test, browser) {
     await server.apply('gives-way', { commands: ['sleep 600'], class: 'idle', resources: all, retry: { on_events: ['no-capacity', 'interruption'], duration: '1h' } });
     await server.until('gives-way', 'running');
     await view.open('/runs/main/gives-way');
+    await permitPreemption();
     await server.apply('takes-over', { commands: ['sleep 600'], class: 'urgent', resources: all });
     await server.until('takes-over', 'running');
     await view.page.getByRole('heading', { name: 'Preempted' }).waitFor();
     await view.page.getByText(/takes-over/).first().waitFor();
+    // It is submitted again, and waits in its class.
     await view.open('/queue');
     await view.page.locator('.entries').getByRole('link', { name: 'gives-way', exact: true }).waitFor();
     await view.page.locator('.entries .chip', { hasText: 'idle' }).waitFor();
