@@ -179,15 +179,17 @@ export function addFlows(test, browser) {
     await waitFor('the job recovers', async () => (await task()).status !== 'RUNNING');
     await view.page.locator('.head', { hasText: /recovering|pending|starting/ }).waitFor();
     await end('urgent-work');
-    await waitFor('the second attempt runs', async () => { const now = await task(); return now.status === 'RUNNING' && now.attempts.length === 2; }, 120_000).catch(async (error) => { throw new Error(`${error.message}: ${JSON.stringify(await task())}`); });
+    // An attempt in between may have looked in vain: the place that was lost is avoided first.
+    await waitFor('a later attempt runs', async () => { const now = await task(); return now.status === 'RUNNING' && now.attempts.length > 1; }, 120_000).catch(async (error) => { throw new Error(`${error.message}: ${JSON.stringify(await task())}`); });
     const attempts = view.page.locator('table', { has: view.page.getByRole('columnheader', { name: 'Attempt' }) });
     const shown = await waitFor('both attempts are shown', async () => {
       const rows = await attempts.locator('tbody tr').evaluateAll((all) => all.map((row) => row.cells[6].textContent.trim()));
-      return rows.length === 2 && rows[0] !== 'runs' ? rows : null;
+      return rows.length > 1 && rows[0] !== 'runs' && rows.at(-1) === 'runs' ? rows : null;
     });
-    assert.ok(/preempt/.test(shown[0]) && shown[1] === 'runs', JSON.stringify(shown));
+    assert.match(shown[0], /preempt/);
+    assert.ok(shown.slice(1, -1).every((reason) => reason !== ''), JSON.stringify(shown));
     await view.page.getByText('Attempts over time').waitFor();
-    await waitFor('a lane for each attempt', async () => (await view.page.locator('.lane').count()) === 2);
+    await waitFor('a lane for each attempt', async () => (await view.page.locator('.lane').count()) > 1);
     await problems(view);
     await view.close();
     await server.call('/api/project/main/jobs/cancel', { job_ids: [number] });
