@@ -253,9 +253,10 @@ test('filters, tabs and positions are addresses', async () => {
   await view.page.keyboard.type('status:failed user:ada');
   await view.page.keyboard.press('Enter');
   await view.page.waitForURL(/q=status%3Afailed/);
-  await settle(view.page);
-  const statuses = await view.page.locator('.row .status').allInnerTexts();
-  assert.ok(statuses.length > 3 && statuses.every((status) => status.includes('failed')));
+  await waitFor('only failed runs are listed', async () => {
+    const statuses = await view.page.locator('.row .status').allInnerTexts();
+    return statuses.length > 3 && statuses.every((status) => status.includes('failed'));
+  });
   await view.page.getByRole('button', { name: /failed/, pressed: true }).waitFor();
   await view.page.goBack();
   await clean(view);
