@@ -254,7 +254,7 @@ test('filters, tabs and positions are addresses', async () => {
   await view.page.keyboard.press('Enter');
   await view.page.waitForURL(/q=status%3Afailed/);
   await waitFor('only failed runs are listed', async () => {
-    const statuses = await view.page.locator('.row .status').allInnerTexts();
+    const statuses = await view.page.locator('.viewport .row [data-column="status"]').allInnerTexts();
     return statuses.length > 3 && statuses.every((status) => status.includes('failed'));
   });
   await view.page.getByRole('button', { name: /failed/, pressed: true }).waitFor();
