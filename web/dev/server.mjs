@@ -41,6 +41,8 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     if (told.length > 6000) told.splice(0, 1000);
   });
   const open = new Set();
+  /** Streams that are open, by path. */
+  const streams = new Map();
 
   const uiVersion = () => {
     try {
@@ -109,7 +111,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     for (const i of usable) {
       const taken = i.slots.filter(Boolean).length;
       blocks.total += i.blocks; blocks.taken += taken; blocks.used += taken * (i.used.gpu ?? i.used.cpu ?? 0);
-      if (i.gpus) { gpus.total += i.gpus; gpus.taken += taken; gpus.used += taken * (i.used.gpu ?? 0); }
+      if (i.gpus) { gpus.total += i.gpus; gpus.taken += taken; }
     }
     const failures = Object.entries(count(recent.filter((r) => r.status === 'failed'), (r) => r.termination_reason)).map(([reason, n]) => ({ reason, count: n })).sort((a, b) => b.count - a.count).slice(0, 6);
     const midnight = Math.floor(now() / 86_400_000) * 86_400_000;
@@ -130,35 +132,39 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const attention = [];
     const add = (what, kind, id, project, name, reason, since) => attention.push({ what, kind, id, project, name, reason, since });
     for (const i of world.instances) if (i.unreachableSince) add('unreachable', 'instance', i.id, i.project, i.name, `does not answer for 11 minutes; 8 GPUs are out of use`, iso(i.unreachableSince));
-    for (const j of world.managed) if (j.job_id === 140) add('deadline', 'managed-job', j.id, j.project, `${j.job_id}`, `rlhf-round-3 is 31 minutes behind its line; goes to on-demand at 15:20`, iso(now() - 40 * 60_000));
     for (const r of world.queue) if (now() - r.submitted > 10 * 60_000) add('waiting', 'run', r.id, r.row.project, r.row.name, r.row.reason, r.row.submitted_at);
     for (const i of world.instances) if (i.health === 'failure') add('unhealthy', 'instance', i.id, i.project, i.name, i.message, iso(now() - 3 * HOUR));
     for (const r of recent.filter((x) => x.status === 'failed').sort((a, b) => b.finished_at.localeCompare(a.finished_at)).slice(0, 4)) add('failed', 'run', r.id, r.project, r.name, r.reason, r.finished_at);
-    const series = (base, spread, f = Math.round) => Array.from({ length: 60 }, (_, n) => f(base * (1 + spread * Math.sin(n / 7) + spread * 0.6 * Math.sin(n * 1.7))));
     return {
       ...value, attention: attention.slice(0, 10),
-      history: { step_seconds: 60, running: series(value.runs.running ?? 0, 0.12), waiting: series(value.queue.length, 0.45), failed: series(value.runs.failed ?? 0, 0.05), gpus: series(gpus.taken, 0.06), cost: series(perHour, 0.08, (x) => x) },
       pipelines: [],
     };
   }
 
   // ------------------------------------------------------------------ explanations
+  /** Where a run is in its queue, as far as pages show it. */
+  function turn(run) {
+    const own = world.queueOf(run);
+    const position = own.indexOf(run);
+    return { position, length: own.length, class: 'normal', priority: 0, is_within_share: false, quotas: [], usage: 0, weight: 1, in_front: [], reserved: [], starts_at: run.wants.gpu === 'H100' ? iso(now() + (14 + 22 * position) * 60_000) : null, sentences: [`It is number ${position + 1} of ${own.length} in the queue of ${run.row.project}, in class \`normal\`.`] };
+  }
   function whyRun(run) {
     const { row } = run;
     const command = `windlass why ${row.name}`;
-    const base = { reasons: [], jobs: [], cures: [], deployment: run.deployment, scaling: [], probes: [], next_look_at: null, expected: null, hint: null, command };
+    const base = { reasons: [], jobs: [], cures: [], deployment: run.deployment, scaling: [], probes: [], next_look_at: null, expected: null, hint: null, command, turn: null, preempted: null };
     if (row.status === 'submitted') {
       const { refusals, left_out } = world.look(run.wants, row.project);
-      const position = world.queue.indexOf(run);
+      const before = world.queueOf(run);
+      const position = before.indexOf(run);
       const passes = refusals.some((r) => r.shortfalls.every((s) => s.passes));
       const cures = world.curesFor(run.wants, row.project, refusals);
       return {
         ...base,
         sentence: passes ? `It waits for ${row.resources.split(',')[0]}: every instance that fits is in use, and ${position === 0 ? 'it is next' : `${position} ${position === 1 ? 'run is' : 'runs are'} in front`}.` : `It will wait for ever as it is: no instance of ${row.project} can hold ${row.resources}.`,
         reasons: [`${refusals.reduce((n, r) => n + r.count, 0)} instances were looked at; ${refusals.filter((r) => r.shortfalls.every((s) => s.passes)).reduce((n, r) => n + r.count, 0)} fit when they are free.`],
-        jobs: [{ replica: 0, rank: 0, submission_id: row.submission_id, status: 'submitted', position, in_front: world.queue.slice(0, position).map((r, n) => ({ position: n, project: r.row.project, run: r.row.project === 'platform' && n % 2 ? null : r.row.name, waits_since: r.row.submitted_at })), refusals, left_out }],
+        jobs: [{ replica: 0, rank: 0, submission_id: row.submission_id, status: 'submitted', position, in_front: before.slice(0, position).map((r, n) => ({ position: n, project: r.row.project, run: r.row.project === 'platform' && n % 2 ? null : r.row.name, wants: r.row.resources, rule: 'age', waits_since: r.row.submitted_at })), refusals, left_out }],
         cures, next_look_at: iso(now() + 14_000), expected: passes ? { run: 'finetune-legal', ends_at: iso(now() + 14 * 60_000) } : null,
-        hint: passes ? null : 'One of the changes below makes it fit.',
+        hint: passes ? null : 'One of the changes below makes it fit.', turn: turn(run),
       };
     }
     if (row.status === 'failed') return { ...base, sentence: `It failed: ${row.reason}.`, reasons: [`Job 0 ended with the reason ${row.termination_reason}.`], hint: row.termination_reason === 'container_exited_with_error' ? 'The last lines of its log say more.' : null };
@@ -403,7 +409,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         const passes = refusals.some((x) => x.shortfalls.every((s) => s.passes));
         const foreign = n === 2 && world.queue.length > 4;
         const holders = passes ? world.instances.filter((i) => i.project === run.row.project && i.gpu === run.wants.gpu && i.slots.some(Boolean)).slice(0, 2).map((i) => ({ project: i.project, run: i.slots.find(Boolean).run.row.name, place: i.name, ends_at: iso(now() + (14 + i.num * 9) * 60_000) })) : [];
-        return { position: n, project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
+        return { position: world.queueOf(run).indexOf(run), class: 'normal', rule: world.queueOf(run)[0] === run ? null : 'age', turn: foreign ? null : turn(run), project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
       }),
       slots: { launching: 5, launching_max: 8, alive: 21, alive_max: 64 },
       next_free: [...world.runs.values()].filter((x) => x.row.status === 'running' && x.row.type === 'task').slice(-5).map((x, n) => ({ project: x.row.project, run: x.row.name, place: x.row.instance, ends_at: iso(now() + (14 + n * 11) * 60_000) })),
@@ -481,7 +487,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     'runs/deployments': (p, b) => { const run = findRun(p, b); return { deployments: run.deployments, state: run.deployment }; },
     'runs/redeploy': (p, b) => { const run = findRun(p, b); const old = run.deployments.find((d) => d.num === b.num); const num = run.deployments[0].num + 1; for (const d of run.deployments) { d.current = false; if (d.state === 'rolling' || d.state === 'complete') d.state = 'superseded'; } run.deployments.unshift({ ...old, num, at: iso(now()), user: 'ada', state: 'rolling', reason: `goes back to deployment ${b.num}`, current: true }); run.deployment = { num, state: 'rolling', ready: 0, wanted: run.replicas, old: run.replicas, message: 'replica 0 starts', rolled_back: null }; world.tellRun(run); return null; },
     'runs/stop': (p, b, r) => { for (const name of b.runs_names) world.stop(findRun(p, { run_name: name }), userOf(r).username, b.abort); return null; },
-    'runs/delete': (p, b) => { for (const name of b.runs_names) { const run = findRun(p, { run_name: name }); if (!run.row.finished_at) throw new Refusal(400, `Run ${name} is not over: stop it first`); world.runs.delete(run.id); for (const l of world.listeners) l('gone', { seq: world.seq, as_of: world.asOf(), kind: 'run', id: run.id }); } return null; },
+    'runs/delete': (p, b, r) => { for (const name of b.runs_names) { const run = findRun(p, { run_name: name }); if (!run.row.finished_at) throw new Refusal(400, `Run ${name} is not over: stop it first`); world.event(run, { kind: 'run.deleted', entity: 'run', reason: 'deleted', message: 'Run deleted', user: userOf(r).username, actor: 'api', at: now() }); world.runs.delete(run.id); for (const l of world.listeners) l('gone', { seq: world.seq, as_of: world.asOf(), kind: 'run', id: run.id }); } return null; },
     'runs/apply': (p, b, r) => {
       const c = b.plan.run_spec.configuration;
       const wants = wantsOf(c);
@@ -574,7 +580,9 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const beat = setInterval(() => res.write(': alive\n\n'), 5000);
     const stop = [() => clearInterval(beat)];
     open.add(res);
-    req.on('close', () => { open.delete(res); for (const f of stop) f(); });
+    const name = new URL(req.url, 'http://x').pathname.replace(/.*\/logs\//, 'logs/');
+    streams.set(name, (streams.get(name) ?? 0) + 1);
+    req.on('close', () => { open.delete(res); streams.set(name, streams.get(name) - 1); for (const f of stop) f(); });
     return { send: (event, data, id) => res.write(`${id !== undefined ? `id: ${id}\n` : ''}event: ${event}\ndata: ${JSON.stringify(data)}\n\n`), onClose: (f) => stop.push(f) };
   }
   function changes(req, res) {
@@ -597,7 +605,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const s = subOf(p, q);
     const { send, onClose } = sse(req, res);
     let offset = Number(req.headers['last-event-id'] ?? q.offset ?? 0);
-    const follow = q.follow !== 'false';
+    const follow = q.follow === 'true';
     let stopped = false;
     onClose(() => (stopped = true));
     const pump = () => {
@@ -611,7 +619,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         if (!res.write(`id: ${offset}\nevent: log\ndata: ${JSON.stringify({ type: 'log', offset: at, timestamp: iso(log.timeAt(at, now())), message: bytes.toString('base64') })}\n\n`)) return res.once('drain', pump);
       }
       const ended = log.endedAt !== null && now() >= log.endedAt;
-      if (ended || !follow) { send('end', { type: 'end', offset, status: s?.status ?? 'done', exit_status: s?.exit ?? 0, termination_reason: s?.reason ?? null }, offset); return res.end(); }
+      if (ended || !follow) { send('end', { type: 'end', offset, status: ended ? (s?.status ?? 'done') : 'running', exit_status: s?.exit ?? 0, termination_reason: s?.reason ?? null }, offset); return res.end(); }
       setTimeout(pump, 200);
     };
     pump();
@@ -779,7 +787,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       }
     });
   });
-  return new Promise((done) => server.listen(port, host, () => done({ server, world, url: `http://${host}:${server.address().port}/ui/`, close: () => { world.close(); for (const r of open) r.destroy(); server.closeAllConnections(); server.close(); } })));
+  return new Promise((done) => server.listen(port, host, () => done({ server, world, streams, url: `http://${host}:${server.address().port}/ui/`, close: () => { world.close(); for (const r of open) r.destroy(); server.closeAllConnections(); server.close(); } })));
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {

@@ -156,6 +156,13 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     }
     const score = (r) => r.shortfalls.length * 10 + (r.shortfalls.every((s) => s.passes) ? 0 : 5) - Math.min(r.count, 4);
     const all = [...refused.values()].sort((a, b) => score(a) - score(b)).map(({ fleet: _, ...r }) => r);
+    // Offers outside the lists of a configuration have one shortfall of the same kind for each list.
+    if (project === 'research' && wants.gpus) {
+      all.splice(1, 0, { place: 'offers of aws', place_id: null, place_kind: 'offer', count: 14, shortfalls: [
+        { kind: 'not_listed', message: 'is in region us-east-1; `regions` names eu-west-1', cure: 'add `us-east-1` to `regions`', passes: false, patch: { regions: ['eu-west-1', 'us-east-1'] } },
+        { kind: 'not_listed', message: 'is of type p5.48xlarge; `instance_types` names p4d.24xlarge', cure: 'add `p5.48xlarge` to `instance_types`', passes: false, patch: { instance_types: ['p4d.24xlarge', 'p5.48xlarge'] } },
+      ] });
+    }
     return { fits, refusals: all.slice(0, 12), left_out: Math.max(0, all.length - 12) };
   }
 
@@ -194,6 +201,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   // ---------------------------------------------------------------- runs
   const runs = new Map();
   const queue = [];
+  /** The runs that wait in one queue with a run: projects share no fleets here, so each has its own. */
+  const queueOf = (run) => queue.filter((other) => other.row.project === run.row.project);
   const SHAPES = [
     { base: 'train-llama', project: 'research', type: 'task', wants: { gpu: 'H100', gpus: 8, cpus: 96, memory: 512, gpuMemory: 80 }, secs: [1800, 9000], nodes: 1 },
     { base: 'finetune', project: 'research', type: 'task', wants: { gpu: 'H100', gpus: 4, cpus: 48, memory: 256 }, secs: [600, 4000], nodes: 1 },
@@ -404,7 +413,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
       const before = `${run.row.queue_position}${run.row.reason}`;
       const { refusals } = look(run.wants, run.row.project);
       const nearest = refusals[0];
-      run.row.queue_position = n;
+      run.row.queue_position = queueOf(run).indexOf(run);
       run.row.reason = nearest ? `${nearest.place}: ${nearest.shortfalls[0].message}` : 'waits for its turn';
       run.row.message = null;
       if (before !== `${run.row.queue_position}${run.row.reason}`) tellRun(run, null, quiet);
@@ -494,8 +503,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     const docs = service('docs-site', null, 2, { gpu: null, gpus: 0, cpus: 4, memory: 8 });
     seatQueue(START - 19 * HOUR, true);
     for (const run of [chat, embed, docs]) for (let t = 0; t < 6; t++) step(run, START - 18.9 * HOUR + t * 20_000, true);
-    chat.deployment = { num: 7, state: 'rolling', ready: 1, wanted: 3, old: 2, message: 'replica 3 is not ready: GET /health answered 503', rolled_back: null };
-    chat.row.ready = 3;
+    chat.deployment = { num: 7, state: 'rolling', ready: 1, wanted: 3, old: 2, message: 'replica 2 is not ready: GET /health answered 503', rolled_back: null };
+    chat.row.ready = 2;
     for (const run of [chat, embed, docs]) {
       const total = run === chat ? 7 : 3;
       for (let num = 1; num <= total; num++) {
@@ -540,6 +549,8 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
       long.submissions.unshift(first);
       Object.assign(long.row, { attempts: 2, submission_id: lost.id, started_at: iso(first.startedAt), status: 'running', ready: 1, message: null });
       long.marks.push({ at: iso(START - 95 * MINUTE), what: 'recovery', message: 'h100-07 did not answer for 10 minutes; attempt 2 begins', replica: 0, rank: 0 });
+      // The events tell the same as the attempts: the first was on h100-07.
+      for (const told of events) if (told.targets.some((target) => target.id === long.id)) told.message = told.message.replace(/(got|runs on) h100-\d\d/, '$1 h100-07');
       const c = event(null, { kind: 'instance.unreachable', entity: 'instance', from: 'busy', to: 'busy', reason: 'unreachable', message: 'h100-07 does not answer', actor: 'instances', at: START - 105 * MINUTE, extra: [instanceTarget(byName('h100-07')), { type: 'run', project_id: projectId('research'), project_name: 'research', id: long.id, name: long.row.name }] });
       const d = event(long, { kind: 'job.ended', entity: 'job', from: 'running', to: 'failed', reason: 'instance_unreachable', message: 'job 0 ended: h100-07 did not answer for 10 minutes', actor: 'jobs_running', at: START - 95 * MINUTE, cause: c.seq });
       event(long, { kind: 'job.submitted', entity: 'job', to: 'submitted', reason: 'retry', message: 'job 0 is submitted again: `retry.on_events` has interruption', actor: 'runs', at: again, cause: d.seq });
@@ -572,6 +583,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     submit(SHAPES[2], { name: 'sweep-31', user: 'barbara', at: START - 8 * MINUTE, wants: { gpu: 'A100', gpus: 8, cpus: 64, memory: 64, market: 'spot' }, quiet: true });
     submit(SHAPES[2], { name: 'sweep-32', user: 'barbara', at: START - 5 * MINUTE, wants: { gpu: 'A100', gpus: 8, cpus: 64, memory: 64, market: 'spot' }, quiet: true });
     submit(SHAPES[6], { name: 'reindex-all', user: 'grace', at: START - 4 * MINUTE, wants: { gpu: null, gpus: 0, cpus: 64, memory: 200 }, quiet: true });
+    for (const [name, minutes] of [['caption-clips', 26], ['caption-shorts', 7]]) submit(SHAPES[6], { name, user: 'linus', at: START - minutes * MINUTE, wants: { gpu: 'L4', gpus: 8, cpus: 48, memory: 96 }, quiet: true });
     submit(SHAPES[1], { name: 'distill', user: 'ada', at: START - 3 * MINUTE, wants: { gpu: 'H100', gpus: 16, cpus: 96, memory: 256 }, quiet: true });
     seatQueue(START - 2000, true);
     for (let n = 0; n < 6; n++) end(submit(SHAPES[n % 4], { at: START - int(4, 55) * MINUTE, quiet: true }), 'failed', ...FAILS[n], { quiet: true, at: START - int(1, 50) * MINUTE });
@@ -629,12 +641,11 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   function jobRows(job) {
     return job.tasks.map((t) => {
       const last = t.attempts.at(-1);
-      const frac = job.work ? Math.min(0.98, ((now() - job.created) / HOUR / job.work) * 0.86) : null;
       const ended = ['SUCCEEDED', 'FAILED', 'CANCELLED'].includes(t.status);
       return {
         id: `${job.job_id}/${t.task_id}`, uuid: job.id, job_id: job.job_id, task_id: t.task_id, tasks: job.tasks.length, project: job.project, name: job.name, task: t.name, user: job.user,
         status: t.status, schedule_state: t.status === 'PENDING' ? 'WAITING' : ended ? 'DONE' : t.status === 'RECOVERING' ? 'LAUNCHING' : 'ALIVE', reason: t.reason, attempt: t.attempts.length, recoveries: Math.max(0, t.attempts.length - 1),
-        market: last?.market ?? null, placement: last?.placement ?? null, resources: t.resources, deadline: iso(job.deadline), slack_seconds: job.deadline && !ended ? (job.job_id === 140 ? -1900 : 8300 + job.job_id * 10) : null, progress: t.status === 'SUCCEEDED' ? 1 : frac,
+        market: last?.market ?? null, placement: last?.placement ?? null, resources: t.resources, deadline: iso(job.deadline), slack_seconds: job.deadline && !ended ? (job.job_id === 140 ? -1900 : 8300 + job.job_id * 10) : null,
         cost: t.attempts.reduce((sum, a) => sum + a.cost, 0), submitted_at: iso(job.created), started_at: t.attempts[0]?.from ?? null, finished_at: ended ? (last?.to ?? null) : null,
       };
     });
@@ -671,5 +682,5 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   }
   const timer = frozen || empty ? null : setInterval(tick, 250);
 
-  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, events, listeners, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
+  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, events, listeners, queueOf, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
 }

@@ -43,7 +43,7 @@ for (const path of assets) {
   const gzip = gzipSync(bytes, { level: 9 });
   gzip[9] = 255; // The system it was made on plays no part.
   writeFileSync(`${path}.gz`, gzip);
-  writeFileSync(`${path}.br`, brotliCompressSync(bytes, { params: { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_SIZE_HINT]: bytes.length } }));
+  writeFileSync(`${path}.br`, brotliCompressSync(bytes, { params: { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_MODE]: constants.BROTLI_MODE_TEXT, [constants.BROTLI_PARAM_LGWIN]: 24, [constants.BROTLI_PARAM_SIZE_HINT]: bytes.length } }));
   const sha = createHash('sha256').update(bytes).digest('hex');
   rows.push(`    Asset { path: "${name}", content_type: "${type}", sha256: "${sha}", plain: include_bytes!("${name}"), gzip: include_bytes!("${name}.gz"), brotli: include_bytes!("${name}.br") },`);
 }

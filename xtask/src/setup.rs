@@ -147,9 +147,12 @@ const PROXY_REQUIREMENTS: &[Requirement] = &[
     },
 ];
 
+const NODE: Requirement =
+    Requirement { what: "Node 20 or newer with npm", here: has_node, packages: &["nodejs", "npm"] };
+
 /// Additional requirements of the web UI.
 const WEB_REQUIREMENTS: &[Requirement] = &[
-    Requirement { what: "Node 20 or newer with npm", here: has_node, packages: &["nodejs", "npm"] },
+    NODE,
     Requirement {
         what: "Chromium (to try the pages of the web UI)",
         here: || std::path::Path::new("/usr/bin/chromium").exists(),
@@ -166,6 +169,11 @@ fn has_node() -> bool {
 
 pub(crate) fn ensure_for_web() -> Result<()> {
     ensure_all(WEB_REQUIREMENTS)
+}
+
+/// Installs Node for the checks of the web UI that need no browser. Debian 12 has an older one: the error says so.
+pub(crate) fn ensure_for_web_files() -> Result<()> {
+    ensure_all(&[NODE])
 }
 
 pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<()> {

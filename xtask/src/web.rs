@@ -5,7 +5,12 @@ use std::{path::PathBuf, process::Command};
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
 
-use crate::{args::Args, output, process, setup, venv, workspace::Workspace};
+use crate::{
+    args::Args,
+    process::{self, Runner},
+    setup, venv,
+    workspace::Workspace,
+};
 
 /// Variables that the scripts of `web` read.
 const PROGRAM_VARIABLE: &str = "WINDLASS";
@@ -22,13 +27,22 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     if check { run_script(workspace, "reproduce") } else { run_script(workspace, "build") }
 }
 
+/// Checks without a browser: types and rules, the contract with the API, unit tests, and the committed files.
+const FILE_SCRIPTS: &[&str] = &["check", "contract", "unit", "reproduce", "budget"];
+
 /// Everything that continuous integration checks.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     install(workspace)?;
-    for script in ["check", "unit", "reproduce", "budget", "pages"] {
+    for script in FILE_SCRIPTS.iter().chain(&["pages"]) {
         run_script(workspace, script)?;
     }
     run_pages(workspace)
+}
+
+/// Everything that needs Node and no browser. The caller makes sure that Node is there.
+pub(crate) fn check_files(workspace: &Workspace, runner: &Runner) -> Result<()> {
+    install_packages(workspace, runner)?;
+    FILE_SCRIPTS.iter().try_for_each(|script| runner.run(&mut script_command(workspace, script)))
 }
 
 /// Tries the pages in a browser at the server that was built last.
@@ -58,6 +72,11 @@ pub(crate) fn bench(workspace: &Workspace, profile: &str) -> Result<()> {
 /// Installs the browser and the packages of the lock file, unless they are there.
 fn install(workspace: &Workspace) -> Result<()> {
     setup::ensure_for_web()?;
+    install_packages(workspace, &Runner::Foreground)
+}
+
+/// Installs the packages of the lock file, unless they are there.
+fn install_packages(workspace: &Workspace, runner: &Runner) -> Result<()> {
     let directory = directory(workspace);
     let lock = std::fs::read(directory.join("package-lock.json"))
         .context("failed to read `web/package-lock.json`")?;
@@ -66,13 +85,19 @@ fn install(workspace: &Workspace) -> Result<()> {
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == hash) {
         return Ok(());
     }
-    output::print_message("installing the packages of `web/package-lock.json`");
-    process::run(npm(workspace).args(["ci", "--no-audit", "--no-fund"]))?;
+    runner.print_message("installing the packages of `web/package-lock.json`")?;
+    runner.run(npm(workspace).args(["ci", "--prefer-offline", "--no-audit", "--no-fund"]))?;
     std::fs::write(&stamp, hash).with_context(|| format!("failed to write `{}`", stamp.display()))
 }
 
 fn run_script(workspace: &Workspace, name: &str) -> Result<()> {
-    process::run(npm(workspace).args(["run", "--silent", name]))
+    process::run(&mut script_command(workspace, name))
+}
+
+fn script_command(workspace: &Workspace, name: &str) -> Command {
+    let mut command = npm(workspace);
+    command.args(["run", "--silent", name]);
+    command
 }
 
 fn npm(workspace: &Workspace) -> Command {
@@ -94,8 +119,8 @@ mod tests {
         let workspace = Workspace::find().unwrap();
         let package: serde_json::Value =
             serde_json::from_str(&workspace.read("web/package.json").unwrap()).unwrap();
-        for script in ["build", "check", "unit", "reproduce", "budget", "pages", "real", "bench"] {
-            assert!(package["scripts"][script].is_string(), "`web/package.json` has no script `{script}`");
+        for script in FILE_SCRIPTS.iter().chain(&["build", "pages", "real", "bench"]) {
+            assert!(package["scripts"][*script].is_string(), "`web/package.json` has no script `{script}`");
         }
     }
 

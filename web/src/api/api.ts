@@ -131,7 +131,7 @@ export interface FeedGone {
 
 /**
  * NEW `GET /api/changes/stream?projects=a,b&kinds=run,job&since=SEQ` (SSE).
- * Events: `hello`, `change`, `gone`, `counts` (a `Summary` without `attention`, `history` and `pipelines`, at most once a
+ * Events: `hello`, `change`, `gone`, `counts` (a `Summary` without `attention` and `pipelines`, at most once a
  * second), `resync` (ask for the lists again). A comment line every 5 s shows that the connection lives.
  */
 export const changesPath = (since: number | null) => query('/api/changes/stream', { since });
@@ -224,8 +224,6 @@ export interface ManagedJobRow {
   deadline: Time | null;
   /** Seconds ahead of the deadline's line; negative is behind. */
   slack_seconds: number | null;
-  /** Share of the work that is done, 0 to 1, where it is known. */
-  progress: number | null;
   cost: number;
   submitted_at: Time;
   started_at: Time | null;
@@ -340,7 +338,7 @@ export interface Rows<Row> {
 /** Fields of rows that may be absent on the wire, to keep rows short; absent means null. */
 const NULLABLE: Partial<Record<Kind, readonly string[]>> = {
   run: ['message', 'reason', 'termination_reason', 'queue_position', 'fleet', 'instance', 'gpu', 'submission_id', 'managed_job', 'started_at', 'finished_at'],
-  'managed-job': ['reason', 'market', 'placement', 'deadline', 'slack_seconds', 'progress', 'started_at', 'finished_at'],
+  'managed-job': ['reason', 'market', 'placement', 'deadline', 'slack_seconds', 'started_at', 'finished_at'],
   instance: ['fleet', 'region', 'message', 'unreachable_since', 'gpu', 'market', 'finished_at'],
   container: ['dispatcher', 'said', 'exit_code', 'started_at', 'finished_at'],
 };
@@ -373,7 +371,7 @@ export const rows = {
 
 /** Something that needs attention. */
 export interface Attention {
-  what: 'failed' | 'waiting' | 'unreachable' | 'unhealthy' | 'deadline' | 'pipeline';
+  what: 'failed' | 'waiting' | 'unreachable' | 'unhealthy' | 'pipeline';
   kind: Kind | 'server';
   id: string;
   project: string | null;
@@ -396,7 +394,7 @@ export interface Summary {
   gateways: Record<string, number>;
   /** Blocks of instances that are idle or busy. `used` is 0 to `taken`: blocks weighted by their use. */
   blocks: { total: number; taken: number; used: number };
-  gpus: { total: number; taken: number; used: number };
+  gpus: { total: number; taken: number };
   queue: {
     /** Runs that wait for an instance. */
     length: number;
@@ -409,8 +407,6 @@ export interface Summary {
   cost: { today: number; week: number; per_hour: number };
   /** At most 10, the most urgent first. Not in the feed. */
   attention?: Attention[];
-  /** The last hour in steps of `step_seconds`, the oldest first. Not in the feed. */
-  history?: { step_seconds: number; running: number[]; waiting: number[]; failed: number[]; gpus: number[]; cost: number[] };
   /** Pipelines that lag: the oldest row waits longer than 5 s. Global admins only. Not in the feed. */
   pipelines?: { name: string; lag_seconds: number }[];
 }
@@ -480,7 +476,21 @@ export interface RunInFront {
   position: number;
   project: string | null;
   run: string | null;
+  /** What it asks for, in words. */
+  wants: string;
+  /** Rule that puts it there: `class`, `share`, `usage`, `priority` or `age`. */
+  rule: string;
   waits_since: Time;
+}
+
+/** Where a waiting run is in its queue, as far as pages show it. */
+export interface QueueTurn {
+  /** `urgent`, `normal` or `idle`. */
+  class: string;
+  /** Start if all jobs last until their time limits; null if that depends on a job without one. */
+  starts_at: Time | null;
+  /** All of it in sentences. */
+  sentences: string[];
 }
 
 /** One job of an explanation. */
@@ -519,6 +529,10 @@ export interface Why {
   hint: string | null;
   /** The command line that says the same. */
   command: string;
+  /** Its place in the queue, while it waits for an instance. */
+  turn: QueueTurn | null;
+  /** Its preemption, until it runs again. */
+  preempted: { at: Time; rule: string; sentences: string[] } | null;
 }
 
 /** How the newest deployment of a service stands (`runs::Deployment`). */
@@ -534,6 +548,7 @@ export interface DeploymentState {
 
 /** One entry of the queue of instances. */
 export interface QueueEntry {
+  /** Runs in front of it in its queue: projects that share fleets have one queue, so positions repeat in the list. */
   position: number;
   /** Null where the caller may not see it: shown as "another project". */
   project: string | null;
@@ -552,6 +567,12 @@ export interface QueueEntry {
   passes: boolean;
   /** Runs that hold what it waits for, at most 3. */
   blocked_by: { project: string | null; run: string | null; place: string; ends_at: Time | null }[];
+  /** `urgent`, `normal` or `idle`. */
+  class: string;
+  /** Rule that puts it after the run before it in its queue; null for the first. */
+  rule: string | null;
+  /** Null where the caller may not see its project. */
+  turn: QueueTurn | null;
 }
 
 /** Slots of managed jobs. */
@@ -863,13 +884,13 @@ export const logs = {
     query(`/api/project/${e(log.project)}/logs/raw`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
-  /** `GET /api/project/{p}/logs/stream` (SSE `log`, `end`); NEW `limit`: ends after so many bytes. */
-  streamPath: (log: LogRef, args: { offset: number; follow?: boolean; limit?: number }) =>
+  /** `GET /api/project/{p}/logs/stream` (SSE `log`, `end`). */
+  streamPath: (log: LogRef, args: { offset: number; follow?: boolean }) =>
     query(`/api/project/${e(log.project)}/logs/stream`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
   /** NEW `GET /api/project/{p}/logs/search` (SSE `hit`: LogHit, `progress`: {scanned, size}, `end`: {hits, more}). */
-  searchPath: (log: LogRef, args: { q: string; regex?: boolean; ignore_case?: boolean; from?: number; direction?: 'forward' | 'backward'; limit?: number; context?: number }) =>
+  searchPath: (log: LogRef, args: { q: string; regex?: boolean; ignore_case?: boolean; from?: number; limit?: number; context?: number }) =>
     query(`/api/project/${e(log.project)}/logs/search`, {
       run_name: log.run_name, job_submission_id: log.job_submission_id, diagnose: log.diagnose || undefined, ...args,
     }),
@@ -889,9 +910,8 @@ export interface MetricsRequest {
   /** Submission ids for jobs, row ids otherwise; `PROJECT/RUN` for services. At most 50. */
   ids: string[];
   /**
-   * job, instance, fleet: `cpu` (cores), `memory` (bytes), `gpu` (0 to 1 per device), `gpu_memory` (bytes per device),
-   * `net_in`, `net_out` (bytes a second). service: `requests`, `errors` (a second), `p50`, `p99` (ms), `in_flight`,
-   * `waiting`, `replicas`. server: `writes`, `passes` (a second).
+   * job, instance, fleet: `cpu` (cores), `memory` (bytes), `gpu` (0 to 1 per device), `gpu_memory` (bytes per device).
+   * service: `requests`, `errors` (a second), `p50`, `p99` (ms), `in_flight`, `waiting`. server: `writes`, `passes` (a second).
    */
   names: string[];
   from: Time;

@@ -1,5 +1,5 @@
 /** The connection to the feed: one at a time, opened again when it is lost or silent. Used by worker and page alike. */
-import { changesPath, completeRow, type FeedChange, type FeedGone, type FeedHello, type Summary } from '../api/api';
+import { changesPath, completeRow, type Block, type FeedChange, type FeedGone, type FeedHello, type Summary } from '../api/api';
 import { ApiError, readEvents } from '../lib/call';
 
 export type FeedMessage =
@@ -7,7 +7,12 @@ export type FeedMessage =
   | { type: 'batch'; changes: FeedChange[]; gone: FeedGone[] }
   | { type: 'counts'; summary: Summary }
   | { type: 'resync' }
-  | { type: 'state'; state: FeedState };
+  | { type: 'state'; state: FeedState }
+  | { type: 'blocks'; blocks: Map<string, Block[]> }
+  /** Whether a log may be followed by a stream of its own. */
+  | { type: 'log-stream'; id: string; isGranted: boolean };
+
+export type FromTab = { type: 'leave' } | { type: 'blocks'; areWanted: boolean } | { type: 'log'; id: string; isWanted: boolean };
 
 export interface FeedState {
   connected: boolean;

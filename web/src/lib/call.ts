@@ -17,6 +17,8 @@ export class ApiError extends Error {
     readonly code: string | null = null,
     readonly fields: string[] = [],
     readonly retryAfter: number | null = null,
+    /** Names the request in the log of the server. */
+    readonly requestId: string | null = null,
   ) {
     super(message);
     this.name = 'ApiError';
@@ -118,7 +120,7 @@ async function refusal(response: Response): Promise<ApiError> {
   } catch {
     // The body is no JSON: a proxy answered. The status says enough.
   }
-  return new ApiError(response.status, message, code, fields, retryAfter);
+  return new ApiError(response.status, message, code, fields, retryAfter, response.headers.get('X-Request-Id'));
 }
 
 function pause(ms: number): Promise<void> {

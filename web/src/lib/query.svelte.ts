@@ -33,3 +33,13 @@ export class Query<T> {
     this.#abort?.abort();
   }
 }
+
+const POLL_MS = 30_000;
+
+/** Asks again every 30 s while the page is seen, for what the feed does not tell; answers how to stop. */
+export function poll(load: () => unknown): () => void {
+  const timer = setInterval(() => {
+    if (!document.hidden) load();
+  }, POLL_MS);
+  return () => clearInterval(timer);
+}

@@ -1,6 +1,6 @@
 /** Who is logged in. */
 import { session as api, type Session } from '../api/api';
-import { closeFeed, openFeed } from '../store/store.svelte';
+import { clearRows, closeFeed, openFeed } from '../store/store.svelte';
 import { ApiError, onSessionLost } from './call';
 import { time } from './clock.svelte';
 import { prefs } from './prefs.svelte';
@@ -74,6 +74,7 @@ export async function restoreSession(): Promise<void> {
   onSessionLost(() => {
     current = null;
     closeFeed();
+    clearRows();
   });
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);
@@ -103,5 +104,6 @@ export async function logout(): Promise<void> {
     await api.close();
   } finally {
     current = null;
+    clearRows();
   }
 }

@@ -1,6 +1,7 @@
 /** The worker of one log view: bytes, index of lines, following and searching. */
 import { logs, type LogHit, type LogRef } from '../api/api';
 import { ApiError, HEADERS, readEvents } from '../lib/call';
+import { isFinal } from '../lib/status';
 import { LineIndex } from './index';
 import type { FromWorker, ToWorker } from './protocol';
 
@@ -10,6 +11,8 @@ const JUMP = 128 * 1024;
 const KEEP = 64 * 1024 * 1024;
 const LINES_MAX = 1_200_000;
 const STATE_MS = 50;
+/** Pause between two reads of a log that has no stream. */
+const POLL_MS = 2000;
 const HITS_MAX = 10_000;
 /** Pause before a search goes on with what was added to the log. */
 const SEARCH_AGAIN_MS = 300;
@@ -25,6 +28,7 @@ let ended: { status: string; exit_status: number | null; termination_reason: str
 let failure: string | null = null;
 let generation = 0;
 let stream: AbortController | null = null;
+let hasStream = false;
 let search: Search | null = null;
 let extending = false;
 let stateTimer: ReturnType<typeof setTimeout> | null = null;
@@ -129,12 +133,15 @@ async function load(at: number | 'end', mine: number): Promise<void> {
 function follow(mine: number): void {
   if (!log || ended) return;
   attached = true;
+  stream?.abort();
   const abort = (stream = new AbortController());
   const ref = log;
+  // The job has ended; a stream reads what is left of its log and ends by itself.
+  let isOver = false;
   void (async () => {
     while (mine === generation && !abort.signal.aborted && !ended) {
       try {
-        await readEvents(logs.streamPath(ref, { offset: index.end, follow: true }), { signal: abort.signal }, (event) => {
+        await readEvents(logs.streamPath(ref, { offset: index.end, follow: hasStream || isOver }), { signal: abort.signal }, (event) => {
           if (mine !== generation || abort.signal.aborted) return;
           if (event.event === 'log') {
             const piece = JSON.parse(event.data) as { offset: number; timestamp: string; message: string };
@@ -153,6 +160,10 @@ function follow(mine: number): void {
             postStateSoon();
           } else if (event.event === 'end') {
             const end = JSON.parse(event.data) as { status: string; exit_status: number | null; termination_reason: string | null };
+            if (!hasStream && !isOver) {
+              isOver = isFinal(end.status);
+              return;
+            }
             ended = { status: end.status, exit_status: end.exit_status, termination_reason: end.termination_reason };
             attached = false;
             postState();
@@ -164,7 +175,7 @@ function follow(mine: number): void {
         failure = error instanceof ApiError ? error.message : 'The connection was lost; trying again.';
         postStateSoon();
       }
-      if (!ended && !abort.signal.aborted) await new Promise((done) => setTimeout(done, 1000));
+      if (!ended && !isOver && !abort.signal.aborted) await new Promise((done) => setTimeout(done, hasStream ? 1000 : POLL_MS));
     }
   })();
 }
@@ -358,6 +369,11 @@ onmessage = ({ data }: MessageEvent<ToWorker>) => {
       break;
     case 'search-stop':
       stopSearch();
+      break;
+    case 'stream':
+      if (hasStream === data.isGranted) break;
+      hasStream = data.isGranted;
+      if (attached) follow(generation);
       break;
     case 'text': {
       const parts: string[] = [];

@@ -13,6 +13,8 @@ export type ToWorker =
   /** Searches the log, and what is added to it, until another search begins or this one is stopped. */
   | { type: 'search'; q: string; regex: boolean; ignoreCase: boolean; context: number; ticket: number }
   | { type: 'search-stop' }
+  /** Whether the log may be followed by a stream; else it is read every few seconds. */
+  | { type: 'stream'; isGranted: boolean }
   | { type: 'text'; from: number; to: number; ticket: number };
 
 export interface ShownLine {

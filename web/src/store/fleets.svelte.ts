@@ -1,18 +1,32 @@
 /** All instances that are not over, grouped by fleet; used by the overview, fleets and instances. */
 import { rows, type InstanceRow } from '../api/api';
-import { instances } from './store.svelte';
+import { instances, onClear, onReload } from './store.svelte';
 
 let loaded = $state(false);
 let loading: Promise<void> | null = null;
+// Instances that were read before may be gone since, and another session may see others.
+onReload(() => { if (loading) { loading = null; void loadInstances().catch(() => {}); } });
+
+onClear(() => {
+  loading = null;
+  loaded = false;
+});
 
 /** Asks once for all instances; the feed keeps them fresh afterwards. */
 export async function loadInstances(): Promise<void> {
   loading ??= (async () => {
     let cursor: string | undefined;
+    const known = new Set<string>();
     for (let page = 0; page < 20; page++) {
       const answer = await rows.instances({ statuses: ['pending', 'provisioning', 'idle', 'busy', 'terminating'], sort: 'name', limit: 500, ...(cursor ? { cursor } : {}) });
       instances.applyRows(answer.rows, (row) => row.id, answer.as_of);
-      if (answer.next === null) break;
+      for (const row of answer.rows) known.add(row.id);
+      if (answer.next === null) {
+        // Those that ended while nothing told of it are in no answer.
+        for (const row of [...instances.table.rows.values()]) if (row.status !== 'terminated' && !known.has(row.id)) instances.table.remove(row.id, answer.as_of);
+        instances.version++;
+        break;
+      }
       cursor = answer.next;
     }
     loaded = true;

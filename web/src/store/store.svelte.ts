@@ -1,6 +1,8 @@
 /** What the page knows: rows by kind, counts, and how fresh they are. */
-import type { ContainerRow, FeedChange, FeedGone, InstanceRow, Kind, ManagedJobRow, RunRow, Summary } from '../api/api';
-import { FeedConnection, type FeedMessage, type FeedState } from '../feed/connection';
+import type { Block, ContainerRow, FeedChange, FeedGone, InstanceRow, Kind, ManagedJobRow, RunRow, Summary } from '../api/api';
+import { BlockStream } from '../feed/blocks';
+import { FeedConnection, type FeedMessage, type FeedState, type FromTab } from '../feed/connection';
+import { LogStreams } from '../feed/streams';
 import feedUrl from '../feed/feed.worker?sharedworker&url';
 import { reportSessionLost } from '../lib/call';
 import { time } from '../lib/clock.svelte';
@@ -38,6 +40,7 @@ const tables: Partial<Record<Kind, LiveTable<unknown>>> = {
   container: containers as LiveTable<unknown>,
 };
 
+let isLost = false;
 let state = $state.raw<FeedState>({ connected: false, lastMessageAt: Date.now(), status: null, message: null });
 let summary = $state.raw<Summary | null>(null);
 let uiVersion = $state<string | null>(null);
@@ -82,6 +85,33 @@ function prune(): void {
   runs.table.keepOnly(keep);
 }
 
+/** What pages do when changes were missed: after the feed was lost, and when the server says so. */
+const reloads = new Set<() => void>();
+
+/** Calls back when everything has to be asked for again; answers how to stop. */
+export function onReload(act: () => void): () => void {
+  reloads.add(act);
+  return () => reloads.delete(act);
+}
+
+const clears = new Set<() => void>();
+
+/** Calls back when a session has ended. */
+export function onClear(act: () => void): void {
+  clears.add(act);
+}
+
+/** Forgets what was read, at the end of a session: another user may log in next. */
+export function clearRows(): void {
+  for (const table of Object.values(tables)) {
+    table.table.clear();
+    table.version++;
+  }
+  summary = null;
+  for (const listener of blockListeners) listener(new Map());
+  for (const act of clears) act();
+}
+
 type Listener = (changes: FeedChange[], gone: FeedGone[]) => void;
 const listeners = new Set<Listener>();
 
@@ -91,7 +121,7 @@ export function onChanges(listener: Listener): () => void {
   return () => listeners.delete(listener);
 }
 
-/** Calls `act` soon after something of these kinds changed, at most once in `ms`. */
+/** Calls `act` soon after something of these kinds changed, at most once in `ms`, and when changes were missed. */
 export function onKinds(kinds: Kind[], act: () => void, ms = 500, wanted: (change: FeedChange | FeedGone) => boolean = () => true): () => void {
   let timer: ReturnType<typeof setTimeout> | null = null;
   const stop = onChanges((changes, gone) => {
@@ -99,18 +129,25 @@ export function onKinds(kinds: Kind[], act: () => void, ms = 500, wanted: (chang
     const hit = [...changes, ...gone].some((change) => kinds.includes(change.kind) && wanted(change));
     if (hit) timer = setTimeout(() => ((timer = null), act()), ms);
   });
+  reloads.add(act);
   return () => {
     if (timer !== null) clearTimeout(timer);
+    reloads.delete(act);
     stop();
   };
 }
 
 function applyMessage(message: FeedMessage): void {
   switch (message.type) {
-    case 'state':
+    case 'state': {
+      const isBack = message.state.connected && isLost;
+      isLost = !message.state.connected && (isLost || state.connected);
       state = message.state;
       if (state.status === 401) reportSessionLost();
+      // Not every change has an event that the feed repeats.
+      if (isBack) for (const act of [...reloads]) act();
       break;
+    }
     case 'hello':
       time.set(message.hello.now);
       uiVersion = message.hello.ui_version;
@@ -120,6 +157,13 @@ function applyMessage(message: FeedMessage): void {
       break;
     case 'resync':
       resyncs++;
+      for (const act of [...reloads]) act();
+      break;
+    case 'blocks':
+      for (const listener of blockListeners) listener(message.blocks);
+      break;
+    case 'log-stream':
+      logViews.get(message.id)?.(message.isGranted);
       break;
     case 'batch': {
       const touched = new Set<LiveTable<unknown>>();
@@ -140,6 +184,40 @@ function applyMessage(message: FeedMessage): void {
 }
 
 let leave: (() => void) | null = null;
+/** Tells the worker, or what stands in for it. */
+let tell: (message: FromTab) => void = () => {};
+const blockListeners = new Set<(blocks: Map<string, Block[]>) => void>();
+let areBlocksWanted = false;
+/** Views that follow a log. */
+const logViews = new Map<string, (isGranted: boolean) => void>();
+let lastView = 0;
+
+export function onBlocks(listener: (blocks: Map<string, Block[]>) => void): void {
+  blockListeners.add(listener);
+}
+
+export function wantBlocks(areWanted: boolean): void {
+  areBlocksWanted = areWanted;
+  tell({ type: 'blocks', areWanted });
+}
+
+/** Asks for a stream for a log while this tab is seen; `act` is told whether there is one. Answers how to stop. */
+export function wantLogStream(act: (isGranted: boolean) => void): () => void {
+  const id = String(lastView++);
+  logViews.set(id, act);
+  if (!document.hidden) tell({ type: 'log', id, isWanted: true });
+  return () => {
+    logViews.delete(id);
+    tell({ type: 'log', id, isWanted: false });
+  };
+}
+
+document.addEventListener('visibilitychange', () => {
+  for (const [id, act] of logViews) {
+    if (document.hidden) act(false);
+    tell({ type: 'log', id, isWanted: !document.hidden });
+  }
+});
 
 /** Connects to the feed: through the worker of all tabs, or directly where there is none. */
 export function openFeed(): void {
@@ -148,15 +226,27 @@ export function openFeed(): void {
     const worker = new SharedWorker(workerUrl(feedUrl), { type: 'module', name: 'windlass-feed' });
     worker.port.onmessage = ({ data }: MessageEvent<FeedMessage>) => applyMessage(data);
     worker.port.start();
+    tell = (message) => worker.port.postMessage(message);
     leave = () => {
-      worker.port.postMessage('leave');
+      tell({ type: 'leave' });
       worker.port.close();
     };
   } else {
     const connection = new FeedConnection(applyMessage);
+    const blocks = new BlockStream((known) => applyMessage({ type: 'blocks', blocks: known }));
+    const logs = new LogStreams<null>((_, id, isGranted) => applyMessage({ type: 'log-stream', id, isGranted }));
     connection.start();
-    leave = () => connection.stop();
+    tell = (message) => {
+      if (message.type === 'blocks') blocks[message.areWanted ? 'start' : 'stop']();
+      else if (message.type === 'log') logs[message.isWanted ? 'want' : 'release'](null, message.id);
+    };
+    leave = () => {
+      connection.stop();
+      blocks.stop();
+    };
   }
+  if (areBlocksWanted) tell({ type: 'blocks', areWanted: true });
+  for (const id of logViews.keys()) tell({ type: 'log', id, isWanted: !document.hidden });
   addEventListener('pagehide', closeFeed, { once: true });
   addEventListener('pageshow', (event) => event.persisted && openFeed(), { once: true });
 }
@@ -164,4 +254,5 @@ export function openFeed(): void {
 export function closeFeed(): void {
   leave?.();
   leave = null;
+  tell = () => {};
 }

@@ -39,6 +39,12 @@ export class Table<Row> {
     return this.rows.delete(id);
   }
 
+  clear(): void {
+    this.rows.clear();
+    this.#read.clear();
+    this.#gone.clear();
+  }
+
   /** Drops rows that nothing shows, so that a tab of many hours stays small. */
   keepOnly(ids: Set<string>): void {
     for (const id of this.rows.keys()) {

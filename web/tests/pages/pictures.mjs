@@ -2,15 +2,17 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { addresses, openBrowser, openPage, openServer } from './browser.mjs';
+import { addresses, openBrowser, openPage, openServer, settle } from './browser.mjs';
 
 const DIR = fileURLToPath(new URL('../../../docs/pictures', import.meta.url));
 const LARGEST = 100 * 1024;
 const DESKTOP = { width: 1280, height: 800 };
+/** Lists with many columns need the width. */
+const WIDE = { width: 1440, height: 800 };
 const PHONE = { width: 390, height: 844 };
-/** Picture, page, and how it is shown. */
+/** Picture, page, and how it is shown: what is done first, and what stands at the top. */
 const PICTURES = [
-  ['overview', 'overview', DESKTOP], ['runs', 'runs', DESKTOP], ['story', 'run-lost', DESKTOP], ['why', 'run-waits', DESKTOP], ['logs', 'logs', DESKTOP], ['compare', 'compare', DESKTOP], ['queue', 'queue', DESKTOP],
+  ['overview', 'overview', DESKTOP], ['runs', 'runs', WIDE], ['story', 'run-lost', DESKTOP], ['why', 'run-waits', DESKTOP], ['logs', 'logs', { ...DESKTOP, query: '&find=checkpoint', act: (page) => page.locator('.a-hit').first().waitFor() }], ['compare', 'compare', { ...DESKTOP, act: async (page) => { await page.getByRole('button', { name: 'Go to the first difference' }).click(); await page.getByText('The first difference is in line').waitFor(); } }], ['queue', 'queue', DESKTOP],
   ['fleets', 'fleets', { ...DESKTOP, dark: true }], ['job', 'job', DESKTOP], ['launch', 'launch', DESKTOP], ['service', 'service', DESKTOP], ['costs', 'costs', DESKTOP], ['phone', 'run-waits', PHONE],
 ];
 
@@ -40,10 +42,11 @@ async function compress(png) {
     }
   }
 }
-for (const [name, path, { dark = false, ...size }] of PICTURES) {
+for (const [name, path, { dark = false, query = '', act, ...size }] of PICTURES) {
   if (words.length && !words.includes(name)) continue;
   const view = await openPage(browser, { url: server.url, dark, ...size });
-  await view.open(pages[path]);
+  await view.open(pages[path] + query);
+  if (act) { await act(view.page); await settle(view.page); }
   const bytes = await compress(await view.page.screenshot());
   writeFileSync(join(DIR, `ui-${name}.webp`), bytes);
   console.log(`${name}: ${(bytes.length / 1024).toFixed(0)} KB`);

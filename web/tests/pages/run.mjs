@@ -156,6 +156,38 @@ test('a run that waits says why, and its cure is looked at and edited', async ()
   await view.close();
 });
 
+test('runs that wait in two queues are listed by queue, each counted from 1', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  const expected = new Map();
+  for (const run of frozen.world.queue) expected.set(run.row.project, [...(expected.get(run.row.project) ?? []), run.row.name]);
+  assert.ok(expected.size > 1, 'runs wait in more than one queue');
+  await view.open('/queue');
+  await view.page.locator('.entries li').nth(frozen.world.queue.length - 1).waitFor();
+  for (const project of expected.keys()) {
+    const queue = view.page.getByRole('region', { name: `Queue of ${project}` });
+    const numbers = (await queue.locator('.pos').allInnerTexts()).map(Number);
+    assert.deepEqual(numbers, numbers.map((_, n) => n + 1), project);
+    await queue.getByText('after the one before: waits for longer').first().waitFor({ timeout: numbers.length > 1 ? 5000 : 1 }).catch((error) => { if (numbers.length > 1) throw error; });
+  }
+  await clean(view);
+  await view.open('/');
+  assert.equal(await view.page.locator('.queue li').count(), Math.min(5, frozen.world.queue.length));
+  await clean(view);
+  await view.close();
+});
+
+test('a place that lacks two things of the same kind shows both', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  for (const path of ['/offers?project=research&gpu=H100&count=8', '/launch?template=train']) {
+    await view.open(path);
+    if (path.startsWith('/launch')) await view.page.getByLabel('Project').selectOption('research');
+    await view.page.getByText('is in region us-east-1').first().waitFor();
+    await view.page.getByText('is of type p5.48xlarge').first().waitFor();
+  }
+  await clean(view);
+  await view.close();
+});
+
 test('hello from the editor to its log', async () => {
   const view = await openPage(browser, { url: live.url });
   await view.open('/launch?template=hello');
@@ -221,9 +253,10 @@ test('filters, tabs and positions are addresses', async () => {
   await view.page.keyboard.type('status:failed user:ada');
   await view.page.keyboard.press('Enter');
   await view.page.waitForURL(/q=status%3Afailed/);
-  await settle(view.page);
-  const statuses = await view.page.locator('.row .status').allInnerTexts();
-  assert.ok(statuses.length > 3 && statuses.every((status) => status.includes('failed')));
+  await waitFor('only failed runs are listed', async () => {
+    const statuses = await view.page.locator('.viewport .row [data-column="status"]').allInnerTexts();
+    return statuses.length > 3 && statuses.every((status) => status.includes('failed'));
+  });
   await view.page.getByRole('button', { name: /failed/, pressed: true }).waitFor();
   await view.page.goBack();
   await clean(view);
@@ -458,6 +491,137 @@ test('a lost feed is said, and mended without doubling', async () => {
   await view.page.goto(`${server.url}runs?q=while-away`);
   await view.page.getByRole('link', { name: 'while-away' }).waitFor();
   assert.equal(await view.page.getByRole('link', { name: 'while-away' }).count(), 1);
+  await view.close();
+  server.close();
+});
+
+test('eight tabs with heat maps and three logs leave connections for calls', async () => {
+  const server = await openServer({ runs: 50 });
+  const view = await openPage(browser, { url: server.url });
+  const context = view.page.context();
+  await view.open('/');
+  await view.page.locator('.map').first().waitFor();
+  for (let n = 1; n < 8; n++) { const page = await context.newPage(); await page.goto(server.url); await page.locator('.map').first().waitFor(); }
+  const logs = [];
+  for (let n = 0; n < 3; n++) {
+    const page = await context.newPage();
+    await page.goto(`${server.url}runs/platform/tokenize-web?tab=logs`);
+    await page.getByRole('log').locator('.row').nth(5).waitFor();
+    logs.push(page);
+  }
+  await waitFor('two logs have a stream', () => server.streams.get('logs/stream') >= 2);
+  assert.deepEqual([server.streams.get('/api/changes/stream'), server.streams.get('/api/metrics/stream')], [1, 1], 'the feed and the blocks have one stream each');
+  // The third is read again and again, so all three go on; and a call is answered at once.
+  for (const page of logs) {
+    const last = () => page.getByRole('log').locator('.row').last().innerText();
+    const before = await last();
+    await waitFor('the log goes on', async () => (await last()) !== before);
+  }
+  await logs[2].getByRole('link', { name: 'Costs' }).click();
+  await logs[2].locator('.figure').first().waitFor();
+  // A tab that is closed hands its stream on.
+  await logs[0].close();
+  const other = await context.newPage();
+  await other.goto(`${server.url}runs/platform/tokenize-web?tab=logs`);
+  await other.getByRole('log').locator('.row').nth(5).waitFor();
+  await waitFor('the stream is handed on', () => server.streams.get('logs/stream') >= 2);
+  await clean(view);
+  await view.close();
+  server.close();
+});
+
+test('what changed while the feed was lost is asked for again', async () => {
+  const server = await openServer({ runs: 60 });
+  const view = await openPage(browser, { url: server.url });
+  await view.open('/fleets');
+  await view.page.getByRole('link', { name: 'cpu-pool', exact: true }).waitFor();
+  await fetch(new URL('/dev/drop-feed', server.url));
+  await view.page.getByText('Trying again').waitFor({ timeout: 20_000 });
+  // Nothing tells of these changes: the state of a fleet, and an instance that is gone.
+  server.world.fleets.find((fleet) => fleet.name === 'cpu-pool').status = 'terminating';
+  server.world.instances.splice(server.world.instances.findIndex((instance) => instance.name === 'cpu-pool-03'), 1);
+  await fetch(new URL('/dev/restore-feed', server.url));
+  await view.page.getByText('terminating').first().waitFor({ timeout: 30_000 });
+  await view.page.getByRole('link', { name: /^cpu-pool-03:/ }).waitFor({ state: 'detached' });
+  await view.close();
+  server.close();
+});
+
+test('pages without changes in the feed ask again by themselves', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.page.clock.install();
+  for (const [path, route] of [['/costs', 'costs/list'], ['/usage', 'usage/list'], ['/projects/research', 'projects/research/get'], ['/me', 'session/list'], ['/admin?tab=users', 'users/list']]) {
+    await view.page.goto(frozen.url.replace(/\/$/, '') + path);
+    await view.page.waitForResponse((response) => response.url().includes(route)).catch(() => {});
+    const again = view.page.waitForRequest((request) => request.url().includes(route), { timeout: 15_000 });
+    await view.page.clock.runFor(31_000);
+    await again;
+  }
+  await view.close();
+});
+
+test('nothing of a session stays in the memory of the page after it', async () => {
+  const server = await openServer({ runs: 50 });
+  const view = await openPage(browser, { url: server.url });
+  server.world.submit(server.world.SHAPES[0], { name: 'kept-in-memory', user: 'ada', wants: { gpu: 'B200', gpus: 8, cpus: 8, memory: 8 } });
+  await view.open('/runs');
+  await view.page.getByRole('link', { name: 'kept-in-memory' }).first().waitFor();
+  const devtools = await view.page.context().newCDPSession(view.page);
+  const isKept = async () => {
+    const parts = [];
+    const add = ({ chunk }) => parts.push(chunk);
+    devtools.on('HeapProfiler.addHeapSnapshotChunk', add);
+    await devtools.send('HeapProfiler.collectGarbage');
+    await devtools.send('HeapProfiler.takeHeapSnapshot', { reportProgress: false });
+    devtools.off('HeapProfiler.addHeapSnapshotChunk', add);
+    return parts.join('').includes('kept-in-memory');
+  };
+  assert.ok(await isKept());
+  await view.page.getByRole('link', { name: /Your account/ }).click();
+  await view.page.getByRole('button', { name: 'Log out' }).first().click();
+  await view.page.waitForSelector('.login');
+  await waitFor('the rows are gone', async () => !(await isKept()));
+  await view.close();
+  server.close();
+});
+
+test('a view is saved for a project, used, and deleted', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/runs?q=status%3Afailed');
+  const views = view.page.getByRole('button', { name: 'Views' });
+  await views.click();
+  await view.page.getByLabel('Name of this view').fill('Failures of research');
+  await view.page.getByLabel('Who sees it').selectOption('research');
+  assert.deepEqual(await axe(view.page), []);
+  await view.page.getByRole('button', { name: 'Save' }).click();
+  await view.page.getByText('shared in research').last().waitFor();
+  await view.open('/runs');
+  await views.click();
+  await view.page.getByRole('button', { name: /^Failures of research/ }).click();
+  await view.page.waitForURL(/q=status%3Afailed/);
+  await views.click();
+  // Views of others cannot be deleted.
+  assert.equal(await view.page.getByRole('button', { name: 'Delete view GPU queue' }).count(), 0);
+  await view.page.getByRole('button', { name: 'Delete view Failures of research' }).click();
+  await view.page.getByRole('button', { name: /^Failures of research/ }).waitFor({ state: 'detached' });
+  await clean(view);
+  await view.close();
+});
+
+test('a list that is too long says how many there are, and a deleted run who deleted it', async () => {
+  const server = await openServer({ runs: 10_400 });
+  const view = await openPage(browser, { url: server.url });
+  await view.open('/runs');
+  await view.page.getByText(/the first 10,000 of 10,[45]\d\d; a filter shows the others/).waitFor();
+  const over = [...server.world.runs.values()].find((run) => run.row.status === 'done');
+  await view.open(`/runs/${over.row.project}/${over.row.name}?id=${over.id}`);
+  await view.page.getByRole('button', { name: 'Delete' }).click();
+  await view.page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click();
+  await view.page.getByRole('heading', { name: 'Runs' }).waitFor();
+  await clean(view);
+  await view.page.goto(`${server.url}runs/${over.row.project}/${over.row.name}`);
+  await view.page.getByText(/It was deleted by ada at/).waitFor();
+  assert.deepEqual(await axe(view.page), []);
   await view.close();
   server.close();
 });

@@ -3,14 +3,17 @@
 import assert from 'node:assert/strict';
 import { createServer } from 'node:http';
 import { axe, openBrowser, openSession, openView, settle } from './browser.mjs';
-import { EVIL, MODEL, fill, startProvider, startServer, waitFor, waits } from './server.mjs';
+import { addFlows } from './flows.mjs';
+import { addGuards } from './guards.mjs';
+import { CANARY, EVIL, MODEL, fill, startProvider, startServer, waitFor, waits } from './server.mjs';
 
 const words = process.argv.slice(2);
 const tests = [];
 const test = (name, run) => tests.push({ name, run });
 
 const began = Date.now();
-const server = await startServer();
+// The log of a job has a line of 10 MB.
+const server = await startServer({ args: ['--log-rate-max', 'off'] });
 const browser = await openBrowser();
 const names = await fill(server);
 const session = await openSession(browser, server);
@@ -23,7 +26,10 @@ async function pages() {
   return {
     overview: ['/', 'Needs attention'], runs: ['/runs', names.live], filtered: ['/runs?q=status%3Afailed', names.failed],
     waits: [run(names.waiting), 'GPU'], failed: [run(names.failed), 'exit'], done: [run(names.done), 'finished'], logs: [run(names.live, 'logs'), 'step'],
-    metrics: [run(names.live, 'metrics'), 'CPU'], configuration: [run(names.live, 'configuration'), 'type: task'], deployments: [run(names.service, 'deployments'), 'History'],
+    metrics: [run(names.live, 'metrics'), 'CPU'], configuration: [run(names.live, 'configuration'), 'type: task'], deployments: [run(names.service, 'deployments'), 'History'], terminal: [run(names.live, 'terminal'), 'Connected'],
+    secrets: ['/projects/main?tab=secrets', 'TOKEN'], repos: ['/projects/main?tab=repos', 'epos'], slots: ['/queue?tab=jobs', 'Launching'], waitingContainers: ['/queue?tab=containers', 'ontainer'], users: ['/admin?tab=users', 'ada'],
+    fleetUse: ['/fleets/main/local?tab=use', 'CPU'], fleetEvents: ['/fleets/main/local?tab=events', 'leet'], configurations: [`/compare?a=main/${names.done}&b=main/${names.failed}&tab=configuration`, names.failed], secretRaw: [run(names.secret, 'raw'), 'run_spec'], secretLog: [run(names.secret, 'logs'), 'the secret is'], secretText: [run(names.secret, 'configuration'), 'secrets.TOKEN'],
+    
     raw: [run(names.done, 'raw'), 'run_spec'], jobs: ['/jobs', 'pipeline'], job: [`/jobs/main/${names.job}`, 'prepare'], queue: ['/queue', 'for an instance'], fleets: ['/fleets', 'local'],
     fleet: ['/fleets/main/local', instance.name], instances: ['/instances', instance.name], instance: [`/instances/main/${instance.id}`, 'What ran here'], services: ['/services', names.service],
     service: [`/services/main/${names.service}`, 'Replicas'], containers: ['/containers', 'ontainer'], offers: ['/offers?gpu=H100&count=8', 'H100'], launch: ['/launch', 'type'],
@@ -57,6 +63,7 @@ async function visitAll(options, check) {
       } catch {
         wrong.push(`${name}: does not show ${JSON.stringify(shows)}: ${(await view.page.locator('#main').innerText()).slice(0, 200)}`);
       }
+      if ((await view.page.content()).includes(CANARY)) wrong.push(`${name}: shows a secret`);
       for (const finding of await check(view, name)) wrong.push(`${name}: ${finding}`);
       const problems = (await view.problems()).filter((text) => !(ALLOWED[name] ?? []).some((pattern) => pattern.test(text)));
       wrong.push(...problems.map((text) => `${name}: ${text}`));
@@ -301,7 +308,7 @@ test('a service cannot use the session of the browser', async () => {
     return answer.status() === 200;
   });
   await waitFor('the call of the service has ended', async () => (await page.title()) !== '');
-  assert.equal(await page.title(), 'stopped');
+  assert.equal(await page.title(), 'stopped; origin null; cookie SecurityError; storage SecurityError');
   await own.close();
 });
 
@@ -666,6 +673,9 @@ test('a job and the log that is followed go on when the server is killed', async
   await victim.stop();
 });
 
+addGuards(test, { browser, server, session, names });
+const closeFlows = addFlows(test, browser);
+
 let failed = 0;
 for (const { name, run } of tests) {
   if (words.length && !words.some((word) => name.includes(word))) continue;
@@ -678,6 +688,7 @@ for (const { name, run } of tests) {
     console.log(`FAIL  ${name} (${((Date.now() - start) / 1000).toFixed(1)} s)\n${String(error?.message ?? error).split('\n').slice(0, 60).map((line) => `      ${line}`).join('\n')}`);
   }
 }
+await closeFlows();
 await session.close();
 await browser.close();
 await server.stop();

@@ -116,6 +116,9 @@ export async function waitFor(what, look, timeout = 60_000) {
 /** A run that waits for what no instance has. */
 export const waits = (gpu) => ({ commands: ['true'], resources: { gpu }, retry: { on_events: ['no-capacity'], duration: '1d' } });
 
+/** The value of a secret, which no page may show. */
+export const CANARY = 'canary-secret-value';
+
 export const EVIL = '<img src=x onerror="globalThis.evil=1"><script>globalThis.evil=2</script>\u202eabc';
 
 const HOSTILE_LOG = [
@@ -123,7 +126,7 @@ const HOSTILE_LOG = [
   String.raw`printf '\033[2J\033[Hnot cleared\n\033]0;title\007\033]8;;javascript:alert(1)\033\\link\033]8;;\033\\\n'`,
   String.raw`printf '\033[31mred\033[0m \033[1;4;38;5;201mbold\033[0m\n'`,
   `for code in $(seq 1 31); do printf "c$code \\\\$(printf %o $code) end\\n"; done`,
-  `head -c 1000000 /dev/zero | tr '\\0' x; printf '\\nafter the long line\\n'`,
+  `head -c 10000000 /dev/zero | tr '\\0' x; printf '\\nafter the long line\\n'`,
 ];
 
 /** Users, projects, secrets and runs in all the states that plain processes on one machine can have. */
@@ -132,12 +135,13 @@ export async function fill(server) {
   await server.call('/api/users/create', { username: 'ada', global_role: 'user', email: 'ada@example.org', active: true });
   await server.call('/api/projects/create', { project_name: 'research', is_public: false });
   await server.call('/api/projects/main/add_members', { members: [{ username: 'ada', project_role: 'manager' }] });
-  await server.call('/api/project/main/secrets/create_or_update', { name: 'TOKEN', value: 'canary-secret-value' });
+  await server.call('/api/project/main/secrets/create_or_update', { name: 'TOKEN', value: CANARY });
   // The machine has few processors, so what has to run comes first, and what waits asks for what it does not have.
   names.done = await server.apply('hello', { commands: ['echo "hello from windlass"'] });
   names.failed = await server.apply('broken', { commands: ['echo "about to fail"', 'exit 3'] });
   names.hostile = await server.apply('hostile-log', { commands: HOSTILE_LOG });
-  for (const name of [names.done, names.failed, names.hostile]) await server.until(name, (run) => ['done', 'failed'].includes(run.status));
+  names.secret = await server.apply('with-secret', { commands: ['echo "the secret is $TOKEN"'], env: { TOKEN: '${{ secrets.TOKEN }}' } });
+  for (const name of [names.done, names.failed, names.hostile, names.secret]) await server.until(name, (run) => ['done', 'failed'].includes(run.status));
   names.waiting = await server.apply('wants-h100', waits('H100:8'));
   names.second = await server.apply('wants-more', { ...waits('0'), resources: { cpu: 512, memory: '0..', disk: null } });
   names.live = await server.apply('counter', { commands: ['for i in $(seq 1 100000); do echo "step $i of many"; sleep 0.05; done'], env: { LEVEL: '3' }, max_duration: '2h' });
@@ -156,7 +160,7 @@ import http.server
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header('content-type', 'text/html'); self.end_headers()
-        self.wfile.write(b'<h1>a service</h1><script>fetch(\\'/api/users/get_my_user\\',{method:\\'POST\\',credentials:\\'include\\',headers:{\\'X-Windlass-UI\\':\\'1\\',\\'Content-Type\\':\\'application/json\\'},body:\\'{}\\'}).then(r=>r.text()).then(t=>document.title=\\'read \\'+t,e=>document.title=\\'stopped\\')</script>')
+        self.wfile.write(b'<h1>a service</h1><script>const say=(text)=>{const attempt=(name,act)=>{try{return name+\\' \\'+(act()||\\'empty\\')}catch(e){return name+\\' \\'+e.name}};document.title=[text,\\'origin \\'+self.origin,attempt(\\'cookie\\',()=>document.cookie),attempt(\\'storage\\',()=>localStorage.length)].join(\\'; \\')};fetch(\\'/api/users/get_my_user\\',{method:\\'POST\\',credentials:\\'include\\',headers:{\\'X-Windlass-UI\\':\\'1\\',\\'Content-Type\\':\\'application/json\\'},body:\\'{}\\'}).then(r=>r.text()).then(t=>say(\\'read \\'+t),e=>say(\\'stopped\\'))</script>')
 http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Page).serve_forever()
 "`;
 

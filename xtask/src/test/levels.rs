@@ -72,6 +72,7 @@ const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest
 const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
 const BINARIES: Level = Level { name: "binaries", run: binaries, is_needed_by_the_rest: false };
 const PACKAGE: Level = Level { name: "package", run: package, is_needed_by_the_rest: false };
+const WEB_FILES: Level = Level { name: "web files", run: web_files, is_needed_by_the_rest: false };
 const WEB: Level = Level { name: "web", run: web, is_needed_by_the_rest: false };
 const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
 
@@ -92,7 +93,6 @@ pub(super) fn select_levels(options: &TestOptions) -> Selection {
     if !options.only.is_empty() {
         return only(vec![SET_UP, BUILD, TESTS]);
     }
-    let background = vec![SIMULATION, LINTS];
     match (options.scope, &options.changed) {
         (Scope::Fast, _) => only(vec![FORMAT, BUILD, TESTS, LINTS, TIDY]),
         (Scope::Full | Scope::Nightly, Some(_)) => {
@@ -100,7 +100,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Selection {
         }
         (Scope::Full, None) => Selection {
             foreground: vec![SET_UP, FORMAT, TIDY, DOCS, BUILD, TESTS, FAULTS, BAD_REQUESTS, BINARIES],
-            background,
+            background: vec![SIMULATION, LINTS, WEB_FILES],
         },
         (Scope::Nightly, None) => Selection {
             foreground: vec![
@@ -117,7 +117,7 @@ pub(super) fn select_levels(options: &TestOptions) -> Selection {
                 PACKAGE,
                 WEB,
             ],
-            background,
+            background: vec![SIMULATION, LINTS],
         },
     }
 }
@@ -330,6 +330,17 @@ fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
 }
 
 /// Builds the files of the web UI again, and tries its pages in a browser at the server of the tests.
+/// Checks the sources and the committed files of the web UI, without a browser. Where Node 20 cannot be installed, as on
+/// Debian 12, the summary says that they were not checked; `--web` and `--nightly` need it.
+fn web_files(context: &mut TestContext) -> Result<LevelOutcome> {
+    if let Err(missing) = setup::ensure_for_web_files() {
+        return Ok(LevelOutcome::passed(format!("NOT RUN: {missing:#}")));
+    }
+    let checked = web::check_files(context.workspace, &context.runner);
+    let summary = "types, contract, unit tests, committed files; pages with --web";
+    Ok(LevelOutcome::from_result(checked, summary, "cargo xtask test --web"))
+}
+
 fn web(context: &mut TestContext) -> Result<LevelOutcome> {
     let checked = web::check(context.workspace);
     Ok(LevelOutcome::from_result(

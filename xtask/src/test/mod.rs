@@ -200,8 +200,9 @@ mod tests {
         let names = |line: &str| -> Vec<&str> {
             levels::select_levels(&read(line).unwrap()).foreground.iter().map(name).collect()
         };
-        assert_eq!(background(""), ["simulation", "lints"]);
-        assert_eq!(background("--nightly"), background(""));
+        assert_eq!(background(""), ["simulation", "lints", "web files"]);
+        // The level `web` contains the checks of the files.
+        assert_eq!(background("--nightly"), ["simulation", "lints"]);
         assert!(background("--fast").is_empty() && background("--changed").is_empty());
         assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
         assert_eq!(names("--only x"), ["set-up", "build", "tests"]);
