@@ -9,7 +9,7 @@ use super::{cdi::GpuEdits, seccomp};
 use crate::{
     runner::{init::NOTICES_VARIABLE, user::Account},
     shim::runtime::{BindMount, PreparedTask},
-    task_dir,
+    task_dir::{self, DEVICE_GROUPS_VARIABLE},
 };
 use serde_json::{Value, json};
 use windlass_api::agent::shim::NetworkMode;
@@ -176,6 +176,11 @@ fn environment(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<String>
     all.extend(inputs.run_dir.map(|_| format!("WINDLASS_TASK_ID={}", task.spec.id)));
     if !inputs.notices.is_empty() {
         all.push(format!("{NOTICES_VARIABLE}={}", inputs.notices.join("\n")));
+    }
+    // A user namespace has other groups.
+    if !inputs.gpus.groups.is_empty() && inputs.rootless.is_none() {
+        let groups: Vec<String> = inputs.gpus.groups.iter().map(u32::to_string).collect();
+        all.push(format!("{DEVICE_GROUPS_VARIABLE}={}", groups.join(",")));
     }
     let name = |one: &str| one.split('=').next().unwrap_or_default().to_owned();
     let mut kept: Vec<String> = Vec::new();

@@ -137,6 +137,7 @@ fn variables_of_the_task_override_those_of_the_image() {
         "LD_LIBRARY_PATH=/libs",
         "A=task",
         "WINDLASS_TASK_ID=9c1f0000-0000-4000-8000-000000000001",
+        "WINDLASS_DEVICE_GROUPS=44",
     ];
     assert_eq!(env, expected);
 }
