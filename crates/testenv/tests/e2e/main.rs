@@ -12,6 +12,7 @@ mod containers;
 mod demonstrations;
 mod dstack;
 mod endings;
+mod engine_free;
 mod escape_attempts;
 mod hosts;
 mod jobs;
