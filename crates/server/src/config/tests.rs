@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use super::{ProcessMode, Settings, SettingsError, SettingsSource, Span};
+use super::{ProcessMode, Settings, SettingsSource, Span};
 use crate::db::DatabaseUrl;
 
 #[test]
@@ -66,25 +66,6 @@ fn plain_processes_are_confined_unless_the_settings_say_otherwise() {
     std::fs::write(dir.path().join("config.yml"), "local_processes: own\n").unwrap();
     let given = SettingsSource { data_dir: Some(dir.path().to_owned()), ..SettingsSource::default() };
     assert_eq!(Settings::new(given, None).unwrap().local_processes, ProcessMode::Own);
-}
-
-#[test]
-fn oci_programs_of_the_settings_have_the_given_digests() {
-    let dir = windlass_testkit::temp_dir("config").unwrap();
-    // Any program of this architecture, by the name of one.
-    let program = dir.path().join("crun-static");
-    std::fs::copy("/proc/self/exe", &program).unwrap();
-    let digest = ring::digest::digest(&ring::digest::SHA256, &std::fs::read(&program).unwrap());
-    let right = format!("{}@sha256:{}", program.display(), hex::encode(digest.as_ref()));
-    let settings = |text: &str| {
-        std::fs::write(dir.path().join("config.yml"), format!("oci_programs: {text}\n")).unwrap();
-        let given = SettingsSource { data_dir: Some(dir.path().to_owned()), ..SettingsSource::default() };
-        Settings::new(given, None).map(|settings| settings.oci_programs)
-    };
-    assert!(settings(&right).unwrap().get(std::env::consts::ARCH).is_some());
-    for wrong in [program.display().to_string(), format!("{}@sha256:{}", program.display(), "0".repeat(64))] {
-        assert!(matches!(settings(&wrong), Err(SettingsError::OciPrograms(_))), "{wrong}");
-    }
 }
 
 #[test]
