@@ -13,6 +13,7 @@ pub mod host;
 pub mod http;
 pub mod image;
 pub mod isolation;
+pub mod pinned_file;
 pub mod pod;
 pub mod proc;
 pub mod relay;

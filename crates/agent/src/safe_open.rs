@@ -86,6 +86,12 @@ pub fn restrict_to_dir(dir: BorrowedFd<'_>) -> LandlockStatus {
     }
 }
 
+/// Returns whether the kernel has Landlock, and it is enabled.
+pub fn has_landlock() -> bool {
+    let required = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    required.handle_access(AccessFs::from_all(ABI::V1)).and_then(|rules| rules.create()).is_ok()
+}
+
 fn apply_ruleset(dir: BorrowedFd<'_>) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(ABI::V5);
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(all)?.create()?;
@@ -116,6 +122,7 @@ mod tests {
         .join()
         .unwrap();
         below.unwrap();
+        assert_eq!(fence == LandlockStatus::Absent, !has_landlock());
         match fence {
             LandlockStatus::Whole | LandlockStatus::Partial => {
                 assert_eq!(outside.unwrap_err().kind(), io::ErrorKind::PermissionDenied);

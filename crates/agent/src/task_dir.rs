@@ -37,6 +37,8 @@ pub const RUN_DIR_IN_CONTAINER: &str = "/windlass/run";
 pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
 /// Variable of a runner whose container belongs to its task and to nothing else, such as a pod.
 pub const OWN_CONTAINER_VARIABLE: &str = "WINDLASS_OWN_CONTAINER";
+/// Variable of a runner in a container: the groups of the host that own the devices of its task, separated by commas.
+pub const DEVICE_GROUPS_VARIABLE: &str = "WINDLASS_DEVICE_GROUPS";
 /// Path of the host's git inside a container, read-only; absent if the host has none.
 pub const GIT_IN_CONTAINER: &str = "/windlass/git";
 

@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """Runs a container without an engine on a machine with NVIDIA GPUs, and checks that it can use exactly one of them.
 
-Needs root, openssl, a C compiler, and crun or runc. Twice: with the device files and the driver's libraries that the agent
-finds, and with a specification of the Container Device Interface, which this script writes to /etc/cdi and removes.
+Needs root, openssl, a C compiler, and crun or runc. Three times: with the device files and the driver's libraries that the
+agent finds, with specifications of the Container Device Interface that this script writes to a directory of its own, and with
+those of the host, if it has any.
 
     sudo python3 crates/agent/tests/try_gpu_container.py --agent target/release/windlass-agent
+
+To a machine that can install nothing, three files are to be carried: the agent (static), this script, and a static crun or
+runc, given with `--oci-program PATH`; its digest is given to the agent too. A runc that is not static needs its
+`libseccomp.so.2` in a directory that the linker searches. The last line is `all passed`.
 """
 
 import argparse
@@ -26,7 +31,9 @@ import uuid
 CREDENTIAL = "credential-of-the-trial"
 PREFIX = b"windlass task specification 1\n"
 TIMEOUT = 60
-CDI = pathlib.Path("/etc/cdi/windlass-trial.json")
+HOST_SPECIFICATIONS = ["/etc/cdi", "/var/run/cdi"]
+# A group that the specification gives to the container.
+GROUP = 61777
 
 # Allocates memory on every GPU that the driver shows, and copies to it and back.
 PROGRAM = r"""
@@ -74,7 +81,7 @@ def build_image(scratch):
     """An archive with a shell, the program, and the libraries of both and of nvidia-smi."""
     (scratch / "try.c").write_text(PROGRAM)
     run("cc", "-O1", "-w", "-o", str(scratch / "try-cuda"), str(scratch / "try.c"), "-ldl")
-    programs = {"/bin/sh": "/bin/sh", "/bin/ls": "/bin/ls", "/bin/try-cuda": str(scratch / "try-cuda")}
+    programs = {"/bin/sh": "/bin/sh", "/bin/ls": "/bin/ls", "/bin/grep": "/bin/grep", "/bin/try-cuda": str(scratch / "try-cuda")}
     files = dict(programs)
     for program in [*programs.values(), shutil.which("nvidia-smi")]:
         files.update({library: library for library in libraries(program)})
@@ -205,8 +212,8 @@ class Shim:
         self.process.wait()
 
 
-def write_specification():
-    """The device files of each GPU, and the driver's libraries at a path of the image's loader."""
+def write_specifications(directory):
+    """The device files of each GPU, and the driver's libraries at a path of the image's loader; one of another vendor."""
     table = run("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader").decode()
     devices = []
     for line in table.strip().splitlines():
@@ -223,20 +230,24 @@ def write_specification():
         "deviceNodes": [{"path": path} for path in common if os.path.exists(path)],
         "mounts": [{**mount, "options": ["ro", "bind"]} for mount in mounts],
         "env": ["LD_LIBRARY_PATH=/opt/driver"],
+        "additionalGids": [GROUP],
     }
-    CDI.parent.mkdir(parents=True, exist_ok=True)
-    kind = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu"}
-    CDI.write_text(json.dumps({**kind, "devices": devices, "containerEdits": edits}))
+    kind = {"cdiVersion": "0.7.0", "kind": "nvidia.com/gpu"}
+    (directory / "b.json").write_text(json.dumps({**kind, "devices": devices, "containerEdits": edits}))
+    other = {"cdiVersion": "0.7.0", "kind": "vendor.example/other", "devices": []}
+    (directory / "a.json").write_text(json.dumps(other))
 
 
-def check(shim, image, what):
+def check(shim, image, what, group=None):
     began = time.monotonic()
-    status, output = shim.run_job(image, "ls -C /dev; nvidia-smi -L && try-cuda")
+    status, output = shim.run_job(image, "grep Groups /proc/self/status; ls -C /dev; nvidia-smi -L && try-cuda")
     print(f"== {what}, {time.monotonic() - began:.2f} s\n{output}", flush=True)
     lines = output.splitlines()
     is_fine = "1 GPUs" in lines and any(line.endswith(": copied") for line in lines)
     if status != 0 or not is_fine or sum(line.startswith("GPU ") for line in lines) != 1:
         sys.exit(f"{what}: expected one usable GPU; exit status {status}")
+    if group and str(group) not in lines[0].split():
+        sys.exit(f"{what}: expected the group {group}: {lines[0]}")
 
 
 def main():
@@ -244,20 +255,26 @@ def main():
     parser.add_argument("--agent", required=True)
     parser.add_argument("--oci-program", help="crun or runc, if it is not in a usual directory")
     options = parser.parse_args()
-    arguments = ["--oci-program", options.oci_program] if options.oci_program else []
+    arguments = []
+    if options.oci_program:
+        digest = hashlib.sha256(pathlib.Path(options.oci_program).read_bytes()).hexdigest()
+        arguments = ["--oci-program", os.path.abspath(options.oci_program), "--oci-program-sha256", digest]
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="windlass-gpu-"))
     shim = None
     try:
         image = build_image(scratch)
-        shim = Shim(os.path.abspath(options.agent), scratch, arguments)
-        if any(list(pathlib.Path(path).glob("*")) for path in ["/etc/cdi", "/var/run/cdi"]):
-            check(shim, image, "with the specification of this host")
-            return
+        agent, specifications = os.path.abspath(options.agent), scratch / "cdi"
+        specifications.mkdir()
+        shim = Shim(agent, scratch, [*arguments, "--cdi-dir", str(specifications)])
         check(shim, image, "by device files and libraries")
-        write_specification()
-        check(shim, image, "by a specification")
+        write_specifications(specifications)
+        check(shim, image, "by a specification", GROUP)
+        if any(list(pathlib.Path(path).glob("*")) for path in HOST_SPECIFICATIONS):
+            shim.stop()
+            shim = Shim(agent, scratch, arguments)
+            check(shim, image, "by the specification of this host")
+        print("all passed")
     finally:
-        CDI.unlink(missing_ok=True)
         if shim:
             shim.stop()
         shutil.rmtree(scratch, ignore_errors=True)

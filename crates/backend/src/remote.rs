@@ -8,6 +8,7 @@ mod address;
 mod agent_binaries;
 mod error_hints;
 mod host_setup;
+mod oci_programs;
 mod shell_scripts;
 
 use std::{
@@ -26,6 +27,7 @@ use windlass_tunnel::{SshDestination, SshPool};
 use self::host_setup::{HostSetup, is_newer, unavailable};
 pub use self::{
     agent_binaries::{AgentBinaries, AgentBinary, BinaryError},
+    oci_programs::{OciProgram, OciProgramError, OciPrograms},
     shell_scripts::{AGENT, CRON, ROOT, SOCKET, UNIT},
 };
 use crate::{
@@ -76,6 +78,8 @@ impl RemoteState {
 pub struct RemoteBackend {
     hosts: Arc<SshPool<InstanceId>>,
     binaries: Arc<AgentBinaries>,
+    /// For hosts without an engine.
+    oci_programs: OciPrograms,
     uploads: Semaphore,
     progress: Mutex<HashMap<InstanceId, String>>,
 }
@@ -84,7 +88,12 @@ impl RemoteBackend {
     /// `hosts` is the pool that calls to agents use as well: one connection per host serves both.
     pub fn new(hosts: Arc<SshPool<InstanceId>>, binaries: AgentBinaries) -> Self {
         let (binaries, uploads) = (Arc::new(binaries), Semaphore::new(UPLOADS_MAX));
-        Self { hosts, binaries, uploads, progress: Mutex::default() }
+        Self { hosts, binaries, oci_programs: OciPrograms::default(), uploads, progress: Mutex::default() }
+    }
+
+    /// Brings these programs along to hosts, which then need not have `crun` or `runc`.
+    pub fn with_oci_programs(self, oci_programs: OciPrograms) -> Self {
+        Self { oci_programs, ..self }
     }
 
     /// Logs in to a host. After a failure the next attempt is made at once, because a new machine may accept it.

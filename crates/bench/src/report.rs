@@ -142,6 +142,23 @@ const DISPATCH: &[(&str, &str, &str)] = &[
     ("request → first instruction, one at a time", "ms", "first_ms"),
 ];
 
+/// Containers without an engine: what, unit, goal, key.
+const CONTAINERS: &[(&str, &str, Limit, &str)] = &[
+    ("bare OCI runtime (`crun run` or `runc run`), to the first line", "ms", Limit::None, "bare_ms"),
+    ("container, network of the host, to the first line of its job", "ms", Limit::None, "host_ms"),
+    ("– over the bare OCI runtime", "ms", Limit::AtMost(30.0), "over_bare_ms"),
+    ("– the shortest over the shortest of the bare OCI runtime", "ms", Limit::None, "least_over_bare_ms"),
+    ("container, separate network", "ms", Limit::None, "bridge_ms"),
+    ("plain process", "ms", Limit::None, "process_ms"),
+    ("`docker run`, network of the host", "ms", Limit::None, "docker_ms"),
+    ("`docker run`, separate network", "ms", Limit::None, "docker_bridge_ms"),
+    ("first start, pull of 100 MiB", "ms", Limit::None, "first_ms"),
+    ("first `docker run`, the same pull", "ms", Limit::None, "docker_first_ms"),
+    ("200 containers at once, network of the host", "s", Limit::AtMost(10.0), "host.many_s"),
+    ("200 containers at once, separate networks", "s", Limit::AtMost(10.0), "bridge.many_s"),
+    ("left over after the agent was killed 20 times", "", Limit::AtMost(0.0), "leftovers"),
+];
+
 /// Figures at full load: label, unit, goal, key.
 const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("simulated hosts", "", Limit::None, "hosts"),
@@ -284,6 +301,7 @@ fn fill_page(text: &str, results: &Results) -> Result<String> {
         ("budget", render_budget(results)),
         ("peer", render_peer(results)),
         ("dispatch", render_dispatch(results)),
+        ("containers", render_containers(results)),
         ("load", render_load(results)),
         ("jobs", render_jobs(results)),
         ("growth", render_pictures(results)),
@@ -371,6 +389,21 @@ fn render_dispatch(results: &Results) -> String {
         let _ = writeln!(out, "| {what} | {} | {} | {} |", of("sbatch"), of("slurm"), of("local"));
     }
     out + &render_origin(results, &["dispatch"])
+}
+
+fn render_containers(results: &Results) -> String {
+    let mut out = String::from("| what | goal | measured | |\n| --- | ---: | ---: | --- |\n");
+    for (what, unit, limit, key) in CONTAINERS {
+        let value = figure(results, "containers", key);
+        let _ = writeln!(
+            out,
+            "| {what} | {} | {} | {} |",
+            format_goal(*limit, unit),
+            format_number(value, unit),
+            format_verdict(*limit, value)
+        );
+    }
+    out + &render_origin(results, &["containers"])
 }
 
 fn render_load(results: &Results) -> String {
@@ -507,7 +540,7 @@ mod tests {
     use serde_json::json;
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
-                         <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- jobs -->\n<!-- end -->\n\
+                         <!-- dispatch -->\n<!-- end -->\n<!-- containers -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- jobs -->\n<!-- end -->\n\
                          <!-- growth -->\n<!-- end -->\n<!-- proxy -->\n<!-- end -->\n<!-- isolation -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {

@@ -1,6 +1,10 @@
 //! The registry client: authentication, redirects, retries and mirrors.
 
-use std::{collections::HashMap, sync::OnceLock, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -20,12 +24,13 @@ use crate::{
     challenge::Challenge,
     http::{FetchError, Url, get, is_loopback, percent_encode},
     image::{Document, INDEX_TYPES, MANIFEST_TYPES},
+    layer_download::{LayerDownload, LayerHosts},
     name::is_digest,
 };
 
 const REDIRECTS_MAX: usize = 5;
 /// Attempts per call while the registry is unreachable, overloaded or failing.
-const ATTEMPTS_MAX: u32 = 3;
+pub(crate) const ATTEMPTS_MAX: u32 = 3;
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 /// Maximum `Retry-After` that is waited for; beyond it the call fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(20);
@@ -33,8 +38,6 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(20);
 const DOCUMENT_BYTES_MAX: usize = 8 << 20;
 /// Time limit for reading such a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time without new bytes after which a layer download counts as stalled.
-const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Lifetime of a token when the registry does not state one.
 const TOKEN_LIFETIME_DEFAULT: Duration = Duration::from_secs(60);
 /// Time before its expiry at which a token is renewed.
@@ -134,10 +137,10 @@ impl std::fmt::Debug for Client {
 }
 
 /// One call: the image, the host that serves it, and the credentials.
-struct ImageRequest<'a> {
-    name: &'a ImageName,
-    host: &'a str,
-    credentials: Option<&'a Credentials>,
+pub(crate) struct ImageRequest<'a> {
+    pub(crate) name: &'a ImageName,
+    pub(crate) host: &'a str,
+    pub(crate) credentials: Option<&'a Credentials>,
 }
 
 impl Client {
@@ -173,32 +176,44 @@ impl Client {
         Err(last_error.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
     }
 
-    /// Downloads a layer, starting at byte `from`. `hashed` covers the bytes before it.
+    /// Downloads a layer, starting at byte `from`. `hashed` covers the bytes before it. A mirror whose connections break is
+    /// left for the next host. One that sends wrong bytes is found at the end; then the whole layer is to be downloaded again
+    /// from [`LayerHosts::Registry`].
     pub async fn download_layer<'a>(
         &'a self,
         name: &'a ImageName,
         layer: &Layer,
         credentials: Option<&'a Credentials>,
-        from: u64,
-        hashed: Option<Context>,
+        hosts: LayerHosts,
+        (from, hashed): (u64, Option<Context>),
     ) -> Result<LayerDownload<'a>, RegistryError> {
+        let mut hosts: VecDeque<_> = match hosts {
+            LayerHosts::MirrorsFirst => self.requests_for(name, credentials).collect(),
+            LayerHosts::Registry => self.requests_for(name, credentials).last().into_iter().collect(),
+        };
+        let (call, body) = self.open_at_any(&mut hosts, name, layer, from).await?;
+        let hash = hashed.unwrap_or_else(|| Context::new(&SHA256));
+        let layer = layer.clone();
+        Ok(LayerDownload::new(self, call, hosts, layer, (from, hash), body))
+    }
+
+    /// Returns whether the registry of an image has mirrors.
+    pub fn has_mirrors(&self, name: &ImageName) -> bool {
+        self.settings.mirrors.get(name.registry()).is_some_and(|hosts| !hosts.is_empty())
+    }
+
+    /// Opens a layer at the first of the hosts that responds, and removes it and those before it.
+    pub(crate) async fn open_at_any<'a>(
+        &self,
+        hosts: &mut VecDeque<ImageRequest<'a>>,
+        name: &ImageName,
+        layer: &Layer,
+        from: u64,
+    ) -> Result<(ImageRequest<'a>, Incoming), RegistryError> {
         let mut last_error = None;
-        for call in self.requests_for(name, credentials) {
+        while let Some(call) = hosts.pop_front() {
             match self.open_blob(call, &layer.digest, layer.size, from).await {
-                Ok((call, body)) => {
-                    let hash = hashed.unwrap_or_else(|| Context::new(&SHA256));
-                    let (digest, size) = (layer.digest.clone(), layer.size);
-                    return Ok(LayerDownload {
-                        client: self,
-                        call,
-                        digest,
-                        size,
-                        offset: from,
-                        hash,
-                        body,
-                        failed_attempts: 0,
-                    });
-                }
+                Ok(opened) => return Ok(opened),
                 Err(error) => last_error = Some(error),
             }
         }
@@ -292,7 +307,7 @@ impl Client {
         Ok((kind, bytes.map_err(|error| call.body_error(error))?))
     }
 
-    async fn open_blob<'a>(
+    pub(crate) async fn open_blob<'a>(
         &self,
         call: ImageRequest<'a>,
         digest: &str,
@@ -500,7 +515,7 @@ impl ImageRequest<'_> {
         }
     }
 
-    fn unreachable_error(&self, source: FetchError) -> RegistryError {
+    pub(crate) fn unreachable_error(&self, source: FetchError) -> RegistryError {
         RegistryError::Unreachable { registry: self.host.to_owned(), source }
     }
 
@@ -576,7 +591,7 @@ pub(crate) fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
     }
 }
 
-fn size_mismatch(found: u64, declared: u64) -> String {
+pub(crate) fn size_mismatch(found: u64, declared: u64) -> String {
     format!("a layer has {found} bytes, and its manifest declares {declared}")
 }
 
@@ -587,87 +602,6 @@ fn blob_size(response: &Response<Incoming>) -> Option<u64> {
         return header(header::CONTENT_RANGE)?.rsplit_once('/')?.1.trim().parse().ok();
     }
     header(header::CONTENT_LENGTH)?.trim().parse().ok()
-}
-
-/// Layer download. Resumes at the current byte when the connection breaks.
-pub struct LayerDownload<'a> {
-    client: &'a Client,
-    call: ImageRequest<'a>,
-    digest: String,
-    size: u64,
-    offset: u64,
-    hash: Context,
-    body: Incoming,
-    /// Consecutive broken connections since the last received byte.
-    failed_attempts: u32,
-}
-
-impl LayerDownload<'_> {
-    /// Returns the next bytes, or `None` at the end, after the digest was verified.
-    pub async fn next_chunk(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        loop {
-            let invalid = |problem| RegistryError::Invalid { name: self.call.name.clone(), problem };
-            let broken = match timeout(CHUNK_TIMEOUT, self.body.frame()).await {
-                Ok(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(bytes) if bytes.is_empty() => continue,
-                    Ok(bytes) => {
-                        self.offset += bytes.len() as u64;
-                        if self.offset > self.size {
-                            return Err(invalid(format!(
-                                "a layer exceeds its declared size of {} bytes",
-                                self.size
-                            )));
-                        }
-                        self.hash.update(&bytes);
-                        self.failed_attempts = 0;
-                        return Ok(Some(bytes));
-                    }
-                    Err(_) => continue,
-                },
-                Ok(None) if self.offset == self.size => {
-                    let found = self.received_digest();
-                    if found == self.digest {
-                        return Ok(None);
-                    }
-                    let wanted = &self.digest;
-                    return Err(invalid(format!(
-                        "layer digest mismatch: received {found}, expected {wanted}"
-                    )));
-                }
-                Ok(None) if self.received_digest() == self.digest => {
-                    return Err(invalid(size_mismatch(self.offset, self.size)));
-                }
-                Ok(None) => FetchError::Timeout { host: self.call.host.to_owned() },
-                Ok(Some(Err(source))) => FetchError::Http { host: self.call.host.to_owned(), source },
-                Err(_) => FetchError::Timeout { host: self.call.host.to_owned() },
-            };
-            self.failed_attempts += 1;
-            if self.failed_attempts >= ATTEMPTS_MAX {
-                return Err(self.call.unreachable_error(broken));
-            }
-            let call = ImageRequest {
-                name: self.call.name,
-                host: self.call.host,
-                credentials: self.call.credentials,
-            };
-            (_, self.body) = self.client.open_blob(call, &self.digest, self.size, self.offset).await?;
-        }
-    }
-
-    fn received_digest(&self) -> String {
-        format!("sha256:{}", hex::encode(self.hash.clone().finish()))
-    }
-
-    /// Returns the number of bytes received and their running hash, to resume the download later.
-    pub fn progress(&self) -> (u64, Context) {
-        (self.offset, self.hash.clone())
-    }
-}
-
-impl std::fmt::Debug for LayerDownload<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Blob").field("digest", &self.digest).field("at", &self.offset).finish_non_exhaustive()
-    }
 }
 
 impl Version {

@@ -9,10 +9,12 @@ mod client;
 mod fuzz;
 mod http;
 mod image;
+mod layer_download;
 pub mod local;
 mod name;
 
-pub use client::{Client, Credentials, LayerDownload, MissingPlatform, RegistryError, Settings};
+pub use client::{Client, Credentials, MissingPlatform, RegistryError, Settings};
 pub use http::FetchError;
 pub use image::{Image, ImageConfig, Layer, Platform};
+pub use layer_download::{LayerDownload, LayerHosts};
 pub use name::{ImageName, NameError, Version};

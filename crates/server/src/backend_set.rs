@@ -33,7 +33,8 @@ impl BackendSet {
         }
         let binaries =
             || program.as_ref().map(|program| AgentBinaries::next_to(program.path())).unwrap_or_default();
-        let remote = Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries()));
+        let remote = RemoteBackend::new(Arc::clone(&hosts), binaries());
+        let remote = Arc::new(remote.with_oci_programs(settings.oci_programs.clone()));
         let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::clone(&remote) as Arc<dyn Backend>];
         for configured in configured_backends::collect(&settings.projects)? {
             backends.push(configured_backends::open(&configured, &remote)?);

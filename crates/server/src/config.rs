@@ -11,7 +11,10 @@ use std::{
 };
 
 use windlass_api::agent::shim::ProcessMode;
-use windlass_backend::local::Runtime;
+use windlass_backend::{
+    local::Runtime,
+    remote::{OciProgramError, OciPrograms},
+};
 use windlass_dial::{AllowedAddresses, Network, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_kubernetes::KubernetesSettings;
@@ -44,7 +47,7 @@ use crate::{
 };
 
 /// Keys that `config.yml` may have, besides limits.
-const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, local_runtime, \
+const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, oci_programs, local_runtime, \
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
@@ -95,6 +98,8 @@ pub enum SettingsError {
     OidcGroups { text: String },
     #[error(transparent)]
     HostNetworks(#[from] NetworkError),
+    #[error("invalid `--oci-programs` value")]
+    OciPrograms(#[from] OciProgramError),
     #[error(transparent)]
     LogStore(#[from] LogLocationError),
     #[error("no home directory found: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -135,6 +140,8 @@ pub struct SettingsSource {
     pub no_local: Option<bool>,
     /// Program of the agent, if it is not next to the server's.
     pub agent: Option<PathBuf>,
+    /// Programs that run containers on hosts without an engine, as `FILE@sha256:HEX[,…]`.
+    pub oci_programs: Option<String>,
     /// Runtime of jobs on this machine: `any`, `docker` or `process`.
     pub local_runtime: Option<String>,
     /// Rights of plain processes on this machine: `confined`, `own` or `refused`.
@@ -237,6 +244,7 @@ impl SettingsSource {
                         Some(word.text.parse().map_err(|_| wrong("no_local", "expected `true` or `false`"))?);
                 }
                 "agent" => given.agent = Some(word.text.into()),
+                "oci_programs" => given.oci_programs = Some(word.text),
                 "local_runtime" => given.local_runtime = Some(word.text),
                 "local_processes" => given.local_processes = Some(word.text),
                 "docker_socket" => given.docker_socket = Some(word.text.into()),
@@ -321,6 +329,7 @@ impl SettingsSource {
             key_file: self.key_file.or(other.key_file),
             no_local: self.no_local.or(other.no_local),
             agent: self.agent.or(other.agent),
+            oci_programs: self.oci_programs.or(other.oci_programs),
             local_runtime: self.local_runtime.or(other.local_runtime),
             local_processes: self.local_processes.or(other.local_processes),
             docker_socket: self.docker_socket.or(other.docker_socket),
@@ -371,6 +380,8 @@ pub struct Settings {
     pub local: bool,
     /// Program of the agent; `None`: the one next to the server's.
     pub agent_binary: Option<PathBuf>,
+    /// Programs that run containers, which are brought along to SSH hosts.
+    pub oci_programs: OciPrograms,
     /// Runtime of jobs on this machine; `None`: containers and plain processes where a container engine
     /// answers or once did, else only plain processes.
     pub local_runtime: Option<Runtime>,
@@ -544,6 +555,7 @@ impl Settings {
             mask_secrets: given.mask_secrets.unwrap_or(true),
             local: !given.no_local.unwrap_or(false),
             agent_binary: given.agent,
+            oci_programs: OciPrograms::parse(given.oci_programs.as_deref().unwrap_or_default())?,
             local_runtime,
             local_processes,
             docker_socket: given.docker_socket,

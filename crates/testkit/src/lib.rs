@@ -11,6 +11,7 @@ pub mod postgres;
 pub mod rng;
 pub mod slurm;
 pub mod wait;
+pub mod without_engine;
 
 use std::{
     os::unix::fs::PermissionsExt,

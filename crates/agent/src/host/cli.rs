@@ -83,7 +83,7 @@ fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
         let gpus = gpu::discover().await;
         let watched = health::HealthInputs { home: data, data: None, engine: None, gpus: &[] };
         let health = health::find_problems(&watched).await;
-        let problem = oci::check_host(data).err();
+        let problem = oci::check_host(data, None).err();
         let oci = OciSupport { available: problem.is_none(), problem };
         let host = info::gather(data, &gpus, probe::probe(Path::new("/proc/self/exe"), mode))?;
         Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health, oci })? + "\n")

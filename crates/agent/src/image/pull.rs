@@ -13,7 +13,7 @@ use ring::digest::{Context, SHA256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter};
 use windlass_api::agent::shim::PullProgress;
 use windlass_registry::{
-    Credentials, Image, ImageName, Layer, Platform, RegistryError,
+    Credentials, Image, ImageName, Layer, LayerHosts, Platform, RegistryError,
     local::{self, LayerLocation, LocalError, LocalName},
 };
 
@@ -25,7 +25,11 @@ use super::{
     },
     store::{LayerRecord, sync_dir, write_json},
 };
-use crate::{isolation::user_map, shim::runtime::ProgressCallback};
+use crate::{
+    isolation::user_map,
+    safe_open::{LandlockStatus, has_landlock},
+    shim::runtime::ProgressCallback,
+};
 
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 /// Layers of an image: more than an overlay mount can have.
@@ -48,6 +52,11 @@ pub enum PullError {
         #[source]
         source: UnpackError,
     },
+    /// All images together would exceed their maximum.
+    #[error(
+        "it needs {bytes} bytes more, and all images of this host may have {bytes_max}: see `max_size` of `images` in its policy"
+    )]
+    Full { bytes: u64, bytes_max: u64 },
     #[error("no data received for {secs} s")]
     Stalled { secs: u64 },
     #[error("{what}")]
@@ -64,7 +73,9 @@ impl PullError {
         match self {
             Self::Stalled { .. } => true,
             Self::Registry(error) => !error.is_final(),
-            Self::Local(_) | Self::Invalid(_) | Self::Unpack { .. } | Self::Io { .. } => false,
+            Self::Local(_) | Self::Invalid(_) | Self::Full { .. } | Self::Unpack { .. } | Self::Io { .. } => {
+                false
+            }
         }
     }
 }
@@ -164,6 +175,7 @@ impl ImageStore {
                 image.layers.len()
             )));
         }
+        self.check_space(&image.layers)?;
         let counter = ProgressCounter {
             total: image.size(),
             downloaded: AtomicU64::new(0),
@@ -182,6 +194,26 @@ impl ImageStore {
         let image = StoredImage { digest: image.digest, config: image.config, layers };
         self.add_image(name, &image).map_err(io_error("failed to record the image"))?;
         Ok(image)
+    }
+
+    /// Checks before the download whether the layers that are missing can fit. Their files have at least half the size of
+    /// the layer; what they really have is checked when they are unpacked.
+    fn check_space(&self, layers: &[Layer]) -> Result<(), PullError> {
+        let failed = || io_error("failed to measure the stored images");
+        let (mut missing, bytes_max) = (0_u64, self.bytes_max().map_err(failed())?);
+        for layer in layers {
+            let record = self.layer_record(&layer_key(&layer.digest)?).map_err(failed())?;
+            // A size that cannot be true is found by the download.
+            let is_counted = record.is_none() && layer.size <= bytes_max;
+            missing = missing.saturating_add(if is_counted { layer.size / 2 } else { 0 });
+        }
+        if missing == 0 {
+            return Ok(());
+        }
+        match self.reserve("", missing).map_err(failed())? {
+            Ok(_) => Ok(()),
+            Err(bytes_max) => Err(PullError::Full { bytes: missing, bytes_max }),
+        }
     }
 
     fn check_size(&self, layers: &[String]) -> Result<(), PullError> {
@@ -272,12 +304,16 @@ impl ImageStore {
         counter: &ProgressCounter,
     ) -> Result<(), PullError> {
         let _active = ActiveDownload::new(&self.downloading);
-        let resumed = self.try_download(name, credentials, layer, file, counter).await;
-        match resumed {
-            // The rest did not fit to what an earlier process had received, or the registry sends no parts.
-            Err((PullError::Registry(RegistryError::Invalid { .. }), from)) if from > 0 => {
+        let from = |hosts| self.try_download(name, credentials, layer, hosts, file, counter);
+        match from(LayerHosts::MirrorsFirst).await {
+            // The rest did not fit to what an earlier process had received, the registry sends no parts, or a mirror sent
+            // something else.
+            Err((PullError::Registry(error @ RegistryError::Invalid { .. }), received))
+                if received > 0 || self.client.has_mirrors(name) =>
+            {
+                tracing::warn!(%error, layer = layer.digest, "downloading a layer again from its registry");
                 remove_file(file)?;
-                self.try_download(name, credentials, layer, file, counter).await.map_err(|(error, _)| error)
+                from(LayerHosts::Registry).await.map_err(|(error, _)| error)
             }
             other => other.map_err(|(error, _)| error),
         }
@@ -289,6 +325,7 @@ impl ImageStore {
         name: &ImageName,
         credentials: Option<&Credentials>,
         layer: &Layer,
+        hosts: LayerHosts,
         file: &Path,
         counter: &ProgressCounter,
     ) -> Result<(), (PullError, u64)> {
@@ -297,7 +334,7 @@ impl ImageStore {
             .map_err(|source| (io_error("failed to open a download")(source), 0))?;
         let fail = |error: PullError| (error, from);
         counter.add(from, 0);
-        let opened = self.client.download_layer(name, layer, credentials, from, Some(hash)).await;
+        let opened = self.client.download_layer(name, layer, credentials, hosts, (from, Some(hash))).await;
         let mut download = opened.map_err(|error| fail(error.into()))?;
         let mut out = BufWriter::with_capacity(WRITE_BUFFER_BYTES, out);
         loop {
@@ -348,11 +385,21 @@ impl ImageStore {
             };
             PullError::Unpack { digest: layer.digest.clone(), source }
         })?;
+        if landlock == LandlockStatus::Absent && has_landlock() {
+            tracing::warn!(
+                layer = layer.digest,
+                "a layer was unpacked without Landlock, which this kernel has"
+            );
+        }
         tracing::debug!(layer = layer.digest, ?landlock, entries = summary.entries, "unpacked a layer");
         if summary.diff_id != diff_id {
             remove_file(file)?;
         }
         check_diff_id(layer, diff_id, &summary.diff_id)?;
+        // Until it has its name, and counts as stored.
+        let reserved =
+            self.reserve(key, summary.bytes).map_err(failed("failed to measure the stored images"))?;
+        let _reserved = reserved.map_err(|bytes_max| PullError::Full { bytes: summary.bytes, bytes_max })?;
         let (place, download) = (self.layer_dir(key), file.to_owned());
         let published =
             tokio::task::spawn_blocking(move || publish_layer(&temp, &place, &summary, &download));

@@ -23,6 +23,8 @@ const DOWNLOADS_MAX: usize = 3;
 const AGE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// An image that was used this recently is never removed: a task may be about to use it.
 const AGE_MIN: Duration = Duration::from_secs(60 * 60);
+/// The same while there is no space for another image: the time between a pull and the start of its container.
+const AGE_MIN_FULL: Duration = Duration::from_secs(60);
 /// Space of the file system that unpacking leaves free.
 pub(super) const FREE_BYTES_MIN: u64 = 256 << 20;
 
@@ -122,8 +124,22 @@ pub struct ImageStore {
     pub(super) downloading: AtomicU64,
     /// One lock for each layer that is being pulled, so that concurrent pulls share the work.
     layer_locks: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Sizes of the layers that are being stored, by key.
+    reserved: Mutex<HashMap<String, u64>>,
     /// Held for reading by pulls: a collection must not remove layers that belong to no image yet.
     pub(super) pulls: RwLock<()>,
+}
+
+/// Space for a layer, until it is dropped.
+pub(super) struct Reservation<'a> {
+    store: &'a ImageStore,
+    key: String,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.store.reserved.lock().remove(&self.key);
+    }
 }
 
 impl ImageStore {
@@ -145,6 +161,7 @@ impl ImageStore {
             downloads: Semaphore::new(DOWNLOADS_MAX),
             downloading: AtomicU64::new(0),
             layer_locks: Mutex::default(),
+            reserved: Mutex::default(),
             pulls: RwLock::default(),
         })
     }
@@ -215,6 +232,51 @@ impl ImageStore {
     /// `in_use` stay. Does nothing while a pull is in progress. Blocks.
     pub fn collect_garbage(&self, in_use: &BTreeSet<String>) -> io::Result<GarbageSummary> {
         let Ok(_no_pulls) = self.pulls.try_write() else { return Ok(GarbageSummary::default()) };
+        self.collect(in_use, 0, self.settings.age_min)
+    }
+
+    /// Removes unused images until there is space for this many bytes, also those that were used a short time ago. Waits for
+    /// the end of other pulls, and then requests the layers that stay. Blocks.
+    pub fn make_space(
+        &self,
+        bytes: u64,
+        in_use: impl FnOnce() -> Option<BTreeSet<String>>,
+    ) -> io::Result<GarbageSummary> {
+        let _no_pulls = self.pulls.blocking_write();
+        match in_use() {
+            Some(in_use) => self.collect(&in_use, bytes, self.settings.age_min.min(AGE_MIN_FULL)),
+            None => Ok(GarbageSummary::default()),
+        }
+    }
+
+    /// Returns the maximum size of all layers.
+    pub(super) fn bytes_max(&self) -> io::Result<u64> {
+        if let Some(bytes) = self.settings.bytes_max {
+            return Ok(bytes);
+        }
+        let stat = rustix::fs::statvfs(&self.root)?;
+        Ok(stat.f_blocks.saturating_mul(stat.f_frsize) / 2)
+    }
+
+    /// Reserves space for a layer while it is being stored. Fails with the maximum size of all layers if they would exceed
+    /// it.
+    pub(super) fn reserve(&self, key: &str, bytes: u64) -> io::Result<Result<Reservation<'_>, u64>> {
+        let mut reserved = self.reserved.lock();
+        let mut sum = reserved.values().fold(bytes, |sum, bytes| sum.saturating_add(*bytes));
+        for stored in dir_names(&self.root.join("layers"))? {
+            if !reserved.contains_key(&stored) && stored != key {
+                sum = sum.saturating_add(self.layer_record(&stored)?.map_or(0, |record| record.bytes));
+            }
+        }
+        let bytes_max = self.bytes_max()?;
+        if sum > bytes_max {
+            return Ok(Err(bytes_max));
+        }
+        reserved.insert(key.to_owned(), bytes);
+        Ok(Ok(Reservation { store: self, key: key.to_owned() }))
+    }
+
+    fn collect(&self, in_use: &BTreeSet<String>, free: u64, age_min: Duration) -> io::Result<GarbageSummary> {
         let mut summary = GarbageSummary::default();
         let mut images = self.images()?;
         images.sort_by_key(|image| image.used_at);
@@ -223,20 +285,14 @@ impl ImageStore {
             let bytes = self.layer_record(&key)?.map_or(0, |record| record.bytes);
             sizes.insert(key, bytes);
         }
-        let bytes_max = match self.settings.bytes_max {
-            Some(bytes) => bytes,
-            None => {
-                let stat = rustix::fs::statvfs(&self.root)?;
-                stat.f_blocks.saturating_mul(stat.f_frsize) / 2
-            }
-        };
+        let bytes_max = self.bytes_max()?;
         let now = now();
         let mut kept: Vec<ImageEntry> = Vec::new();
         let mut removable: Vec<ImageEntry> = Vec::new();
         for image in images {
             let age = now.duration_since(image.used_at).unwrap_or_default();
             let is_used = image.image.layers.iter().any(|key| in_use.contains(key));
-            if is_used || age < self.settings.age_min {
+            if is_used || age < age_min {
                 kept.push(image);
             } else if age > self.settings.age_max {
                 self.remove_image(&image, &mut summary)?;
@@ -250,7 +306,7 @@ impl ImageStore {
             keys.into_iter().filter_map(|key| sizes.get(key)).sum()
         };
         let mut removable = std::collections::VecDeque::from(removable);
-        while needed(&kept, removable.make_contiguous()) > bytes_max {
+        while needed(&kept, removable.make_contiguous()).saturating_add(free) > bytes_max {
             // The longest unused comes first.
             let Some(image) = removable.pop_front() else { break };
             self.remove_image(&image, &mut summary)?;

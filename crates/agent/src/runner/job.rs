@@ -29,7 +29,8 @@ use crate::{
     isolation::ConfinedTask,
     spool::{Spool, Stream},
     task_dir::{
-        IMAGE_CONFIG, ImageConfig, OWN_CONTAINER_VARIABLE, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts,
+        DEVICE_GROUPS_VARIABLE, IMAGE_CONFIG, ImageConfig, OWN_CONTAINER_VARIABLE, RUN_DIR_IN_CONTAINER,
+        RunnerConfig, TaskPorts,
     },
 };
 
@@ -60,6 +61,8 @@ pub struct RunnerContext {
     pub uid: u32,
     /// Confinement of a plain process, if it is confined.
     pub confined: Option<ConfinedTask>,
+    /// Groups of the host that own the devices of the task: the image does not know them.
+    pub device_groups: Vec<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +78,11 @@ enum AccountError {
     Root { name: String },
     #[error("cannot use group {group}: user {name} is not a member of it")]
     Group { name: String, group: u32 },
+}
+
+/// Reads numbers that are separated by commas.
+fn parse_groups(text: &str) -> Vec<u32> {
+    text.split(',').filter_map(|group| group.parse().ok()).collect()
 }
 
 impl RunnerContext {
@@ -97,12 +105,17 @@ impl RunnerContext {
             ports: TaskPorts::read(run),
             uid: rustix::process::geteuid().as_raw(),
             confined: ConfinedTask::read().filter(|_| !in_container),
+            device_groups: parse_groups(&std::env::var(DEVICE_GROUPS_VARIABLE).unwrap_or_default()),
         })
     }
 
     /// Returns the account of a job that requests this user.
     fn account(&self, users: &UserDatabase, requested: Option<&User>) -> Result<Account, AccountError> {
-        let Some(inside) = &self.confined else { return Ok(users.account(requested, self.uid)?) };
+        let Some(inside) = &self.confined else {
+            let mut account = users.account(requested, self.uid)?;
+            account.groups.extend(self.device_groups.iter().filter(|group| **group != 0));
+            return Ok(account);
+        };
         let by_id = |uid: u32| User { uid: Some(uid), ..User::default() };
         let own_id = inside.user.as_ref().map_or(self.uid, |user| user.id);
         let mut own = users.account(Some(&by_id(own_id)), self.uid)?;

@@ -1,4 +1,5 @@
-//! The job's states, stored on disk, one per line, each synced before it is reported.
+//! The job's states, stored in a file, one per line. The end is on disk before it is reported. The others are only written:
+//! they matter to a shim after the end of the runner, but not after that of the host, which ends the job too.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,6 +18,9 @@ use crate::{spool::Timestamps, task_dir::STATES};
 
 /// Bytes reserved for the few states of a job, so that they can be written to a full disk.
 const RESERVE_BYTES: u64 = 32 * 1024;
+
+/// States after which the job goes on.
+const CONTINUES: [JobStateName; 2] = [JobStateName::Running, JobStateName::Ready];
 
 #[derive(Debug)]
 pub struct StateLog {
@@ -69,7 +73,8 @@ impl StateLog {
             detail: what.detail.map(str::to_owned),
             exit_status: what.exit_status,
         };
-        if let Err(error) = append(&mut inner.file, &state) {
+        let is_end = !CONTINUES.contains(&what.state);
+        if let Err(error) = append(&mut inner.file, &state, is_end) {
             tracing::error!(%error, state = state.state, "failed to store a state of the job");
         }
         inner.message.push(state);
@@ -83,14 +88,15 @@ impl StateLog {
     /// Returns the last state, if it is an end.
     pub fn end(&self) -> Option<JobState> {
         let inner = self.inner.lock();
-        let goes_on = [JobStateName::Running, JobStateName::Ready].map(JobStateName::as_str);
+        let goes_on = CONTINUES.map(JobStateName::as_str);
         inner.message.last().filter(|state| !goes_on.contains(&state.state.as_str())).cloned()
     }
 }
 
-fn append(file: &mut File, state: &JobState) -> io::Result<()> {
+fn append(file: &mut File, state: &JobState, is_end: bool) -> io::Result<()> {
     let mut line = serde_json::to_vec(state)?;
     line.push(b'\n');
     file.write_all(&line)?;
-    file.sync_data()
+    // The commands have been started, and their output waits for this.
+    if is_end { file.sync_data() } else { Ok(()) }
 }

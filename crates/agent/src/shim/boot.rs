@@ -36,7 +36,6 @@ use super::{
     tasks::{OpenError, Tasks, TasksSettings},
 };
 use crate::{
-    cgroup::Hierarchies,
     host::{self, gpu, health::HealthInputs},
     http,
     isolation::probe,
@@ -67,6 +66,10 @@ pub struct BootConfig {
     pub docker_socket: Option<PathBuf>,
     /// Path of `crun` or `runc`; `None` searches for them.
     pub oci_program: Option<PathBuf>,
+    /// SHA-256 of that program. Then it was brought along, and is used only where containers without an engine are chosen.
+    pub oci_program_sha256: Option<String>,
+    /// Directories with specifications of the Container Device Interface; empty: the usual ones.
+    pub cdi_dirs: Vec<PathBuf>,
     /// Plain processes that are accepted, unless the policy specifies it.
     pub processes: ProcessMode,
     /// Directories that confined tasks must not see and that are never mounted into a task.
@@ -280,8 +283,10 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
         // A host that had no engine may have one now.
         None => match socket() {
             Some(socket) => SelectedRuntime::Any(socket),
-            None if boot.oci_program.is_some() => SelectedRuntime::AnyOci,
-            None => match oci::check_host(&boot.home) {
+            None if boot.oci_program.is_some() && boot.oci_program_sha256.is_none() => {
+                SelectedRuntime::AnyOci
+            }
+            None => match oci::check_host(&boot.home, given_oci_program(boot).as_ref()) {
                 Ok(()) => SelectedRuntime::AnyOci,
                 Err(problem) => {
                     tracing::info!(problem, "neither a container engine nor containers without one");
@@ -406,18 +411,22 @@ async fn start_host(
 
 /// Opens the runtime of containers without an engine.
 async fn open_oci(boot: &BootConfig, policy: &Policy) -> Result<OciRuntime, BootError> {
-    let program = match &boot.oci_program {
-        Some(path) => Some(OciProgram::at(path.clone(), &Hierarchies::mounted().unwrap_or_default())),
-        None => OciProgram::find(),
-    };
+    let program = given_oci_program(boot).or_else(OciProgram::find);
     let program = program.ok_or(BootError::NoOciProgram)?;
     let mut settings = OciSettings::new(boot.home.clone(), program)
         .map_err(io_error("failed to find the agent's binary"))?;
     settings.store.apply(policy);
+    if !boot.cdi_dirs.is_empty() {
+        settings.cdi_dirs.clone_from(&boot.cdi_dirs);
+    }
     let opened = tokio::task::spawn_blocking(move || OciRuntime::open(settings)).await;
     let runtime = opened.map_err(|error| io_error("failed to open images")(io::Error::other(error)))??;
     runtime.collect_garbage_periodically();
     Ok(runtime)
+}
+
+fn given_oci_program(boot: &BootConfig) -> Option<OciProgram> {
+    Some(OciProgram::given(boot.oci_program.clone()?, boot.oci_program_sha256.clone()))
 }
 
 /// Connects to the engine; waits one minute for an engine that does not answer yet.
@@ -577,6 +586,8 @@ mod tests {
             runtime: None,
             docker_socket: socket.map(PathBuf::from),
             oci_program: None,
+            oci_program_sha256: None,
+            cdi_dirs: Vec::new(),
             processes: ProcessMode::default(),
             hidden: Vec::new(),
             policy: home.join("policy.yml"),

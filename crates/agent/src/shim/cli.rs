@@ -69,6 +69,14 @@ struct Flags {
     /// OCI runtime that starts containers on a host without an engine [default: `crun` or `runc` of this host]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_OCI_PROGRAM")]
     oci_program: Option<PathBuf>,
+    /// SHA-256 of `--oci-program`, in hex: checked before each start of a container. With it, the program alone does not
+    /// choose the runtime
+    #[arg(long, value_name = "HEX", env = "WINDLASS_AGENT_OCI_PROGRAM_SHA256", requires = "oci_program")]
+    oci_program_sha256: Option<String>,
+    /// Directory with specifications of the Container Device Interface, for containers without an engine; may be repeated,
+    /// and later ones take precedence [default: `/etc/cdi` and `/var/run/cdi`]
+    #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_CDI_DIRS", value_delimiter = ':')]
+    cdi_dir: Vec<PathBuf>,
     /// Policy file with the permissions of tasks on this host; must be owned by root
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
     policy: PathBuf,
@@ -217,6 +225,8 @@ fn start(flags: &Flags) -> ExitCode {
         runtime: flags.runtime,
         docker_socket: flags.docker_socket.clone(),
         oci_program: flags.oci_program.clone(),
+        oci_program_sha256: flags.oci_program_sha256.clone(),
+        cdi_dirs: flags.cdi_dir.clone(),
         processes: flags.processes.into(),
         hidden: flags.hide.clone(),
         policy: flags.policy.clone(),

@@ -68,6 +68,8 @@ pub fn main() -> ExitCode {
         runtime: args.runtime,
         docker_socket: None,
         oci_program: None,
+        oci_program_sha256: None,
+        cdi_dirs: Vec::new(),
         processes: args.processes.into(),
         hidden: Vec::new(),
         policy: PathBuf::from(policy::DEFAULT_FILE),

@@ -63,6 +63,10 @@ impl Runtime for MixedRuntime {
         self.runtime_for_spec(&task.spec).create(task)
     }
 
+    fn prepare_start<'a>(&'a self, task: &'a PreparedTask) -> BoxFuture<'a, ()> {
+        self.runtime_for_spec(&task.spec).prepare_start(task)
+    }
+
     fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         self.runtime_for_spec(&task.spec).start(task, handle)
     }

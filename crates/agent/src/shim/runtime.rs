@@ -160,6 +160,12 @@ pub trait Runtime: Send + Sync + 'static {
     /// Creates the container without starting it. Finds a container that was created for this task before.
     fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle>;
 
+    /// Prepares the start while the decision to start is written to disk. Nothing of the task may run before `start`, which
+    /// works without this too, and reports what fails.
+    fn prepare_start<'a>(&'a self, _task: &'a PreparedTask) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Starts the container unless it was started before, and returns its ports.
     fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>>;
 

@@ -18,13 +18,16 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch,
     task::JoinHandle,
+    time::Instant,
 };
 
 use crate::safe_open::DirHandle;
 use rustix::fd::AsFd;
 
-/// Delay between two batches of events.
+/// Delay between two batches of events, once there were many in a short time.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
+/// Number of batches without a delay: a job that starts creates a few files, and its callers wait for each of them.
+const BURST: u32 = 16;
 
 /// Watches directories. Created once and cloned.
 #[derive(Clone, Debug, Default)]
@@ -114,13 +117,20 @@ fn to_async_fd(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 async fn dispatch_events(fd: Arc<AsyncFd<OwnedFd>>, dirs: Arc<WatchedDirs>) {
+    let (mut without_delay, mut before) = (BURST, Instant::now());
     loop {
         let Ok(mut ready) = fd.readable().await else { return };
         if dispatch_batch(fd.get_ref(), &dirs) {
             ready.clear_ready();
         }
         drop(ready);
-        tokio::time::sleep(BATCH_DELAY).await;
+        let passed = before.elapsed().as_millis() / BATCH_DELAY.as_millis();
+        without_delay = BURST.min(without_delay.saturating_add(u32::try_from(passed).unwrap_or(BURST)));
+        before = Instant::now();
+        match without_delay.checked_sub(1) {
+            Some(left) => without_delay = left,
+            None => tokio::time::sleep(BATCH_DELAY).await,
+        }
     }
 }
 

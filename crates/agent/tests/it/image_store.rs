@@ -10,7 +10,11 @@ use std::{
 
 use windlass_agent::{
     digest::sha256_hex,
-    image::{ImageStore, PullError, StoreSettings, StoredImage, layer::LayerLimits},
+    image::{
+        ImageStore, PullError, StoreSettings, StoredImage,
+        layer::{LayerLimits, subprocess},
+    },
+    safe_open::{LandlockStatus, has_landlock},
     shim::runtime::ProgressCallback,
 };
 use windlass_registry::{ImageName, local::LocalName};
@@ -41,8 +45,12 @@ impl TestStore {
 
     /// Opens the same directory again, as after a crash.
     fn reopen(&mut self) {
+        self.reopen_with(StoreSettings::default());
+    }
+
+    fn reopen_with(&mut self, settings: StoreSettings) {
         let root = self.scratch.path().join("oci");
-        self.store = ImageStore::open(root, agent().to_owned(), StoreSettings::default()).unwrap();
+        self.store = ImageStore::open(root, agent().to_owned(), settings).unwrap();
     }
 
     async fn pull(&self, name: &str) -> Result<StoredImage, PullError> {
@@ -333,6 +341,38 @@ async fn layers_of_an_image_write_nothing_outside_of_the_store() {
 }
 
 #[tokio::test]
+async fn layers_of_one_image_are_downloaded_at_the_same_time() {
+    let (registry, test) = (Registry::start().await, TestStore::new());
+    let layers = (0..4_u8).map(|at| gzipped(&[("own", &[&[at][..], &noise(100_000)].concat())])).collect();
+    let (name, _) = registry.put_layers("app", "1", layers, ImageOptions::default());
+    registry.set_layers(LayerDelivery::Stall);
+    {
+        let pull = test.pull(&name);
+        tokio::pin!(pull);
+        let together = eventually_async("three layers arrive", async || (registry.open() == 3).then_some(()));
+        tokio::select! {
+            ended = &mut pull => panic!("{ended:?}"),
+            () = together => {}
+        }
+        assert_eq!(registry.layers_requested().len(), 3, "no more at once");
+    }
+    registry.set_layers(LayerDelivery::Fast);
+    assert_eq!(test.pull(&name).await.unwrap().layers.len(), 4);
+}
+
+#[tokio::test]
+async fn layers_are_unpacked_with_landlock_where_the_kernel_has_it() {
+    let scratch = temp_dir("landlock").unwrap();
+    let (file, into) = (scratch.path().join("layer"), scratch.path().join("files"));
+    fs::write(&file, layer(&[("a", b"one")])).unwrap();
+    fs::create_dir(&into).unwrap();
+    let source = fs::File::open(&file).unwrap();
+    let (summary, landlock) = subprocess::run(agent(), source, &into, LayerLimits::default()).await.unwrap();
+    assert_eq!(summary.entries, 1);
+    assert_eq!(landlock == LandlockStatus::Absent, !has_landlock(), "{landlock:?}");
+}
+
+#[tokio::test]
 async fn a_silent_registry_ends_a_pull_after_the_stall_time() {
     let registry = Registry::start().await;
     let test = TestStore::with(|settings| settings.stall = Duration::from_millis(300));
@@ -345,10 +385,7 @@ async fn a_silent_registry_ends_a_pull_after_the_stall_time() {
 #[tokio::test]
 async fn unused_images_are_removed_by_age_and_size_and_used_layers_stay() {
     let registry = Registry::start().await;
-    let test = TestStore::with(|settings| {
-        settings.age_min = Duration::ZERO;
-        settings.bytes_max = Some(250_000);
-    });
+    let mut test = TestStore::with(|settings| settings.age_min = Duration::ZERO);
     let base = gzipped(&[("base", &noise(100_000))]);
     let mut images = Vec::new();
     for at in 0..3 {
@@ -360,6 +397,12 @@ async fn unused_images_are_removed_by_age_and_size_and_used_layers_stay() {
     // Oldest first, by the time of the last use.
     test.store.touch(&images[0]).unwrap();
     let none = BTreeSet::new();
+    // The maximum was lowered since.
+    test.reopen_with(StoreSettings {
+        age_min: Duration::ZERO,
+        bytes_max: Some(250_000),
+        ..StoreSettings::default()
+    });
     let removed = test.store.collect_garbage(&none).unwrap();
     assert_eq!((removed.images, removed.layers), (2, 2), "{removed:?}");
     assert!(test.entries("layers").contains(&images[0].layers[1]), "the last used stays");
@@ -389,6 +432,60 @@ async fn an_image_that_exceeds_the_space_of_all_images_is_refused_and_can_be_pul
     }
     let enough = TestStore::with(|settings| settings.bytes_max = Some(300_000));
     enough.pull(&name).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_removes_unused_images_for_its_space_and_is_refused_if_all_are_in_use() {
+    let registry = Registry::start().await;
+    let test = TestStore::with(|settings| {
+        settings.age_min = Duration::ZERO;
+        settings.bytes_max = Some(250_000);
+    });
+    let name = |at: u8| {
+        let own = gzipped(&[("own", &[&[at][..], &noise(100_000)].concat())]);
+        registry.put_layers("app", &at.to_string(), vec![own], ImageOptions::default()).0
+    };
+    let (first, second) = (test.pull(&name(1)).await.unwrap(), test.pull(&name(2)).await.unwrap());
+    let third = name(3);
+    let before = registry.layers_requested().len();
+    let full = test.pull(&third).await.unwrap_err();
+    assert!(matches!(full, PullError::Full { bytes_max: 250_000, .. }), "{full}");
+    let make_space = |in_use: &[&StoredImage]| {
+        let in_use: BTreeSet<String> = in_use.iter().flat_map(|image| image.layers.clone()).collect();
+        tokio::task::block_in_place(|| test.store.make_space(100_001, || Some(in_use))).unwrap()
+    };
+    // Containers use both: nothing is removed, and the third has no space.
+    assert_eq!(make_space(&[&first, &second]).images, 0);
+    assert!(matches!(test.pull(&third).await.unwrap_err(), PullError::Full { .. }));
+    assert_eq!((test.entries("layers").len(), test.entries("images").len()), (2, 2));
+    eventually_async("nothing unfinished is left", async || test.entries("tmp").is_empty().then_some(()))
+        .await;
+    // One has ended.
+    assert_eq!(make_space(&[&second]).images, 1);
+    test.pull(&third).await.unwrap();
+    assert_eq!(test.entries("layers").len(), 2);
+    assert!(test.entries("layers").contains(&second.layers[0]), "the one in use stays");
+    assert!(registry.layers_requested().len() > before);
+}
+
+#[tokio::test]
+async fn a_layer_that_a_mirror_corrupts_is_pulled_from_its_registry() {
+    let (registry, mirror) = (Registry::start().await, Registry::start().await);
+    let layers = vec![gzipped(&[("big", &noise(300_000))])];
+    let (name, _) = registry.put_layers("app", "1", layers.clone(), ImageOptions::default());
+    mirror.put_layers("app", "1", layers, ImageOptions::default());
+    let host = |name: &str| name.split('/').next().unwrap().to_owned();
+    let mirrored = mirror.put_layers("other", "1", vec![gzipped(&[("a", b"a")])], ImageOptions::default()).0;
+    for delivery in [LayerDelivery::Corrupt, LayerDelivery::Fast] {
+        mirror.set_layers(delivery);
+        let test = TestStore::with(|settings| {
+            settings.registry.mirrors = [(host(&name), vec![host(&mirrored)])].into();
+        });
+        let image = test.pull(&name).await.unwrap();
+        assert_eq!(fs::read(test.store.layer_files(&image.layers[0]).join("big")).unwrap(), noise(300_000));
+        assert!(test.entries("downloads").is_empty());
+    }
+    assert_eq!((registry.layers_requested().len(), mirror.layers_requested().len()), (1, 2));
 }
 
 #[tokio::test]

@@ -134,7 +134,7 @@ fn file_stamp(path: &Path) -> Result<FileStamp, BinaryError> {
 }
 
 /// Returns the architecture in the ELF header of a program.
-fn elf_arch(path: &Path) -> Result<&'static str, BinaryError> {
+pub(super) fn elf_arch(path: &Path) -> Result<&'static str, BinaryError> {
     let mut head = [0u8; 20];
     fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(read_error(path))?;
     let machine = u16::from_le_bytes([head[18], head[19]]);

@@ -12,8 +12,10 @@ use windlass_api::agent::{
 use windlass_tunnel::{Connection, TunnelError};
 
 use super::{
-    RemoteBackend, RemoteHost, RemoteState, address, error_hints,
-    shell_scripts::{self, AGENT, Files, HostAccess, INCOMING, Installation, SOCKET, ScriptOutput},
+    OciProgram, RemoteBackend, RemoteHost, RemoteState, address, error_hints,
+    shell_scripts::{
+        self, AGENT, Files, HostAccess, INCOMING, INCOMING_OCI_PROGRAM, Installation, SOCKET, ScriptOutput,
+    },
 };
 use crate::{AgentEndpoint, BackendError, BackendInstance, InstanceRequest};
 
@@ -31,6 +33,10 @@ const TASK_GRACE_SECS: u64 = 5;
 const TASKS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Epoch of the calls that end all tasks: no later call follows.
 const LAST_EPOCH: i64 = i64::MAX;
+
+/// Settings of the agent.
+const OCI_PROGRAM_VARIABLE: &str = "WINDLASS_AGENT_OCI_PROGRAM";
+const OCI_PROGRAM_SHA256_VARIABLE: &str = "WINDLASS_AGENT_OCI_PROGRAM_SHA256";
 
 pub(super) struct HostSetup<'a> {
     remote: &'a RemoteBackend,
@@ -64,13 +70,25 @@ impl<'a> HostSetup<'a> {
         if !has_agent {
             self.upload(&host, &sha256).await?;
         }
+        let oci_program = self.remote.oci_programs.get(host.arch);
+        if let Some(program) = oci_program
+            && !stock.oci_programs.contains(&program.sha256)
+        {
+            self.upload_oci_program(&host, program).await?;
+        }
         let text = self.run_root_script(&host, "inspect the host", &shell_scripts::describe_script()).await?;
         let undescribed = |error: serde_json::Error| {
             refused("inspect the host", format!("invalid output of its agent: {error}"))
         };
         let has = shell_scripts::parse_hardware(&text, host.arch, &stock.runtime).map_err(undescribed)?;
         let internal_ip = address::select_internal_ip(self.site, &has.addresses, &host.local)?;
-        let files = Files::new(&stock.keeper, &self.order.env)?;
+        let mut env = self.order.env.clone();
+        if let Some(program) = oci_program {
+            let path = shell_scripts::oci_program_path(program.name, &program.sha256);
+            env.insert(OCI_PROGRAM_VARIABLE.to_owned(), path);
+            env.insert(OCI_PROGRAM_SHA256_VARIABLE.to_owned(), program.sha256.clone());
+        }
+        let files = Files::new(&stock.keeper, &env)?;
         if stock.files != files.sum() {
             self.run_root_script(&host, "write the agent's files", &files.write()).await?;
         }
@@ -184,6 +202,30 @@ impl<'a> HostSetup<'a> {
                 shell_scripts::ROOT
             ),
         ))
+    }
+
+    /// Uploads the program that runs containers where no engine is installed.
+    async fn upload_oci_program(&self, host: &HostAccess, program: &OciProgram) -> Result<(), BackendError> {
+        const WHAT: &str = "upload the program that runs containers";
+        self.remote.report_progress(self.order, || format!("uploading {}", program.name));
+        // The semaphore is never closed, so acquiring cannot fail.
+        let _round = self.remote.uploads.acquire().await;
+        let given = program.clone();
+        let loaded = tokio::task::spawn_blocking(move || given.load()).await;
+        let bytes = loaded
+            .map_err(|error| unavailable(WHAT, error.to_string()))?
+            .map_err(|error| refused(WHAT, error.to_string()))?;
+        self.run_root_script(host, WHAT, &shell_scripts::prepare_script(host, &program.sha256)).await?;
+        let uploaded = self.connection.upload(INCOMING_OCI_PROGRAM, &bytes, &program.sha256).await;
+        let uploaded = uploaded.map_err(|error| error_hints::to_backend_error(&error, &self.site.target))?;
+        let path = shell_scripts::oci_program_path(program.name, &program.sha256);
+        let install = shell_scripts::install_oci_program_script(&uploaded.path, &path);
+        let installed = self.run_root_command(host, &install).await?;
+        if installed.status == Some(0) {
+            return Ok(());
+        }
+        let message = shell_scripts::sanitize(&String::from_utf8_lossy(&installed.stderr));
+        Err(refused(WHAT, format!("`{}` cannot run there: {message}. Is it a static program?", program.name)))
     }
 
     /// Starts the agent unless it runs, and waits until it responds through the tunnel.

@@ -17,6 +17,10 @@ pub const ROOT: &str = "/var/lib/windlass";
 pub const SOCKET: &str = "/var/lib/windlass/door/shim.sock";
 /// Binary of the agent.
 pub const AGENT: &str = "/var/lib/windlass/agent";
+/// Directory of the programs that run containers, if the server brings one along.
+const OCI_PROGRAMS: &str = "/var/lib/windlass/oci-program";
+/// Path prefix of its uploads until they are complete.
+pub(super) const INCOMING_OCI_PROGRAM: &str = "/var/lib/windlass/incoming/oci-program";
 /// Path prefix of uploads until they are complete.
 pub(super) const INCOMING: &str = "/var/lib/windlass/incoming/agent";
 /// Unit of the agent, where systemd runs.
@@ -45,6 +49,7 @@ pub(super) const PROBE_INSTALLATION: &str = r#"
 R=/var/lib/windlass
 [ -d $R ] && echo root=yes
 [ -f $R/agent ] && echo "agent=$(sha256sum < $R/agent | cut -d' ' -f1)"
+[ -d $R/oci-program ] && echo "oci_programs=$(sha256sum $R/oci-program/*/* 2>/dev/null | cut -d' ' -f1 | tr '\n' ' ')"
 [ -f $R/home/enrolment.json ] && echo "enrolment=$(tr -d '\n' < $R/home/enrolment.json)"
 [ -f $R/home/runtime ] && echo "runtime=$(cat $R/home/runtime)"
 [ -f $R/files ] && echo "files=$(cat $R/files)"
@@ -193,6 +198,8 @@ pub(super) struct Installation {
     pub(super) any: bool,
     /// SHA-256 of the agent's binary.
     pub(super) agent: String,
+    /// SHA-256 of the programs that run containers.
+    pub(super) oci_programs: Vec<String>,
     pub(super) enrolment: Option<EnrolmentRecord>,
     /// Checksum of the files that the server writes.
     pub(super) files: String,
@@ -238,6 +245,7 @@ impl Installation {
         Self {
             any: answers.text("root") == "yes",
             agent: text("agent"),
+            oci_programs: text("oci_programs").split_whitespace().map(str::to_owned).collect(),
             // An unreadable enrolment counts as none.
             enrolment: serde_json::from_str(answers.text("enrolment")).ok(),
             files: text("files"),
@@ -265,6 +273,19 @@ pub(super) fn install_script(uploaded: &str) -> String {
     format!(
         "set -e\nchown 0:0 {uploaded}\nchmod 755 {uploaded}\n{uploaded} --version\nmv -f {uploaded} {AGENT}\n\
          rmdir {ROOT}/incoming 2>/dev/null || true\n"
+    )
+}
+
+/// Path of a program that runs containers. A running agent keeps using the one that it was started with.
+pub(super) fn oci_program_path(name: &str, sha256: &str) -> String {
+    format!("{OCI_PROGRAMS}/{}/{name}", &sha256[..16.min(sha256.len())])
+}
+
+/// Installs an uploaded program that runs containers, after checking that it can run.
+pub(super) fn install_oci_program_script(uploaded: &str, path: &str) -> String {
+    format!(
+        "set -e\nchown 0:0 {uploaded}\nchmod 755 {uploaded}\n{uploaded} --version >/dev/null\n\
+         umask 022\nmkdir -p $(dirname {path})\nmv -f {uploaded} {path}\nrmdir {ROOT}/incoming 2>/dev/null || true\n"
     )
 }
 

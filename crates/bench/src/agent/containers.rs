@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead as _, BufReader, Write},
+    io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc,
@@ -27,8 +27,9 @@ use super::{
     LOG_WAIT, TAIL_READ_BYTES,
     engine::BenchEngine,
     host::{ShimProcess, ShimTask},
-    job, median, print_durations,
+    job, median,
 };
+use crate::results::BenchResults;
 
 /// Network of the engine's containers.
 const NETWORK: &str = "windlass-bench";
@@ -45,11 +46,12 @@ const KILL_WITHIN_MS: u64 = 400;
 /// `agent` is the `windlass-agent` binary.
 pub async fn run(agent: &Path) -> Result<()> {
     let scratch = temp_dir("containers")?;
-    let mut out = std::io::stdout();
+    let mut results = BenchResults::new("containers")?;
     let image = Image::create(scratch.path())?;
-    measure_starts(agent, scratch.path(), &image, &mut out).await?;
-    measure_many(agent, scratch.path(), &image, &mut out).await?;
-    measure_kills(agent, scratch.path(), &image, &mut out).await
+    measure_starts(agent, scratch.path(), &image, &mut results).await?;
+    measure_many(agent, scratch.path(), &image, &mut results).await?;
+    measure_kills(agent, scratch.path(), &image, &mut results).await?;
+    results.save().map(drop)
 }
 
 /// An archive of one image with a static busybox, and its unpacked root.
@@ -188,30 +190,48 @@ fn publish_image(registry: &Registry, scratch: &Path) -> Result<String> {
     Ok(registry.put_layers("bench", "1", layers, options).0)
 }
 
-/// Measures the first line of a container, interleaved with the alternatives.
-async fn measure_starts(agent: &Path, scratch: &Path, image: &Image, out: &mut impl Write) -> Result<()> {
-    let engine = BenchEngine::from_environment(scratch)?;
-    engine.create_network(NETWORK)?;
+/// Measures the first line of a container, interleaved with the alternatives. Without an engine, those of one are left out.
+async fn measure_starts(
+    agent: &Path,
+    scratch: &Path,
+    image: &Image,
+    results: &mut BenchResults,
+) -> Result<()> {
+    let engine = BenchEngine::from_environment(scratch);
+    if let Err(error) = &engine {
+        results.say(&format!("no comparison with an engine: {error:#}"))?;
+    }
+    let engine = engine.ok();
     let bare = BareRuntime::create(scratch, image)?;
     let host = start_shim(agent, &scratch.join("starts"), image)?;
     let registry = start_registry()?;
     let name = publish_image(&registry, scratch)?;
     let first = first_line(&host, &name, "host").await?;
-    writeln!(out, "{:<46} {:>9.1} ms", "first start, pull of 100 MiB", first.as_secs_f64() * 1e3)?;
-    let (first, _) = engine.run_image(&name, &["host"])?;
-    writeln!(out, "{:<46} {:>9.1} ms", "first docker run, the same pull", first.as_secs_f64() * 1e3)?;
-    engine.remove_image(&name)?;
+    results.figure("first_ms", "first start, pull of 100 MiB", first.as_secs_f64() * 1e3, "ms")?;
+    if let Some(engine) = &engine {
+        engine.create_network(NETWORK)?;
+        let (first, _) = engine.run_image(&name, &["host"])?;
+        results.figure(
+            "docker_first_ms",
+            "first docker run, the same pull",
+            first.as_secs_f64() * 1e3,
+            "ms",
+        )?;
+        engine.remove_image(&name)?;
+    }
     let (mut raw, mut docker, mut bridged_docker) = (Vec::new(), Vec::new(), Vec::new());
     let (mut on_host, mut on_bridge, mut plain) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..=REPEATS {
-        let samples = [
+        let mut samples = vec![
             (&mut raw, bare.run(number)?),
             (&mut on_host, first_line(&host, &name, "host").await?),
             (&mut on_bridge, first_line(&host, &name, "bridge").await?),
             (&mut plain, first_line(&host, "none", "host").await?),
-            (&mut docker, engine.run(&["host"])?.0),
-            (&mut bridged_docker, engine.run(&[NETWORK])?.0),
         ];
+        if let Some(engine) = &engine {
+            samples.push((&mut docker, engine.run(&["host"])?.0));
+            samples.push((&mut bridged_docker, engine.run(&[NETWORK])?.0));
+        }
         for (kept, taken) in samples {
             // The first repetition warms the caches.
             if number > 0 {
@@ -219,15 +239,20 @@ async fn measure_starts(agent: &Path, scratch: &Path, image: &Image, out: &mut i
             }
         }
     }
-    print_durations(out, &format!("{} run, to first line", bare.program), &mut raw)?;
-    print_durations(out, "container, host network, to first line", &mut on_host)?;
-    print_durations(out, "container, own network, to first line", &mut on_bridge)?;
-    print_durations(out, "plain process, to first line", &mut plain)?;
-    print_durations(out, "docker run, host network, to first line", &mut docker)?;
-    print_durations(out, "docker run, own network, to first line", &mut bridged_docker)?;
+    results.times("bare", &format!("{} run, to first line", bare.program), &mut raw)?;
+    results.times("host", "container, host network, to first line", &mut on_host)?;
+    results.times("bridge", "container, own network, to first line", &mut on_bridge)?;
+    results.times("process", "plain process, to first line", &mut plain)?;
+    if engine.is_some() {
+        results.times("docker", "docker run, host network, to first line", &mut docker)?;
+        results.times("docker_bridge", "docker run, own network, to first line", &mut bridged_docker)?;
+    }
     let more = (median(&mut on_host).as_secs_f64() - median(&mut raw).as_secs_f64()) * 1e3;
-    writeln!(out, "{:<46} {more:>+9.1} ms", format!("… container over bare {}", bare.program))?;
-    Ok(())
+    results.figure("over_bare_ms", &format!("… container over bare {}", bare.program), more, "ms")?;
+    // The shortest of each: what other work on the machine adds least to.
+    let least = |taken: &[Duration]| taken.first().copied().unwrap_or_default().as_secs_f64() * 1e3;
+    let more = least(&on_host) - least(&raw);
+    results.figure("least_over_bare_ms", "… the shortest of each", more, "ms")
 }
 
 async fn first_line(host: &ShimProcess, image: &str, network: &str) -> Result<Duration> {
@@ -244,7 +269,7 @@ async fn first_line(host: &ShimProcess, image: &str, network: &str) -> Result<Du
 }
 
 /// Measures the start of many containers that are submitted at once.
-async fn measure_many(agent: &Path, scratch: &Path, image: &Image, out: &mut impl Write) -> Result<()> {
+async fn measure_many(agent: &Path, scratch: &Path, image: &Image, results: &mut BenchResults) -> Result<()> {
     for network in ["host", "bridge"] {
         let host = start_shim(agent, &scratch.join(format!("many-{network}")), image)?;
         first_line(&host, &image.name, network).await?;
@@ -261,20 +286,23 @@ async fn measure_many(agent: &Path, scratch: &Path, image: &Image, out: &mut imp
         try_join_all(tasks.into_iter().map(ShimTask::abort)).await?;
         let ended = started.elapsed() - running;
         check_clean(&ids)?;
-        writeln!(
-            out,
-            "{:<46} {:>9.2} s to run   {:.2} s to end and remove   {:.1} MB resident",
-            format!("{MANY} containers at once, {network} network"),
-            running.as_secs_f64(),
-            ended.as_secs_f64(),
-            host.resident_kb()? / 1024.0,
-        )?;
+        results.about(network);
+        let what = format!("{MANY} containers at once, {network} network, to run");
+        results.figure("many_s", &what, running.as_secs_f64(), "s")?;
+        results.figure("many_end_s", "– until all have ended and are removed", ended.as_secs_f64(), "s")?;
+        results.figure("many_resident_mb", "– memory of the agent", host.resident_kb()? / 1024.0, "MB")?;
+        results.about("");
     }
     Ok(())
 }
 
 /// Kills the agent at random moments while it starts containers, and looks for leftovers after they were removed.
-async fn measure_kills(agent: &Path, scratch: &Path, image: &Image, out: &mut impl Write) -> Result<()> {
+async fn measure_kills(
+    agent: &Path,
+    scratch: &Path,
+    image: &Image,
+    results: &mut BenchResults,
+) -> Result<()> {
     let home = scratch.join("kills");
     let mut host = start_shim(agent, &home, image)?;
     let mut rng = Rng::new(28);
@@ -290,13 +318,8 @@ async fn measure_kills(agent: &Path, scratch: &Path, image: &Image, out: &mut im
         host.remove_all()?;
     }
     check_clean(&ids)?;
-    writeln!(
-        out,
-        "{:<46} {:>9}",
-        format!("leftovers of {} containers, agent killed {KILLS} times", ids.len()),
-        0
-    )?;
-    Ok(())
+    let what = format!("leftovers of {} containers, agent killed {KILLS} times", ids.len());
+    results.figure("leftovers", &what, 0.0, "")
 }
 
 /// Fails if anything of the tasks is left on this host: processes, control groups, mounts, interfaces.

@@ -106,6 +106,10 @@ pub(crate) struct Args {
     /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
+    /// Static `crun` or `runc`, one per processor architecture, uploaded to SSH hosts so that containers need nothing
+    /// installed there: `FILE@sha256:HEX[,…]`
+    #[arg(long, env = "WINDLASS_SERVER_OCI_PROGRAMS", global = true, value_name = "FILES")]
+    pub(crate) oci_programs: Option<String>,
     /// Runtime of jobs on this machine: `any` (containers for jobs with an image, plain processes for others), `any-oci`
     /// (the same without a container engine), `docker` or `process`. Defaults to `any` if an engine responds or once did,
     /// and to `any-oci` if none is installed
@@ -446,6 +450,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         key_file: args.key_file,
         no_local: args.no_local.then_some(true),
         agent: args.agent,
+        oci_programs: args.oci_programs,
         local_runtime: args.local_runtime,
         local_processes: args.local_processes,
         docker_socket: args.docker_socket,

@@ -6,7 +6,9 @@ mod test_registry;
 
 use test_registry::{Registry, digest};
 use windlass_dial::AllowedAddresses;
-use windlass_registry::{Client, Credentials, Image, ImageName, Platform, RegistryError, Settings};
+use windlass_registry::{
+    Client, Credentials, Image, ImageName, LayerHosts, Platform, RegistryError, Settings,
+};
 
 const AMD64: &str = "amd64";
 
@@ -150,9 +152,16 @@ async fn a_manifest_that_does_not_match_its_digest_is_rejected() {
 
 async fn download(registry: &Registry, name: &str) -> Result<Vec<u8>, RegistryError> {
     let name: ImageName = registry.name(name).parse().unwrap();
-    let client = Client::default();
-    let image = client.resolve_image(&name, &Platform::linux(AMD64), None).await?;
-    let mut blob = client.download_layer(&name, &image.layers[0], None, 0, None).await?;
+    download_with(&Client::default(), &name, LayerHosts::MirrorsFirst).await
+}
+
+async fn download_with(
+    client: &Client,
+    name: &ImageName,
+    hosts: LayerHosts,
+) -> Result<Vec<u8>, RegistryError> {
+    let image = client.resolve_image(name, &Platform::linux(AMD64), None).await?;
+    let mut blob = client.download_layer(name, &image.layers[0], None, hosts, (0, None)).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = blob.next_chunk().await? {
         bytes.extend_from_slice(&chunk);
@@ -222,6 +231,29 @@ async fn an_image_is_resolved_at_the_mirror_first_and_then_at_the_registry() {
     assert_ne!(own, copied);
     assert_eq!(found("app:1").await.unwrap().digest, copied);
     assert!(found("app:2").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_mirror_that_breaks_or_corrupts_a_layer_is_left_for_the_registry() {
+    let (registry, mirror) = (Registry::start().await, Registry::start().await);
+    let layer: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    registry.push("app", "1", AMD64, &layer);
+    mirror.push("app", "1", AMD64, &layer);
+    let mirrors = [(registry.address().to_owned(), vec![mirror.address().to_owned()])].into();
+    let client = Client::new(Settings { mirrors, ..Settings::default() });
+    let name: ImageName = registry.name("app:1").parse().unwrap();
+    assert!(client.has_mirrors(&name));
+    // More often than one host is tried: the registry sends the rest.
+    mirror.break_blobs(100);
+    assert_eq!(download_with(&client, &name, LayerHosts::MirrorsFirst).await.unwrap(), layer);
+    assert!(registry.range_requests() >= 1);
+    mirror.break_blobs(0);
+    let mut changed = layer.clone();
+    changed[5] ^= 1;
+    mirror.replace_blob("app", &digest(&layer), &changed);
+    let refused = download_with(&client, &name, LayerHosts::MirrorsFirst).await.unwrap_err();
+    assert!(refused.to_string().contains("layer digest mismatch"), "{refused}");
+    assert_eq!(download_with(&client, &name, LayerHosts::Registry).await.unwrap(), layer);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ mod demonstrations;
 mod disk_limits;
 mod dstack;
 mod endings;
+mod engine_free;
 mod escape_attempts;
 mod hosts;
 mod jobs;

@@ -33,7 +33,8 @@ const UPLOAD_BYTES_MAX: usize = 2 << 30;
 const SIMULATED_BODY_BYTES_MAX: usize = 16 << 20;
 /// Time within which a started runner must listen on its socket.
 const RUNNER_START_TIMEOUT: Duration = Duration::from_secs(3);
-const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(5);
+/// Interval of attempts where the kernel has no more watches, or a watch missed the socket.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Headers that apply only to the connection between the caller and the shim.
 const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::AUTHORIZATION,
@@ -120,6 +121,8 @@ async fn respond_if_simulated(
 async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorResponse> {
     let dir = shim.tasks.dir(id).ok_or_else(|| task_not_found(id))?;
     let deadline = Instant::now() + RUNNER_START_TIMEOUT;
+    // Made before the first attempt that is followed by a wait, so that no socket is missed.
+    let mut watch = None;
     loop {
         let connected = async {
             let socket = DirHandle::open(&dir.run())?.socket(task_dir::RUNNER_SOCKET)?;
@@ -133,7 +136,15 @@ async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorRespo
         if error.kind() != io::ErrorKind::NotFound || Instant::now() >= deadline || !starts() {
             return Err(runner_unreachable(id, &error.to_string()));
         }
-        tokio::time::sleep(CONNECT_RETRY_DELAY).await;
+        match &mut watch {
+            None => {
+                watch = Some(DirHandle::open(&dir.run()).ok().and_then(|run| shim.growth.watcher().dir(&run)))
+            }
+            Some(Some(watch)) => {
+                let _ = tokio::time::timeout(CONNECT_RETRY_DELAY, watch.wake.changed()).await;
+            }
+            Some(None) => tokio::time::sleep(CONNECT_RETRY_DELAY).await,
+        }
     }
 }
 

@@ -5,32 +5,17 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use parking_lot::Mutex;
-use ring::digest::{Context, SHA256};
+use crate::pinned_file::{PinnedFile, hash_to};
 
 #[derive(Debug)]
 pub(in crate::shim) struct AgentBinary {
-    path: PathBuf,
-    sha256: String,
-    /// Stamp of the file when its content was last verified.
-    trusted: Mutex<Option<FileStamp>>,
+    file: PinnedFile,
 }
-
-/// Changes with every write to the file, also with one that resets the modification time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    changed: (i64, i64),
-}
-
-const CHUNK_BYTES: usize = 256 * 1024;
 
 impl AgentBinary {
     /// Copies `exe` below `home`, unless the copy exists. A first copy is hashed while it is written: the file is read once.
@@ -39,7 +24,7 @@ impl AgentBinary {
         fs::create_dir_all(&dir)?;
         if fs::read_dir(&dir)?.next().is_some() {
             let sha256 = hash_to(&mut File::open(exe)?, &mut io::sink())?;
-            let binary = Self { path: dir.join(&sha256), sha256, trusted: Mutex::new(None) };
+            let binary = Self { file: PinnedFile::new(dir.join(&sha256), sha256) };
             if binary.verify().is_ok() {
                 return Ok(binary);
             }
@@ -59,34 +44,24 @@ impl AgentBinary {
         target.set_permissions(fs::Permissions::from_mode(0o555))?;
         let path = dir.join(&sha256);
         fs::rename(half, &path)?;
-        let trusted = Mutex::new(Some(FileStamp::from_file(&target)?));
-        Ok(Self { path, sha256, trusted })
+        Ok(Self { file: PinnedFile::from_written(path, sha256, &target)? })
     }
 
     pub(in crate::shim) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Fails if the copy was changed. The content is read only if the file was modified since the last verification.
     pub(in crate::shim) fn verify(&self) -> io::Result<()> {
-        let mut file = File::open(&self.path)?;
-        let stamp = FileStamp::from_file(&file)?;
-        if *self.trusted.lock() == Some(stamp) {
-            return Ok(());
-        }
-        if hash_to(&mut file, &mut io::sink())? != self.sha256 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was modified"));
-        }
-        *self.trusted.lock() = Some(stamp);
-        Ok(())
+        self.file.verify()
     }
 
     /// Verifies the copy that a container uses, which may be that of an older agent. Its name is the expected digest.
     pub(in crate::shim) fn verify_copy(&self, path: &Path) -> io::Result<()> {
-        if path == self.path {
+        if path == self.path() {
             return self.verify();
         }
-        let is_ours = path.parent() == self.path.parent();
+        let is_ours = path.parent() == self.path().parent();
         if is_ours && path.file_name() == Some(hash_to(&mut File::open(path)?, &mut io::sink())?.as_ref()) {
             return Ok(());
         }
@@ -95,34 +70,13 @@ impl AgentBinary {
 
     /// Removes copies of other versions that no container uses, and incomplete copies left by a crash.
     pub(in crate::shim) fn remove_unused(&self, used: &[PathBuf]) {
-        let entries = self.path.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
+        let entries = self.path().parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
-            if path != self.path && !used.contains(&path) {
+            if path != self.path() && !used.contains(&path) {
                 let _ = fs::remove_file(path);
             }
         }
     }
-}
-
-impl FileStamp {
-    fn from_file(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
-        let changed = (meta.ctime(), meta.ctime_nsec());
-        Ok(Self { device: meta.dev(), inode: meta.ino(), size: meta.size(), changed })
-    }
-}
-
-/// Copies all bytes, and returns their digest.
-fn hash_to(from: &mut impl Read, target: &mut impl Write) -> io::Result<String> {
-    let mut context = Context::new(&SHA256);
-    let mut chunk = vec![0u8; CHUNK_BYTES];
-    loop {
-        let read = from.read(&mut chunk)?;
-        let Some(piece) = chunk.get(..read).filter(|piece| !piece.is_empty()) else { break };
-        context.update(piece);
-        target.write_all(piece)?;
-    }
-    Ok(hex::encode(context.finish().as_ref()))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use windlass_api::agent::shim::{NetworkMode, TaskSpec};
 use windlass_registry::{Credentials, ImageName};
 
 use super::{
-    OciProgram, check_overlay,
+    OciProgram, cdi, check_overlay,
     config::{Bundle, ContainerInputs, RootlessInputs, container_config},
     devices,
     foreground::REQUEST_FILE,
@@ -206,7 +206,7 @@ impl AttemptRuntime {
         let cwd = if given.cwd.is_empty() { config.working_dir.clone() } else { given.cwd.to_owned() };
         let network = given.network;
         let task = prepared_task(given).map_err(failed)?;
-        let (gpus, groups) = devices::task_devices(&task)?;
+        let gpus = devices::task_devices(&task, &cdi::SPEC_DIRS.map(PathBuf::from))?;
         let mounts = MountTable::read();
         let hierarchies = Hierarchies::mounted().unwrap_or_default();
         let inputs = ContainerInputs {
@@ -223,7 +223,6 @@ impl AttemptRuntime {
             cgroup: &cgroup,
             has_cgroup_v2: hierarchies.v1.is_empty() && hierarchies.v2.is_some(),
             gpus: &gpus,
-            groups: &groups,
             open_files: open_files_max(),
             has_infiniband: devices::has_infiniband(),
             own_capabilities: &[],

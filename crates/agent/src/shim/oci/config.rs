@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{nvidia::GpuEdits, seccomp};
+use super::{cdi::GpuEdits, seccomp};
 use crate::{
     runner::{init::NOTICES_VARIABLE, user::Account},
     shim::runtime::{BindMount, PreparedTask},
-    task_dir,
+    task_dir::{self, DEVICE_GROUPS_VARIABLE},
 };
 use serde_json::{Value, json};
 use windlass_api::agent::shim::NetworkMode;
@@ -71,7 +71,6 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) has_cgroup_v2: bool,
     /// Device files, and what GPUs need in addition.
     pub(super) gpus: &'a GpuEdits,
-    pub(super) groups: &'a [u32],
     /// Maximum number of open files that this process can grant.
     pub(super) open_files: u64,
     pub(super) has_infiniband: bool,
@@ -134,7 +133,7 @@ fn process(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Value {
     // A user other than root starts without capabilities, and may gain them by files that have some.
     let active = if account.uid == 0 || task.spec.privileged { names.clone() } else { Vec::new() };
     let mut groups = account.groups.clone();
-    groups.extend(inputs.groups.iter().filter(|group| !account.groups.contains(group)));
+    groups.extend(inputs.gpus.groups.iter().filter(|group| !account.groups.contains(group)));
     if inputs.rootless.is_some_and(|rootless| !rootless.has_ids) {
         groups.clear();
     }
@@ -177,6 +176,11 @@ fn environment(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<String>
     all.extend(inputs.run_dir.map(|_| format!("WINDLASS_TASK_ID={}", task.spec.id)));
     if !inputs.notices.is_empty() {
         all.push(format!("{NOTICES_VARIABLE}={}", inputs.notices.join("\n")));
+    }
+    // A user namespace has other groups.
+    if !inputs.gpus.groups.is_empty() && inputs.rootless.is_none() {
+        let groups: Vec<String> = inputs.gpus.groups.iter().map(u32::to_string).collect();
+        all.push(format!("{DEVICE_GROUPS_VARIABLE}={}", groups.join(",")));
     }
     let name = |one: &str| one.split('=').next().unwrap_or_default().to_owned();
     let mut kept: Vec<String> = Vec::new();

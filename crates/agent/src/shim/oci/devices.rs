@@ -8,12 +8,12 @@ use std::{
 };
 
 use super::{
+    cdi::{self, GpuEdits},
     config::DeviceNode,
-    nvidia::{self, GpuEdits},
-    refused,
+    nvidia, refused,
 };
 use crate::{
-    host::gpu::Vendor,
+    host::gpu::{Gpu, Vendor},
     shim::runtime::{PreparedTask, RuntimeError},
 };
 
@@ -27,11 +27,20 @@ pub(super) fn has_infiniband() -> bool {
     Path::new(INFINIBAND).is_dir()
 }
 
-/// Device files of a task and the changes for its GPUs, and the groups that own those of AMD.
-pub(super) fn task_devices(task: &PreparedTask) -> Result<(GpuEdits, Vec<u32>), RuntimeError> {
-    let nvidia: Vec<_> = task.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia).collect();
-    let mut edits =
-        nvidia::gpu_edits(&nvidia).map_err(|why| refused("failed to give GPUs to a container", why))?;
+/// Device files of a task and the changes for its GPUs. `spec_dirs` are those with specifications of the Container Device
+/// Interface.
+pub(super) fn task_devices(task: &PreparedTask, spec_dirs: &[PathBuf]) -> Result<GpuEdits, RuntimeError> {
+    let failed = |why| refused("failed to give GPUs to a container", why);
+    let (nvidia, others): (Vec<&Gpu>, Vec<&Gpu>) =
+        task.gpus.iter().partition(|gpu| gpu.vendor == Vendor::Nvidia);
+    let mut edits = nvidia::gpu_edits(&nvidia, spec_dirs).map_err(failed)?;
+    if nvidia.is_empty()
+        && let Some(first) = others.first()
+    {
+        let kind = format!("{}.com/gpu", first.vendor.word());
+        let specs = cdi::read_specs(spec_dirs, &kind);
+        edits = cdi::edits_by_device_file(&specs, &others).map_err(failed)?.unwrap_or_default();
+    }
     let mut paths: Vec<(PathBuf, String)> = Vec::new();
     if task.spec.privileged {
         paths.push((PathBuf::from("/dev"), "/dev".to_owned()));
@@ -54,12 +63,9 @@ pub(super) fn task_devices(task: &PreparedTask) -> Result<(GpuEdits, Vec<u32>), 
     edits.devices.retain(|one| seen.insert(one.path.clone()));
     // The host's groups `video` and `render`, by number: an image may use other numbers for them.
     let amd = task.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Amd).flat_map(|gpu| &gpu.devices);
-    let groups: BTreeSet<u32> = amd
-        .filter_map(|path| fs::metadata(path).ok())
-        .map(|meta| meta.gid())
-        .filter(|gid| *gid != 0)
-        .collect();
-    Ok((edits, groups.into_iter().collect()))
+    let owners = amd.filter_map(|path| fs::metadata(path).ok()).map(|meta| meta.gid());
+    edits.groups.extend(owners.filter(|gid| *gid != 0));
+    Ok(edits)
 }
 
 /// Adds a device file, or all those below a directory.

@@ -9,7 +9,7 @@ use std::{
         unix::{fs::DirBuilderExt as _, net::UnixStream, process::CommandExt as _},
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -44,6 +44,7 @@ use crate::{
     isolation::user_map,
     proc::{self, ProcessHandle, ProcessId},
     runner::user::{Account, UserDatabase},
+    safe_open::DirHandle,
     shim::{
         docker::{container_name, host_probe::MountTable, write_image_config},
         runtime::{Exit, FoundState, FoundTask, Handle, LossReason, PreparedTask, RuntimeError},
@@ -58,7 +59,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Maximum time for a runner to report the port of its SSH server.
 const PORT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Interval of looks where the kernel has no more watches.
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const PORT_WATCH_INTERVAL: Duration = Duration::from_millis(50);
 const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const REPLY_BYTES_MAX: u64 = 16 << 10;
@@ -110,6 +113,31 @@ pub(super) fn mounted_path(task: &TaskDir, target: &str) -> Option<PathBuf> {
     Some(PathBuf::from(mount["source"].as_str()?))
 }
 
+/// Monitor that has no permission to start its container yet. If it is dropped, the monitor ends, and with it all that it
+/// has prepared.
+#[derive(Debug)]
+pub(super) struct PreparedMonitor {
+    socket: UnixStream,
+    child: Child,
+    is_released: bool,
+}
+
+impl PreparedMonitor {
+    /// Leaves the monitor alone: it has the permission, and may have started its container.
+    fn release(mut self) {
+        self.is_released = true;
+    }
+}
+
+impl Drop for PreparedMonitor {
+    fn drop(&mut self) {
+        if !self.is_released {
+            let _ = self.socket.shutdown(Shutdown::Both);
+            let _ = self.child.wait();
+        }
+    }
+}
+
 impl Shared {
     /// Writes the configuration of a container. Its processes, groups and mounts are made by its start.
     pub(super) fn create(&self, task: &PreparedTask) -> Result<Handle, RuntimeError> {
@@ -126,7 +154,7 @@ impl Shared {
         let hostname = container_hostname(task);
         root_files::write_network_files(&bundle, &hostname, task.spec.network_mode).map_err(failed)?;
         let account = find_account(&task.spec.container_user, &layers, self.rootless.as_ref())?;
-        let (gpus, groups) = devices::task_devices(task)?;
+        let gpus = devices::task_devices(task, &self.cdi_dirs)?;
         let mounts = MountTable::read();
         let notices = self.unenforced_limits(task);
         let inputs = ContainerInputs {
@@ -143,7 +171,6 @@ impl Shared {
             cgroup: &format!("/windlass/{}/{}/{CONTAINER_GROUP}", self.home_id, task.spec.id),
             has_cgroup_v2: self.has_cgroup_v2,
             gpus: &gpus,
-            groups: &groups,
             open_files: open_files_max(),
             has_infiniband: devices::has_infiniband(),
             own_capabilities: &own_capabilities(),
@@ -206,37 +233,56 @@ impl Shared {
                 return Ok(());
             }
         }
+        let failed = |error| io_error(what(), error);
+        let prepared = self.prepared.lock().remove(&task.spec.id);
+        let monitor = prepared.map_or_else(|| self.spawn_monitor(task, &record), Ok).map_err(failed)?;
+        // The child is not reaped yet, so its pid cannot be reused.
+        let stat = i32::try_from(monitor.child.id()).map_err(io::Error::other).and_then(proc::stat);
+        record.monitor = stat.map_err(failed)?.map(|stat| stat.name);
+        record.boot = proc::boot_id().map_err(failed)?;
+        // If that fails it received no permission, and ends.
+        record.save(&task.dir).map_err(failed)?;
+        let reply = permit_start(&monitor.socket);
+        if !matches!(reply, Ok(StartReply::Failed(_))) {
+            monitor.release();
+        }
+        match reply.map_err(failed)? {
+            StartReply::Started(_) => Ok(()),
+            StartReply::Failed(message) => Err(refused(what(), message)),
+        }
+    }
+
+    /// Starts the monitor of a container that was not started yet, which prepares everything that ends with it: mounts and
+    /// the network.
+    pub(super) fn prepare_start(&self, task: &PreparedTask) -> Result<(), RuntimeError> {
+        let _one_at_a_time = self.start_lock(task.spec.id).lock();
+        let Some(record) = load_record(&task.dir)?.filter(|record| record.monitor.is_none()) else {
+            return Ok(());
+        };
+        let monitor = self.spawn_monitor(task, &record);
+        let monitor =
+            monitor.map_err(|error| io_error("failed to start the monitor of a container", error))?;
+        self.prepared.lock().insert(task.spec.id, monitor);
+        Ok(())
+    }
+
+    fn spawn_monitor(&self, task: &PreparedTask, record: &ContainerRecord) -> io::Result<PreparedMonitor> {
         // Those of a monitor that was started but never recorded.
         for name in [NEVER_STARTED_FILE, END_FILE] {
             let _ = fs::remove_file(Bundle::new(&task.dir).root().join(name));
         }
-        let failed = |error| io_error(what(), error);
-        self.binary.verify().map_err(failed)?;
+        self.binary.verify()?;
+        self.program.verify()?;
         if let Some(agent) = mounted_path(&task.dir, task_dir::AGENT_IN_CONTAINER) {
-            self.binary.verify_copy(&agent).map_err(failed)?;
+            self.binary.verify_copy(&agent)?;
         }
-        let request = self.start_request(task, &record).map_err(failed)?;
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let mut child = self.monitor_command(task, theirs).spawn().map_err(failed)?;
+        let request = self.start_request(task, record)?;
+        let (socket, theirs) = UnixStream::pair()?;
+        let child = self.monitor_command(task, theirs).spawn()?;
+        let monitor = PreparedMonitor { socket, child, is_released: false };
         // It prepares the container meanwhile.
-        let sent = send_request(&ours, &request);
-        // The child is not reaped yet, so its pid cannot be reused.
-        let stat = i32::try_from(child.id()).map_err(io::Error::other).and_then(proc::stat);
-        record.monitor = stat.map_err(failed)?.map(|stat| stat.name);
-        record.boot = proc::boot_id().map_err(failed)?;
-        if let Err(error) = sent.and_then(|()| record.save(&task.dir)) {
-            // It received no permission: closing the socket ends it.
-            drop(ours);
-            let _ = child.wait();
-            return Err(failed(error));
-        }
-        match permit_start(&ours).map_err(failed)? {
-            StartReply::Started(_) => Ok(()),
-            StartReply::Failed(message) => {
-                let _ = child.wait();
-                Err(refused(what(), message))
-            }
-        }
+        send_request(&monitor.socket, &request)?;
+        Ok(monitor)
     }
 
     fn start_request(&self, task: &PreparedTask, record: &ContainerRecord) -> io::Result<StartRequest> {
@@ -302,6 +348,8 @@ impl Shared {
     /// Kills the processes of the container until none remains.
     fn kill(&self, task: &TaskDir) -> Result<(), RuntimeError> {
         let begun = Instant::now();
+        let prepared = self.prepared.lock().remove(&task.id);
+        drop(prepared);
         let record = load_record(task)?;
         loop {
             let groups = self.groups.find(&task.id.to_string());
@@ -562,6 +610,9 @@ impl OciRuntime {
             return Ok(Vec::new());
         }
         let deadline = tokio::time::Instant::now() + PORT_TIMEOUT;
+        // Made before the first look, so that no file is missed.
+        let run = DirHandle::open(&dir.run()).ok();
+        let mut watch = run.and_then(|run| self.shared.watcher.dir(&run));
         loop {
             match dir.ssh_port() {
                 Some(SSH_PORT) => return Ok(Vec::new()),
@@ -577,7 +628,13 @@ impl OciRuntime {
                 tracing::warn!(task = %dir.id, "runner did not report the port of its SSH server");
                 return Ok(Vec::new());
             }
-            tokio::time::sleep(PORT_POLL_INTERVAL).await;
+            match &mut watch {
+                // The interval also finds the end of a monitor.
+                Some(watch) => {
+                    let _ = tokio::time::timeout(PORT_WATCH_INTERVAL, watch.wake.changed()).await;
+                }
+                None => tokio::time::sleep(PORT_POLL_INTERVAL).await,
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod attempt;
 mod capabilities;
+mod cdi;
 mod config;
 mod devices;
 pub mod foreground;
@@ -21,21 +22,23 @@ pub mod rootless;
 pub(crate) mod seccomp;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use parking_lot::Mutex;
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
     thread::{UnshareFlags, unshare_unsafe},
 };
 use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
+use windlass_model::{error_chain::format_chain, id::SubmissionId};
 
+use lifecycle::PreparedMonitor;
 pub use program::OciProgram;
 use rootless::Rootless;
 
@@ -50,6 +53,7 @@ use crate::{
     cgroup::{Hierarchies, task::TaskGroups},
     digest::sha256_hex,
     image::{ImageStore, StoreSettings},
+    spool::Watcher,
     task_dir::{self, TaskDir},
 };
 
@@ -70,6 +74,8 @@ pub struct OciSettings {
     /// Command that a container runs.
     pub entrypoint: Vec<String>,
     pub store: StoreSettings,
+    /// Directories with specifications of the Container Device Interface.
+    pub cdi_dirs: Vec<PathBuf>,
 }
 
 impl OciSettings {
@@ -78,7 +84,8 @@ impl OciSettings {
         let runner = [task_dir::AGENT_IN_CONTAINER, "runner", "--dir", task_dir::RUN_DIR_IN_CONTAINER];
         let entrypoint = runner.map(str::to_owned).to_vec();
         let agent = std::env::current_exe()?;
-        Ok(Self { home, program, agent, entrypoint, store: StoreSettings::default() })
+        let cdi_dirs = cdi::SPEC_DIRS.map(PathBuf::from).to_vec();
+        Ok(Self { home, program, agent, entrypoint, store: StoreSettings::default(), cdi_dirs })
     }
 }
 
@@ -97,6 +104,7 @@ struct Shared {
     binary: AgentBinary,
     entrypoint: Vec<String>,
     store: ImageStore,
+    cdi_dirs: Vec<PathBuf>,
     proofs: PullAccessStore,
     groups: TaskGroups,
     has_cgroup_v2: bool,
@@ -106,6 +114,10 @@ struct Shared {
     rootless: Option<Rootless>,
     /// Reason why containers cannot have a separate network.
     network_problem: Option<String>,
+    /// Monitors that wait for the permission to start their container.
+    prepared: Mutex<HashMap<SubmissionId, PreparedMonitor>>,
+    /// Watches the directories of tasks that start.
+    watcher: Watcher,
     /// Serialize starts of one task: the record shows whether it was started before.
     starting: [Mutex<()>; START_LOCKS],
 }
@@ -146,12 +158,15 @@ impl OciRuntime {
             binary,
             entrypoint: settings.entrypoint,
             store,
+            cdi_dirs: settings.cdi_dirs,
             proofs,
             groups,
             has_cgroup_v2,
             git,
             rootless,
             network_problem,
+            prepared: Mutex::default(),
+            watcher: Watcher::default(),
             starting: [const { Mutex::new(()) }; START_LOCKS],
         };
         let runtime = Self { shared: Arc::new(shared) };
@@ -202,17 +217,34 @@ impl OciRuntime {
 }
 
 impl Shared {
-    /// Removes images and copies of the agent that no container uses. Failures are logged: the next time tries again.
-    fn remove_unused(&self) {
-        let (mut layers, mut copies, mut gits) = (BTreeSet::new(), Vec::new(), Vec::new());
+    /// Returns the layers that containers use; `None`, with a log message, if that is unknown.
+    fn layers_in_use(&self) -> Option<BTreeSet<String>> {
+        let mut layers = BTreeSet::new();
         for task in self.task_dirs() {
             match record::ContainerRecord::load(&task) {
                 Ok(record) => layers.extend(record.into_iter().flat_map(|record| record.layers)),
                 Err(error) => {
                     tracing::warn!(%error, task = %task.id, "failed to read the record of a container");
-                    return;
+                    return None;
                 }
             }
+        }
+        Some(layers)
+    }
+
+    /// Removes unused images until another one of this size fits.
+    fn make_space(&self, bytes: u64) -> Result<(), RuntimeError> {
+        let removed = self.store.make_space(bytes, || self.layers_in_use());
+        let removed = removed.map_err(|error| io_error("failed to remove unused images", error))?;
+        tracing::info!(images = removed.images, bytes = removed.bytes, "removed images for another one");
+        Ok(())
+    }
+
+    /// Removes images and copies of the agent that no container uses. Failures are logged: the next time tries again.
+    fn remove_unused(&self) {
+        let Some(layers) = self.layers_in_use() else { return };
+        let (mut copies, mut gits) = (Vec::new(), Vec::new());
+        for task in self.task_dirs() {
             copies.extend(lifecycle::mounted_path(&task, task_dir::AGENT_IN_CONTAINER));
             gits.extend(lifecycle::mounted_path(&task, task_dir::GIT_IN_CONTAINER));
         }
@@ -263,13 +295,16 @@ pub(crate) fn is_engine_installed(root: &Path) -> bool {
 }
 
 /// Checks whether this process should run containers without an engine, with its files in `home`: there is no engine, and
-/// everything that they need. Blocks.
-pub fn check_host(home: &Path) -> Result<(), String> {
+/// everything that they need, with `program` if one was brought along. Blocks.
+pub fn check_host(home: &Path, program: Option<&OciProgram>) -> Result<(), String> {
     // One that does not respond yet would own the containers of this host later.
     if is_engine_installed(Path::new("/")) {
         return Err("a container engine is installed".to_owned());
     }
-    OciProgram::find().ok_or("neither `crun` nor `runc` is installed")?;
+    match program {
+        Some(program) => program.verify().map_err(|error| error.to_string())?,
+        None => drop(OciProgram::find().ok_or("neither `crun` nor `runc` is installed")?),
+    }
     if !rustix::process::geteuid().is_root() {
         return rootless::check(Path::new("/proc/self/exe"), home);
     }
@@ -344,6 +379,17 @@ impl Runtime for OciRuntime {
         let task = task.clone();
         self.run_blocking("failed to create a container".to_owned(), move |shared| shared.create(&task))
             .boxed()
+    }
+
+    fn prepare_start<'a>(&'a self, task: &'a PreparedTask) -> BoxFuture<'a, ()> {
+        let prepared = task.clone();
+        let what = "failed to prepare the start of a container".to_owned();
+        async move {
+            if let Err(error) = self.run_blocking(what, move |shared| shared.prepare_start(&prepared)).await {
+                tracing::debug!(error = format_chain(&error), task = %task.spec.id, "start not prepared");
+            }
+        }
+        .boxed()
     }
 
     fn start<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {

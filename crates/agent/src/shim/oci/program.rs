@@ -1,21 +1,25 @@
 //! The OCI runtime of the host: `crun` or `runc`.
 
 use std::{
+    io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use crate::cgroup::Hierarchies;
+use crate::{cgroup::Hierarchies, pinned_file::PinnedFile};
 
 const DIRECTORIES: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Program that runs containers, and what it needs on this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct OciProgram {
     pub path: PathBuf,
     /// Mount that is hidden from the program: `crun` refuses hosts with control groups of both versions.
     pub hidden_mount: Option<PathBuf>,
+    /// Set if its digest was given.
+    pinned: Option<Arc<PinnedFile>>,
 }
 
 impl OciProgram {
@@ -32,12 +36,24 @@ impl OciProgram {
         let is_crun = is_crun(&path);
         let is_mixed = !hierarchies.v1.is_empty();
         let unified = hierarchies.v2.as_ref().map(|mount| mount.at.clone());
-        Self { path, hidden_mount: unified.filter(|_| is_crun && is_mixed) }
+        Self { path, hidden_mount: unified.filter(|_| is_crun && is_mixed), pinned: None }
+    }
+
+    /// The program at this path. With its digest it is verified before each use.
+    pub fn given(path: PathBuf, sha256: Option<String>) -> Self {
+        let pinned = sha256.map(|sha256| Arc::new(PinnedFile::new(path.clone(), sha256)));
+        Self { pinned, ..Self::at(path, &Hierarchies::mounted().unwrap_or_default()) }
+    }
+
+    /// Fails if the program is not the one whose digest was given. Reads it only if it was changed since the last time.
+    pub fn verify(&self) -> io::Result<()> {
+        self.pinned.as_ref().map_or(Ok(()), |pinned| pinned.verify())
     }
 }
 
 fn is_crun(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == "crun")
+    // Also names with a version or an architecture.
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crun"))
 }
 
 /// Returns the option without which a program needs root.

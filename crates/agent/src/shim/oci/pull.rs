@@ -4,6 +4,8 @@
 //! registry cannot be reached and there is a local image of the name, it is used nevertheless. For access to images that
 //! were pulled with credentials see `pull_access`.
 
+use std::sync::Arc;
+
 use windlass_registry::{Credentials, ImageName, RegistryError, Version, local::LocalName};
 
 use super::{OciRuntime, io_error};
@@ -72,7 +74,14 @@ impl OciRuntime {
             return self.check_access(name, &here, auth).await;
         }
         let credentials = auth.map(to_credentials);
-        match store.pull(name, credentials.as_ref(), progress).await {
+        let mut pulled = store.pull(name, credentials.as_ref(), Arc::clone(&progress)).await;
+        if let Err(PullError::Full { bytes, .. }) = &pulled {
+            let bytes = *bytes;
+            let what = "failed to remove unused images".to_owned();
+            self.run_blocking(what, move |shared| shared.make_space(bytes)).await?;
+            pulled = store.pull(name, credentials.as_ref(), progress).await;
+        }
+        match pulled {
             Ok(pulled) => {
                 self.remove_unused_in_background();
                 auth.map_or(Ok(()), |auth| self.save_proof(name, &pulled, auth))
@@ -145,6 +154,7 @@ pub(super) fn pull_error(image: &str, error: PullError) -> RuntimeError {
             source: UnpackError::Refused(why) | UnpackError::TooLarge { message: why, .. },
         } => RuntimeError::Refused { what, why: format!("layer {digest}: {why}") },
         PullError::Invalid(why) => RuntimeError::Refused { what, why },
+        error @ PullError::Full { .. } => RuntimeError::NoDisk { what: format!("{what}: {error}") },
         PullError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             RuntimeError::NoDisk { what }
         }

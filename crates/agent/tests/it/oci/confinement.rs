@@ -67,6 +67,25 @@ fn permitted(config: &Value) -> BTreeSet<String> {
     names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
+/// Calls that a filter permits for some arguments only, each with its conditions.
+fn conditional(config: &Value) -> BTreeSet<(String, String)> {
+    let calls = config["linux"]["seccomp"]["syscalls"].as_array().unwrap();
+    let allowed = calls.iter().filter(|one| one["action"] == "SCMP_ACT_ALLOW");
+    let rules = allowed.filter_map(|one| {
+        let condition = |arg: &Value| {
+            let number = |name: &str| arg[name].as_u64().unwrap_or(0);
+            format!("{} {} {} {}", number("index"), arg["op"], number("value"), number("valueTwo"))
+        };
+        let conditions: Vec<String> = one["args"].as_array()?.iter().map(condition).collect();
+        (!conditions.is_empty()).then(|| (one, conditions.join(", ")))
+    });
+    let named = rules.flat_map(|(one, conditions)| {
+        let names = one["names"].as_array().unwrap().iter().filter_map(|name| name.as_str());
+        names.map(|name| (name.to_owned(), conditions.clone())).collect::<Vec<_>>()
+    });
+    named.collect()
+}
+
 fn strings(value: &Value) -> BTreeSet<&str> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
@@ -127,6 +146,12 @@ async fn oci_containers_are_confined_as_containers_of_docker_are() {
     let fewer: BTreeSet<String> = permitted(&theirs).difference(&permitted(&ours)).cloned().collect();
     let denied = ["io_uring_enter", "io_uring_register", "io_uring_setup", "socket"];
     assert!(fewer.iter().all(|name| denied.contains(&name.as_str())), "permitted there only: {fewer:?}");
+    let (own, other) = (conditional(&ours), conditional(&theirs));
+    assert_eq!(other.difference(&own).collect::<Vec<_>>(), [] as [&_; 0], "conditions there only");
+    // Older versions permit all kinds of sockets.
+    let more: Vec<_> = own.difference(&other).filter(|(name, _)| name != "socket").collect();
+    assert!(more.is_empty(), "conditions here only: {more:?}");
+    assert!(own.iter().any(|(name, _)| name == "clone") && own.iter().any(|(name, _)| name == "personality"));
     for set in ["bounding", "effective", "permitted"] {
         let of = |config: &'_ Value| -> BTreeSet<String> {
             strings(&config["process"]["capabilities"][set]).into_iter().map(str::to_owned).collect()

@@ -212,6 +212,39 @@ async fn a_host_without_an_engine_runs_images_and_plain_processes_without_a_sett
     assert_eq!(std::fs::read_to_string(shim.home().join("runtime")).unwrap(), "any-oci");
 }
 
+#[tokio::test]
+async fn a_program_that_was_brought_along_runs_containers_until_a_byte_of_it_changes() {
+    let scratch = crate::support::temp_dir("program").unwrap();
+    let program = scratch.path().join("runc-static");
+    let found = crate::support::oci::require_program().path;
+    std::fs::copy(&found, &program).unwrap();
+    let sha256 = windlass_agent::digest::sha256_hex(&std::fs::read(&program).unwrap());
+    let setup = Setup::without_engine().without_oci_program().arg("--oci-program");
+    let setup = setup.arg(program.to_str().unwrap()).arg("--oci-program-sha256").arg(&sha256);
+    let mut shim = Shim::start(setup);
+    assert_eq!(std::fs::read_to_string(shim.home().join("runtime")).unwrap(), "any-oci", "{}", shim.log());
+    let info = start_task(&shim, Image::Busybox, |_| {}).await;
+    run_job(&shim, info.id, &["/bin/sh", "-c", "echo in a container"]).await;
+    let (_, text) = wait_output(&shim, info.id).await;
+    assert_eq!(text, "in a container\n");
+    // Another file of the same name, size and time of modification.
+    let mut changed = std::fs::read(&program).unwrap();
+    *changed.last_mut().unwrap() ^= 1;
+    let modified = std::fs::metadata(&program).unwrap().modified().unwrap();
+    std::fs::write(&program, changed).unwrap();
+    std::fs::File::options().write(true).open(&program).unwrap().set_modified(modified).unwrap();
+    let mut spec = shim.spec("whole");
+    spec["image_name"] = serve_image(Image::Busybox).into();
+    let id = shim.submit(&spec, 1).await;
+    let ended = shim.wait_for_end(id).await;
+    assert!(ended.termination_message.contains("was modified: its SHA-256 is"), "{ended:?}");
+    // A new home does not choose it.
+    shim.stop();
+    std::fs::remove_file(shim.home().join("runtime")).unwrap();
+    shim.restart();
+    assert_eq!(std::fs::read_to_string(shim.home().join("runtime")).unwrap(), "process", "{}", shim.log());
+}
+
 #[test]
 fn the_report_about_a_host_shows_whether_it_can_run_containers_without_an_engine() {
     let scratch = crate::support::temp_dir("report").unwrap();

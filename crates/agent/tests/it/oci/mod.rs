@@ -2,6 +2,7 @@
 //! containers is a script of the test instead of the runner.
 
 mod confinement;
+mod devices;
 mod end_to_end;
 mod kills;
 mod lifecycle;

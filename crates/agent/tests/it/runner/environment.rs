@@ -18,6 +18,20 @@ fn environ(runner: &Runner) -> BTreeMap<String, String> {
 }
 
 #[test]
+fn a_job_of_any_user_has_the_groups_that_own_its_devices() {
+    let mut setting = RunnerSetup::new();
+    setting.env = vec![("WINDLASS_DEVICE_GROUPS", "61777,0,x".into())];
+    let runner = setting.start();
+    let mut submit = script("id -G; env | grep -c DEVICE_GROUPS; true");
+    submit["job_spec"]["user"] = json!({ "uid": NOBODY, "gid": NOBODY });
+    assert_eq!(runner.run_to_end(&submit).state, "done");
+    let text = runner.log_text();
+    let groups: Vec<&str> = text.lines().next().unwrap().split(' ').collect();
+    assert!(groups.contains(&"61777") && !groups.contains(&"0"), "{text}");
+    assert_eq!(text.lines().nth(1), Some("0"), "{text}");
+}
+
+#[test]
 fn the_job_gets_exactly_its_variables() {
     let mut setting = RunnerSetup::new();
     setting.env = vec![

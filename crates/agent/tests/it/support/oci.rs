@@ -8,7 +8,10 @@ use std::{
 };
 
 use windlass_agent::{digest::sha256_hex, shim::oci::OciProgram};
-use windlass_testkit::lab::registry::{ImageOptions, Registry};
+use windlass_testkit::{
+    lab::registry::{ImageOptions, Registry},
+    without_engine,
+};
 
 use super::images::Image;
 
@@ -106,20 +109,10 @@ pub(crate) fn command_with_locked_mounts(
     command
 }
 
-/// Hides the engine of this machine behind an overlay, in a mount namespace of the program that it starts.
-const WITHOUT_ENGINE: &str = "set -e
-mount --make-rprivate /
-mkdir -p $1; mount -t tmpfs none $1; mkdir -p $1/upper/bin $1/upper/sbin $1/upper/lib/systemd/system $1/work
-for file in bin/dockerd sbin/dockerd lib/systemd/system/docker.service; do
-    if [ -e /usr/$file ]; then mknod $1/upper/$file c 0 0; fi
-done
-mount -t overlay -o lowerdir=/usr,upperdir=$1/upper,workdir=$1/work overlay /usr
-shift; exec \"$@\"";
-
 /// Returns a command that runs the program where no engine is installed; its arguments are to be added.
 pub(crate) fn command_without_engine(scratch: &Path, program: &Path) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", WITHOUT_ENGINE, "sh"]).arg(scratch.join("usr")).arg(program);
-    command.env_remove("DOCKER_HOST");
+    let words = without_engine::words(scratch, program);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).env_remove("DOCKER_HOST");
     command
 }

@@ -120,6 +120,11 @@ impl Setup {
         Self::new("auto")
     }
 
+    /// Hides `crun` and `runc` of this machine, for [`Setup::without_engine`].
+    pub(crate) fn without_oci_program(self) -> Self {
+        self.env(windlass_testkit::without_engine::HIDE_OCI_PROGRAMS, "yes")
+    }
+
     fn new(runtime: &'static str) -> Self {
         let (args, env) = (Vec::new(), Vec::new());
         let (is_own, user, first_id) = (false, None, None);

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use windlass_backend::{
     Backend, BackendError, BackendInstance, DeleteProgress, InstanceRequest, InstanceState,
-    remote::{AGENT, CRON, ROOT, RemoteBackend, RemoteState, SOCKET, UNIT},
+    remote::{AGENT, CRON, OciPrograms, ROOT, RemoteBackend, RemoteState, SOCKET, UNIT},
 };
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Lab, LabHost, WORKER};
@@ -76,6 +76,43 @@ async fn a_bare_host_becomes_an_instance_and_creating_it_again_changes_nothing()
     assert_eq!(create_instance(&remote, &order).await, machine);
     assert_eq!(running(remote.find(&order, &machine).await.unwrap()), machine);
     assert_eq!(check(), before);
+}
+
+#[tokio::test]
+async fn an_oci_runtime_is_brought_along_and_replaced_if_a_byte_of_it_changes() {
+    let lab = Lab::start(1).unwrap();
+    let (host, order) = (lab.host(1), instance_order(lab.host(1).target()));
+    // A static program stands in for one: it is executed once, with `--version`.
+    let program = lab.key_file().with_file_name("runc-static");
+    fs::copy(agent(), &program).unwrap();
+    let sum = ring::digest::digest(&ring::digest::SHA256, &fs::read(&program).unwrap());
+    let sum: String = sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let setting = format!("{}@sha256:{sum}", program.display());
+    let remote = remote(&agent()).with_oci_programs(OciPrograms::parse(&setting).unwrap());
+    create_instance(&remote, &order).await;
+    let there = format!("{ROOT}/oci-program/{}/runc", &sum[..16]);
+    let env = fs::read_to_string(format!("/proc/{}/environ", pids(host, SHIM)[0])).unwrap();
+    for expected in [
+        format!("WINDLASS_AGENT_OCI_PROGRAM={there}\0"),
+        format!("WINDLASS_AGENT_OCI_PROGRAM_SHA256={sum}\0"),
+    ] {
+        assert!(env.contains(&expected), "{env}");
+    }
+    let (before, inode) = (fs::read(host.path(&there)).unwrap(), file_stamp(host, &there).0);
+    assert_eq!(before, fs::read(&program).unwrap());
+    create_instance(&remote, &order).await;
+    assert_eq!(file_stamp(host, &there).0, inode, "it is not uploaded again");
+    let mut changed = before.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    fs::write(host.path(&there), &changed).unwrap();
+    create_instance(&remote, &order).await;
+    assert!(fs::read(host.path(&there)).unwrap() == before, "it is replaced");
+    // A byte that changed on the server is refused.
+    fs::remove_file(host.path(&there)).unwrap();
+    fs::write(&program, &changed).unwrap();
+    let refused = remote.create(&order).await.unwrap_err();
+    assert!(refused.to_string().contains("expected"), "{refused}");
+    assert!(!host.path(&there).exists());
 }
 
 #[tokio::test]

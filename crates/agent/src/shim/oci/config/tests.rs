@@ -35,7 +35,12 @@ fn build_for(task: &PreparedTask, account: &Account, rootless: Option<RootlessIn
         uid: 0,
         gid: 44,
     };
-    let gpus = GpuEdits { devices: vec![device], library_dir: Some("/libs"), ..GpuEdits::default() };
+    let gpus = GpuEdits {
+        devices: vec![device],
+        library_dir: Some("/libs"),
+        groups: [44].into(),
+        ..GpuEdits::default()
+    };
     let inputs = ContainerInputs {
         entrypoint: &["/windlass/agent".to_owned()],
         agent: Path::new("/home/bin/00"),
@@ -50,7 +55,6 @@ fn build_for(task: &PreparedTask, account: &Account, rootless: Option<RootlessIn
         cgroup: "/windlass/h/t/container",
         has_cgroup_v2: true,
         gpus: &gpus,
-        groups: &[44],
         open_files: 1024,
         has_infiniband: false,
         own_capabilities: &["CHOWN".to_owned(), "SYS_ADMIN".to_owned()],
@@ -133,6 +137,7 @@ fn variables_of_the_task_override_those_of_the_image() {
         "LD_LIBRARY_PATH=/libs",
         "A=task",
         "WINDLASS_TASK_ID=9c1f0000-0000-4000-8000-000000000001",
+        "WINDLASS_DEVICE_GROUPS=44",
     ];
     assert_eq!(env, expected);
 }

@@ -384,7 +384,7 @@ impl TaskLifecycle {
             state.container.starting = Some(boot.clone());
             self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::ContainerStarting { boot })
         };
-        self.sync_journal(seq, usize::MAX).await;
+        tokio::join!(self.sync_journal(seq, usize::MAX), self.tasks.runtime.prepare_start(prepared));
         if self.task.spec.cluster {
             // The other nodes connect to exactly this port.
             self.tasks.late_readers.close_port(SSH_PORT).await;
