@@ -181,6 +181,12 @@ async fn blocks_that_are_kept_or_reserved_for_a_run_are_shown(ground: &ServerFix
     let why = env.server.ok(&mira, "/api/project/main/runs/why", json!({"run_name": "other"})).await;
     let text = why["turn"]["sentences"].to_string();
     assert!(text.contains("`hosts-0` is reserved for a run of another project, until"), "{text}");
+    // A project that shares only another fleet with `left` is in the same queue, and does not learn of the host.
+    share_full_fleet(&env).await;
+    apply(&env, "third", "far", json!({})).await;
+    wait_for_queue(&env, 3).await;
+    let far = turn(&env, "third", "far").await;
+    assert_eq!((&far["length"], far.to_string().contains("hosts-0")), (&json!(3), false), "{far}");
     env.update_script(|script| script.silent = false);
     env.mark_due().await;
     running(&env, &["first-0", "first-1", "first-2", "normal"]).await;
@@ -191,6 +197,23 @@ async fn blocks_that_are_kept_or_reserved_for_a_run_are_shown(ground: &ServerFix
     let text = why["turn"]["sentences"].to_string();
     assert!(text.contains("`hosts-0` is reserved for it"), "{text}");
     env.end().await;
+}
+
+/// A fleet of `left`, with one full host, that `third` may use.
+async fn share_full_fleet(env: &JobTestEnv) {
+    env.server.admin("/api/projects/create", json!({"project_name": "third"})).await;
+    let fleet = "INSERT INTO fleets (id, project_id, name, spec, status, created_at, last_processed_at) \
+                 SELECT new_uuid(), p.id, 'spare', f.spec, 'active', now_us(), now_us() FROM fleets f, projects p \
+                 WHERE f.name = 'hosts' AND p.name = 'left'";
+    env.write(fleet, vec![]).await;
+    let host = "INSERT INTO instances (id, project_id, fleet_id, name, instance_num, backend, region, hostname, price, \
+                instance_type, provisioning, ssh, status, total_blocks, busy_blocks, created_at, last_processed_at) \
+                SELECT new_uuid(), f.project_id, f.id, 'spare-0', 0, i.backend, i.region, 'spare', i.price, i.instance_type, \
+                i.provisioning, i.ssh, 'busy', 1, 1, now_us(), now_us() FROM instances i, fleets f \
+                WHERE i.name = 'hosts-0' AND f.name = 'spare'";
+    env.write(host, vec![]).await;
+    let importers = json!({"name": "spare", "importer_projects": ["third"], "exported_fleets": ["spare"]});
+    env.server.admin("/api/project/left/exports/create", importers).await;
 }
 
 async fn fill(env: &JobTestEnv, more: Value) {
