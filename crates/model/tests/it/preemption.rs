@@ -13,7 +13,7 @@ use windlass_model::{
         },
         preemption::{
             BlockPromise, HeldByClass, Preemptibility, Preemption, PreemptionRule, PreemptionRules,
-            RunningJob, RunningReplica,
+            RunningJob, RunningReplica, next_wait_end,
         },
         quota::{HeldResources, Quota, QuotaResource},
     },
@@ -311,6 +311,22 @@ fn a_replica_runs_for_the_minimum_and_longer_each_time_and_one_waits_before() {
     assert_eq!(victims(&pool), [1]);
     pool.fleet.preemption = Some(PreemptionRules { budget_left: 0, ..RULES });
     assert_eq!(victims(&pool), [0; 0], "the budget is used up");
+}
+
+#[test]
+fn the_next_round_is_when_the_shortest_wait_of_a_usable_fleet_ends() {
+    let mut pool = Pool::new(&[1], vec![]);
+    pool.wait(10, 1, Normal, &[1]);
+    pool.queue[0].resubmitted_at = Some(NOW - Span::secs(20));
+    let mut longer = pool.fleet.clone();
+    longer.preemption = Some(PreemptionRules { wait: Span::mins(5), ..RULES });
+    let fleets = [longer, fleet(2, "off"), pool.fleet.clone()];
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets, NOW), Some(NOW + Span::secs(40)));
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets[..2], NOW), Some(NOW + Span::secs(280)));
+    let later = NOW + Span::secs(40);
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets[2..], later), None, "it has waited for long enough");
+    pool.queue[0].usable_fleets = Some(Arc::default());
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets, NOW), None);
 }
 
 #[test]
