@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use crate::{
     config::run::RunClass,
     id::{InstanceId, ProjectId, RunId, SubmissionId},
@@ -273,8 +275,8 @@ impl PlacementRound<'_> {
             Preemptibility::Always if replica.class < waiting.class => PreemptionRule::Class,
             Preemptibility::Always | Preemptibility::Borrowed => PreemptionRule::Share,
         };
-        let may_reclaim =
-            is_guaranteed && replica.project != waiting.project && replica.class <= waiting.class;
+        let may_reclaim = is_planted(Bug::PreemptionWithoutRule)
+            || (is_guaranteed && replica.project != waiting.project && replica.class <= waiting.class);
         if rule == PreemptionRule::Share && !may_reclaim {
             return None;
         }
