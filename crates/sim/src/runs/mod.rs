@@ -34,7 +34,7 @@ use uuid::Uuid;
 use windlass_engine::settings::LEASE_TTL;
 use windlass_model::{id::InstanceId, plan::place::RESERVE_AFTER};
 use windlass_server::{
-    db::{Db, invariant_queries},
+    db::{Db, instance_queue, invariant_queries},
     encryption::Keyring,
     params,
 };
@@ -72,6 +72,9 @@ const LARGE_AFTER: Duration = Duration::from_secs(120);
 const START_MAX: Duration = Duration::from_secs(
     RESERVE_AFTER.as_secs().unsigned_abs() + workload::pool::STREAM_RUN_MAX_MS / 1_000 + 90,
 );
+/// Maximum number of jobs that wait in the stream: a host that is not divided runs them one after the other before the
+/// simulation ends.
+const STREAM_WAITING_MAX: i64 = 24;
 /// Chance of a crash of a server between two small jobs.
 const CALM_CRASH_PERCENT: u64 = 4;
 /// Interval of the safety checks.
@@ -426,7 +429,10 @@ impl RunSim {
             for replica in &mut self.replicas {
                 replica.start_if_due();
             }
-            self.workload.submit_small(&mut self.rng, &self.db).await?;
+            let waiting = instance_queue::queue(&self.db, STREAM_WAITING_MAX).await?.len();
+            if i64::try_from(waiting)? < STREAM_WAITING_MAX {
+                self.workload.submit_small(&mut self.rng, &self.db).await?;
+            }
             if large.is_none() && since.elapsed() >= LARGE_AFTER {
                 let run = self.workload.submit_large(&mut self.rng, &self.db).await?;
                 large = run.map(|run| (run, Instant::now()));
