@@ -30,6 +30,10 @@ pub enum Bug {
     FollowerNotWoken,
     /// Quotas are read before a job is assigned, and not again in the transaction of the assignment.
     QuotaWithoutRecount,
+    /// Blocks for which others were preempted are not kept.
+    PromisesForgotten,
+    /// Jobs are preempted for a class that is not higher, and of projects that hold no more than their share.
+    PreemptionWithoutRule,
     /// A round of placement knows only the reservations of the jobs that it places.
     ReservationsForgotten,
 }

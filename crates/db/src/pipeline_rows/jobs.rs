@@ -63,8 +63,8 @@ statements! {
     /// due times. Placement decides between projects. One that is placed wakes the next of its class. The oldest job of
     /// each project is always among them: it may be overdue.
     MARK_WAITING_DUE = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT w.id FROM (SELECT j.id, \
-                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at) AS place, \
-                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.submitted_at) AS by_age FROM jobs j \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, coalesce(j.queued_at, j.submitted_at)) AS place, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY coalesce(j.queued_at, j.submitted_at)) AS by_age FROM jobs j \
                     WHERE j.project_id IN (SELECT u.project_id FROM instances i JOIN usable_fleets u \
                     ON u.fleet_id = i.fleet_id WHERE i.id = $1) AND NOT j.finished AND j.status = 'submitted' AND NOT j.parked \
                     AND j.instance_id IS NULL) w WHERE w.place <= $2 OR w.by_age = 1) RETURNING id";

@@ -56,6 +56,8 @@ statements! {
                       JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
                       AND m.cancel_asked_at IS NULL) w JOIN projects p ON p.id = w.project_id WHERE w.place <= $1 \
                       ORDER BY w.priority DESC, w.number, w.task";
+    ANY_WAITING = "SELECT EXISTS (SELECT 1 FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
+                   WHERE t.wants_slot AND NOT t.granted AND NOT m.finished AND m.cancel_asked_at IS NULL)";
     HELD_BY_PROJECT = "SELECT m.project_id, count(*) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
                        WHERE t.schedule = 'LAUNCHING' OR t.granted GROUP BY m.project_id";
     SOME_PROJECTS = "SELECT count(*) FROM (SELECT 1 FROM projects p WHERE NOT p.deleted LIMIT 2) found";
@@ -222,6 +224,12 @@ pub async fn slots_in_use(db: &Db) -> Result<SlotUsage, DbError> {
     let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(SlotUsage { launching: number(row.int(0)?), alive: number(row.int(1)?) })
+}
+
+/// Returns whether tasks wait for a slot.
+pub async fn has_waiting_tasks(db: &Db) -> Result<bool, DbError> {
+    let row = db.query_opt(ANY_WAITING.as_str(), vec![]).await?;
+    row.map_or(Ok(false), |row| row.bool(0))
 }
 
 /// Tasks that wait for a slot, and who holds slots.

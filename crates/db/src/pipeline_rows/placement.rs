@@ -55,8 +55,8 @@ statements! {
                      Instance::columns("i");
     /// Replicas that may reserve instances which these projects may use: the first ones of each project, and its oldest.
     LONG_WAITING = "SELECT {} FROM jobs j JOIN (SELECT w.run_id, w.replica_num FROM (SELECT j.run_id, j.replica_num, \
-                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, j.submitted_at, j.id) AS place, \
-                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.submitted_at, j.id) AS by_age FROM jobs j \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY j.priority DESC, coalesce(j.queued_at, j.submitted_at), j.id) AS place, \
+                    row_number() OVER (PARTITION BY j.project_id ORDER BY coalesce(j.queued_at, j.submitted_at), j.id) AS by_age FROM jobs j \
                     WHERE j.status = 'submitted' AND NOT j.finished AND NOT j.parked AND j.instance_id IS NULL \
                     AND j.job_num = 0 AND j.submitted_at <= $2 AND j.project_id IN (SELECT o.project_id FROM usable_fleets u \
                     JOIN usable_fleets o ON o.fleet_id = u.fleet_id \
@@ -81,7 +81,7 @@ statements! {
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks AND promise_num = $3 \
                    AND NOT EXISTS (SELECT 1 FROM jobs w WHERE w.project_id = $4 AND w.status = 'submitted' \
                    AND w.due_at IS NULL AND w.lock_token IS NULL AND w.shortfalls IS NOT NULL AND NOT w.parked \
-                   AND NOT w.finished AND (w.priority > $5 OR (w.priority = $5 AND w.submitted_at < $6))) \
+                   AND NOT w.finished AND (w.priority > $5 OR (w.priority = $5 AND coalesce(w.queued_at, w.submitted_at) < $6))) \
                    AND ($7 OR NOT EXISTS (SELECT 1 FROM quotas q WHERE q.project_id = $4))";
     /// A unit that adds an instance to a fleet holds the fleet's row until its end, so that the next count is correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
@@ -418,7 +418,8 @@ pub async fn place_replica(
         match seat {
             SeatTarget::There { seat, event } => {
                 if let NodePlacement::Existing { instance, blocks, .. } = seat {
-                    let place = params![project, job.priority, job.submitted_at, into.has_quotas];
+                    let since = job.queued_at.unwrap_or(job.submitted_at);
+                    let place = params![project, job.priority, since, into.has_quotas];
                     let taken = [params![*instance, *blocks, promise_num], place].concat();
                     unit = unit.expect_one(TAKE_BLOCKS.as_str(), taken);
                 }

@@ -63,6 +63,8 @@ pub struct TaskView {
     pub progress: Option<Span>,
     /// Time since which the nodes of the newest attempt are being released.
     pub releasing_since: Option<Timestamp>,
+    /// True if other tasks wait for a launch slot.
+    pub has_contended_slots: bool,
     /// Price per hour of a node of each candidate, if one is available now; empty if prices are not needed.
     pub prices: Vec<Option<Price>>,
 }

@@ -152,6 +152,14 @@ impl Default for TaskRecord {
 }
 
 impl TaskRecord {
+    /// Number of the attempt before the newest, while that waits to be submitted or to start; `None` if there is none, or if
+    /// the job was resumed since.
+    pub fn attempt_before(&self) -> Option<u32> {
+        let launches = self.schedule == ScheduleState::Launching && self.phase == AttemptPhase::Launched;
+        let before = self.attempt.checked_sub(1)?;
+        (launches && before > self.resumed_after).then_some(before)
+    }
+
     /// Applies an event at `now`. `source` is the cause of a recovery; it is ignored for other events.
     pub fn apply(
         &mut self,

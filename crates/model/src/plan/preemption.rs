@@ -15,12 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use crate::{
     config::run::RunClass,
     id::{InstanceId, ProjectId, RunId, SubmissionId},
     plan::{
         gang::{CandidatePool, GangMember},
-        place::WaitingReplica,
+        place::{FleetSnapshot, WaitingReplica},
         placement_round::{PlacementQuery, PlacementRound},
         queue_order::is_within_share,
         quota::{HeldResources, QuotaResource},
@@ -135,6 +137,20 @@ pub struct Preemption {
     pub promises: Vec<BlockPromise>,
     /// Longest grace period of the victims.
     pub grace: Span,
+}
+
+/// Returns the next time at which a replica has waited long enough for preemption in one of these fleets.
+pub fn next_wait_end(
+    waiting: &WaitingReplica,
+    fleets: &[FleetSnapshot],
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let is_usable = |fleet: &&FleetSnapshot| {
+        waiting.usable_fleets.as_ref().is_none_or(|usable| usable.contains(&fleet.id))
+    };
+    let rules = fleets.iter().filter(is_usable).filter_map(|fleet| fleet.preemption);
+    let left = rules.map(|rules| Span(rules.wait.0 - waiting.waited(now).0));
+    left.filter(|left| left.0 > 0).min().map(|left| now + left)
 }
 
 /// State of one round that only preemption uses.
@@ -259,8 +275,8 @@ impl PlacementRound<'_> {
             Preemptibility::Always if replica.class < waiting.class => PreemptionRule::Class,
             Preemptibility::Always | Preemptibility::Borrowed => PreemptionRule::Share,
         };
-        let may_reclaim =
-            is_guaranteed && replica.project != waiting.project && replica.class <= waiting.class;
+        let may_reclaim = is_planted(Bug::PreemptionWithoutRule)
+            || (is_guaranteed && replica.project != waiting.project && replica.class <= waiting.class);
         if rule == PreemptionRule::Share && !may_reclaim {
             return None;
         }

@@ -98,14 +98,43 @@ fn a_refused_launch_releases_its_slot_and_is_retried_after_the_backoff() {
 }
 
 #[test]
-fn a_launch_that_stays_queued_is_stopped_and_releases_its_slot() {
+fn a_launch_that_stays_queued_is_stopped_if_others_wait_for_its_slot() {
     let mut fixture = started(ONE);
-    fixture.wait(61).run_until_stable();
+    fixture.wait(3_600).run_until_stable();
+    assert_eq!(fixture.statuses(), ["STARTING"], "nothing is gained by another attempt");
+    fixture.contended_slots = true;
+    fixture.run_until_stable();
     assert_eq!(
         (fixture.statuses(), fixture.records[0].schedule),
         (vec!["PENDING"], ScheduleState::AliveBackoff)
     );
     assert!(matches!(fixture.acts.last(), Some((0, AttemptAction::Stop(stop))) if stop.attempt == 1));
+}
+
+#[test]
+fn a_launch_that_stays_queued_is_stopped_if_another_may_fit_or_its_launches_are_limited() {
+    for text in [
+        "run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}]\n",
+        "run: a\nresources: {job_recovery: {max_launch_tries: 2}}\n",
+        "run: a\nresources: {job_recovery: {max_launch_wait: 1h}}\n",
+    ] {
+        let mut fixture = started(text);
+        fixture.wait(59).run_until_stable();
+        assert_eq!(fixture.acts.len(), 1, "{text}");
+        fixture.wait(1).run_until_stable();
+        let stopped =
+            |(_, act): &(u32, AttemptAction)| matches!(act, AttemptAction::Stop(stop) if stop.attempt == 1);
+        assert!(fixture.acts.iter().any(stopped), "{text}: {:?}", fixture.acts);
+    }
+}
+
+#[test]
+fn a_launch_for_which_others_are_preempted_is_not_stopped() {
+    let mut fixture = started("run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}]\n");
+    fixture.contended_slots = true;
+    fixture.observe(0, AttemptObservation::Provisioning);
+    fixture.wait(3_600).run_until_stable();
+    assert_eq!((fixture.statuses(), fixture.acts.len()), (vec!["STARTING"], 1));
 }
 
 #[test]

@@ -92,6 +92,7 @@ fn a_candidate_that_can_never_fit_does_not_rule_out_the_others() {
 #[test]
 fn reason_of_a_capacity_backoff_names_where_the_attempt_did_not_fit() {
     let mut fixture = started("run: a\n", &[]);
+    fixture.contended_slots = true;
     let (since, message) = (fixture.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
     fixture.observe(0, AttemptObservation::Queued { since, message });
     fixture.wait(61).run_until_stable();

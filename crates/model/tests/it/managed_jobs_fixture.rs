@@ -78,6 +78,8 @@ pub(crate) struct ManagedJobFixture {
     pub(crate) log: Vec<(u32, TaskTransition, Timestamp)>,
     pub(crate) acts: Vec<(u32, AttemptAction)>,
     pub(crate) spot_capacity: bool,
+    /// Whether other jobs wait for launch slots.
+    pub(crate) contended_slots: bool,
     pub(crate) limits: SlotLimits,
     /// Price of each candidate, the same for all tasks.
     pub(crate) prices: Vec<Option<Price>>,
@@ -101,6 +103,7 @@ impl ManagedJobFixture {
             log: vec![],
             acts: vec![],
             spot_capacity: false,
+            contended_slots: false,
             limits,
             prices: vec![],
             schedules: vec![ScheduleState::Waiting],
@@ -119,6 +122,7 @@ impl ManagedJobFixture {
             has_new_capacity: false,
             progress: None,
             releasing_since: None,
+            has_contended_slots: self.contended_slots,
             prices: self.prices.clone(),
         });
         ManagedJobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), jitter: 0.5 }

@@ -13,7 +13,7 @@ use windlass_model::{
         },
         preemption::{
             BlockPromise, HeldByClass, Preemptibility, Preemption, PreemptionRule, PreemptionRules,
-            RunningJob, RunningReplica,
+            RunningJob, RunningReplica, next_wait_end,
         },
         quota::{HeldResources, Quota, QuotaResource},
     },
@@ -44,6 +44,8 @@ struct Pool {
     fleet: FleetSnapshot,
     /// Blocks of each instance.
     instances: Vec<u32>,
+    /// Blocks of each instance of a fleet without preemption.
+    plain: Vec<u32>,
     quotas: Vec<Quota>,
     running: Vec<RunningReplica>,
     queue: Vec<WaitingReplica>,
@@ -65,6 +67,7 @@ impl Pool {
         Self {
             fleet,
             instances: instances.to_vec(),
+            plain: Vec::new(),
             quotas,
             running: Vec::new(),
             queue: Vec::new(),
@@ -108,10 +111,14 @@ impl Pool {
     fn inventory(&self) -> Inventory {
         let mut fleet = self.fleet.clone();
         fleet.instance_nums = (0..u32::try_from(self.instances.len()).unwrap()).collect();
+        let mut plain = FleetSnapshot { is_cluster: true, ..crate::placement::fleet(2, "g") };
+        plain.instance_nums = (0..u32::try_from(self.plain.len()).unwrap()).collect();
         let mut instances: Vec<InstanceSnapshot> = Vec::new();
-        for (at, blocks) in self.instances.iter().enumerate() {
+        let of_fleet = self.instances.iter().map(|blocks| (&fleet, blocks));
+        let all = of_fleet.chain(self.plain.iter().map(|blocks| (&plain, blocks)));
+        for (at, (of, blocks)) in all.enumerate() {
             let id = at as u128 + 1;
-            let mut one = instance(id, &fleet, offer(host(*blocks, 0), *blocks, 0.0));
+            let mut one = instance(id, of, offer(host(*blocks, 0), *blocks, 0.0));
             for replica in &self.running {
                 for job in replica.jobs.iter().filter(|job| job.instance.0 == uuid(id)) {
                     let (until, is_preempted) = (None, replica.is_preempted);
@@ -128,7 +135,7 @@ impl Pool {
             quota.used = self.used(quota, RunClass::Idle) + kept;
         }
         Inventory {
-            fleets: vec![fleet],
+            fleets: vec![fleet, plain],
             instances,
             quotas,
             promises: self.promises.clone(),
@@ -188,6 +195,14 @@ impl Pool {
             }
         }
         found
+    }
+
+    /// The victims end, or do not.
+    fn set_preempted(&mut self, preemption: &Preemption, is_preempted: bool) {
+        let is_victim = |run: RunId| preemption.victims.iter().any(|victim| victim.run == run);
+        for replica in self.running.iter_mut().filter(|one| is_victim(one.run)) {
+            (replica.is_ending, replica.is_preempted) = (is_preempted, is_preempted);
+        }
     }
 
     /// The victims end and wait again.
@@ -314,6 +329,22 @@ fn a_replica_runs_for_the_minimum_and_longer_each_time_and_one_waits_before() {
 }
 
 #[test]
+fn the_next_round_is_when_the_shortest_wait_of_a_usable_fleet_ends() {
+    let mut pool = Pool::new(&[1], vec![]);
+    pool.wait(10, 1, Normal, &[1]);
+    pool.queue[0].resubmitted_at = Some(NOW - Span::secs(20));
+    let mut longer = pool.fleet.clone();
+    longer.preemption = Some(PreemptionRules { wait: Span::mins(5), ..RULES });
+    let fleets = [longer, fleet(2, "off"), pool.fleet.clone()];
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets, NOW), Some(NOW + Span::secs(40)));
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets[..2], NOW), Some(NOW + Span::secs(280)));
+    let later = NOW + Span::secs(40);
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets[2..], later), None, "it has waited for long enough");
+    pool.queue[0].usable_fleets = Some(Arc::default());
+    assert_eq!(next_wait_end(&pool.queue[0], &fleets, NOW), None);
+}
+
+#[test]
 fn nothing_is_preempted_for_what_becomes_free_anyway() {
     let mut pool = Pool::new(&[2], vec![]);
     pool.run(1, 1, Idle, &[(1, 1)]);
@@ -398,7 +429,26 @@ impl Pool {
     }
 }
 
-fn pools() -> impl Strategy<Value = Pool> {
+/// Whether a project has a share or a limit of CPUs, and a share of memory.
+fn quotas() -> impl Strategy<Value = Vec<Quota>> {
+    let of_project = (prop::option::of((0_u64..8, prop::option::of(0_u64..8))), prop::option::of(0_u64..8));
+    prop::collection::vec(of_project, 3).prop_map(|projects| {
+        let mut quotas = Vec::new();
+        for ((of_cpus, of_memory), owner) in projects.into_iter().zip(1..) {
+            quotas.extend(of_cpus.map(|(amount, more)| {
+                let max = more.map(|more| amount + more);
+                Quota { max, ..share(owner, amount) }
+            }));
+            // In blocks of four gigabytes.
+            let resource = QuotaResource::Memory;
+            quotas.extend(of_memory.map(|blocks| Quota { resource, ..share(owner, blocks * 4 * 1024) }));
+        }
+        quotas
+    })
+}
+
+/// A pool, and replicas that arrive while others end.
+fn pools() -> impl Strategy<Value = (Pool, Pool)> {
     let class = || prop::sample::select(vec![Idle, Normal, Normal, Urgent]);
     let kind = || {
         prop::sample::select(vec![
@@ -415,11 +465,11 @@ fn pools() -> impl Strategy<Value = Pool> {
         ]
     };
     let job = || (1_u128..4, class(), nodes(), kind());
-    let shares = prop::collection::vec(prop::option::of(0_u64..8), 3);
-    let jobs = (prop::collection::vec(job(), 0..12), prop::collection::vec(job(), 1..12));
-    (prop::collection::vec(1_u32..9, 1..4), shares, jobs).prop_map(|(instances, shares, (early, late))| {
-        let shares = shares.into_iter().zip(1..).filter_map(|(amount, owner)| Some(share(owner, amount?)));
-        let mut pool = Pool::new(&instances, shares.collect());
+    let jobs = |count| prop::collection::vec(job(), count);
+    let instances = (prop::collection::vec(1_u32..9, 1..4), prop::collection::vec(1_u32..9, 0..2));
+    (instances, quotas(), (jobs(0..12), jobs(1..12), jobs(0..3))).prop_map(|(instances, quotas, jobs)| {
+        let ((instances, plain), (early, late, arriving)) = (instances, jobs);
+        let mut pool = Pool { plain, ..Pool::new(&instances, quotas) };
         // The first ones start without regard to shares and classes, in the order in which they come.
         let early_count = early.len();
         for (((owner, class, nodes, kind), n), at) in early.into_iter().chain(late).zip(1..).zip(0..) {
@@ -429,15 +479,19 @@ fn pools() -> impl Strategy<Value = Pool> {
                 pool.round();
             }
         }
-        pool
+        let mut arrivals = Pool::new(&[], Vec::new());
+        for ((owner, class, nodes, _), n) in arriving.into_iter().zip(100..) {
+            arrivals.wait(n, owner, class, &nodes);
+        }
+        (pool, arrivals)
     })
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 10_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn preemptions_come_to_an_end_and_each_starts_what_it_is_for(mut pool in pools()) {
+    fn preemptions_come_to_an_end_and_each_starts_what_it_is_for((mut pool, mut arrivals) in pools()) {
         let mut before = pool.potential();
         for step in 0.. {
             let found = pool.round();
@@ -466,6 +520,14 @@ proptest! {
                 prop_assert!(ended.class <= waiting.class);
                 prop_assert!(ended.class < waiting.class || ended.project != waiting.project);
             }
+            // Others arrive while the victims end: they leave it what is kept.
+            pool.promises = preemption.promises.clone();
+            pool.set_preempted(&preemption, true);
+            pool.queue.extend(arrivals.queue.pop());
+            pool.round();
+            pool.set_preempted(&preemption, false);
+            prop_assert!(pool.potential() >= before);
+            before = pool.potential();
             pool.end_victims(&preemption);
             prop_assert!(needed(&pool), "the replica does not fit");
             // It starts on the blocks that were kept for it, before anybody else.

@@ -18,6 +18,9 @@ on_both! {
     a_waiting_run_learns_who_is_before_it_by_which_rule_without_hidden_names
     the_start_of_a_waiting_run_follows_from_the_limits_of_those_that_run
     blocks_that_are_kept_or_reserved_for_a_run_are_shown
+    a_managed_job_for_which_others_are_preempted_is_not_withdrawn
+    a_preempted_managed_job_keeps_its_place_in_the_queue
+    a_fleet_preempts_no_more_replicas_than_its_budget_in_ten_minutes
 }
 
 /// A host with four blocks that `main` shares with `left` and `right`; jobs there may be preempted at once.
@@ -181,6 +184,12 @@ async fn blocks_that_are_kept_or_reserved_for_a_run_are_shown(ground: &ServerFix
     let why = env.server.ok(&mira, "/api/project/main/runs/why", json!({"run_name": "other"})).await;
     let text = why["turn"]["sentences"].to_string();
     assert!(text.contains("`hosts-0` is reserved for a run of another project, until"), "{text}");
+    // A project that shares only another fleet with `left` is in the same queue, and does not learn of the host.
+    share_full_fleet(&env).await;
+    apply(&env, "third", "far", json!({})).await;
+    wait_for_queue(&env, 3).await;
+    let far = turn(&env, "third", "far").await;
+    assert_eq!((&far["length"], far.to_string().contains("hosts-0")), (&json!(3), false), "{far}");
     env.update_script(|script| script.silent = false);
     env.mark_due().await;
     running(&env, &["first-0", "first-1", "first-2", "normal"]).await;
@@ -191,6 +200,23 @@ async fn blocks_that_are_kept_or_reserved_for_a_run_are_shown(ground: &ServerFix
     let text = why["turn"]["sentences"].to_string();
     assert!(text.contains("`hosts-0` is reserved for it"), "{text}");
     env.end().await;
+}
+
+/// A fleet of `left`, with one full host, that `third` may use.
+async fn share_full_fleet(env: &JobTestEnv) {
+    env.server.admin("/api/projects/create", json!({"project_name": "third"})).await;
+    let fleet = "INSERT INTO fleets (id, project_id, name, spec, status, created_at, last_processed_at) \
+                 SELECT new_uuid(), p.id, 'spare', f.spec, 'active', now_us(), now_us() FROM fleets f, projects p \
+                 WHERE f.name = 'hosts' AND p.name = 'left'";
+    env.write(fleet, vec![]).await;
+    let host = "INSERT INTO instances (id, project_id, fleet_id, name, instance_num, backend, region, hostname, price, \
+                instance_type, provisioning, ssh, status, total_blocks, busy_blocks, created_at, last_processed_at) \
+                SELECT new_uuid(), f.project_id, f.id, 'spare-0', 0, i.backend, i.region, 'spare', i.price, i.instance_type, \
+                i.provisioning, i.ssh, 'busy', 1, 1, now_us(), now_us() FROM instances i, fleets f \
+                WHERE i.name = 'hosts-0' AND f.name = 'spare'";
+    env.write(host, vec![]).await;
+    let importers = json!({"name": "spare", "importer_projects": ["third"], "exported_fleets": ["spare"]});
+    env.server.admin("/api/project/left/exports/create", importers).await;
 }
 
 async fn fill(env: &JobTestEnv, more: Value) {
@@ -269,13 +295,8 @@ async fn a_preempted_job_that_is_retried_keeps_its_place_in_the_queue(ground: &S
     env.end().await;
 }
 
-async fn kept_blocks_are_not_given_to_a_job_that_comes_first(ground: &ServerFixture) {
-    let env = shared_host(ground).await;
-    allow(&env, at_once()).await;
-    fill(&env, json!({"class": "idle"})).await;
-    // The host does not answer, so the preempted job does not end yet.
-    env.update_script(|script| script.silent = true);
-    apply(&env, "left", "normal", json!({})).await;
+/// Waits until a job was asked to end for another.
+async fn wait_for_preemption(env: &JobTestEnv) {
     eventually_ok_async("a job is preempted", async || {
         env.wake_pipelines();
         let sql = "SELECT count(*) FROM jobs WHERE preempted_for IS NOT NULL";
@@ -283,6 +304,16 @@ async fn kept_blocks_are_not_given_to_a_job_that_comes_first(ground: &ServerFixt
         if count == 1 { Ok(()) } else { Err(count) }
     })
     .await;
+}
+
+async fn kept_blocks_are_not_given_to_a_job_that_comes_first(ground: &ServerFixture) {
+    let env = shared_host(ground).await;
+    allow(&env, at_once()).await;
+    fill(&env, json!({"class": "idle"})).await;
+    // The host does not answer, so the preempted job does not end yet.
+    env.update_script(|script| script.silent = true);
+    apply(&env, "left", "normal", json!({})).await;
+    wait_for_preemption(&env).await;
     // From now on nothing is preempted, and `urgent` comes before `normal`.
     allow(&env, json!("off")).await;
     apply(&env, "right", "urgent", json!({"class": "urgent"})).await;
@@ -324,5 +355,109 @@ async fn a_preempted_job_has_the_grace_period_of_its_fleet_and_names_no_other_pr
         (&answer["preempted"]["project"], &answer["preempted"]["run"]),
         (&json!("left"), &json!("secret-name"))
     );
+    env.end().await;
+}
+
+async fn a_fleet_preempts_no_more_replicas_than_its_budget_in_ten_minutes(ground: &ServerFixture) {
+    let env = shared_host(ground).await;
+    allow(&env, json!({"min_run": 0, "wait": 0, "grace": 7, "budget": 1})).await;
+    fill(&env, json!({"class": "idle"})).await;
+    apply(&env, "left", "one", json!({})).await;
+    running(&env, &["first-0", "first-1", "first-2", "one"]).await;
+    apply(&env, "left", "two", json!({})).await;
+    wait_for_queue(&env, 1).await;
+    env.mark_due().await;
+    env.passes(2).await;
+    running(&env, &["first-0", "first-1", "first-2", "one"]).await;
+    let earlier = "preempted_at = preempted_at - 660000000";
+    env.write_between_passes("jobs", earlier, "preempted_at IS NOT NULL").await;
+    env.mark_due().await;
+    running(&env, &["first-0", "first-1", "one", "two"]).await;
+    env.end().await;
+}
+
+/// Waits for a state of the managed job, while its pipeline runs.
+async fn managed_job(env: &JobTestEnv, project: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
+    eventually_ok_async(what, async || {
+        env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        env.server.app.wake(&["managed_jobs"]);
+        let seen = env.server.admin(&format!("/api/project/{project}/jobs/get"), json!({"job_id": 1})).await;
+        if is_so(&seen["tasks"][0]) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+/// Waits until the managed job was evaluated twice more.
+async fn managed_passes(env: &JobTestEnv) {
+    let epoch = async || {
+        let sql = "SELECT max(lock_epoch) FROM managed_jobs";
+        env.server.app.db().query(sql, vec![]).await.unwrap()[0].int(0).unwrap()
+    };
+    let before = epoch().await;
+    eventually_ok_async("the managed job is evaluated", async || {
+        env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        env.server.app.wake(&["managed_jobs"]);
+        let now = epoch().await;
+        if now >= before + 2 { Ok(()) } else { Err(now) }
+    })
+    .await;
+}
+
+async fn a_managed_job_for_which_others_are_preempted_is_not_withdrawn(ground: &ServerFixture) {
+    let env = shared_host(ground).await;
+    allow(&env, json!({"min_run": 0, "wait": "30s", "grace": 7})).await;
+    fill(&env, json!({"class": "idle"})).await;
+    env.update_script(|script| script.silent = true);
+    // An attempt that waits for nothing in particular would be followed by one with the second candidate.
+    let text = "run: work\nresources:\n  ordered:\n    - {cpus: 1+, memory: 1+, accelerators: 'A100:1'}\n    \
+                - {cpus: 2+, memory: 1+, accelerators: 'A100:1'}\n";
+    env.server.admin("/api/project/left/jobs/launch", json!({"text": text})).await;
+    managed_job(&env, "left", "the first attempt", |task| task["attempt"] == 1).await;
+    wait_for_queue(&env, 1).await;
+    let earlier = "submitted_at = submitted_at - 40000000, due_at = NULL";
+    env.write_between_passes("jobs", earlier, "status = 'submitted'").await;
+    wait_for_preemption(&env).await;
+    let earlier = "submitted_at = submitted_at - 120000000";
+    env.write_between_passes("runs", earlier, "managed_job_id IS NOT NULL").await;
+    managed_passes(&env).await;
+    env.update_script(|script| script.silent = false);
+    env.mark_due().await;
+    managed_job(&env, "left", "it runs", |task| task["status"] == "RUNNING").await;
+    managed_job(&env, "left", "the first attempt runs", |task| task["attempt"] == 1).await;
+    env.end().await;
+}
+
+async fn a_preempted_managed_job_keeps_its_place_in_the_queue(ground: &ServerFixture) {
+    let env = shared_host(ground).await;
+    allow(&env, at_once()).await;
+    for number in 0..3 {
+        let name = format!("first-{number}");
+        apply(&env, "main", &name, json!({})).await;
+        running(&env, &["first-0", "first-1", "first-2"][..=number]).await;
+    }
+    let text = "run: work\nresources: {cpus: 1+, memory: 1+, accelerators: 'A100:1'}\n";
+    env.server.admin("/api/project/main/jobs/launch", json!({"text": text})).await;
+    managed_job(&env, "main", "it runs", |task| task["status"] == "RUNNING").await;
+    // Of the same priority as an attempt.
+    apply(&env, "main", "younger", json!({"priority": 50})).await;
+    wait_for_queue(&env, 1).await;
+    apply(&env, "main", "urgent", json!({"class": "urgent"})).await;
+    // First on other hosts, of which there are none, and then anywhere.
+    managed_job(&env, "main", "it is launched again", |task| task["attempt"] == 3).await;
+    wait_for_queue(&env, 2).await;
+    let sql = "SELECT j.preempted_before, j.queued_at < y.submitted_at FROM jobs j JOIN runs r ON r.id = j.run_id, jobs y \
+               JOIN runs s ON s.id = y.run_id WHERE r.managed_job_id IS NOT NULL AND j.status = 'submitted' \
+               AND s.name = 'younger'";
+    let rows = env.server.app.db().query(sql, vec![]).await.unwrap();
+    assert_eq!((rows[0].int(0).unwrap(), rows[0].bool(1).unwrap()), (1, true));
+    allow(&env, json!(false)).await;
+    env.stop_run("urgent", false).await;
+    managed_job(&env, "main", "it runs again", |task| {
+        env.wake_pipelines();
+        task["status"] == "RUNNING" && task["attempt"] == 3
+    })
+    .await;
+    let all = submissions(&env).await;
+    assert!(all.iter().any(|(name, status, _)| name == "younger" && status == "submitted"), "{all:?}");
     env.end().await;
 }

@@ -74,8 +74,14 @@ async fn a_run_larger_than_a_quota_is_refused_when_it_is_submitted(ground: &Serv
     let env = JobTestEnv::new(ground, 2, 1).await;
     set(&env, json!({"resource": "gpu", "max": 2})).await;
     set(&env, json!({"resource": "memory", "max": 32})).await;
+    // A host costs half a dollar per hour.
+    set(&env, json!({"resource": "price", "max": 0.4})).await;
     let base = json!({"cpu": "1..", "memory": "1GB..", "disk": null});
     for (more, word) in [
+        (
+            json!({}),
+            "needs $0.5/h of `price`, but the project may hold at most $0.4/h by its quota, and holds $0/h now",
+        ),
         (
             json!({"gpu": "3.."}),
             "needs 3 of `gpu`, but the project may hold at most 2 by its quota, and holds 0 now",
@@ -95,6 +101,7 @@ async fn a_run_larger_than_a_quota_is_refused_when_it_is_submitted(ground: &Serv
             assert!(message.contains(word), "{message}");
         }
     }
+    env.server.admin("/api/project/main/quotas/delete", json!({"resource": "price"})).await;
     // It requests little, but no host is small enough: it can never start.
     apply(&env, "whole").await;
     let run = env.wait_for_run("whole", "failed").await;

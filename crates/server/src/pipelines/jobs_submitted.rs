@@ -37,6 +37,7 @@ use windlass_model::{
             Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, RefusalReport, ReplicaPlacement,
             WaitingReplica, place_replicas,
         },
+        preemption::next_wait_end,
         quota::HeldResources,
     },
     time::{Span, Timestamp},
@@ -207,7 +208,7 @@ impl JobsSubmittedPipeline {
         let mut placements = place_replicas(&views, &inventory, now);
         let counts = self.wake_counts((&queue, &others), &inventory, now, &mut placements).await?;
         self.wake_placed(&others, &placements).await?;
-        self.record_waits(&queue, &placements);
+        self.record_waits(&queue, &placements, &inventory, now);
         let site = PlacementContext { stock: &stock, inventory: &inventory, now, scope: RoundScope::Whole };
         outcomes.extend(self.write_all(&queue, &placements, counts, &site).await?);
         Ok(())
@@ -404,7 +405,11 @@ impl JobsSubmittedPipeline {
                     outcomes.push((job.id.0, self.end(lease, job, end).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
-                    let due = if plans.len() > 1 { next_whole_second(*due) } else { *due };
+                    let due = match next_wait_end(&queued.waiting, &site.inventory.fleets, site.now) {
+                        Some(wait_end) => wait_end.min(*due),
+                        None => *due,
+                    };
+                    let due = if plans.len() > 1 { next_whole_second(due) } else { due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
                     let is_first = replica.nodes.first().is_some_and(|first| first.id == job.id);
                     if let Some(preemption) = placement.preemption.as_ref().filter(|_| is_first) {

@@ -82,6 +82,9 @@ pub(crate) struct Row {
 /// Observation of the newest attempt of each task.
 pub(crate) struct AttemptsReport {
     attempts: BTreeMap<usize, AttemptRun>,
+    /// Attempts before those that may be submitted now.
+    previous: BTreeMap<usize, AttemptRun>,
+    has_contended_slots: bool,
     newest_idle: Option<Timestamp>,
     /// Tasks with a deadline for which all nodes are available on the spot market now.
     on_spot: Vec<usize>,
@@ -96,6 +99,7 @@ pub(crate) struct ManagedJobPassPlan {
     moves: Vec<(usize, TaskTransition)>,
     decision: Decision,
     attempts: BTreeMap<usize, AttemptRun>,
+    previous: BTreeMap<usize, AttemptRun>,
     jitter: f64,
 }
 
@@ -124,21 +128,33 @@ impl Pipeline for ManagedJobsPipeline {
 
     async fn observe(&self, _lease: &Lease, row: &Row) -> Result<AttemptsReport, PassError> {
         let (db, job) = (&self.context.db, &row.loaded.job);
-        let names: BTreeMap<String, usize> = row
-            .records
-            .iter()
-            .enumerate()
-            .filter(|(_, record)| record.attempt > 0 && record.schedule != ScheduleState::Done)
-            .map(|(index, record)| (launch::run_name(row, index, record.attempt), index))
-            .collect();
+        let mut names = BTreeMap::new();
+        for (index, record) in row.records.iter().enumerate() {
+            if record.attempt > 0 && record.schedule != ScheduleState::Done {
+                names.insert(launch::run_name(row, index, record.attempt), (index, true));
+            }
+            if let Some(before) = record.attempt_before() {
+                names.insert(launch::run_name(row, index, before), (index, false));
+            }
+        }
         let known: Vec<String> = names.keys().cloned().collect();
-        let found = rows::attempts(db, job.id, &known).await?;
-        let attempts = found.into_iter().filter_map(|one| Some((*names.get(&one.run.name)?, one))).collect();
+        let (mut attempts, mut previous) = (BTreeMap::new(), BTreeMap::new());
+        for one in rows::attempts(db, job.id, &known).await? {
+            let Some((index, is_newest)) = names.get(&one.run.name) else { continue };
+            if *is_newest {
+                attempts.insert(*index, one)
+            } else {
+                previous.insert(*index, one)
+            };
+        }
+        let launches = row.records.iter().any(|record| record.schedule == ScheduleState::Launching);
+        let has_contended_slots = launches && rows::has_waiting_tasks(db).await?;
         let waits = row.records.iter().any(|record| record.schedule == ScheduleState::AliveBackoff);
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
-        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, jitter: jitter_from_id(&db.new_id()?) })
+        let jitter = jitter_from_id(&db.new_id()?);
+        Ok(AttemptsReport { attempts, previous, has_contended_slots, newest_idle, on_spot, prices, jitter })
     }
 
     fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> ManagedJobPassPlan {
@@ -166,13 +182,15 @@ impl Pipeline for ManagedJobsPipeline {
         let tasks: Vec<TaskView> = tasks
             .map(|(index, record)| TaskView {
                 has_spot_capacity: seen.on_spot.contains(&index),
+                has_contended_slots: seen.has_contended_slots,
                 prices: seen.prices.remove(&index).unwrap_or_default(),
-                ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
+                ..task_view(record, seen.attempts.get(&index), seen.newest_idle, now)
             })
             .collect();
         let view = ManagedJobView { plan: &row.plan, cancel, tasks, jitter: seen.jitter };
         let decision = brain::decide(&view, now);
-        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, jitter: seen.jitter }
+        let AttemptsReport { attempts, previous, jitter, .. } = seen;
+        ManagedJobPassPlan { records, moves, decision, attempts, previous, jitter }
     }
 
     /// All effects are rows too, and are written with the rest.
@@ -200,7 +218,8 @@ impl Pipeline for ManagedJobsPipeline {
                     }))
                 }
                 Some(AttemptAction::Submit(submit)) => {
-                    match launch::run_unit(&self.context, lease, &row, index, submit)? {
+                    let before = next.previous.get(&index);
+                    match launch::run_unit(&self.context, lease, &row, (index, before), submit)? {
                         Ok(unit) => runs.push(unit),
                         Err(why) => {
                             let (record, moved) =
@@ -338,15 +357,23 @@ fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     }
 }
 
-fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Option<Timestamp>) -> TaskView {
-    let seen =
-        if record.attempt == 0 { AttemptObservation::Nothing } else { inputs::attempt_observation(attempt) };
+fn task_view(
+    record: &TaskRecord,
+    attempt: Option<&AttemptRun>,
+    newest_idle: Option<Timestamp>,
+    now: Timestamp,
+) -> TaskView {
+    let seen = match record.attempt {
+        0 => AttemptObservation::Nothing,
+        _ => inputs::attempt_observation(attempt, now),
+    };
     // A wait begins with the last attempt, at most one back-off before the next.
     let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
     TaskView {
         record: record.clone(),
         observation: seen,
         has_spot_capacity: false,
+        has_contended_slots: false,
         has_new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
         progress: None,
         releasing_since: attempt.and_then(inputs::releasing_since),

@@ -47,6 +47,7 @@ use crate::{
     pass_error::PassError,
     proxy,
     run_tracking::{RetryWait, RunTracking},
+    services::runs::submit::PreemptionHistory,
 };
 
 pub(super) struct RunsPipeline(pub(super) PipelineContext);
@@ -286,28 +287,6 @@ impl RunsPipeline {
             preempted_before: history.count,
             queued_at: history.queued_at,
         })
-    }
-}
-
-/// Preemptions of the previous submissions of a job.
-#[derive(Default)]
-struct PreemptionHistory {
-    count: i64,
-    /// Its place in the queue, if the last submission was preempted.
-    queued_at: Option<Timestamp>,
-}
-
-impl PreemptionHistory {
-    fn after(previous: Option<&Job>) -> Self {
-        let Some(previous) = previous else { return Self::default() };
-        let count = previous.preempted_before;
-        match previous.ending().is_some_and(|ending| ending.is_preempted()) {
-            true => Self {
-                count: count + 1,
-                queued_at: Some(previous.queued_at.unwrap_or(previous.submitted_at)),
-            },
-            false => Self { count, queued_at: None },
-        }
     }
 }
 

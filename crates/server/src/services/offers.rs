@@ -229,6 +229,16 @@ pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpe
     open.map(|offer| Price::from_dollars(offer.price)).min()
 }
 
+/// Lowest price per hour of what the job would hold: of all offers that fit it, also of those that are in use.
+pub(crate) fn least_price(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Option<Price> {
+    let offers = for_job(supply, shape, job);
+    let share = |offer: &wire::Offer| {
+        let part = |count: i64| u64::try_from(count).unwrap_or_default().max(1);
+        Price(Price::from_dollars(offer.price).0 * part(offer.blocks) / part(offer.total_blocks))
+    };
+    offers.iter().map(share).min()
+}
+
 /// Instances that backends would create for a fleet with these limits.
 pub(crate) fn for_fleet(offers: &[Offer], limits: &InstanceNeeds, split: blocks::Blocks) -> Vec<wire::Offer> {
     let fits = offers.iter().filter(|offer| smallest_fit(offer, limits).is_ok());

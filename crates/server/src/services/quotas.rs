@@ -21,6 +21,8 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    parsed_run_spec::ParsedRunSpec,
+    services::offers::{OfferSupply, least_price, supply_error},
 };
 
 const MIB_PER_GB: f64 = 1024.0;
@@ -81,17 +83,36 @@ pub async fn delete(app: &App, scope: &ProjectScope, sent: &wire::DeleteRequest)
 }
 
 /// Rejects jobs that exceed a quota by themselves: they would never start.
-pub(crate) async fn check_jobs(app: &App, project: ProjectId, user: UserId, jobs: &[JobSpec]) -> Result<()> {
+pub(crate) async fn check_jobs(
+    app: &App,
+    (project, user): (ProjectId, UserId),
+    shape: &ParsedRunSpec,
+    jobs: &[JobSpec],
+) -> Result<()> {
     let quotas = quotas::list(app.db(), &[project]).await?;
+    let limits_price = |named: &NamedQuota| {
+        let quota = &named.quota;
+        quota.resource == QuotaResource::Price && quota.max.is_some() && quota.applies_to(project, user)
+    };
+    let supply = if quotas.iter().any(limits_price) {
+        let processes = app.settings().local_processes;
+        Some(OfferSupply::of(app.db(), app.market(), processes, project).await.map_err(supply_error)?)
+    } else {
+        None
+    };
     for NamedQuota { quota, member_name } in quotas {
         if !quota.applies_to(project, user) {
             continue;
         }
         // Nodes of a replica start together.
-        let wanted = jobs.iter().map(|job| {
-            u64::from(job.jobs_per_replica.max(1))
-                .saturating_mul(least_amount(&job.requirements.resources, &quota.resource))
-        });
+        let least = |job: &JobSpec| match (&quota.resource, &supply) {
+            // Without any offer the price is unknown.
+            (QuotaResource::Price, Some(supply)) => {
+                least_price(supply, shape, job).map_or(0, |price| price.0)
+            }
+            (resource, _) => least_amount(&job.requirements.resources, resource),
+        };
+        let wanted = jobs.iter().map(|job| u64::from(job.jobs_per_replica.max(1)).saturating_mul(least(job)));
         let wanted = wanted.max().unwrap_or_default();
         let Some(max) = quota.max else { continue };
         if wanted > max {

@@ -16,6 +16,8 @@ pub struct PoolRecords {
     pub shares: Vec<ShareRow>,
     /// Time since which nothing fails and no quota or export changes.
     pub calm_since: Option<i64>,
+    /// Times in the calm at which a server was killed or frozen.
+    pub crashes: Vec<i64>,
     pub now: i64,
 }
 
@@ -162,7 +164,8 @@ impl HeldRow {
     }
 }
 
-/// While nothing fails and nothing is changed, the job for which others end is placed while blocks are kept for it.
+/// While no host fails and nothing is changed, the job for which others end is placed while blocks are kept for it, unless
+/// a server crashed meanwhile: its leases have to expire, which may take longer than the blocks are kept.
 fn p3_each_preemption_is_followed_by_its_start(records: &PoolRecords) -> Vec<Violation> {
     let Some(calm_since) = records.calm_since else { return Vec::new() };
     let mut last: BTreeMap<Uuid, &PreemptionRow> = BTreeMap::new();
@@ -175,7 +178,8 @@ fn p3_each_preemption_is_followed_by_its_start(records: &PoolRecords) -> Vec<Vio
             Some(at) => at > one.until,
             None => one.finished || records.now > one.until,
         };
-        if is_late {
+        let has_crashed = records.crashes.iter().any(|at| (one.at..=one.until).contains(at));
+        if is_late && !has_crashed {
             found.push(violation(
                 "P3",
                 format!(

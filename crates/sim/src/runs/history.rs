@@ -29,7 +29,8 @@ pub(super) async fn read_history(
         history.watched.push((id, row.text(1)?));
     }
     if workload.has_pool() {
-        history.pool = pool::read_records(db).await?;
+        let crashes = std::mem::take(&mut history.pool.crashes);
+        history.pool = pool::PoolRecords { crashes, ..pool::read_records(db).await? };
     }
     for run in &mut history.runs {
         run.stopped_at = workload.stopped_at(run.id);

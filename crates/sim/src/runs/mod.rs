@@ -31,9 +31,10 @@ use std::{
 use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
+use windlass_engine::settings::LEASE_TTL;
 use windlass_model::{id::InstanceId, plan::place::RESERVE_AFTER};
 use windlass_server::{
-    db::{Db, invariant_queries},
+    db::{Db, instance_queue, invariant_queries},
     encryption::Keyring,
     params,
 };
@@ -71,6 +72,11 @@ const LARGE_AFTER: Duration = Duration::from_secs(120);
 const START_MAX: Duration = Duration::from_secs(
     RESERVE_AFTER.as_secs().unsigned_abs() + workload::pool::STREAM_RUN_MAX_MS / 1_000 + 90,
 );
+/// Maximum number of jobs that wait in the stream: a host that is not divided runs them one after the other before the
+/// simulation ends.
+const STREAM_WAITING_MAX: i64 = 24;
+/// Chance of a crash of a server between two small jobs.
+const CALM_CRASH_PERCENT: u64 = 4;
 /// Interval of the safety checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(120);
 
@@ -401,8 +407,9 @@ impl RunSim {
         }
     }
 
-    /// Submits a stream of small jobs of several projects and a large one of another project, without faults. The large one
-    /// must start in time, and each preemption must be followed by the start for which it is.
+    /// Submits a stream of small jobs of several projects and a large one of another project, without faults of hosts. The
+    /// large one must start in time, and each preemption must be followed by the start for which it is. Servers crash one
+    /// at a time, which may delay everything by a lease.
     async fn calm(&mut self) -> Result<Vec<Violation>> {
         // Hosts that failed are not replaced.
         let fleet = self.workload.hosts_fleet().0;
@@ -412,9 +419,20 @@ impl RunSim {
         }
         self.workload.begin_calm(&mut self.rng, &self.db).await?;
         let since = Instant::now();
-        let mut large = None;
-        while since.elapsed() < LARGE_AFTER + START_MAX {
-            self.workload.submit_small(&mut self.rng, &self.db).await?;
+        let (mut large, mut crashes, mut crashed_until) = (None, 0_u32, since);
+        while since.elapsed() < LARGE_AFTER + START_MAX + LEASE_TTL * crashes {
+            if Instant::now() >= crashed_until && self.rng.chance(CALM_CRASH_PERCENT) {
+                crashed_until = self.crash_replica();
+                crashes += 1;
+                self.history.pool.crashes.push(self.db.now().await?.0);
+            }
+            for replica in &mut self.replicas {
+                replica.start_if_due();
+            }
+            let waiting = instance_queue::queue(&self.db, STREAM_WAITING_MAX).await?.len();
+            if i64::try_from(waiting)? < STREAM_WAITING_MAX {
+                self.workload.submit_small(&mut self.rng, &self.db).await?;
+            }
             if large.is_none() && since.elapsed() >= LARGE_AFTER {
                 let run = self.workload.submit_large(&mut self.rng, &self.db).await?;
                 large = run.map(|run| (run, Instant::now()));
@@ -430,10 +448,23 @@ impl RunSim {
             }
         }
         if self.started_after.is_none() {
-            let what = format!("the large job did not start within {} s", START_MAX.as_secs());
+            let limit = START_MAX + LEASE_TTL * crashes;
+            let what = format!("the large job did not start within {} s", limit.as_secs());
             return Ok(vec![Violation { id: "S1", what }]);
         }
         self.recover_and_check().await
+    }
+
+    /// Kills or freezes a replica, and returns the time when it runs again.
+    fn crash_replica(&mut self) -> Instant {
+        let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
+        let lasts = self.rng.millis(1_000, 40_000);
+        if self.rng.chance(60) {
+            self.replicas[victim].kill(lasts);
+        } else {
+            self.replicas[victim].freeze(lasts);
+        }
+        Instant::now() + lasts
     }
 
     async fn has_started(&self, run: Uuid) -> Result<bool> {

@@ -351,7 +351,7 @@ fn preempted(held: Vec<HeldRow>, shares: &[(u128, i64)], placed_at: Option<i64>)
     };
     let shares = shares.iter().map(share).collect();
     let preemptions = vec![preemption];
-    let pool = PoolRecords { preemptions, held, shares, calm_since: Some(5), now: 30 };
+    let pool = PoolRecords { preemptions, held, shares, calm_since: Some(5), crashes: vec![], now: 30 };
     History { pool, ..History::default() }
 }
 
@@ -373,5 +373,15 @@ fn p3_a_preemption_without_its_start_is_detected() {
     for placed_at in [None, Some(21)] {
         assert_breaks("P3", &preempted(held.clone(), &[], placed_at));
     }
-    assert_eq!(check_always(&preempted(held, &[], Some(20))), []);
+    assert_eq!(check_always(&preempted(held.clone(), &[], Some(20))), []);
+    // A server that crashes while blocks are kept may delay the start; before or afterwards it does not matter.
+    let crashed = |at: i64| {
+        let mut history = preempted(held.clone(), &[], None);
+        history.pool.crashes = vec![at];
+        history
+    };
+    assert_eq!(check_always(&crashed(15)), []);
+    for at in [9, 21] {
+        assert_breaks("P3", &crashed(at));
+    }
 }

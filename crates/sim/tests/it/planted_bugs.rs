@@ -111,6 +111,18 @@ mod nightly {
     }
 
     #[test]
+    fn p4_blocks_that_are_not_kept_are_caught() {
+        plant(Some(Bug::PromisesForgotten));
+        assert_caught(simulate_shared, &["P3", "P4"]);
+    }
+
+    #[test]
+    fn p2_a_preemption_without_a_rule_is_caught() {
+        plant(Some(Bug::PreemptionWithoutRule));
+        assert_caught(simulate_shared, &["P2"]);
+    }
+
+    #[test]
     fn s1_a_large_job_that_small_ones_starve_is_caught() {
         plant(Some(Bug::ReservationsForgotten));
         assert_caught(simulate_shared, &["S1"]);

@@ -6,14 +6,18 @@
 //! Why not  always? The reasons of a job that waits, the instances that it reserves and those that could be created
 //!          depend on everything. Such a round follows at once, but for each class only at intervals.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use windlass_model::{
     id::ProjectId,
-    plan::place::{NodePlacement, PlacementOutcome, RESERVE_AFTER, ReplicaPlacement, place_replicas},
-    time::Timestamp,
+    plan::{
+        place::{
+            Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, ReplicaPlacement, place_replicas,
+        },
+        preemption::next_wait_end,
+    },
+    time::{Span, Timestamp},
 };
 
 use super::{
@@ -23,21 +27,22 @@ use super::{
 use crate::{db::pipeline_rows::placement, inventory, pass_error::PassError, plain_processes::ProcessRights};
 
 /// Interval at which the whole inventory is read for a class that waits.
-const WHOLE_ROUND_INTERVAL: Duration = Duration::from_secs(4);
+const WHOLE_ROUND_INTERVAL: Span = Span::secs(4);
 
-/// Classes that the whole inventory could not place, and when. Only this server's: another one reads it again.
+/// Classes that the whole inventory could not place, and until when that is assumed. Only this server's: another one reads
+/// it again.
 #[derive(Default)]
-pub(in crate::pipelines) struct RecentWaits(Mutex<HashMap<String, Instant>>);
+pub(in crate::pipelines) struct RecentWaits(Mutex<HashMap<String, Timestamp>>);
 
 impl RecentWaits {
-    fn contains(&self, class: &str) -> bool {
-        self.0.lock().get(class).is_some_and(|at| at.elapsed() < WHOLE_ROUND_INTERVAL)
+    fn contains(&self, class: &str, now: Timestamp) -> bool {
+        self.0.lock().get(class).is_some_and(|until| now < *until)
     }
 
-    fn record<'a>(&self, classes: impl Iterator<Item = &'a str>) {
+    fn record<'a>(&self, classes: impl Iterator<Item = (&'a str, Timestamp)>, now: Timestamp) {
         let mut known = self.0.lock();
-        known.retain(|_, at| at.elapsed() < WHOLE_ROUND_INTERVAL);
-        known.extend(classes.map(|class| (class.to_owned(), Instant::now())));
+        known.retain(|_, until| now < *until);
+        known.extend(classes.map(|(class, until)| (class.to_owned(), until)));
     }
 }
 
@@ -92,7 +97,7 @@ impl JobsSubmittedPipeline {
         };
         let (placed, waiting): (Vec<_>, Vec<_>) = queue.iter().partition(|one| is_placed(one));
         let is_known = |one: &QueuedReplica<'_>| {
-            let is_recent = one.class.as_ref().is_some_and(|class| self.recent_waits.contains(class));
+            let is_recent = one.class.as_ref().is_some_and(|class| self.recent_waits.contains(class, now));
             is_recent && one.job().shortfalls.is_some()
         };
         let are_known = waiting.iter().all(|one| is_known(one));
@@ -102,14 +107,25 @@ impl JobsSubmittedPipeline {
         are_known && (placed.is_empty() || !may_reserve)
     }
 
-    /// Records the classes that a round over the whole inventory could not place.
-    pub(super) fn record_waits(&self, queue: &[QueuedReplica<'_>], placements: &[ReplicaPlacement]) {
+    /// Records the classes that a round over the whole inventory could not place. Others may be preempted for one that has
+    /// waited for long enough, which only another such round finds.
+    pub(super) fn record_waits(
+        &self,
+        queue: &[QueuedReplica<'_>],
+        placements: &[ReplicaPlacement],
+        inventory: &Inventory,
+        now: Timestamp,
+    ) {
         let outcomes = outcomes_by_job(placements);
         let waits = |one: &&QueuedReplica<'_>| {
             matches!(outcomes.get(&one.job().id), Some(PlacementOutcome::Waits { .. }))
         };
-        let classes = queue.iter().filter(waits).filter_map(|one| one.class.as_deref());
-        self.recent_waits.record(classes);
+        let until = |one: &QueuedReplica<'_>| {
+            let wait_end = next_wait_end(&one.waiting, &inventory.fleets, now);
+            wait_end.map_or(now + WHOLE_ROUND_INTERVAL, |end| end.min(now + WHOLE_ROUND_INTERVAL))
+        };
+        let classes = queue.iter().filter(waits).filter_map(|one| Some((one.class.as_deref()?, until(one))));
+        self.recent_waits.record(classes, now);
     }
 }
 

@@ -14,15 +14,20 @@ use crate::db::{instances::Instance, jobs::Job, pipeline_rows::managed_jobs::Att
 /// An instance whose loss was recorded within this time after the end of a job counts as lost before it.
 const LOSS_TOLERANCE: Span = Span::secs(5);
 
-pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObservation {
+/// A run for which others were preempted waits for their end: its blocks are kept.
+pub(super) fn attempt_observation(attempt: Option<&AttemptRun>, now: Timestamp) -> AttemptObservation {
     let Some(AttemptRun { run, jobs }) = attempt else { return AttemptObservation::Nothing };
     match run.status {
         run::Status::Pending | run::Status::Submitted => {
-            if jobs.iter().any(|(job, _)| job.instance_id.is_some()) {
+            let promised = jobs.iter().filter_map(|(job, _)| job.promised_until).max();
+            if jobs.iter().any(|(job, _)| job.instance_id.is_some())
+                || promised.is_some_and(|until| until > now)
+            {
                 AttemptObservation::Provisioning
             } else {
                 let message = jobs.iter().find_map(|(job, _)| job.status_message.clone());
-                AttemptObservation::Queued { since: run.submitted_at, message }
+                let since = promised.map_or(run.submitted_at, |until| until.max(run.submitted_at));
+                AttemptObservation::Queued { since, message }
             }
         }
         run::Status::Provisioning => AttemptObservation::Provisioning,

@@ -13,13 +13,13 @@ use windlass_model::{
 use super::Row;
 use crate::{
     attempt_specs::{Attempt, AttemptSpecBuilder, AttemptSpecError, PlacementPreferences},
-    db::Unit,
+    db::{Unit, pipeline_rows::managed_jobs::AttemptRun},
     error::Error,
     pass_error::PassError,
     pipelines::PipelineContext,
     services::{
         offers::{self, OfferSupply},
-        runs::submit,
+        runs::submit::{self, PreemptionHistory},
     },
 };
 
@@ -29,13 +29,13 @@ pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
     row.plan.run_name(&row.loaded.job.id.to_string(), task, attempt)
 }
 
-/// Builds the unit that creates the run. The inner error is the reason why it cannot be created, which ends the attempt
+/// Builds the unit that creates the run, with the place in the queue of the attempt before it. The inner error is the reason why it cannot be created, which ends the attempt
 /// and not the pass.
 pub(super) fn run_unit(
     context: &PipelineContext,
     lease: &Lease,
     row: &Row,
-    index: usize,
+    (index, before): (usize, Option<&AttemptRun>),
     requested: &SubmitAttempt,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
@@ -65,6 +65,9 @@ pub(super) fn run_unit(
         places: placing.map_err(PassError::document)?,
         published: None,
         jobs_max: context.limits.run_jobs,
+        history: before.map_or_else(PreemptionHistory::default, |before| {
+            PreemptionHistory::after_attempt(before.jobs.iter().map(|(job, _)| job))
+        }),
     };
     match submit::unit(&context.db, &context.keys, by, &spec, None) {
         Ok((_, run_unit)) => Ok(Ok(run_unit)),

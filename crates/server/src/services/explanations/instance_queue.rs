@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Maximum number of jobs that are read; later ones have no position.
-const JOBS_MAX: i64 = 5_000;
+const JOBS_MAX: i64 = 20_000;
 
 /// The waiting runs of all projects.
 #[derive(Default)]

@@ -27,9 +27,9 @@ use crate::{
     services::rows::requested_resources,
 };
 
-const WAITING_MAX: i64 = 2000;
+const WAITING_MAX: i64 = 20_000;
 const ENDING_MAX: i64 = 5;
-const PLACED_MAX: i64 = 5000;
+const PLACED_MAX: i64 = 20_000;
 const BLOCKED_BY_MAX: usize = 3;
 
 pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
@@ -63,7 +63,7 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
         let position = positions.get(&run).copied().unwrap_or_default();
         let mut entry = match waiting.remove(&run) {
             Some(job) => entry(job, caller, &placed),
-            None => hidden_entry(&queue, run),
+            None => queued_entry(&queue, run, &visible),
         };
         entry.position = position;
         // The first of a queue comes after nothing.
@@ -98,15 +98,16 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     })
 }
 
-/// A run of a project that the caller may not see.
-fn hidden_entry(queue: &InstanceQueue, run: RunId) -> QueueEntry {
+/// A run of a project that the caller may not see, or one that was placed since the queue was read.
+fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>) -> QueueEntry {
     let job = queue.jobs.get(&run);
+    let named = job.filter(|job| visible.contains(&job.project_id));
     let spec: Value = job.and_then(|job| serde_json::from_str(&job.job_spec).ok()).unwrap_or_default();
     QueueEntry {
         position: 0,
-        project: None,
-        run: None,
-        run_id: None,
+        project: named.map(|job| job.project.clone()),
+        run: named.map(|job| job.run.clone()),
+        run_id: named.map(|job| job.run_id.0),
         mine: false,
         user: None,
         r#type: None,

@@ -1,12 +1,15 @@
 //! The turn of a waiting run: its place in the queue and by which rules, what is kept for whom, and when it starts if jobs
 //! last until their limits. The sentences are made here, so that every client shows the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use windlass_api::explanations::{QueueTurn, ReservedInstance, RunInFront};
 use windlass_model::{
     config::job_spec::JobSpec,
-    id::{InstanceId, ProjectId, RunId},
+    id::{FleetId, InstanceId, ProjectId, RunId},
     plan::{
         forecast::{HoldOwner, forecast_starts},
         place::{Inventory, PlacementOutcome, WaitingReplica, place_replicas},
@@ -45,10 +48,13 @@ pub(super) struct QueueForecast {
     /// Runs that can never start as things are.
     hopeless: BTreeSet<RunId>,
     reservations: Vec<Reservation>,
+    /// Fleets that each project may use: the instances of others are not named.
+    usable: BTreeMap<ProjectId, Arc<BTreeSet<FleetId>>>,
 }
 
 struct Reservation {
     run: RunId,
+    fleet: FleetId,
     place: String,
     is_preempted: bool,
     until: Option<Timestamp>,
@@ -61,6 +67,7 @@ struct RoundInputs {
     owners: BTreeMap<windlass_model::id::SubmissionId, HoldOwner>,
     /// Time until which blocks are kept for a run, if they are.
     promised: BTreeMap<RunId, Timestamp>,
+    usable: BTreeMap<ProjectId, Arc<BTreeSet<FleetId>>>,
     now: Timestamp,
 }
 
@@ -75,10 +82,10 @@ impl QueueForecast {
     }
 
     fn compute(inputs: &RoundInputs) -> Self {
-        let RoundInputs { queue, inventory, owners, promised, now } = inputs;
+        let RoundInputs { queue, inventory, owners, promised, usable, now } = inputs;
         let starts = forecast_starts(queue, inventory, owners, *now);
-        let names: BTreeMap<InstanceId, &str> =
-            inventory.instances.iter().map(|one| (one.id, one.name.as_str())).collect();
+        let names: BTreeMap<InstanceId, (FleetId, &str)> =
+            inventory.instances.iter().map(|one| (one.id, (one.fleet, one.name.as_str()))).collect();
         let (mut reservations, mut hopeless) = (Vec::new(), BTreeSet::new());
         for placement in place_replicas(queue, inventory, *now) {
             let run = placement.run;
@@ -96,11 +103,12 @@ impl QueueForecast {
                 };
                 let is_preempted = inventory.promises.iter().any(|promise| is_kept(&promise));
                 let until = if is_preempted { promised.get(&run) } else { starts.get(&run) }.copied();
-                let Some(place) = names.get(&instance) else { continue };
-                reservations.push(Reservation { run, place: (*place).to_owned(), is_preempted, until });
+                let Some((fleet, place)) = names.get(&instance) else { continue };
+                let (fleet, place) = (*fleet, (*place).to_owned());
+                reservations.push(Reservation { run, fleet, place, is_preempted, until });
             }
         }
-        Self { now: *now, starts, hopeless, reservations }
+        Self { now: *now, starts, hopeless, reservations, usable: usable.clone() }
     }
 }
 
@@ -155,7 +163,7 @@ impl RoundInputs {
         let used = inventory.instances.iter().filter(|one| !one.holds.is_empty());
         let used: Vec<InstanceId> = used.map(|one| one.id).collect();
         let owners = rows::hold_owners(db, &used).await?;
-        Ok(Self { queue, inventory, owners, promised, now })
+        Ok(Self { queue, inventory, owners, promised, usable: stock.usable, now })
     }
 }
 
@@ -207,7 +215,12 @@ pub(super) fn turn(
     let own = queue.quotas.iter().filter(|named| named.quota.applies_to(replica.project, replica.user));
     let own: Vec<&NamedQuota> = own.collect();
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    let reserved = forecast.reservations.iter().filter(|one| competing.contains(&one.run) || one.run == run);
+    let usable = forecast.usable.get(&replica.project);
+    let is_shown = |one: &&Reservation| {
+        one.run == run
+            || (competing.contains(&one.run) && usable.is_some_and(|usable| usable.contains(&one.fleet)))
+    };
+    let reserved: Vec<&Reservation> = forecast.reservations.iter().filter(is_shown).collect();
     let mut turn = QueueTurn {
         position: count(position),
         length: count(competing.len()),
@@ -218,13 +231,12 @@ pub(super) fn turn(
         usage: usage.map_or(0.0, |usage| usage.used / HOUR_OF_MILLI_UNITS),
         weight: usage.map_or(1, |usage| usage.weight.max(1).into()),
         in_front: if with_runs { in_front(queue, run, visible) } else { Vec::new() },
-        reserved: reserved.map(|one| reserved_instance(queue, one, visible)).collect(),
+        reserved: reserved.iter().map(|one| reserved_instance(queue, one, visible)).collect(),
         starts_at: forecast.starts.get(&run).copied(),
         sentences: Vec::new(),
     };
-    let is_own = |one: &&Reservation| one.run == run;
     let (mine, others): (Vec<&Reservation>, Vec<&Reservation>) =
-        forecast.reservations.iter().filter(|one| competing.contains(&one.run)).partition(is_own);
+        reserved.into_iter().partition(|one| one.run == run);
     let mut sentences = vec![position_sentence(&turn)];
     sentences.extend(share_sentence(&turn, own.iter().map(|named| &named.quota)));
     sentences.extend(usage_sentence(&turn, queue, replica.project));

@@ -265,6 +265,7 @@ async fn new_run(
         managed_job: None,
         places: None,
         published,
+        history: submit::PreemptionHistory::default(),
         jobs_max: app.settings().limits.run_jobs,
     };
     submit::unit(app.db(), app.keys(), requested, spec, next_slot(app, spec).await?)

@@ -224,7 +224,8 @@ impl ResolvedRunSpec {
         secrets::check_use(app, scope.project.id, scope.caller.user.id, &secret_names(&jobs)).await?;
         check_class(scope, self.shape.rank().class)?;
         check_preemptible(&self.shape)?;
-        quotas::check_jobs(app, scope.project.id, scope.caller.user.id, &jobs).await?;
+        let owner = (scope.project.id, scope.caller.user.id);
+        quotas::check_jobs(app, owner, &self.shape, &jobs).await?;
         budgets::check_jobs(app, scope.project.id, scope.caller.user.id, &jobs).await?;
         volumes::check_mounts(app, scope.project.id, &jobs).await
     }

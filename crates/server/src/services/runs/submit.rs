@@ -16,7 +16,7 @@ use crate::{
         Change, Db, Unit,
         events::{self, EventContext, EventTarget},
         gateways,
-        jobs::{self, NewJob},
+        jobs::{self, Job, NewJob},
         repos,
         runs::{self, NewRun},
     },
@@ -43,6 +43,43 @@ pub(crate) struct RunRequest<'a> {
     pub(crate) published: Option<GatewayPublication>,
     /// Maximum number of jobs with which it may start.
     pub(crate) jobs_max: usize,
+    pub(crate) history: PreemptionHistory,
+}
+
+/// State that a new submission keeps of those before it: the number of preemptions, and the place in the queue.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PreemptionHistory {
+    pub(crate) count: i64,
+    pub(crate) queued_at: Option<Timestamp>,
+}
+
+impl PreemptionHistory {
+    /// For the next submission of a job. It keeps its place if the last one was preempted.
+    pub(crate) fn after(previous: Option<&Job>) -> Self {
+        let Some(previous) = previous else { return Self::default() };
+        let count = previous.preempted_before;
+        match previous.ending().is_some_and(|ending| ending.is_preempted()) {
+            true => Self {
+                count: count + 1,
+                queued_at: Some(previous.queued_at.unwrap_or(previous.submitted_at)),
+            },
+            false => Self { count, queued_at: None },
+        }
+    }
+
+    /// For the next attempt of a managed job. An attempt that never ran was withdrawn and waits further.
+    pub(crate) fn after_attempt<'a>(jobs: impl Iterator<Item = &'a Job> + Clone) -> Self {
+        let is_preempted = |job: &Job| job.ending().is_some_and(|ending| ending.is_preempted());
+        let keeps_place = jobs.clone().any(is_preempted) || jobs.clone().all(|job| job.running_at.is_none());
+        let before = jobs.clone().map(|job| job.preempted_before).max().unwrap_or_default();
+        Self {
+            count: before + i64::from(jobs.clone().any(is_preempted)),
+            queued_at: jobs
+                .map(|job| job.queued_at.unwrap_or(job.submitted_at))
+                .min()
+                .filter(|_| keeps_place),
+        }
+    }
 }
 
 /// Builds the unit with all rows of the run. `next` is its first slot, if it has a schedule.
@@ -110,7 +147,9 @@ pub(crate) fn unit(
         created.epoch = None;
         let reported = reported(&created, Entity::Job, job.id.0, &job.job_name)?;
         let preemptible = spec.preemptibility(requested.managed_job.is_some()).as_str().to_owned();
-        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, preemptible, ..job })]).and(reported);
+        let PreemptionHistory { count: preempted_before, queued_at } = requested.history;
+        let row = NewJob { secrets_sealed: sealed, preemptible, preempted_before, queued_at, ..job };
+        unit = unit.and([jobs::insert(row)]).and(reported);
     }
     Ok((id, unit))
 }

@@ -26,6 +26,9 @@ use crate::{cloud, rng::Rng};
 /// Maximum number of managed jobs of one seed.
 pub(super) const MANAGED_JOBS_MAX: u64 = 5;
 
+/// Limit of the launches of projects that import the hosts, in seconds.
+const IMPORTER_LAUNCH_WAIT_SECS: i64 = 900;
+
 impl Workload {
     /// Performs one user action on managed jobs, and returns the pipelines to wake.
     pub(super) async fn act_on_managed(&mut self, rng: &mut Rng, db: &Db) -> Result<&'static [&'static str]> {
@@ -53,7 +56,14 @@ impl Workload {
 
     async fn launch(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let name = format!("managed-{}", self.managed.len());
+        let (project, user) = self.submitter(rng);
         let mut plan = self.plan(rng)?;
+        if project != self.project {
+            // It has no fleets but those that it imports, and hosts that failed are not replaced.
+            for task in &mut plan.tasks {
+                task.recovery.max_launch_wait.get_or_insert(IMPORTER_LAUNCH_WAIT_SECS);
+            }
+        }
         plan.name = Some(name.clone());
         plan.priority = *rng.pick(&[0, 0, 5, -5]);
         let room = (self.managed_max - self.managed.len()) as u64;
@@ -61,8 +71,8 @@ impl Workload {
         let made = NewJobs {
             db,
             keys: &self.keys,
-            project: self.project,
-            user: self.user,
+            project,
+            user,
             name: &name,
             plan: &plan,
             files: "{}".to_owned(),

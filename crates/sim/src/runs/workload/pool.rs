@@ -1,6 +1,4 @@
 //! Several projects that share fleets: exports, quotas, classes and preemption.
-//!
-//! Only `cargo xtask sim --shared` runs them: some seeds, such as 0 and 2, still end with runs that wait (R2).
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -17,6 +15,10 @@ use crate::{cloud, rng::Rng};
 /// Longest run of a job in the stream of small ones, in milliseconds.
 pub(in crate::runs) const STREAM_RUN_MAX_MS: u64 = 120_000;
 
+/// Time for which a job that found no capacity is submitted again: less than the simulation waits for the end of all
+/// jobs, because hosts that failed are not replaced.
+const RETRY_SECS: u64 = 1_800;
+
 /// Projects that share the hosts of the first one.
 pub(super) struct Pool {
     projects: Vec<PoolProject>,
@@ -26,6 +28,7 @@ pub(super) struct Pool {
     /// The project of the large jobs, which used nothing before.
     late: PoolProject,
     streamed: usize,
+    is_calm: bool,
 }
 
 struct PoolProject {
@@ -48,7 +51,27 @@ impl Pool {
             projects.push(project(rng, id, Vec::new())?);
         }
         let late = project(rng, ProjectId(db.new_id()?), Vec::new())?;
-        Ok(Self { projects, export: db.new_id()?, preempts: rng.chance(75), late, streamed: 0 })
+        Ok(Self {
+            projects,
+            export: db.new_id()?,
+            preempts: rng.chance(75),
+            late,
+            streamed: 0,
+            is_calm: false,
+        })
+    }
+
+    /// Unit that deletes all quotas.
+    async fn without_quotas(&self, db: &Db) -> Result<Unit> {
+        let mut unit = Unit::new();
+        for project in &self.projects {
+            for named in quotas::list(db, &[project.id]).await? {
+                let Quota { project, member, resource, .. } = named.quota;
+                unit = unit.and([quotas::delete(project, member, &resource)]);
+            }
+            unit = unit.and([quotas::mark_waiting_due(project.id)]);
+        }
+        Ok(unit)
     }
 
     /// Rules of the fleet of the hosts.
@@ -151,10 +174,11 @@ impl Workload {
         Ok(())
     }
 
-    /// All projects may use the hosts again, so that everything can end.
+    /// All projects may use the hosts again, as far as they want, so that everything can end: a managed job waits as long
+    /// as a quota is too small for it. The quotas of the calm time suffice for each job.
     pub(super) async fn restore_imports(&self, db: &Db) -> Result<()> {
         let Some(pool) = &self.pool else { return Ok(()) };
-        let mut unit = Unit::new();
+        let mut unit = if pool.is_calm { Unit::new() } else { pool.without_quotas(db).await? };
         for project in &pool.projects[1..] {
             unit = unit.and([exports::add_import(db.new_id()?, pool.export, project.id)]);
         }
@@ -164,12 +188,10 @@ impl Workload {
 
     /// Begins a time without faults and without changes of quotas and exports. The project of the large jobs joins; it is
     /// within its share, as others may be.
-    pub(in crate::runs) async fn begin_calm(&self, rng: &mut Rng, db: &Db) -> Result<()> {
-        let Some(pool) = &self.pool else { return Ok(()) };
-        let mut unit = Unit::new();
-        for named in quotas::list(db, &pool.projects.iter().map(|one| one.id).collect::<Vec<_>>()).await? {
-            unit = unit.and([quotas::delete(named.quota.project, named.quota.member, &named.quota.resource)]);
-        }
+    pub(in crate::runs) async fn begin_calm(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+        let Some(pool) = &mut self.pool else { return Ok(()) };
+        pool.is_calm = true;
+        let mut unit = pool.without_quotas(db).await?;
         unit = unit.and([exports::add_import(db.new_id()?, pool.export, pool.late.id)]);
         let mut shares: Vec<_> =
             pool.projects[1..].iter().map(|project| (project.id, rng.between(0, 6))).collect();
@@ -223,7 +245,7 @@ fn random_resource(rng: &mut Rng) -> QuotaResource {
 
 /// A task that ends by itself, and that may be preempted if its class is `idle` or it is retried.
 fn pool_task(rng: &mut Rng, name: &str, (class, gpus): (&str, u64), run_ms: u64) -> Value {
-    let retry = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": 7_200});
+    let retry = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": RETRY_SECS});
     json!({
         "run_name": name, "repo_id": "none", "repo_data": {"repo_type": "virtual"},
         "configuration": {

@@ -16,7 +16,7 @@ use crate::{
     time::Span,
 };
 
-/// A run that waits longer for nodes releases its launch slot.
+/// A run that waits longer for nodes is withdrawn, if its slot or another launch is of use meanwhile.
 const QUEUE_TIMEOUT: Span = Span::secs(60);
 const NO_NODES_MESSAGE: &str = "no nodes in time";
 /// Launches in a row that had nodes and could not start on them, after which the task fails.
@@ -63,14 +63,17 @@ impl TaskPass<'_> {
         match &self.view.observation {
             AttemptObservation::Nothing => self.submit_run(),
             AttemptObservation::Queued { since, message: text } => {
-                if self.now.since(*since) >= QUEUE_TIMEOUT {
+                let at = *since + QUEUE_TIMEOUT;
+                if !self.should_withdraw_queued() {
+                    // It keeps its place in the queue; slots may become contended.
+                } else if self.now >= at {
                     // Written first, stopped in the next pass: an end that we cause is never mistaken for another.
                     self.record.phase = AttemptPhase::Withdrawn;
                     let why = text.as_ref().map(|text| format!("{NO_NODES_MESSAGE}: {text}"));
                     self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES_MESSAGE.to_owned()));
                     self.recheck_at(self.now);
                 } else {
-                    self.recheck_at(*since + QUEUE_TIMEOUT);
+                    self.recheck_at(at);
                 }
             }
             AttemptObservation::Running { placement } => self.attempt_started(placement.clone()),
@@ -100,6 +103,18 @@ impl TaskPass<'_> {
             | AttemptObservation::Unclear
             | AttemptObservation::Impossible { .. } => {}
         }
+    }
+
+    /// Returns whether something is gained when an attempt stops waiting in the queue: others wait for its launch slot,
+    /// another launch may fit elsewhere, or the launches of the task are limited, so that it must fail at some time.
+    fn should_withdraw_queued(&self) -> bool {
+        let recovery = &self.plan.recovery;
+        self.view.has_contended_slots
+            || self.has_other_candidate()
+            || self.has_location_constraints()
+            || self.plan.deadline.is_some()
+            || recovery.max_launch_tries.is_some()
+            || recovery.max_launch_wait.is_some()
     }
 
     /// Handles nodes that were lost before they accepted the task, or between two passes.
