@@ -190,7 +190,8 @@ async fn a_redirect_to_an_address_that_is_not_allowed_is_not_followed() {
         ..Settings::default()
     });
     let image = client.resolve_image(&name, &Platform::linux(AMD64), None).await.unwrap();
-    let Err(refused) = client.download_layer(&name, &image.layers[0], None, 0, None).await else {
+    let first = client.download_layer(&name, &image.layers[0], None, LayerHosts::Registry, (0, None)).await;
+    let Err(refused) = first else {
         panic!("followed");
     };
     assert!(matches!(refused, RegistryError::Unreachable { .. }), "{refused}");
