@@ -42,9 +42,12 @@ use crate::{
         retention,
     },
     rate_limit::RateLimits,
-    stream_rights::RIGHTS_POLL_INTERVAL,
     tls::TlsSettings,
 };
+
+/// Interval at which the rights of all streams are checked. Streams end within 5 s of losing their rights: an interval,
+/// a statement, and the check of the stream.
+pub(crate) const RIGHTS_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Keys that `config.yml` may have, besides limits.
 const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, oci_programs, local_runtime, \

@@ -1,14 +1,13 @@
 //! Rights of open streams: logs, connections to jobs, WebSockets, requests to services.
 //!
-//! A stream registers what its rights depend on. One statement every [`RIGHTS_POLL_INTERVAL`], for all streams of this
+//! A stream registers what its rights depend on. One statement every `rights_poll_interval`, for all streams of this
 //! process, reads the state of all of it from the database. A stream whose basis changed is woken, checks its rights in
-//! full, and ends if they are gone. So a change that any server makes takes effect here within [`RIGHTS_POLL_INTERVAL`]
+//! full, and ends if they are gone. So a change that any server makes takes effect here within that interval
 //! plus the time of a statement.
 
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -19,10 +18,6 @@ use crate::{
     app::App,
     db::tokens::{self, AccessState},
 };
-
-/// Interval at which the rights of all streams are checked. Streams end within 5 s of losing their rights: an interval,
-/// a statement, and the check of the stream.
-pub(crate) const RIGHTS_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Rows on which the rights of a stream depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,7 +191,7 @@ mod tests {
     fn the_interval_leaves_time_for_the_checks_within_the_promised_five_seconds() {
         let given = SettingsSource { data_dir: Some("/h".into()), ..SettingsSource::default() };
         let settings = Settings::new(given, None).unwrap();
-        assert!(settings.rights_poll_interval * 2 < Duration::from_secs(5));
+        assert!(settings.rights_poll_interval * 2 < std::time::Duration::from_secs(5));
     }
 
     fn row(kind: &str, key: &str, user: &str, state: &str) -> AccessState {

@@ -127,7 +127,8 @@ fn first_names(list: &Group) -> Vec<String> {
     let starts = tokens.iter().enumerate().filter(|(at, _)| {
         *at == 0 || matches!(&tokens[at - 1], TokenTree::Punct(mark) if mark.as_char() == ',')
     });
-    starts.filter_map(|(_, token)| matches!(token, TokenTree::Ident(_)).then(|| token.to_string())).collect()
+    let names = starts.filter(|(_, token)| matches!(token, TokenTree::Ident(_)));
+    names.map(|(_, name)| name.to_string()).collect()
 }
 
 fn is_word(token: &TokenTree, word: &str) -> bool {
@@ -148,7 +149,7 @@ fn ends_item(token: &TokenTree) -> bool {
     match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
         TokenTree::Punct(mark) => mark.as_char() == ';',
-        _ => false,
+        TokenTree::Ident(_) | TokenTree::Literal(_) => false,
     }
 }
 

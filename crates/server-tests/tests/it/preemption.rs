@@ -407,7 +407,8 @@ async fn a_managed_job_for_which_others_are_preempted_is_not_withdrawn(ground: &
     let env = shared_host(ground).await;
     allow(&env, json!({"min_run": 0, "wait": "30s", "grace": 7})).await;
     fill(&env, json!({"class": "idle"})).await;
-    env.update_script(|script| script.silent = true);
+    // The preempted job does not end; a host that is silent altogether would become unreachable.
+    env.update_script(|script| script.deaf = true);
     // An attempt that waits for nothing in particular would be followed by one with the second candidate.
     let text = "run: work\nresources:\n  ordered:\n    - {cpus: 1+, memory: 1+, accelerators: 'A100:1'}\n    \
                 - {cpus: 2+, memory: 1+, accelerators: 'A100:1'}\n";
@@ -420,7 +421,7 @@ async fn a_managed_job_for_which_others_are_preempted_is_not_withdrawn(ground: &
     let earlier = "submitted_at = submitted_at - 120000000";
     env.write_between_passes("runs", earlier, "managed_job_id IS NOT NULL").await;
     managed_passes(&env).await;
-    env.update_script(|script| script.silent = false);
+    env.update_script(|script| script.deaf = false);
     env.mark_due().await;
     managed_job(&env, "left", "it runs", |task| task["status"] == "RUNNING").await;
     managed_job(&env, "left", "the first attempt runs", |task| task["attempt"] == 1).await;

@@ -48,7 +48,7 @@ use crate::{
     auth,
     error::Error,
     http::{EncryptedConnection, Peer},
-    stream_rights::{RIGHTS_POLL_INTERVAL, RightsBasis, StreamRights},
+    stream_rights::{RightsBasis, StreamRights},
 };
 
 /// Path prefixes of services and models.
@@ -271,7 +271,7 @@ async fn lost(app: &App, token: &str, project: &str) {
                 break StreamRights::register(app, ground);
             }
             // A database that does not answer revokes no rights.
-            Err(Error::Db(_)) => tokio::time::sleep(RIGHTS_POLL_INTERVAL).await,
+            Err(Error::Db(_)) => tokio::time::sleep(crate::config::RIGHTS_POLL_INTERVAL).await,
             Err(_) => return,
         }
     };

@@ -105,6 +105,11 @@ impl DstackUser {
         windlass_testkit::cli_snapshot::run_command(&mut ssh)
     }
 
+    /// Waits until this machine is an instance: a plan that is made earlier has no offer.
+    pub(crate) fn wait_for_host(&self) {
+        self.until(&["fleet"], |ran| ran.stdout.contains("instance=0") && ran.stdout.contains(" busy"));
+    }
+
     /// Repeats a read-only command until its output is as expected.
     pub(crate) fn until(&self, args: &[&str], wanted: impl Fn(&CommandOutput) -> bool) -> CommandOutput {
         let start = Instant::now();

@@ -58,6 +58,8 @@ async fn dstack_creates_uses_and_deletes_an_ssh_fleet() {
     transcript.run(&["logs", "away"]);
 
     transcript.run(&["fleet", "delete", "lab", "-y"]);
+    // It is listed until its hosts are free.
+    person.until(&["fleet"], |ran| !ran.stdout.contains("lab"));
     transcript.run(&["fleet"]);
     env.eventually("no agent is left", || {
         let is_ours = |host: &windlass_testkit::lab::LabHost| {

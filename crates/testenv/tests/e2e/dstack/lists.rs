@@ -72,16 +72,11 @@ async fn dstack_sets_reads_and_deletes_secrets() {
     transcript.end();
 }
 
-/// Waits until this machine is an instance.
-fn wait_until_host_ready(person: &DstackUser) {
-    person.until(&["fleet"], |ran| ran.stdout.contains("instance=0") && ran.stdout.contains(" busy"));
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_lists_runs_fleets_volumes_and_gateways() {
     let env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
-    wait_until_host_ready(&person);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-lists", &person);
     transcript.run(&["ps"]);
     transcript.run(&["fleet"]);
@@ -96,7 +91,7 @@ async fn dstack_lists_runs_fleets_volumes_and_gateways() {
 async fn dstack_shows_offers_and_run_plans() {
     let env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
-    wait_until_host_ready(&person);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-plans", &person);
     transcript.run(&["offer"]);
     transcript.run(&["offer", "--gpu", "H100:8"]);

@@ -72,7 +72,7 @@ all: [('aborted', 'terminated'), ('programmed', 'done'), ('stopped', 'terminated
 async fn dstack_python_api_submits_attaches_reads_logs_and_stops() {
     let env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
-    person.until(&["fleet"], |ran| ran.stdout.contains(" busy"));
+    person.wait_for_host();
     person.file("program.py", SCRIPT);
     let done = run_command(person.program("python").arg("program.py"));
     assert_eq!((done.stdout.as_str(), done.code), (MESSAGE, Some(0)), "{}", done.stderr);

@@ -38,6 +38,7 @@ fn record_attached_apply(transcript: &mut CliSnapshot<'_, DstackUser>, person: &
 async fn dstack_follows_a_task_to_its_end() {
     let env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-attached", &person);
     write_waiting_task(&person, "good", "image: none\n", 0);
     record_attached_apply(&mut transcript, &person, "good");
@@ -54,6 +55,7 @@ async fn dstack_follows_a_task_to_its_end() {
 async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
     let env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let text = format!("type: task\nname: short\nimage: none\ncommands:\n  - echo over at once\n{SMALL}");
     person.file("short.yml", &text);
     let ran = person.run(&["apply", "-f", "short.yml", "-y"]);
@@ -65,6 +67,7 @@ async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
 async fn dstack_lists_replaces_and_attaches_to_a_running_task() {
     let mut env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-detached", &person);
     write_waiting_task(&person, "job", "image: none\n", 0);
     transcript.run(&["apply", "-f", "job.yml", "-y", "-d"]);
@@ -95,6 +98,7 @@ async fn dstack_lists_replaces_and_attaches_to_a_running_task() {
 async fn dstack_stops_and_aborts_running_tasks() {
     let mut env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-stop", &person);
     write_waiting_task(&person, "job", "image: none\n", 0);
     transcript.run(&["apply", "-f", "job.yml", "-y", "-d"]);
@@ -114,6 +118,7 @@ async fn dstack_stops_and_aborts_running_tasks() {
 async fn dstack_opens_a_dev_environment_and_lists_its_events() {
     let mut env = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-dev", &person);
     person.file("dev.yml", &format!("type: dev-environment\nname: dev\nimage: none\nide: vscode\n{SMALL}"));
     let args = ["apply", "-f", "dev.yml", "-y"];
@@ -144,6 +149,7 @@ async fn dstack_follows_a_docker_task_to_its_end() {
     image();
     let env = TestEnv::new(HostMode::Containers).await;
     let person = DstackUser::with_project(&env);
+    person.wait_for_host();
     let mut transcript = CliSnapshot::new("dstack-docker", &person);
     // Released through the attached connection: the container does not see files of this machine.
     let text = format!(
