@@ -36,7 +36,7 @@ async fn server_with(lxd: &LxdServer) -> TestEnv {
 /// Creates a fleet without machines, which grows on demand.
 async fn growing_fleet(env: &mut TestEnv, idle_duration: &str) {
     let fleet = json!({"type": "fleet", "name": "rented", "backends": ["lxd"], "idle_duration": idle_duration,
-        "nodes": {"min": 0, "target": 0, "max": 3}});
+        "placement": "cluster", "nodes": {"min": 0, "target": 0, "max": 3}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
     env.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
 }
