@@ -29,8 +29,8 @@ pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
     row.plan.run_name(&row.loaded.job.id.to_string(), task, attempt)
 }
 
-/// Builds the unit that creates the run, with the place in the queue of the attempt before it. The inner error is the reason why it cannot be created, which ends the attempt
-/// and not the pass.
+/// Builds the unit that creates the run, with the place in the queue of the attempt before it. The inner error is the
+/// reason why it cannot be created, which ends the attempt and not the pass.
 pub(super) fn run_unit(
     context: &PipelineContext,
     lease: &Lease,
