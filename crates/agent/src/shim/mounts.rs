@@ -111,6 +111,7 @@ pub fn resolve_binds(
     }
     for mount in &spec.volume_mounts {
         let source = volume(&mount.name).ok_or_else(|| MountError::NoVolume { name: mount.name.clone() })?;
+        let source = fs::canonicalize(&source).unwrap_or(source);
         binds.push(BindMount { source, target: mount.path.clone(), read_only: false });
     }
     Ok(binds)

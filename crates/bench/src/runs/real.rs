@@ -26,13 +26,23 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchR
 /// Servers that are started for each of the two modes.
 const STARTS: usize = 10;
 
+/// Rights of the plain processes of a server.
+const MODES: [&str; 2] = ["own", "confined"];
+/// Jobs for each of the modes: the time of a single one varies by much more than confinement costs.
+const LINES: usize = 200;
+
 /// Alternates servers whose plain processes have the server's privileges with those that confine them: the time from the
 /// start of the server's process until its own machine accepts jobs.
 async fn measure_starts(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
     let (mut owns, mut confineds, mut differences) = (Vec::new(), Vec::new(), Vec::new());
     for time in 0..=STARTS {
-        let of_own = measure_start(binaries, &home.join(format!("own-{time}")), "own").await?;
-        let of_confined = measure_start(binaries, &home.join(format!("confined-{time}")), "confined").await?;
+        let mut took = [Duration::ZERO; 2];
+        // Each is first in half of the pairs.
+        for turn in [time % 2, (time + 1) % 2] {
+            let mode = MODES[turn];
+            took[turn] = measure_start(binaries, &home.join(format!("{mode}-{time}")), mode).await?;
+        }
+        let [of_own, of_confined] = took;
         if time > 0 {
             owns.push(of_own);
             confineds.push(of_confined);
@@ -74,11 +84,15 @@ pub(super) async fn measure_isolation(
     let confined = start_server_with(binaries, &home.join("confined"), None, "confined").await?;
     let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
     let (mut owns, mut confineds, mut differences) = (Vec::new(), Vec::new(), Vec::new());
-    for time in 0..=2 * REPEATS {
+    for time in 0..=LINES {
         let mut job = task_config(&format!("line-{time}"), "none", "echo hello");
         job.as_object_mut().context("the configuration is not an object")?.remove("user");
-        let of_own = measure_first_line(&mut own_client, &job).await?;
-        let of_confined = measure_first_line(&mut confined_client, &job).await?;
+        let mut took = [Duration::ZERO; 2];
+        let clients = [&mut own_client, &mut confined_client];
+        for turn in [time % 2, (time + 1) % 2] {
+            took[turn] = measure_first_line(clients[turn], &job).await?;
+        }
+        let [of_own, of_confined] = took;
         if time > 0 {
             owns.push(of_own);
             confineds.push(of_confined);

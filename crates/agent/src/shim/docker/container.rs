@@ -14,7 +14,7 @@ use bollard::models::{
 use windlass_api::agent::shim::NetworkMode;
 use windlass_model::id::SubmissionId;
 
-use super::{network::NETWORK, reference::ImageReference};
+use super::{network::NETWORK, reference::ImageReference, restricted_binds::RestrictedBinds};
 use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
@@ -50,6 +50,8 @@ pub(super) struct EngineFacts {
     pub(super) has_infiniband: bool,
     /// Directory with the host's git for images that have none.
     pub(super) git: Option<PathBuf>,
+    /// Mounts without set-user-id programs and devices. `None` if the agent may not mount for the engine.
+    pub(super) restricted_binds: Option<RestrictedBinds>,
     /// Containers get Docker's filter of system calls from a file: Podman's own permits more.
     pub(super) is_podman: bool,
     /// There is an NVIDIA driver, so the engine may grant every GPU to an image that requests them.
@@ -245,7 +247,19 @@ fn mounts(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLo
         let target = task_dir::GIT_IN_CONTAINER.into();
         (BindMount { source: dir.clone(), target, read_only: true }, false)
     });
-    let given = task.binds.iter().map(|bind| (bind.clone(), (host.is_shared)(&bind.source)));
+    let given = task.binds.iter().enumerate().map(|(index, bind)| {
+        let is_shared = (host.is_shared)(&bind.source);
+        let bind = match &around.restricted_binds {
+            // The agent makes its own mount read-only. If the engine did that, it would reset the other options.
+            Some(binds) => BindMount {
+                source: binds.path(task.spec.id, index),
+                target: bind.target.clone(),
+                read_only: false,
+            },
+            None => bind.clone(),
+        };
+        (bind, is_shared)
+    });
     own.into_iter().chain(git).chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
 }
 

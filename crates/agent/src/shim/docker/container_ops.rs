@@ -131,8 +131,11 @@ impl DockerRuntime {
                 let verified = self.binary.verify_copy(Path::new(source));
                 verified.map_err(|source| error_map::from_io_error(what(), source))?;
             }
+            self.with_restricted_binds(what(), task, |binds, task| binds.mount(task.spec.id, &task.binds))
+                .await?;
             self.start_or_repair_network(handle, publish).await?;
         }
+        self.with_restricted_binds(what(), task, |binds, task| binds.unmount(task.spec.id)).await?;
         // The runner is the first process. It runs nothing of the job before the server submits that, which is after
         // this start was reported.
         let group = control_group::find(&handle.id);
@@ -416,7 +419,11 @@ impl DockerRuntime {
         for name in names {
             self.remove_one(&name).await?;
         }
-        Ok(())
+        let Some(binds) = self.around.restricted_binds.clone() else { return Ok(()) };
+        let id = task.id;
+        let unmounted = tokio::task::spawn_blocking(move || binds.unmount(id)).await;
+        let what = format!("failed to unmount the directories of task {id}");
+        unmounted.map_err(io::Error::other).flatten().map_err(|source| error_map::from_io_error(what, source))
     }
 
     async fn remove_one(&self, name: &str) -> Result<(), RuntimeError> {

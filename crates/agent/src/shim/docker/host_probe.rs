@@ -85,22 +85,32 @@ pub(in crate::shim) fn booted_at_ms() -> Option<i64> {
 }
 
 /// Start time of the engine behind a socket, in milliseconds since 1970.
-///
+pub(in crate::shim) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
+    docker_pid(listener_pid(socket).ok()?).and_then(process_started_at_ms)
+}
+
+/// Process that has the mount namespace of the engine behind a socket: Docker's, or the listener, which is Podman's
+/// service or systemd.
+pub(in crate::shim) fn engine_pid(socket: &Path, is_podman: bool) -> io::Result<i32> {
+    let listener = listener_pid(socket)?;
+    let docker = if is_podman { None } else { docker_pid(listener) };
+    Ok(docker.unwrap_or(listener))
+}
+
 /// The kernel knows the listening process. Under systemd that is systemd, which passes the socket on: then the process
 /// with the engine's name counts, if there is only one.
-pub(in crate::shim) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
+fn docker_pid(listener: i32) -> Option<i32> {
     const NAME: &str = "dockerd";
-    let listener = listener_pid(socket).ok()?;
     let is_engine =
         |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == NAME);
     if is_engine(listener) {
-        return process_started_at_ms(listener);
+        return Some(listener);
     }
     let entries = fs::read_dir("/proc").ok()?.take(PROCESSES_MAX).filter_map(Result::ok);
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut engines = pids.filter(|pid| is_engine(*pid));
     match (engines.next(), engines.next()) {
-        (Some(only), None) => process_started_at_ms(only),
+        (Some(only), None) => Some(only),
         (_, Some(_)) | (None, None) => None,
     }
 }

@@ -18,6 +18,7 @@ mod progress;
 mod pull;
 pub(in crate::shim) mod pull_access;
 mod reference;
+mod restricted_binds;
 
 use std::{
     future::Future,
@@ -38,6 +39,7 @@ use hyper::header::HeaderValue;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
+use windlass_model::id::SubmissionId;
 
 pub(in crate::shim) use self::container::container_name;
 use self::{
@@ -48,6 +50,7 @@ use self::{
     pull::ImagePull,
     pull_access::PullAccessStore,
     reference::ImageReference,
+    restricted_binds::RestrictedBinds,
 };
 pub(crate) use self::{
     container::{ContainerConfinement, container_confinement},
@@ -137,16 +140,18 @@ impl DockerRuntime {
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.contains("Podman"));
 
-        let (home, agent) = (settings.home.clone(), settings.agent.clone());
+        let (home, agent, socket) = (settings.home.clone(), settings.agent.clone(), settings.socket.clone());
         let installed = tokio::task::spawn_blocking(move || {
             let home = std::fs::canonicalize(&home)?;
             let binary = AgentBinary::install(&home, &agent)?;
-            Ok::<_, io::Error>((copy_host_git(&home), home, binary))
+            let binds = prepare_restricted_binds(&home, &socket, is_podman);
+            Ok::<_, io::Error>((copy_host_git(&home), home, binary, binds))
         });
         let failed = |source| error_map::from_io_error("failed to copy the agent for tasks", source);
-        let (git, home, binary) =
+        let (git, home, binary, restricted_binds) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
-        let around = EngineFacts { git, ..gather_facts(&engine, is_podman, &home, settings.entrypoint) };
+        let facts = gather_facts(&engine, is_podman, &home, settings.entrypoint);
+        let around = EngineFacts { git, restricted_binds, ..facts };
         let docker = Self {
             engine,
             socket: settings.socket.into(),
@@ -189,6 +194,10 @@ impl DockerRuntime {
             write_profile(&container::filter_file(&task.dir), &task.limits.capabilities)
                 .map_err(|source| error_map::from_io_error(what(), source))?;
         }
+        self.with_restricted_binds(what(), task, |binds, task| {
+            binds.create_mount_points(task.spec.id, &task.binds)
+        })
+        .await?;
         let body = self.body(task);
         let image = ImageReference::parse(&task.spec.image_name).full();
         // The image is inspected and the firewall configured while the engine creates the container; none waits for the
@@ -201,6 +210,22 @@ impl DockerRuntime {
         write_image_config(&task.dir, &image_config(described))
             .map_err(|source| error_map::from_io_error(what(), source))?;
         Ok(handle)
+    }
+
+    /// Does nothing for a task without binds, or where the agent may not mount for the engine.
+    async fn with_restricted_binds(
+        &self,
+        what: String,
+        task: &PreparedTask,
+        action: impl FnOnce(&RestrictedBinds, &PreparedTask) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), RuntimeError> {
+        let Some(binds) = self.around.restricted_binds.clone().filter(|_| !task.binds.is_empty()) else {
+            return Ok(());
+        };
+        let task = task.clone();
+        let done = tokio::task::spawn_blocking(move || action(&binds, &task)).await;
+        done.unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map_err(|source| error_map::from_io_error(what, source))
     }
 
     fn body(&self, task: &PreparedTask) -> ContainerCreateBody {
@@ -275,6 +300,20 @@ pub(crate) fn podman_ulimits() -> Vec<(&'static str, i64)> {
     ]
 }
 
+/// Unmounts what a killed agent left for tasks that no longer exist. `None` if the agent may not mount for the engine.
+fn prepare_restricted_binds(home: &Path, socket: &Path, is_podman: bool) -> Option<RestrictedBinds> {
+    let prepared = RestrictedBinds::probe(home, socket, is_podman).and_then(|binds| {
+        let exists = |id: SubmissionId| TaskDir::new(home, id).root().exists();
+        binds.unmount_unused(|task| task.parse().is_ok_and(exists))?;
+        Ok(binds)
+    });
+    prepared
+        .inspect_err(|error| {
+            tracing::warn!(%error, "cannot mount directories of the host with `nosuid` and `nodev` for containers");
+        })
+        .ok()
+}
+
 fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<String>) -> EngineFacts {
     let version = engine.client_version();
     EngineFacts {
@@ -284,6 +323,7 @@ fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
         ulimits: if is_podman { podman_ulimits() } else { Vec::new() },
         has_infiniband: Path::new("/dev/infiniband").is_dir(),
         git: None,
+        restricted_binds: None,
         is_podman,
         has_nvidia: Path::new("/proc/driver/nvidia").exists() || Path::new("/dev/nvidiactl").exists(),
     }

@@ -1,6 +1,10 @@
 //! Limits and reachability of a task, as seen from inside.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use windlass_agent::shim::runtime::{BindMount, Runtime};
 use windlass_api::agent::shim::NetworkMode;
@@ -154,6 +158,75 @@ async fn docker_binds_are_read_only_on_request_and_missing_sources_are_not_creat
     task.spec.id = uuid::Uuid::from_bytes(super::random()).into();
     assert!(host.docker.create(&task).await.is_err(), "a missing source is not made");
     assert!(!data.path().join("absent").exists());
+}
+
+#[tokio::test]
+async fn docker_mounts_directories_without_set_user_id_programs_and_devices() {
+    check_mounts(&DockerHost::new().await, true).await;
+}
+
+/// Set-user-id programs and devices of a mounted directory have no effect, also in a mount below it if the engine binds it. Nothing is left
+/// of the agent's own mounts once the container runs.
+pub(super) async fn check_mounts(host: &DockerHost, binds_mounts_below: bool) {
+    let data = temp_dir("data").unwrap();
+    let below = data.path().join("below");
+    fs::create_dir(&below).unwrap();
+    let below = if binds_mounts_below { TestMount::tmpfs(&below) } else { TestMount(below) };
+    let file = data.path().join("file");
+    for (dir, name) in [(data.path(), "null"), (&below.0, "null")] {
+        let device = rustix::fs::makedev(1, 3);
+        let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from(0o666));
+        rustix::fs::mknodat(rustix::fs::CWD, dir.join(name), kind, mode, device).unwrap();
+    }
+    fs::write(&file, "given").unwrap();
+    let mut task = host
+        .task(
+            "grep -E ' (/data|/data/below|/file|/closed|/closed/below) ' /proc/mounts | grep -c 'nosuid,nodev' > /windlass/run/out
+            for one in /data/null /data/below/null; do cat $one && echo opened; done >> /windlass/run/out 2>&1
+            cat /file >> /windlass/run/out; touch /data/below/new
+            touch /closed/below/no 2>/dev/null && echo wrote >> /windlass/run/out
+            touch /windlass/run/up; until [ -e /windlass/run/go ]; do sleep 0.05; done",
+        )
+        .await;
+    let bind = |source: &Path, target: &str| BindMount {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        read_only: target == "/closed",
+    };
+    task.binds = vec![bind(data.path(), "/data"), bind(&file, "/file"), bind(data.path(), "/closed")];
+    let handle = host.start(&task).await;
+    wait_written(&task, "up").await;
+    let own = host.scratch.path().to_str().unwrap().to_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.lines().any(|line| line.contains(&format!("{own}/binds"))), "{mounts}");
+    assert_eq!(fs::read_dir(host.scratch.path().join("binds")).unwrap().count(), 0);
+    fs::write(task.dir.run().join("go"), "").unwrap();
+    host.wait(&task, &handle).await;
+    let text = read(&task, "out");
+    let mounts = if binds_mounts_below { "5\n" } else { "3\n" };
+    assert!(text.starts_with(mounts), "each mount has the options: {text}");
+    assert!(!text.contains("opened") && text.matches("ermission denied").count() == 2, "{text}");
+    assert!(text.ends_with("given"), "{text}");
+    assert!(below.0.join("new").exists() && !below.0.join("no").exists());
+    host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
+    assert!(below.0.join("null").exists(), "mounts of the host remain");
+}
+
+/// Mount of the host, of which later mounts propagate.
+struct TestMount(PathBuf);
+
+impl TestMount {
+    fn tmpfs(at: &Path) -> Self {
+        rustix::mount::mount(c"tmpfs", at, c"tmpfs", rustix::mount::MountFlags::empty(), c"size=1m").unwrap();
+        rustix::mount::mount_change(at, rustix::mount::MountPropagationFlags::SHARED).unwrap();
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for TestMount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
 }
 
 #[tokio::test]

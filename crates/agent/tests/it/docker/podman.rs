@@ -9,7 +9,7 @@ use std::{
 use windlass_agent::shim::runtime::{FoundState, Runtime};
 use windlass_testkit::wait::{eventually_async, is_listening};
 
-use super::{CONNECT_TO_METADATA, DockerHost, read, wait_written};
+use super::{CONNECT_TO_METADATA, DockerHost, limits::check_mounts, read, wait_written};
 use crate::support::{
     TempDir,
     engine::{client, spawn, stop_child},
@@ -24,9 +24,25 @@ struct PodmanService {
 
 impl PodmanService {
     async fn start() -> Self {
+        Self::start_with(podman).await
+    }
+
+    /// A service in a mount namespace of its own, to which mounts of the host do not propagate.
+    async fn start_in_own_namespace() -> Self {
+        Self::start_with(|dir| {
+            let podman = podman(dir);
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private"]).arg(podman.get_program());
+            command.args(podman.get_args());
+            command
+        })
+        .await
+    }
+
+    async fn start_with(command: impl FnOnce(&Path) -> Command) -> Self {
         let scratch = temp_dir("podman").unwrap();
         let dir = scratch.path();
-        let mut command = podman(dir);
+        let mut command = command(dir);
         command
             .args(["system", "service", "--time", "0"])
             .arg(format!("unix://{}/podman.sock", dir.display()));
@@ -140,4 +156,17 @@ async fn podman_tasks_cannot_create_namespaces() {
     let task = host.task(script).await;
     assert_eq!(host.message(&task).await, "refused");
     host.docker.remove(&task.dir, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn podman_mounts_directories_without_set_user_id_programs_and_devices() {
+    let service = PodmanService::start().await;
+    // Podman does not bind the mounts below a directory.
+    check_mounts(&DockerHost::at(&service.path().join("podman.sock"), |_| {}).await, false).await;
+}
+
+#[tokio::test]
+async fn mounts_are_restricted_for_an_engine_in_another_mount_namespace() {
+    let service = PodmanService::start_in_own_namespace().await;
+    check_mounts(&DockerHost::at(&service.path().join("podman.sock"), |_| {}).await, false).await;
 }
