@@ -23,7 +23,11 @@ use super::AttemptError;
 use crate::shim::{
     docker::{ContainerConfinement, container_confinement, podman_ulimits},
     mounts,
-    oci::{attempt::AttemptRuntime, is_engine_installed, seccomp::write_profile},
+    oci::{
+        attempt::AttemptRuntime,
+        is_engine_installed,
+        seccomp::{write_profile, write_profile_for_apptainer},
+    },
     policy::Policy,
 };
 
@@ -300,16 +304,20 @@ impl Engine {
         }
     }
 
-    /// Gives a container of Podman the filter of system calls that Docker has: Podman's own permits more.
+    /// Gives a container of Podman and Apptainer the filter of system calls that Docker has: Podman's own permits more, and
+    /// Apptainer has none.
     pub(super) fn filter_system_calls(
         self,
         confinement: &mut ContainerConfinement,
         dir: &Path,
     ) -> std::io::Result<()> {
-        if self == Self::Docker(PODMAN) {
-            let option = write_profile(&dir.join("seccomp.json"), &confinement.cap_add)?;
-            confinement.security_opt.push(option);
-        }
+        let file = dir.join("seccomp.json");
+        let option = match self {
+            Self::Docker(PODMAN) => write_profile(&file, &confinement.cap_add)?,
+            Self::Apptainer(_) => write_profile_for_apptainer(&file, &confinement.cap_add)?,
+            Self::Docker(_) | Self::Oci => return Ok(()),
+        };
+        confinement.security_opt.push(option);
         Ok(())
     }
 
@@ -487,6 +495,10 @@ fn apptainer_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     if rustix::process::geteuid().is_root() {
         words.push("--no-privs".to_owned());
     }
+    let filters = order.confinement.security_opt.iter().filter_map(|option| option.strip_prefix("seccomp="));
+    for filter in filters {
+        words.extend(["--security".to_owned(), format!("seccomp:{filter}")]);
+    }
     if order.gpus.is_some() {
         words.push("--nv".to_owned());
     }
@@ -554,16 +566,18 @@ mod tests {
     }
 
     #[test]
-    fn podman_gets_the_filter_of_system_calls_of_docker() {
+    fn podman_and_apptainer_get_the_filter_of_system_calls_of_docker() {
         let dir = windlass_testkit::temp_dir("filter").unwrap();
-        let options = |program| {
+        let options = |engine: Engine| {
             let mut confinement = order(&[]).confinement;
-            Engine::Docker(program).filter_system_calls(&mut confinement, dir.path()).unwrap();
+            engine.filter_system_calls(&mut confinement, dir.path()).unwrap();
             confinement.security_opt
         };
-        assert_eq!(options("docker"), ["no-new-privileges"]);
+        assert_eq!(options(Engine::Docker("docker")), ["no-new-privileges"]);
         let file = dir.path().join("seccomp.json");
-        assert_eq!(options(PODMAN), ["no-new-privileges".to_owned(), format!("seccomp={}", file.display())]);
+        let filtered = ["no-new-privileges".to_owned(), format!("seccomp={}", file.display())];
+        assert_eq!(options(Engine::Docker(PODMAN)), filtered);
+        assert_eq!(options(Engine::Apptainer("apptainer")), filtered);
         let written: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
         assert_eq!(written["defaultAction"], "SCMP_ACT_ERRNO");
     }
@@ -576,6 +590,10 @@ mod tests {
         let want = "--nv --bind /tmp/r/out:/out --pwd /inside docker://debian:12 true";
         let want = format!("apptainer exec --containall --no-home{root} {want}");
         assert_eq!((words.join(" "), after), (want, Vec::new()));
+        let mut filtered = order(&command);
+        filtered.confinement.security_opt.push("seccomp=/tmp/r/seccomp.json".to_owned());
+        let (words, _) = Engine::Apptainer("apptainer").words(&filtered);
+        assert!(words.join(" ").contains(" --security seccomp:/tmp/r/seccomp.json "), "{words:?}");
         let file = ContainerSpec { image: "/images/a.sif", ..order(&command) };
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
     }

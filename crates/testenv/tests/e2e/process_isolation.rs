@@ -198,7 +198,8 @@ async fn attack_from_queue_container(
     let attack = queue.request_as(&alice, &["sh", "-c", &script], in_image()).await;
     let ended = queue.ended(&attack.container).await;
     let output = String::from_utf8(queue.output(&attack.container, "stdout").await).unwrap();
-    assert_nothing_obtained(&output, &ended);
+    let errors = queue.output(&attack.container, "stderr").await;
+    assert_nothing_obtained(&output, &json!([ended, String::from_utf8_lossy(&errors)]));
     let role = queue.api().await.post("/api/users/get_user", &json!({"username": "alice"})).await.unwrap();
     assert_eq!(role["global_role"], "user", "{role:#}");
     queue.delete_request(&victim).await;
@@ -228,6 +229,33 @@ async fn x5_an_oci_container_of_the_queue_cannot_take_over_the_server_or_another
     let store = temp_dir("take-over-images").unwrap();
     let store = store.path().display().to_string();
     attack_from_queue_container(&image, &["--runtime", "oci", "--images", &store], Vec::new()).await;
+}
+
+/// An image of Apptainer with a static busybox.
+fn build_apptainer_image(dir: &Path) -> String {
+    let root = dir.join("root");
+    for name in ["bin", "proc", "dev", "sys", "tmp", "var/tmp", "etc"] {
+        fs::create_dir_all(root.join(name)).unwrap();
+    }
+    fs::copy("/usr/bin/busybox", root.join("bin/busybox")).unwrap();
+    let install = ["--install", "-s"];
+    let chroot = Command::new("chroot").arg(&root).arg("/bin/busybox").args(install).arg("/bin").status();
+    assert!(chroot.unwrap().success());
+    fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();
+    fs::write(root.join("etc/group"), "root:x:0:\n").unwrap();
+    let file = dir.join("busybox.sif");
+    let built = Command::new("apptainer").arg("build").arg(&file).arg(&root).output().unwrap();
+    assert!(built.status.success(), "{built:?}");
+    file.display().to_string()
+}
+
+#[tokio::test]
+#[ignore = "needs Apptainer, which Debian 12 has no package of: run it with `--run-ignored only` where it is installed"]
+async fn x5_an_apptainer_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
+    let scratch = temp_dir("apptainer").unwrap();
+    let image = build_apptainer_image(scratch.path());
+    let arguments = ["--runtime", "apptainer", "--network", "host"];
+    attack_from_queue_container(&image, &arguments, Vec::new()).await;
 }
 
 /// Calls the API as this user.

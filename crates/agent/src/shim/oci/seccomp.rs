@@ -143,6 +143,20 @@ pub(crate) fn write_profile(path: &Path, capabilities: &[String]) -> io::Result<
     Ok(profile_option(path))
 }
 
+/// Writes the filter for Apptainer, which gives every refused call the same error. Programs fall back from `clone3` to `clone`
+/// only if the former does not exist, which is the result of a traced call that has no tracer. A program that traces
+/// another one can let it make the call.
+pub(crate) fn write_profile_for_apptainer(path: &Path, capabilities: &[String]) -> io::Result<String> {
+    let mut profile = profile(capabilities);
+    for call in profile["syscalls"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        if call.remove("errnoRet").is_some() {
+            call.insert("action".to_owned(), "SCMP_ACT_TRACE".into());
+        }
+    }
+    fs::write(path, profile.to_string())?;
+    Ok(profile_option(path))
+}
+
 /// Security option of an engine that names the file of a filter.
 pub(crate) fn profile_option(path: &Path) -> String {
     format!("seccomp={}", path.display())
