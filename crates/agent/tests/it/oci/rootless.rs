@@ -27,7 +27,7 @@ const NOBODY: u32 = 65534;
 const FIRST_ID: u32 = 700_000;
 
 /// Serves an image whose second layer removes and hides files, and has directories that only root can write.
-fn serve_layered_image() -> String {
+pub(super) fn serve_layered_image() -> String {
     let mut upper = Tar::new();
     upper.file("etc/.wh.group", b"", 0o644);
     upper.file("home/.wh..wh..opq", b"", 0o644);
