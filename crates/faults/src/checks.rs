@@ -131,6 +131,9 @@ impl AgentSite {
         for entry in fs::read_dir(self.home.join("tasks")).into_iter().flatten().flatten() {
             left.push(format!("directory {}", entry.path().display()));
         }
+        for entry in fs::read_dir(self.home.join("oci/tmp")).into_iter().flatten().flatten() {
+            left.push(format!("unfinished layer {}", entry.path().display()));
+        }
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
         let tasks = self.home.join("tasks");
@@ -179,14 +182,25 @@ fn tasks_with_processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
     found.into_iter().map(SubmissionId).collect()
 }
 
+/// Prefix of the control groups of lab hosts, which appear to a host as the root.
+const LAB_HOST_GROUP: &str = "wlab";
+
 /// Control groups named after a task.
 fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts =
         text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
     let mut left = Vec::new();
-    for mount in mounts {
-        for home in fs::read_dir(Path::new(mount).join("windlass")).into_iter().flatten().flatten() {
+    for mount in mounts.map(Path::new) {
+        let groups = fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_host = |path: &PathBuf| {
+            path.file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(LAB_HOST_GROUP.as_bytes()))
+        };
+        let roots = groups.filter(is_host).chain([mount.to_owned()]);
+        let homes =
+            roots.flat_map(|root| fs::read_dir(root.join("windlass")).into_iter().flatten().flatten());
+        for home in homes {
             for group in fs::read_dir(home.path()).into_iter().flatten().flatten() {
                 let name = group.file_name().to_string_lossy().parse::<Uuid>();
                 if name.is_ok_and(|id| jobs.contains(&id)) {

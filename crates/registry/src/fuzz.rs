@@ -70,11 +70,27 @@ fn write_layout(dir: &Path, [index, manifest, config]: [&Changes; 3], layer: &[u
         fs::write(blobs.join(digest.trim_start_matches("sha256:")), bytes).unwrap();
         digest
     };
+    let size = format!("\"size\": {}", layer.len());
     let layer = add(layer);
     let config = add(changed(&CONFIG.replace("LAYER", &layer), config).as_bytes());
-    let manifest =
-        add(changed(&MANIFEST.replace("CONFIG", &config).replace("LAYER", &layer), manifest).as_bytes());
+    let named = MANIFEST.replace("CONFIG", &config).replace("LAYER", &layer).replace("\"size\": 4", &size);
+    let manifest = add(changed(&named, manifest).as_bytes());
     fs::write(dir.join("index.json"), changed(&INDEX.replace("DIGEST", &manifest), index)).unwrap();
+}
+
+/// Returns an archive of a directory.
+fn packed(dir: &Path, flips: &[(prop::sample::Index, u8)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_dir_all(".", dir).unwrap();
+    flipped(builder.into_inner().unwrap(), flips)
+}
+
+fn flipped(mut bytes: Vec<u8>, flips: &[(prop::sample::Index, u8)]) -> Vec<u8> {
+    for (at, value) in flips {
+        let at = at.index(bytes.len());
+        bytes[at] = *value;
+    }
+    bytes
 }
 
 fn archive(
@@ -97,12 +113,7 @@ fn archive(
         header.set_size(u64::try_from(bytes.len()).unwrap());
         builder.append_data(&mut header, name, bytes.as_slice()).unwrap();
     }
-    let mut bytes = builder.into_inner().unwrap();
-    for (at, value) in flips {
-        let at = at.index(bytes.len());
-        bytes[at] = *value;
-    }
-    bytes
+    flipped(builder.into_inner().unwrap(), flips)
 }
 
 /// Reads an image. Whatever it contains, only its own files are named as layers.
@@ -171,6 +182,9 @@ proptest! {
         let layout = dir.path().join("layout");
         write_layout(&layout, [&index, &manifest, &config], &layer);
         read_and_check(&format!("oci:{}", layout.display()), &layout);
+        let file = dir.path().join("layout.tar");
+        fs::write(&file, packed(&layout, &flips)).unwrap();
+        read_and_check(&format!("oci-archive:{}", file.display()), &file);
         let file = dir.path().join("archive.tar");
         fs::write(&file, archive(&manifest, &config, &layer, &flips)).unwrap();
         read_and_check(&format!("docker-archive:{}", file.display()), &file);
@@ -183,6 +197,9 @@ fn images_that_the_fuzz_tests_change_are_valid() {
     let (layout, none) = (dir.path().join("layout"), Vec::new());
     write_layout(&layout, [&none, &none, &none], b"layer");
     assert!(read_and_check(&format!("oci:{}", layout.display()), &layout));
+    let file = dir.path().join("layout.tar");
+    fs::write(&file, packed(&layout, &[])).unwrap();
+    assert!(read_and_check(&format!("oci-archive:{}", file.display()), &file));
     let file = dir.path().join("archive.tar");
     fs::write(&file, archive(&none, &none, b"layer", &[])).unwrap();
     assert!(read_and_check(&format!("docker-archive:{}", file.display()), &file));

@@ -1,4 +1,4 @@
-//! Images without a registry: a directory in the layout of the OCI, or an archive of `docker save`.
+//! Images without a registry: a directory or an archive in the layout of the OCI, or an archive of `docker save`.
 //!
 //! The documents are small and are verified here. Layers are only located: the caller reads them and verifies their
 //! digests, because it must copy them anyway.
@@ -32,7 +32,7 @@ const ARCHIVE_ENTRIES_MAX: usize = 100_000;
 /// Annotation of an image in the index of a layout with its tag.
 const TAG_ANNOTATION: &str = "org.opencontainers.image.ref.name";
 
-/// Name of an image on this host: `oci:DIR[:TAG]` or `docker-archive:FILE[:TAG]`.
+/// Name of an image on this host: `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` or `docker-archive:FILE[:TAG]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalName {
     pub kind: LocalKind,
@@ -44,6 +44,8 @@ pub struct LocalName {
 pub enum LocalKind {
     /// A directory in the layout of the OCI.
     OciDirectory,
+    /// An archive of such a directory.
+    OciArchive,
     /// An archive as `docker save` writes it.
     DockerArchive,
 }
@@ -51,7 +53,11 @@ pub enum LocalKind {
 impl LocalName {
     /// Returns `None` for the name of an image in a registry.
     pub fn parse(text: &str) -> Option<Result<Self, LocalError>> {
-        let prefixes = [("oci:", LocalKind::OciDirectory), ("docker-archive:", LocalKind::DockerArchive)];
+        let prefixes = [
+            ("oci:", LocalKind::OciDirectory),
+            ("oci-archive:", LocalKind::OciArchive),
+            ("docker-archive:", LocalKind::DockerArchive),
+        ];
         let (kind, rest) =
             prefixes.into_iter().find_map(|(prefix, kind)| Some((kind, text.strip_prefix(prefix)?)))?;
         // A colon after the last slash starts the tag.
@@ -76,6 +82,7 @@ impl fmt::Display for LocalName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             LocalKind::OciDirectory => "oci",
+            LocalKind::OciArchive => "oci-archive",
             LocalKind::DockerArchive => "docker-archive",
         };
         write!(f, "{kind}:{}", self.path.display())?;
@@ -86,7 +93,8 @@ impl fmt::Display for LocalName {
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     #[error(
-        "invalid image name `{name}`: expected `oci:DIR` or `docker-archive:FILE` with an absolute path without `..`"
+        "invalid image name `{name}`: expected `oci:DIR`, `oci-archive:FILE` or `docker-archive:FILE` with an absolute path \
+         without `..`"
     )]
     InvalidName { name: String },
     #[error("failed to read {path}")]
@@ -135,7 +143,10 @@ pub struct LocalImage {
 /// Reads the documents of an image. Blocks.
 pub fn read(name: &LocalName, platform: &Platform) -> Result<LocalImage, LocalError> {
     match name.kind {
-        LocalKind::OciDirectory => read_directory(name, platform),
+        LocalKind::OciDirectory => read_layout(name, &Layout::Directory(&name.path), platform),
+        LocalKind::OciArchive => {
+            read_layout(name, &Layout::Archive(ArchiveIndex::read(&name.path)?), platform)
+        }
         LocalKind::DockerArchive => read_archive(name, platform),
     }
 }
@@ -168,27 +179,68 @@ fn parse_document(path: &Path, bytes: &[u8]) -> Result<Document, LocalError> {
     serde_json::from_slice(bytes).map_err(|error| invalid(path, format!("malformed manifest: {error}")))
 }
 
-fn blob_path(root: &Path, digest: &str) -> Result<PathBuf, LocalError> {
+/// Files in the layout of the OCI.
+enum Layout<'a> {
+    Directory(&'a Path),
+    Archive(ArchiveIndex<'a>),
+}
+
+/// Returns the name of a blob in a layout.
+fn blob_name(root: &Path, digest: &str) -> Result<String, LocalError> {
     match digest.strip_prefix("sha256:").filter(|_| is_digest(digest)) {
-        Some(hex) => Ok(root.join("blobs/sha256").join(hex)),
+        Some(hex) => Ok(format!("blobs/sha256/{hex}")),
         None => Err(invalid(root, format!("`{digest}` is not a sha256 digest"))),
     }
 }
 
-fn read_blob(root: &Path, digest: &str) -> Result<Vec<u8>, LocalError> {
-    let path = blob_path(root, digest)?;
-    let bytes = read_document(&path)?;
-    verify_digest(&bytes, digest).map_err(|problem| invalid(&path, problem))?;
-    Ok(bytes)
+impl Layout<'_> {
+    fn root(&self) -> &Path {
+        match self {
+            Self::Directory(root) => root,
+            Self::Archive(index) => index.path,
+        }
+    }
+
+    fn document(&self, name: &str) -> Result<Vec<u8>, LocalError> {
+        match self {
+            Self::Directory(root) => read_document(&root.join(name)),
+            Self::Archive(index) => index.document(name),
+        }
+    }
+
+    fn blob(&self, digest: &str) -> Result<Vec<u8>, LocalError> {
+        let name = blob_name(self.root(), digest)?;
+        let bytes = self.document(&name)?;
+        verify_digest(&bytes, digest)
+            .map_err(|problem| invalid(self.root(), format!("`{name}`: {problem}")))?;
+        Ok(bytes)
+    }
+
+    /// Finds a layer. Its size is that which the manifest declares: the caller reads no more, and notices if it has less.
+    fn layer(&self, layer: &Layer) -> Result<LayerLocation, LocalError> {
+        let name = blob_name(self.root(), &layer.digest)?;
+        match self {
+            Self::Directory(root) => Ok(LayerLocation { path: root.join(name), offset: 0, size: layer.size }),
+            Self::Archive(index) => {
+                let found = index.find(&name)?;
+                // What follows in the archive is another file.
+                if found.size != layer.size {
+                    let (size, declared) = (found.size, layer.size);
+                    let problem = format!("`{name}` has {size} bytes, and its manifest declares {declared}");
+                    return Err(invalid(self.root(), problem));
+                }
+                Ok(found.clone())
+            }
+        }
+    }
 }
 
-fn read_directory(name: &LocalName, platform: &Platform) -> Result<LocalImage, LocalError> {
-    let root = name.path.as_path();
-    let path = root.join("index.json");
-    let index = parse_document(&path, &read_document(&path)?)?;
+fn read_layout(name: &LocalName, files: &Layout<'_>, platform: &Platform) -> Result<LocalImage, LocalError> {
+    let root = files.root();
+    let index = parse_document(root, &files.document("index.json")?)?;
     let chosen = choose_tagged(name, &index.manifests)?;
     let mut digest = chosen.digest.clone();
-    let mut document = parse_document(root, &read_blob(root, &digest)?)?;
+    let mut document = parse_document(root, &files.blob(&digest)?)?;
     let mut depth = 0;
     while document.is_index("") {
         depth += 1;
@@ -200,14 +252,11 @@ fn read_directory(name: &LocalName, platform: &Platform) -> Result<LocalImage, L
             return Err(LocalError::NoPlatform { path: root.to_owned(), wanted: platform.clone() });
         };
         digest = build.digest.clone();
-        document = parse_document(root, &read_blob(root, &digest)?)?;
+        document = parse_document(root, &files.blob(&digest)?)?;
     }
     let config = document.config.ok_or_else(|| invalid(root, "the manifest has no configuration"))?;
-    let config = parse_config(root, &read_blob(root, &config.digest)?, platform)?;
-    let located = document.layers.iter().map(|layer| {
-        Ok(LayerLocation { path: blob_path(root, &layer.digest)?, offset: 0, size: layer.size })
-    });
-    let layers = located.collect::<Result<_, LocalError>>()?;
+    let config = parse_config(root, &files.blob(&config.digest)?, platform)?;
+    let layers = document.layers.iter().map(|layer| files.layer(layer)).collect::<Result<_, _>>()?;
     let platforms = config.platform.iter().cloned().collect();
     let image = Image { digest, platforms, config, layers: document.layers };
     Ok(LocalImage { image, layers, has_uncompressed_digests: false })
@@ -357,9 +406,13 @@ mod tests {
     fn names_of_local_images_are_distinguished_from_names_in_registries() {
         let name = |text: &str| LocalName::parse(text).map(|parsed| parsed.map(|name| name.to_string()));
         assert!(name("debian:12").is_none() && name("ghcr.io/oci:1").is_none());
-        for text in
-            ["oci:/images/a", "oci:/images/a:1.0", "docker-archive:/x.tar", "docker-archive:/x.tar:v1"]
-        {
+        for text in [
+            "oci:/images/a",
+            "oci:/images/a:1.0",
+            "oci-archive:/a.tar:1",
+            "docker-archive:/x.tar",
+            "docker-archive:/x.tar:v1",
+        ] {
             assert_eq!(name(text).unwrap().unwrap(), text);
         }
         let tagged = LocalName::parse("oci:/images/a:1.0").unwrap().unwrap();

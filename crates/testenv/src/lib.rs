@@ -1,6 +1,7 @@
 //! For tests: real servers with their fleets, services and gateways, in separate processes.
 
 pub mod closed_loop;
+pub mod images;
 pub mod process;
 pub mod queue_env;
 pub mod replicas;

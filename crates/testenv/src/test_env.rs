@@ -24,7 +24,7 @@ use windlass_testkit::{
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A user ID without an account.
-const UNPRIVILEGED_UID: u32 = 47_111;
+pub const UNPRIVILEGED_UID: u32 = 47_111;
 const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Instances of the server, and the runtime of their jobs.
@@ -89,8 +89,14 @@ impl TestEnv {
 
     /// Starts an unprivileged server with the given privileges of plain processes.
     pub async fn unprivileged_with(processes: &str) -> Self {
-        let mut env =
-            Self::new_unstarted(HostMode::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
+        let mut env = Self::new_unprivileged().with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
+        env.start().await;
+        env
+    }
+
+    /// A server of a user other than root, not started yet.
+    pub fn new_unprivileged() -> Self {
+        let mut env = Self::new_unstarted(HostMode::Processes);
         // The build directory of the tests may be inaccessible to other users.
         let copy = |name: &str| {
             let copy = env.home.join(name);
@@ -110,7 +116,6 @@ impl TestEnv {
             std::os::unix::fs::chown(path, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
         }
         (env.windlass, env.agent) = (start, agent);
-        env.start().await;
         env
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fmt::Write as _,
     fs,
     io::Read as _,
@@ -15,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{
     TempDir,
     wait::{eventually, eventually_ok, is_listening},
+    without_engine,
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -35,6 +37,8 @@ pub struct SlurmCluster {
     controller: Option<Child>,
     rest: Option<Child>,
     nodes: Vec<(String, Option<Child>)>,
+    /// The nodes have neither Docker nor Podman nor Apptainer.
+    without_engine: bool,
 }
 
 impl SlurmCluster {
@@ -43,8 +47,21 @@ impl SlurmCluster {
     /// # Panics
     /// If Slurm is not installed or does not start.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn start(sizes: &[NodeSize]) -> Self {
+        Self::start_with(sizes, false)
+    }
+
+    /// Starts a cluster on whose nodes no container engine is installed.
+    ///
+    /// # Panics
+    /// If Slurm is not installed or does not start.
+    #[must_use]
+    pub fn start_without_engine(sizes: &[NodeSize]) -> Self {
+        Self::start_with(sizes, true)
+    }
+
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    fn start_with(sizes: &[NodeSize], without_engine: bool) -> Self {
         let mut random = [0_u8; 128];
         getrandom::fill(&mut random).expect("random bytes");
         let temp = crate::temp_dir("slurm").expect("make the cluster's folder");
@@ -56,7 +73,8 @@ impl SlurmCluster {
             fs::create_dir_all(dir.join(format!("spool/n{node}"))).expect("make a node's folder");
         }
         write_private(&dir.join("munge/key"), &random);
-        let mut cluster = Self { dir: temp, munged: None, controller: None, rest: None, nodes: Vec::new() };
+        let mut cluster =
+            Self { dir: temp, munged: None, controller: None, rest: None, nodes: Vec::new(), without_engine };
         cluster.configure(sizes);
         cluster.at_the_end("true");
         cluster.start_munged();
@@ -146,8 +164,14 @@ impl SlurmCluster {
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn start_node(&mut self, index: usize) {
+        let name = &self.nodes[index].0;
         let mut command = self.program("slurmd");
-        command.args(["-D", "-N", &self.nodes[index].0, "-f"]).arg(self.config());
+        if self.without_engine {
+            let words = without_engine::words(&self.dir().join("spool").join(name), Path::new("slurmd"));
+            command = self.command(&words[0]);
+            command.args(&words[1..]).env_remove("DOCKER_HOST").stdout(Stdio::null());
+        }
+        command.args(["-D", "-N", name, "-f"]).arg(self.config());
         self.nodes[index].1 = Some(command.spawn().expect("start slurmd"));
     }
 
@@ -174,10 +198,15 @@ impl SlurmCluster {
         text
     }
 
-    fn program(&self, program: &str) -> Command {
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("SLURM_CONF", self.config()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+    }
+
+    fn program(&self, program: &str) -> Command {
+        let mut command = self.command(program);
         if matches!(program, "slurmctld" | "slurmd" | "slurmrestd") {
             command.stdout(Stdio::null());
         }

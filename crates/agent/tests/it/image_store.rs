@@ -5,6 +5,7 @@ use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -256,10 +257,16 @@ async fn an_image_that_lies_about_the_size_of_a_layer_is_refused_and_leaves_noth
     for size in [1, length - 1, length + 1, u64::MAX] {
         let fresh = TestStore::new();
         let dir = write_sized_directory(&dir, &blob, &diff, size);
-        let name = LocalName::parse(&format!("oci:{}", dir.display())).unwrap().unwrap();
-        let error = fresh.store.import(&name, ignore_progress()).await.unwrap_err();
-        let is_refused = ["digest mismatch", "declares"].iter().any(|why| error.to_string().contains(why));
-        assert!(is_refused && fresh.entries("layers").is_empty(), "{size}: {error}");
+        let packed = test.scratch.path().join("layout.tar");
+        let status = Command::new("tar").arg("-cf").arg(&packed).arg("-C").arg(&dir).arg(".").status();
+        assert!(status.unwrap().success());
+        for name in [format!("oci:{}", dir.display()), format!("oci-archive:{}", packed.display())] {
+            let name = LocalName::parse(&name).unwrap().unwrap();
+            let error = fresh.store.import(&name, ignore_progress()).await.unwrap_err();
+            let is_refused =
+                ["digest mismatch", "declares"].iter().any(|why| error.to_string().contains(why));
+            assert!(is_refused && fresh.entries("layers").is_empty(), "{size}: {error}");
+        }
     }
 }
 
@@ -543,7 +550,7 @@ fn write_sized_directory(dir: &Path, blob: &[u8], diff: &str, size: u64) -> Path
 }
 
 /// Writes an archive as `docker save` does.
-fn write_docker_archive(path: &Path, plain: &[u8]) {
+pub(crate) fn write_docker_archive(path: &Path, plain: &[u8]) {
     let architecture = windlass_registry::Platform::current().architecture;
     let config = serde_json::json!({"os": "linux", "architecture": architecture, "config": {"Cmd": ["y"]},
         "rootfs": {"type": "layers", "diff_ids": [digest(plain)]}});
@@ -571,6 +578,20 @@ async fn images_are_imported_from_directories_and_archives() {
         let image = import(name).await.unwrap();
         assert_eq!(test.read(&image, 0, "a"), "from a directory");
     }
+    let pack = |name: &str| {
+        let packed = test.scratch.path().join(name);
+        let status = Command::new("tar").arg("-cf").arg(&packed).arg("-C").arg(&dir).arg(".").status();
+        assert!(status.unwrap().success());
+        packed
+    };
+    let packed = pack("layout.tar");
+    for name in [format!("oci-archive:{}", packed.display()), format!("oci-archive:{}:v1", packed.display())]
+    {
+        let fresh = TestStore::new();
+        let name = LocalName::parse(&name).unwrap().unwrap();
+        let image = fresh.store.import(&name, ignore_progress()).await.unwrap();
+        assert_eq!(fresh.read(&image, 0, "a"), "from a directory");
+    }
     for name in
         [format!("docker-archive:{}", archive.display()), format!("docker-archive:{}:v2", archive.display())]
     {
@@ -584,8 +605,11 @@ async fn images_are_imported_from_directories_and_archives() {
     let mut changed = blob.clone();
     *changed.last_mut().unwrap() ^= 1;
     fs::write(dir.join("blobs/sha256").join(sha256_hex(&blob)), changed).unwrap();
-    let fresh = TestStore::new();
-    let name = LocalName::parse(&format!("oci:{}", dir.display())).unwrap().unwrap();
-    let error = fresh.store.import(&name, ignore_progress()).await.unwrap_err();
-    assert!(error.to_string().contains("digest mismatch"), "{error}");
+    let packed = pack("changed.tar");
+    for name in [format!("oci:{}", dir.display()), format!("oci-archive:{}", packed.display())] {
+        let fresh = TestStore::new();
+        let name = LocalName::parse(&name).unwrap().unwrap();
+        let error = fresh.store.import(&name, ignore_progress()).await.unwrap_err();
+        assert!(error.to_string().contains("digest mismatch"), "{error}");
+    }
 }

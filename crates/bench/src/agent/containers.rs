@@ -217,7 +217,6 @@ async fn measure_starts(
             first.as_secs_f64() * 1e3,
             "ms",
         )?;
-        engine.remove_image(&name)?;
     }
     let (mut raw, mut docker, mut bridged_docker) = (Vec::new(), Vec::new(), Vec::new());
     let (mut on_host, mut on_bridge, mut plain) = (Vec::new(), Vec::new(), Vec::new());
@@ -229,8 +228,8 @@ async fn measure_starts(
             (&mut plain, first_line(&host, "none", "host").await?),
         ];
         if let Some(engine) = &engine {
-            samples.push((&mut docker, engine.run(&["host"])?.0));
-            samples.push((&mut bridged_docker, engine.run(&[NETWORK])?.0));
+            samples.push((&mut docker, engine.run_image(&name, &["host"])?.0));
+            samples.push((&mut bridged_docker, engine.run_image(&name, &[NETWORK])?.0));
         }
         for (kept, taken) in samples {
             // The first repetition warms the caches.
@@ -243,7 +242,8 @@ async fn measure_starts(
     results.times("host", "container, host network, to first line", &mut on_host)?;
     results.times("bridge", "container, own network, to first line", &mut on_bridge)?;
     results.times("process", "plain process, to first line", &mut plain)?;
-    if engine.is_some() {
+    if let Some(engine) = &engine {
+        engine.remove_image(&name)?;
         results.times("docker", "docker run, host network, to first line", &mut docker)?;
         results.times("docker_bridge", "docker run, own network, to first line", &mut bridged_docker)?;
     }
@@ -271,7 +271,8 @@ async fn first_line(host: &ShimProcess, image: &str, network: &str) -> Result<Du
 /// Measures the start of many containers that are submitted at once.
 async fn measure_many(agent: &Path, scratch: &Path, image: &Image, results: &mut BenchResults) -> Result<()> {
     for network in ["host", "bridge"] {
-        let host = start_shim(agent, &scratch.join(format!("many-{network}")), image)?;
+        let home = scratch.join(format!("many-{network}"));
+        let host = start_shim(agent, &home, image)?;
         first_line(&host, &image.name, network).await?;
         let started = Instant::now();
         let one = async || -> Result<ShimTask> {
@@ -285,7 +286,7 @@ async fn measure_many(agent: &Path, scratch: &Path, image: &Image, results: &mut
         let ids: Vec<SubmissionId> = tasks.iter().map(|task| task.id).collect();
         try_join_all(tasks.into_iter().map(ShimTask::abort)).await?;
         let ended = started.elapsed() - running;
-        check_clean(&ids)?;
+        check_clean(&home, &ids)?;
         results.about(network);
         let what = format!("{MANY} containers at once, {network} network, to run");
         results.figure("many_s", &what, running.as_secs_f64(), "s")?;
@@ -317,16 +318,16 @@ async fn measure_kills(
         host.restart_after_kill()?;
         host.remove_all()?;
     }
-    check_clean(&ids)?;
+    check_clean(&home, &ids)?;
     let what = format!("leftovers of {} containers, agent killed {KILLS} times", ids.len());
     results.figure("leftovers", &what, 0.0, "")
 }
 
-/// Fails if anything of the tasks is left on this host: processes, control groups, mounts, interfaces.
-fn check_clean(tasks: &[SubmissionId]) -> Result<()> {
+/// Fails if anything of the tasks is left on this host: processes, control groups, mounts, interfaces, directories.
+fn check_clean(home: &Path, tasks: &[SubmissionId]) -> Result<()> {
     let started = Instant::now();
     loop {
-        let left = leftovers(tasks)?;
+        let left = leftovers(home, tasks)?;
         if left.is_empty() {
             return Ok(());
         }
@@ -337,9 +338,12 @@ fn check_clean(tasks: &[SubmissionId]) -> Result<()> {
     }
 }
 
-fn leftovers(tasks: &[SubmissionId]) -> Result<BTreeSet<String>> {
+fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Result<BTreeSet<String>> {
     let mut left = BTreeSet::new();
     let names: BTreeSet<String> = tasks.iter().map(ToString::to_string).collect();
+    let directories = names.iter().map(|name| home.join("tasks").join(name)).filter(|path| path.exists());
+    let unfinished = fs::read_dir(home.join("oci/tmp"))?.flatten().map(|entry| entry.path());
+    left.extend(directories.chain(unfinished).map(|path| path.display().to_string()));
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     left.extend(points.filter(|at| names.iter().any(|name| at.contains(name))).map(str::to_owned));

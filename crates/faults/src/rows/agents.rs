@@ -53,13 +53,39 @@ pub(super) const ROWS: &[FaultRow] = &[
         proves: "G2 O1 R7",
         play: RowTest::Now(|trial| Box::pin(damaged(trial))),
     },
+    FaultRow {
+        id: "F36",
+        injection: "F14 with containers without an engine, on the network of the host or a separate one",
+        expected: "task resumed in the same container: exit status and whole log reported, all resources released",
+        bound: "≤ 15 s after start",
+        proves: "G1 G2 G6 O2",
+        play: RowTest::Now(|trial| Box::pin(agent_of_containers_killed(trial))),
+    },
+    FaultRow {
+        id: "F37",
+        injection: "F16 with containers without an engine; their monitor kill -9",
+        expected: "as F16; monitor killed: the container ends, the job is lost and its log is read from disk",
+        bound: "≤ 30 s",
+        proves: "O2 O3 O7 G6",
+        play: RowTest::Now(|trial| Box::pin(runner_in_container_killed(trial))),
+    },
 ];
 
 /// Bound of F14.
 const RECONNECT_BOUND: Duration = Duration::from_secs(15);
 
 async fn agent_killed(trial: &mut Trial) {
-    let mut ground = LabEnv::new(trial, 1).await;
+    let ground = LabEnv::new(trial, 1).await;
+    kill_agent_in_each_status(trial, ground).await;
+}
+
+async fn agent_of_containers_killed(trial: &mut Trial) {
+    let blocks = trial.choose(&[1, 2]);
+    let ground = LabEnv::without_engine(trial, 1, blocks).await;
+    kill_agent_in_each_status(trial, ground).await;
+}
+
+async fn kill_agent_in_each_status(trial: &mut Trial, mut ground: LabEnv) {
     for status in ["pending", "preparing", "pulling", "creating"] {
         killed_on_the_way(trial, &mut ground, status).await;
     }
@@ -82,7 +108,8 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
     kill_agent(host);
     start_agent(host);
     let gate = format!("/var/tmp/{status}");
-    ground.env.apply(&small_task_config(status, &[&counting_command(&gate), "exit 7"])).await;
+    let job = ground.job(status, &[&counting_command(&gate), "exit 7"]);
+    ground.env.apply(&job).await;
     let run = ground.env.run(status).await;
     let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();
     let is_there = |host: &LabHost| {
@@ -116,7 +143,8 @@ async fn finish_job(ground: &mut LabEnv, name: &str, gate: &str) {
 }
 
 async fn killed_while_running(trial: &mut Trial, ground: &mut LabEnv) {
-    ground.env.apply(&small_task_config("running", &[&counting_command("/var/tmp/running"), "exit 7"])).await;
+    let job = ground.job("running", &[&counting_command("/var/tmp/running"), "exit 7"]);
+    ground.env.apply(&job).await;
     ground.env.says("running", "line 3").await;
     trial.pause(0, 500).await;
     let started = kill_and_start(trial, ground.host(1), "killed in running");
@@ -131,7 +159,8 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     set_pause_at(host, Some("terminating"));
     kill_agent(host);
     start_agent(host);
-    ground.env.apply(&small_task_config("terminating", &["echo up; sleep 4712"])).await;
+    let job = ground.job("terminating", &["echo up; sleep 4712"]);
+    ground.env.apply(&job).await;
     ground.env.says("terminating", "up").await;
     ground.env.stop("terminating", true).await;
     let requested = |host: &LabHost| {
@@ -144,39 +173,67 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     assert_eq!(run["termination_reason"], "aborted_by_user");
 }
 
-/// Process ID of the runner of the only task on a host.
-fn runner_pid(host: &LabHost) -> u32 {
-    let found = pids_matching(host, "--inner");
-    assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
+/// Process ID of the runner of a run's only job, on this machine: a container has process IDs of its own.
+async fn runner_pid(ground: &mut LabEnv, name: &str) -> u32 {
+    let run = ground.env.run(name).await;
+    let mark = format!("WINDLASS_TASK_ID={}", newest_submission(&run)["id"].as_str().unwrap());
+    let has = |pid: u32, file: &str, word: &str| {
+        let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        bytes.split(|byte| *byte == 0).any(|one| one == word.as_bytes())
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let found: Vec<u32> =
+        pids.filter(|pid| has(*pid, "cmdline", "--inner") && has(*pid, "environ", &mark)).collect();
+    assert_eq!(found.len(), 1, "one runner: {found:?}");
     found[0]
 }
 
 async fn runner_killed(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
-    ground.env.apply(&small_task_config("killed", &[&counting_command("/var/tmp/none")])).await;
-    ground.env.says("killed", "line 5").await;
-    trial.pause(0, 500).await;
-    send_signal(runner_pid(ground.host(1)), "KILL");
+    kill_and_freeze_runner(trial, &mut ground).await;
+    ground.evaluate(trial).await;
+}
+
+async fn runner_in_container_killed(trial: &mut Trial) {
+    let blocks = trial.choose(&[1, 2]);
+    let mut ground = LabEnv::without_engine(trial, 1, blocks).await;
+    kill_and_freeze_runner(trial, &mut ground).await;
+    kill_monitor(trial, &mut ground).await;
+    ground.evaluate(trial).await;
+}
+
+async fn kill_and_freeze_runner(trial: &mut Trial, ground: &mut LabEnv) {
+    start_counting(trial, ground, "killed").await;
+    send_signal(runner_pid(ground, "killed").await, "KILL");
     trial.fired("runner killed");
     let began = Instant::now();
     let run = ground.env.reaches("killed", &["failed"]).await;
     trial.within("runner death reported", Duration::from_secs(30), began.elapsed());
-    let log = ground.env.log(&run).await;
+    check_counted_so_far(&ground.env.log(&run).await);
+    frozen_runner(trial, ground).await;
+    out_of_memory(trial, ground).await;
+}
+
+/// Starts a job that counts until it is killed, and waits for some lines.
+async fn start_counting(trial: &mut Trial, ground: &mut LabEnv, name: &str) {
+    let job = ground.job(name, &[&counting_command("/var/tmp/none")]);
+    ground.env.apply(&job).await;
+    ground.env.says(name, "line 5").await;
+    trial.pause(0, 500).await;
+}
+
+fn check_counted_so_far(log: &str) {
     for (number, line) in log.lines().enumerate() {
         assert_eq!(line, format!("line {number}"), "O3");
     }
     assert!(log.lines().count() > 5, "O3: {log}");
-    frozen_runner(trial, &mut ground).await;
-    out_of_memory(trial, &mut ground).await;
-    ground.evaluate(trial).await;
 }
 
 /// A runner that does not respond does not prevent its task from being stopped.
 async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
-    ground.env.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
-    ground.env.says("frozen", "line 5").await;
-    trial.pause(0, 500).await;
-    send_signal(runner_pid(ground.host(1)), "STOP");
+    start_counting(trial, ground, "frozen").await;
+    send_signal(runner_pid(ground, "frozen").await, "STOP");
     trial.fired("runner frozen");
     let began = Instant::now();
     ground.env.stop("frozen", true).await;
@@ -185,11 +242,28 @@ async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
     assert!(ground.env.log(&run).await.contains("line 5"), "O2");
 }
 
+/// Nothing supervises the container any more: it is ended, and its exit status is unknown.
+async fn kill_monitor(trial: &mut Trial, ground: &mut LabEnv) {
+    start_counting(trial, ground, "alone").await;
+    let runner = runner_pid(ground, "alone").await;
+    let monitors = pids_matching(ground.host(1), "container-monitor");
+    assert_eq!(monitors.len(), 1, "one monitor: {:?}", ground.host(1).processes());
+    send_signal(monitors[0], "KILL");
+    trial.fired("monitor killed");
+    let began = Instant::now();
+    let run = ground.env.reaches("alone", &["failed"]).await;
+    trial.within("monitor death reported", Duration::from_secs(30), began.elapsed());
+    assert_eq!(newest_submission(&run)["exit_status"], Value::Null, "{run:#}");
+    check_counted_so_far(&ground.env.log(&run).await);
+    eventually("the container has ended", || !std::path::Path::new(&format!("/proc/{runner}")).exists());
+}
+
 /// The kernel kills the job's process. The limit is set from outside: a share of this machine's memory would be too
 /// much for a trial.
 async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
-    ground.env.apply(&small_task_config("greedy", &[wait])).await;
+    let job = ground.job("greedy", &[wait]);
+    ground.env.apply(&job).await;
     ground.env.says("greedy", "last words").await;
     let run = ground.env.run("greedy").await;
     let id = newest_submission(&run)["id"].as_str().unwrap().to_owned();

@@ -12,18 +12,32 @@ use std::{
 use serde_json::{Value, json};
 use windlass_agent::shim::journal::{self, Record};
 
+use super::docker::unique_layer;
 use crate::{AgentSite, Trial};
-use windlass_testenv::test_env::{HostMode, TestEnv};
-use windlass_testkit::lab::{Lab, LabHost};
+use windlass_testenv::{
+    images::busybox_layer,
+    test_env::{HostMode, TestEnv, small_task_config},
+};
+use windlass_testkit::lab::{
+    Lab, LabHost,
+    registry::{ImageOptions, Registry, digest},
+};
 use windlass_testkit::wait::{TIMEOUT, eventually, eventually_ok_async};
 
 /// Directory of an agent on its host.
 const AGENT_ROOT: &str = "/var/lib/windlass";
 
+/// Size of the part of an image that no other image has.
+const IMAGE_BYTES: usize = 200_000;
+/// Directory of the hosts that jobs see at the same path, also those in containers.
+const SHARED_DIR: &str = "/var/tmp";
+
 /// A server without a local instance, and hosts. Their logs are kept if a row fails.
 pub(super) struct LabEnv {
     pub(super) env: TestEnv,
     pub(super) lab: Lab,
+    /// Registry of the jobs' images, if they run in containers.
+    registry: Option<Registry>,
     keep: PathBuf,
 }
 
@@ -43,7 +57,42 @@ impl LabEnv {
         let lab = Lab::start(hosts).unwrap();
         env.start().await;
         env.create_lab_fleet(&lab, lab.hosts(), 1).await;
-        Self { env, lab, keep: trial.dir().to_owned() }
+        Self { env, lab, registry: None, keep: trial.dir().to_owned() }
+    }
+
+    /// Hosts on which no engine is installed: their agents run containers themselves. With several blocks, a small job has a
+    /// separate network.
+    pub(super) async fn without_engine(trial: &Trial, hosts: usize, blocks: u32) -> Self {
+        let lab = Lab::start(hosts).unwrap();
+        let registry = Registry::start_at(lab.gateway()).await;
+        let policy = format!("mounts: [{SHARED_DIR}]\nplain_http_registries: ['{}']\n", registry.address());
+        for host in lab.hosts() {
+            host.hide_engine(false).unwrap();
+            std::fs::write(host.path("/etc/windlass/policy.yml"), &policy).unwrap();
+        }
+        let mut env = trial.env(HostMode::None);
+        env.start().await;
+        env.create_lab_fleet(&lab, lab.hosts(), blocks).await;
+        for host in lab.hosts() {
+            let runtime = std::fs::read_to_string(host.path(&format!("{AGENT_ROOT}/home/runtime")));
+            assert_eq!(runtime.unwrap(), "any-oci", "the agent's own choice");
+        }
+        Self { env, lab, registry: Some(registry), keep: trial.dir().to_owned() }
+    }
+
+    /// A small job, in a container if the hosts run those, with an image that no host has.
+    pub(super) fn job(&self, name: &str, commands: &[&str]) -> Value {
+        let mut job = small_task_config(name, commands);
+        if let Some(registry) = &self.registry {
+            let layers = [busybox_layer(None), unique_layer(IMAGE_BYTES)].map(|layer| {
+                let digest = digest(&layer);
+                (layer, digest)
+            });
+            let (image, _) = registry.put_layers(name, "1", layers.to_vec(), ImageOptions::default());
+            job["image"] = json!(image);
+            job["volumes"] = json!([format!("{SHARED_DIR}:{SHARED_DIR}")]);
+        }
+        job
     }
 
     pub(super) fn host(&self, number: usize) -> &LabHost {

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     containers::{IMAGE, image},
+    runtimes::ImageArchives,
     test_env::{HostMode, TestEnv, newest_submission, small_task_config},
 };
 
@@ -38,4 +39,13 @@ async fn a_docker_container_that_writes_more_than_its_disk_is_ended() {
     image();
     let mut env = TestEnv::new(HostMode::Containers).await;
     assert_ended(&mut env, &large(Some(IMAGE))).await;
+}
+
+#[tokio::test]
+async fn a_container_without_an_engine_that_writes_more_than_its_disk_is_ended() {
+    image();
+    let images = ImageArchives::new();
+    let name = images.save(IMAGE);
+    let mut env = images.start_server().await;
+    assert_ended(&mut env, &large(Some(&name))).await;
 }

@@ -10,6 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
+    images::busybox_layer,
     queue_env::QueueEnv,
     server::binary_path,
     test_env::{load_busybox_image, load_image},
@@ -21,7 +22,6 @@ use windlass_testkit::{
 };
 
 use crate::{
-    arvados::oci::busybox_layer,
     containers::IMAGE,
     runtimes::{ImageArchives, PodmanService},
     test_env::{HostMode, TestEnv, engine_socket, newest_submission, small_task_config},
@@ -60,6 +60,10 @@ const REACHED_WITHOUT_A_SANDBOX: [&str; 11] = [
 /// Attempts that the control group of the job refuses, whether or not there is such a service.
 const METADATA: &str = "the cloud's metadata";
 const NOT_PERMITTED: &str = "Operation not permitted";
+/// An agent that is not root has no such control groups: the separate network of a container has no route instead.
+const NO_ROUTE: &str = "No route to host";
+/// User of executors that are not root.
+const USER: u32 = 61_237;
 const TABLE: &str = "../../docs/reference/ways-out.md";
 
 /// Results of the attempts by name.
@@ -73,6 +77,8 @@ struct Column {
     on_host_network: bool,
     /// Root may do some things inside, without leaving.
     is_container: bool,
+    /// The agent or the executor is not root.
+    is_rootless: bool,
 }
 
 fn parse_outcomes(output: &str) -> Outcomes {
@@ -84,6 +90,14 @@ fn parse_outcomes(output: &str) -> Outcomes {
 }
 
 impl Column {
+    fn of_process(runtime: &'static str, outcomes: Outcomes) -> Self {
+        Self { runtime, outcomes, on_host_network: true, is_container: false, is_rootless: false }
+    }
+
+    fn of_container(runtime: &'static str, outcomes: Outcomes) -> Self {
+        Self { runtime, outcomes, on_host_network: false, is_container: true, is_rootless: false }
+    }
+
     /// Checks that no attempt succeeds except for those that stay inside.
     #[track_caller]
     fn assert_no_escape(&self) {
@@ -95,8 +109,11 @@ impl Column {
             .collect();
         assert!(open.is_empty(), "{runtime}: {open:#?}\nof {outcomes:#?}");
         let metadata: Vec<_> = outcomes.iter().filter(|(name, _)| name.starts_with(METADATA)).collect();
+        let why = if self.is_rootless { NO_ROUTE } else { NOT_PERMITTED };
+        let is_refused =
+            |outcome: &String| outcome.contains(why) || (self.is_rootless && self.on_host_network);
         assert!(
-            metadata.len() == 5 && metadata.iter().all(|(_, outcome)| outcome.contains(NOT_PERMITTED)),
+            metadata.len() == 5 && metadata.iter().all(|(_, outcome)| is_refused(outcome)),
             "{runtime}: {metadata:#?}"
         );
         assert!(
@@ -122,7 +139,10 @@ impl Column {
     /// Word of the table for an attempt.
     fn word(&self, name: &str) -> &'static str {
         let Some(outcome) = self.outcomes.get(name) else { return "–" };
-        if outcome.starts_with("refused") {
+        if name.starts_with(METADATA) && self.is_rootless && self.on_host_network {
+            // Whether there is such a service depends on the machine.
+            "open"
+        } else if outcome.starts_with("refused") {
             "refused"
         } else if self.is_container && INSIDE_A_CONTAINER.contains(&name) {
             "inside"
@@ -256,7 +276,7 @@ async fn as_a_process() -> Column {
     let command = format!("{} {}", program.display(), targets(&env, &engine_socket(), true));
     let (outcomes, _) = outcomes_of(&mut env, &task("way-out", None, &command)).await;
     stop_other_job(&mut env).await;
-    Column { runtime: "plain process, confined", outcomes, on_host_network: true, is_container: false }
+    Column::of_process("plain process, confined", outcomes)
 }
 
 /// The positive control: a job with all rights of the server.
@@ -269,7 +289,7 @@ async fn without_a_sandbox() -> Column {
     let command = format!("{} --without-changes yes {targets}", program.display());
     let (outcomes, _) = outcomes_of(&mut env, &task("way-out", None, &command)).await;
     stop_other_job(&mut env).await;
-    Column { runtime: "plain process, `own`", outcomes, on_host_network: true, is_container: false }
+    Column::of_process("plain process, `own`", outcomes)
 }
 
 /// Two columns: a job beside another one, which has a separate network, and one that has the whole machine.
@@ -295,10 +315,8 @@ async fn in_containers(
     let (whole, run) = outcomes_of(&mut env, &job).await;
     assert_eq!(newest_submission(&run)["job_runtime_data"]["network_mode"], "host", "{run:#}");
     let [first, second] = runtimes;
-    [
-        Column { runtime: first, outcomes: shared, on_host_network: false, is_container: true },
-        Column { runtime: second, outcomes: whole, on_host_network: true, is_container: true },
-    ]
+    let whole = Column { on_host_network: true, ..Column::of_container(second, whole) };
+    [Column::of_container(first, shared), whole]
 }
 
 async fn in_podman() -> [Column; 2] {
@@ -323,6 +341,16 @@ async fn without_an_engine() -> [Column; 2] {
     .await
 }
 
+/// The same with a server and an agent that are not root.
+async fn without_an_engine_and_root() -> [Column; 2] {
+    let images = ImageArchives::new();
+    let (other, image) = (images.save(IMAGE), images.save(WITH_PROGRAM));
+    let env = images.start_unprivileged_server().await;
+    let runtimes = ["`oci` without root", "`oci` without root, machine's network"];
+    let columns = in_containers(env, &engine_socket(), &other, &image, runtimes).await;
+    columns.map(|column| Column { is_rootless: true, ..column })
+}
+
 /// Dispatcher of the queue, and what it runs.
 struct QueueColumn<'a> {
     runtime: &'static str,
@@ -333,11 +361,14 @@ struct QueueColumn<'a> {
     program: &'a str,
     /// Directory with the program of the engine, before the others.
     engine_dir: Option<&'a Path>,
+    /// User of the dispatcher and its executors, instead of root.
+    user: Option<u32>,
 }
 
 impl QueueColumn<'_> {
     async fn outcomes(&self) -> Column {
         let mut ground = QueueEnv::start("ways-out").await;
+        ground.user = self.user;
         ground.env.push(("DOCKER_HOST", format!("unix://{}", engine_socket().display())));
         if let Some(dir) = self.engine_dir {
             let path = std::env::var("PATH").unwrap();
@@ -383,6 +414,7 @@ impl QueueColumn<'_> {
             outcomes: parse_outcomes(&output),
             on_host_network: self.on_host_network,
             is_container: self.image != "none",
+            is_rootless: self.user.is_some(),
         }
     }
 }
@@ -396,6 +428,7 @@ async fn in_the_queue() -> Vec<Column> {
         image: WITH_PROGRAM,
         program: PROGRAM,
         engine_dir: None,
+        user: None,
     };
     let on_host_network = QueueColumn {
         runtime: "queue, Docker, machine's network",
@@ -411,6 +444,7 @@ async fn in_the_queue() -> Vec<Column> {
         image: "none",
         program: path.to_str().unwrap(),
         engine_dir: None,
+        user: None,
     };
     let registry = Registry::start().await;
     let options = ImageOptions { config: r#"{"Env": ["PATH=/bin"]}"#, ..ImageOptions::default() };
@@ -424,9 +458,20 @@ async fn in_the_queue() -> Vec<Column> {
         image: &image,
         program: PROGRAM,
         engine_dir: None,
+        user: None,
+    };
+    let own_store = windlass_testkit::temp_dir("ways-out-images").unwrap();
+    std::os::unix::fs::chown(own_store.path(), Some(USER), Some(USER)).unwrap();
+    fs::set_permissions(own_store.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let own_store = own_store.path().display().to_string();
+    let without_root = QueueColumn {
+        runtime: "queue, `oci` without root",
+        arguments: &["--runtime", "oci", "--images", &own_store],
+        user: Some(USER),
+        ..in_oci
     };
     let mut columns = Vec::new();
-    for column in [in_docker, on_host_network, plain, in_oci] {
+    for column in [in_docker, on_host_network, plain, in_oci, without_root] {
         columns.push(column.outcomes().await);
     }
     let podman = PodmanService::start().await;
@@ -439,6 +484,7 @@ async fn in_the_queue() -> Vec<Column> {
         image: WITH_PROGRAM,
         program: PROGRAM,
         engine_dir: Some(&dir),
+        user: None,
     };
     columns.push(in_podman.outcomes().await);
     columns
@@ -453,6 +499,7 @@ async fn jobs_cannot_escape_from_confined_processes_docker_podman_oci_or_the_que
     columns.extend(in_containers(docker, &engine_socket(), IMAGE, WITH_PROGRAM, runtimes).await);
     columns.extend(in_podman().await);
     columns.extend(without_an_engine().await);
+    columns.extend(without_an_engine_and_root().await);
     columns.extend(in_the_queue().await);
     for column in &columns {
         column.assert_no_escape();
@@ -471,12 +518,13 @@ fn check_table(columns: &[Column]) {
     let mut text = String::from(
         "# Ways out\n\nA job tries each of these in every runtime, in the test \
          `jobs_cannot_escape_from_confined_processes_docker_podman_oci_or_the_queue`, which also compares this table. \
-         The agent and the dispatcher run as root. `machine's network`: the container has the whole machine, or the \
-         dispatcher was started with `--network host`.\n\n\
+         The agent and the dispatcher run as root, except in the columns `without root`. `machine's network`: the \
+         container has the whole machine, or the dispatcher was started with `--network host`.\n\n\
          `refused`: the system said no, or what was looked for is not there. The cloud's metadata is refused by the \
-         control group of the job, whether there is such a service or not. `inside`: root of a container may do it, in \
+         control group of the job, whether there is such a service or not; without root, by the routes of the \
+         container's network. `inside`: root of a container may do it, in \
          its container alone. `open`: a job on the machine's network reaches the port of the server, which accepts \
-         nothing without a token. `–`: there is nothing of the kind. The column `own` is a positive control: a job with \
+         nothing without a token, and without root also the cloud's metadata, if there is such a service. `–`: there is nothing of the kind. The column `own` is a positive control: a job with \
          the server's own rights, which makes only the attempts that change nothing.\n\n| way |",
     );
     for column in columns {

@@ -9,6 +9,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use windlass_testenv::{
+    images::busybox_layer,
     queue_env::QueueEnv,
     server::{call_api_as, submission},
     services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
@@ -20,7 +21,6 @@ use windlass_testkit::{
 };
 
 use crate::{
-    arvados::oci::busybox_layer,
     containers::{IMAGE, image},
     runtimes::{ImageArchives, PodmanService},
     test_env::{

@@ -106,14 +106,25 @@ impl ImageArchives {
         command.arg("--host").arg(format!("unix://{}", engine_socket().display()));
         let output = command.args(["save", "-o"]).arg(&path).arg(image).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // An agent that is not root reads it, too.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         format!("docker-archive:{}", path.display())
     }
 
     /// Starts a server whose machine runs containers without an engine, and may read these archives.
     pub(crate) async fn start_server(&self) -> TestEnv {
+        self.start(TestEnv::new_unstarted(HostMode::Processes)).await
+    }
+
+    /// The same with a server, and so an agent, that is not root.
+    pub(crate) async fn start_unprivileged_server(&self) -> TestEnv {
+        self.start(TestEnv::new_unprivileged()).await
+    }
+
+    async fn start(&self, env: TestEnv) -> TestEnv {
         let policy = self.0.path().join("policy.yml");
         fs::write(&policy, format!("mounts: [{}]\n", self.0.path().display())).unwrap();
-        let mut env = TestEnv::new_unstarted(HostMode::Processes)
+        let mut env = env
             .with_env("WINDLASS_SERVER_LOCAL_RUNTIME", "any-oci")
             .with_env("WINDLASS_AGENT_POLICY", policy);
         env.start().await;

@@ -18,6 +18,7 @@ use super::{
     program::{run, run_for_stdout, wait_until},
     systemd,
 };
+use crate::without_engine::{HIDE_ENGINE, HIDE_OCI_PROGRAMS};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Directories of a host that survive its reboot.
@@ -231,6 +232,16 @@ impl LabHost {
         nsenter.args(["--target", &pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--"]);
         nsenter.args(["/bin/sh", "-c", command]).stdin(Stdio::null());
         nsenter.output().context("run a command on a host")
+    }
+
+    /// Hides the container engines of this machine from the host until its next boot, as if none was installed; on request
+    /// also `crun` and `runc`.
+    pub fn hide_engine(&self, with_oci_programs: bool) -> Result<()> {
+        let hide = if with_oci_programs { "yes" } else { "" };
+        let script = format!("{HIDE_OCI_PROGRAMS}={hide}; set -- /run/without-engine\n{HIDE_ENGINE}");
+        let output = self.run(&script)?;
+        ensure!(output.status.success(), "{}: {}", self.name(), String::from_utf8_lossy(&output.stderr));
+        Ok(())
     }
 
     /// Processes of the host, including the SSH server.

@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    net::Ipv4Addr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -86,6 +87,11 @@ struct StoredBlob {
 
 impl Registry {
     pub async fn start() -> Self {
+        Self::start_at(Ipv4Addr::LOCALHOST).await
+    }
+
+    /// Listens on an address of this machine that hosts of a lab can reach.
+    pub async fn start_at(address: Ipv4Addr) -> Self {
         let shared = Arc::new(RegistryState {
             things: Mutex::default(),
             layers: Mutex::new(LayerDelivery::Fast),
@@ -96,7 +102,7 @@ impl Registry {
             is_silent: AtomicBool::new(false),
             declares_length: AtomicBool::new(true),
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let router = Router::new().fallback(handle_request).with_state(Arc::clone(&shared));
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -231,7 +237,8 @@ impl Drop for Registry {
     }
 }
 
-fn digest(bytes: &[u8]) -> String {
+/// Digest of a layer.
+pub fn digest(bytes: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     format!("sha256:{}", hex::encode(digest))
 }

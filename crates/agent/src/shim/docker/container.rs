@@ -1,7 +1,7 @@
 //! Translation of a task into a container: names, labels, limits, mounts, devices. Pure.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 
@@ -22,7 +22,7 @@ use crate::{
         oci::seccomp::profile_option,
         runtime::{BindMount, PolicyLimits, PreparedTask},
     },
-    task_dir::{self, TaskDir},
+    task_dir::{self, DEVICE_GROUPS_VARIABLE, TaskDir},
 };
 
 pub(super) const IS_TASK_LABEL: &str = "ai.dstack.shim.is-task";
@@ -96,7 +96,7 @@ pub(super) fn create_body(
             other => other.to_owned(),
         }),
         entrypoint: Some(around.entrypoint.clone()),
-        env: Some(environment(task, around)),
+        env: Some(environment(task, around, host)),
         labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
         // The image's stop signal and health check are meant for its own program, which is not started.
         stop_signal: Some("SIGTERM".to_owned()),
@@ -121,14 +121,27 @@ pub(super) fn published_ports(task: &PreparedTask) -> &[u16] {
     }
 }
 
-fn environment(task: &PreparedTask, around: &EngineFacts) -> Vec<String> {
+fn environment(task: &PreparedTask, around: &EngineFacts, host: &HostLookup<'_>) -> Vec<String> {
     let mut env: Vec<String> = task.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     env.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
     let has_nvidia_gpu = task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Nvidia);
     if around.has_nvidia && !has_nvidia_gpu {
         env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
     }
+    // The engine gives these groups to the runner; the variable, to a job of another user.
+    let groups = device_groups(task, host);
+    if !groups.is_empty() {
+        env.push(format!("{DEVICE_GROUPS_VARIABLE}={}", groups.join(",")));
+    }
     env
+}
+
+/// Returns the host's groups `video` and `render`, by number: an image may lack these names or use other numbers for them.
+fn device_groups(task: &PreparedTask, host: &HostLookup<'_>) -> Vec<String> {
+    let amd = task.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Amd).flat_map(|gpu| &gpu.devices);
+    let groups: BTreeSet<u32> =
+        amd.filter_map(|path| (host.group)(path)).filter(|group| *group != 0).collect();
+    groups.iter().map(u32::to_string).collect()
 }
 
 /// Restrictions of a container. The same for tasks of runs and for containers of the queue.
@@ -320,17 +333,15 @@ fn devices(task: &PreparedTask, around: &EngineFacts) -> Vec<DeviceMapping> {
         let same = gpu.devices.iter().map(|path| path.to_string_lossy());
         devices.extend(same.map(|path| device(&path, &path)));
     }
-    if task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Amd) {
-        devices.push(device("/dev/kfd", "/dev/kfd"));
-    }
-    let mut seen = std::collections::BTreeSet::new();
+    // GPUs of one vendor share device files.
+    let mut seen = BTreeSet::new();
     devices.retain(|one| seen.insert(one.path_in_container.clone()));
     devices
 }
 
 fn add_gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig) {
-    let of = |vendor| task.gpus.iter().filter(move |gpu| gpu.vendor == vendor);
-    let nvidia: Vec<String> = of(Vendor::Nvidia).map(|gpu| gpu.id.clone()).collect();
+    let nvidia = task.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia);
+    let nvidia: Vec<String> = nvidia.map(|gpu| gpu.id.clone()).collect();
     if !nvidia.is_empty() {
         config.device_requests = Some(vec![DeviceRequest {
             driver: Some("nvidia".to_owned()),
@@ -339,12 +350,7 @@ fn add_gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig)
             ..DeviceRequest::default()
         }]);
     }
-    // The host's groups `video` and `render`, by number: an image may lack these names or use other numbers for them.
-    let groups = of(Vendor::Amd).flat_map(|gpu| &gpu.devices).filter_map(|path| (host.group)(path));
-    let groups: std::collections::BTreeSet<u32> = groups.filter(|group| *group != 0).collect();
-    if !groups.is_empty() {
-        config.group_add = Some(groups.iter().map(u32::to_string).collect());
-    }
+    config.group_add = Some(device_groups(task, host)).filter(|groups| !groups.is_empty());
 }
 
 #[cfg(test)]
@@ -493,6 +499,11 @@ mod tests {
             host.devices.unwrap().into_iter().filter_map(|one| one.path_in_container).collect();
         assert_eq!(inside, ["/dev/y", INFINIBAND, "/dev/dri/renderD128", "/dev/kfd"]);
         assert_eq!(host.group_add.unwrap(), ["44", "109"]);
-        assert!(body.env.unwrap().contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+        let env = body.env.unwrap();
+        assert!(env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+        assert!(
+            env.contains(&"WINDLASS_DEVICE_GROUPS=44,109".to_owned()),
+            "for a job of another user: {env:?}"
+        );
     }
 }

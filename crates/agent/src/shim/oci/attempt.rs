@@ -40,7 +40,7 @@ use super::{
 use crate::{
     cgroup::Hierarchies,
     host::gpu::Gpu,
-    image::{ImageStore, StoreSettings, StoredImage},
+    image::{ImageStore, PullError, StoreSettings, StoredImage},
     shim::{
         docker::host_probe::MountTable,
         policy::Policy,
@@ -158,14 +158,16 @@ impl AttemptRuntime {
         let mut settings = StoreSettings::default();
         settings.apply(policy);
         let store = ImageStore::open(self.store.clone(), self.agent.clone(), settings).map_err(failed)?;
-        let progress: ProgressCallback = Arc::new(|_| {});
+        let store = Arc::new(store);
         let source = ImageSource::parse(image)?;
-        let stored = match &source {
-            ImageSource::Local(name) => store.import(name, progress).await,
-            ImageSource::Registry(name) => match store.find(&source.full()).map_err(failed)? {
-                Some(stored) => Ok(stored),
-                None => store.pull(name, stored_credentials(name).as_ref(), progress).await,
-            },
+        let here = match &source {
+            // It may have changed.
+            ImageSource::Local(_) => None,
+            ImageSource::Registry(_) => store.find(&source.full()).map_err(failed)?,
+        };
+        let stored = match here {
+            Some(here) => Ok(here),
+            None => fetch_with_space(&store, &source, &uses).await.map_err(failed)?,
         };
         let stored = stored.map_err(|error| pull_error(image, error))?;
         store.touch(&stored).map_err(failed)?;
@@ -281,6 +283,28 @@ impl AttemptRuntime {
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o555))?;
         Ok(copy)
     }
+}
+
+/// Stores an image; if all images would exceed their limit, after those that no container uses were removed.
+async fn fetch_with_space(
+    store: &Arc<ImageStore>,
+    source: &ImageSource,
+    uses: &Path,
+) -> io::Result<Result<StoredImage, PullError>> {
+    let credentials = match source {
+        ImageSource::Registry(name) => stored_credentials(name),
+        ImageSource::Local(_) => None,
+    };
+    let progress: ProgressCallback = Arc::new(|_| {});
+    let fetched = source.fetch(store, credentials.as_ref(), Arc::clone(&progress)).await;
+    let Err(PullError::Full { bytes, .. }) = &fetched else { return Ok(fetched) };
+    let (emptied, bytes, uses) = (Arc::clone(store), *bytes, uses.to_owned());
+    let removed = tokio::task::spawn_blocking(move || {
+        let in_use = used_layers(&uses)?;
+        emptied.make_space(bytes, || Some(in_use))
+    });
+    removed.await.map_err(io::Error::other)??;
+    Ok(source.fetch(store, credentials.as_ref(), progress).await)
 }
 
 fn prepared_task(given: AttemptContainer<'_>) -> io::Result<PreparedTask> {

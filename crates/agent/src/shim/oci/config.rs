@@ -177,8 +177,8 @@ fn environment(task: &PreparedTask, inputs: &ContainerInputs<'_>) -> Vec<String>
     if !inputs.notices.is_empty() {
         all.push(format!("{NOTICES_VARIABLE}={}", inputs.notices.join("\n")));
     }
-    // A user namespace has other groups.
-    if !inputs.gpus.groups.is_empty() && inputs.rootless.is_none() {
+    // A user namespace has other groups; without a runner, no process changes its user.
+    if !inputs.gpus.groups.is_empty() && inputs.rootless.is_none() && inputs.run_dir.is_some() {
         let groups: Vec<String> = inputs.gpus.groups.iter().map(u32::to_string).collect();
         all.push(format!("{DEVICE_GROUPS_VARIABLE}={}", groups.join(",")));
     }

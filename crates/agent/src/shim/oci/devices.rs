@@ -52,9 +52,6 @@ pub(super) fn task_devices(task: &PreparedTask, spec_dirs: &[PathBuf]) -> Result
     }
     let of_gpus = task.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Nvidia).flat_map(|gpu| &gpu.devices);
     paths.extend(of_gpus.map(|path| (path.clone(), path.to_string_lossy().into_owned())));
-    if task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Amd) {
-        paths.push((PathBuf::from("/dev/kfd"), "/dev/kfd".to_owned()));
-    }
     for (host, inside) in paths {
         add_devices(&host, &inside, &mut edits.devices)
             .map_err(|error| refused(format!("device {}", host.display()), error.to_string()))?;

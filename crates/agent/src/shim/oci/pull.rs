@@ -11,7 +11,7 @@ use windlass_registry::{Credentials, ImageName, RegistryError, Version, local::L
 use super::{OciRuntime, io_error};
 use crate::{
     clock,
-    image::{PullError, StoredImage, layer::subprocess::UnpackError},
+    image::{ImageStore, PullError, StoredImage, layer::subprocess::UnpackError},
     shim::{
         docker::pull_access::AccessState,
         runtime::{ProgressCallback, RegistryAuth, RuntimeError},
@@ -33,6 +33,19 @@ impl ImageSource {
                 let error: windlass_registry::NameError = error;
                 refused(error.to_string())
             }),
+        }
+    }
+
+    /// Stores the image: from its registry or from this host.
+    pub(super) async fn fetch(
+        &self,
+        store: &ImageStore,
+        credentials: Option<&Credentials>,
+        progress: ProgressCallback,
+    ) -> Result<StoredImage, PullError> {
+        match self {
+            Self::Registry(name) => store.pull(name, credentials, progress).await,
+            Self::Local(name) => store.import(name, progress).await,
         }
     }
 
@@ -60,12 +73,9 @@ impl OciRuntime {
         let store = &self.shared.store;
         let name = match &source {
             // It may have changed, and no registry has to be queried.
-            ImageSource::Local(name) => {
-                return store
-                    .import(name, progress)
-                    .await
-                    .map(drop)
-                    .map_err(|error| pull_error(image, error));
+            ImageSource::Local(_) => {
+                let imported = self.fetch_with_space(&source, None, progress).await?;
+                return imported.map(drop).map_err(|error| pull_error(image, error));
             }
             ImageSource::Registry(name) => name,
         };
@@ -74,13 +84,7 @@ impl OciRuntime {
             return self.check_access(name, &here, auth).await;
         }
         let credentials = auth.map(to_credentials);
-        let mut pulled = store.pull(name, credentials.as_ref(), Arc::clone(&progress)).await;
-        if let Err(PullError::Full { bytes, .. }) = &pulled {
-            let bytes = *bytes;
-            let what = "failed to remove unused images".to_owned();
-            self.run_blocking(what, move |shared| shared.make_space(bytes)).await?;
-            pulled = store.pull(name, credentials.as_ref(), progress).await;
-        }
+        let pulled = self.fetch_with_space(&source, credentials.as_ref(), progress).await?;
         match pulled {
             Ok(pulled) => {
                 self.remove_unused_in_background();
@@ -95,6 +99,21 @@ impl OciRuntime {
             },
             Err(error) => Err(pull_error(image, error)),
         }
+    }
+
+    /// Stores an image; if all images would exceed their limit, after unused ones were removed.
+    async fn fetch_with_space(
+        &self,
+        source: &ImageSource,
+        credentials: Option<&Credentials>,
+        progress: ProgressCallback,
+    ) -> Result<Result<StoredImage, PullError>, RuntimeError> {
+        let fetched = source.fetch(&self.shared.store, credentials, Arc::clone(&progress)).await;
+        let Err(PullError::Full { bytes, .. }) = &fetched else { return Ok(fetched) };
+        let bytes = *bytes;
+        let what = "failed to remove unused images".to_owned();
+        self.run_blocking(what, move |shared| shared.make_space(bytes)).await?;
+        Ok(source.fetch(&self.shared.store, credentials, progress).await)
     }
 
     /// Checks whether the task may use a local image.

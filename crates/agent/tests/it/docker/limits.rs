@@ -11,7 +11,7 @@ use windlass_api::agent::shim::NetworkMode;
 use windlass_testkit::wait::eventually_async;
 
 use super::{DockerHost, read, wait_written};
-use crate::support::{engine, images::Image, temp_dir};
+use crate::support::{engine, gpus, images::Image, temp_dir};
 
 const MIB: i64 = 1 << 20;
 
@@ -92,6 +92,24 @@ async fn docker_tasks_have_only_the_listed_capabilities() {
         expected,
         "capabilities, no new privileges, a system call filter"
     );
+}
+
+/// The runner gives the groups of the variable to a job of another user.
+#[tokio::test]
+async fn docker_tasks_have_the_groups_that_own_the_devices_of_amd_gpus() {
+    const GROUP: u32 = 61_777;
+    let host = DockerHost::new().await;
+    let gpu = gpus::amd_gpu(host.scratch.path(), GROUP);
+    let device = gpu.devices[0].display();
+    let script = format!(
+        "cd /windlass/run; id -G > out; echo $WINDLASS_DEVICE_GROUPS >> out; stat -c %g {device} >> out"
+    );
+    let mut task = host.task(&script).await;
+    task.gpus = vec![gpu];
+    let text = host.message(&task).await;
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].split(' ').any(|group| group == "61777"), "{text}");
+    assert_eq!(lines[1..], ["61777", "61777"]);
 }
 
 #[tokio::test]

@@ -8,9 +8,10 @@ use bollard::{
 };
 use serde_json::Value;
 use windlass_agent::shim::runtime::Runtime;
+use windlass_testkit::lab::registry::ImageOptions;
 
 use super::{OciHost, read};
-use crate::support::{engine, images::Image};
+use crate::support::{engine, images::Image, oci};
 
 #[tokio::test]
 async fn oci_tasks_cannot_escape_by_mounts_devices_namespaces_or_the_kernel() {
@@ -57,6 +58,32 @@ async fn oci_tasks_do_not_see_each_other_or_the_directories_of_the_agent() {
     let lines = host.message(&two).await;
     // Paths of the host are visible in the options of the root mount at most, which give no access.
     assert!(!lines.contains("/tmp/mine") && !lines.contains("cmdline"), "{lines}");
+}
+
+#[tokio::test]
+async fn oci_tasks_inherit_no_descriptor_and_no_working_directory_of_the_host() {
+    let host = OciHost::new();
+    let task = host.task("for fd in /proc/1/fd/*; do readlink $fd; done > /windlass/run/out; true").await;
+    for target in host.message(&task).await.lines() {
+        let is_own = ["/dev/null", "pipe:[", "/windlass/run/"].iter().any(|own| target.starts_with(own));
+        assert!(is_own, "{target}");
+    }
+    // The OCI runtime has more descriptors while it starts a container: an image could name one of them.
+    for descriptor in 3..=12 {
+        let config = format!(r#"{{"WorkingDir": "/proc/self/fd/{descriptor}", "Env": ["PATH=/bin"]}}"#);
+        let options = ImageOptions { config: &config, ..ImageOptions::default() };
+        let image = oci::serve_layers(&format!("cwd{descriptor}"), vec![Image::Busybox.tar()], options);
+        let script = "ls -d ../../../../../../usr/bin/dpkg > /windlass/run/out; exit 0";
+        let task = host.task_named(&image, script);
+        host.oci.pull(&task, None, super::ignore_progress()).await.unwrap();
+        let handle = host.oci.create(&task).await.unwrap();
+        if host.oci.start(&task, &handle).await.is_ok() {
+            host.wait(&task, &handle).await;
+            let seen = fs::read_to_string(task.dir.run().join("out")).unwrap_or_default();
+            assert!(!seen.contains("dpkg"), "{descriptor}: {seen}");
+        }
+        host.remove(&task).await;
+    }
 }
 
 /// Calls that a filter permits without conditions.

@@ -242,6 +242,16 @@ async fn oci_containers_have_files_of_the_network_and_write_to_their_own_layer_o
 }
 
 #[tokio::test]
+async fn oci_containers_do_not_see_files_that_an_upper_layer_removed_or_hid() {
+    let host = OciHost::new();
+    let script = "cd /windlass/run; ls /etc > out; ls /home >> out; stat -c %u /home/job.txt >> out";
+    let task = host.task_named(&super::rootless::serve_layered_image(), script);
+    host.oci.pull(&task, None, super::ignore_progress()).await.unwrap();
+    assert_eq!(host.message(&task).await, "hostname\nhosts\npasswd\nresolv.conf\nclosed\njob.txt\n1000");
+    host.remove(&task).await;
+}
+
+#[tokio::test]
 async fn oci_keeps_only_the_last_output_of_a_container() {
     let host = OciHost::new();
     let task =

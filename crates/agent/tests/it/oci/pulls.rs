@@ -12,10 +12,13 @@ use windlass_api::agent::shim::PullProgress;
 use windlass_testkit::wait::eventually_async;
 
 use super::{OciHost, ignore_progress};
-use crate::support::{
-    images::Tar,
-    registry::{LayerDelivery, Registry},
-    shim::random_uuid,
+use crate::{
+    image_store::write_docker_archive,
+    support::{
+        images::Tar,
+        registry::{LayerDelivery, Registry},
+        shim::random_uuid,
+    },
 };
 
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -166,4 +169,33 @@ async fn oci_rechecks_credentials_for_a_local_private_image() {
     drop(registry);
     pull(&host, &task, Some(&bob)).await.unwrap();
     assert!(pull(&host, &task, None).await.is_err(), "no answer is no permission");
+}
+
+#[tokio::test]
+async fn oci_removes_unused_images_if_there_is_no_space_for_another_one() {
+    const SIZE: usize = 100_000;
+    let host = OciHost::with(|settings| {
+        (settings.store.bytes_max, settings.store.age_min) = (Some(250_000), Duration::ZERO);
+    });
+    let registry = Registry::start().await;
+    let layers = || fs::read_dir(host.home.join("oci/layers")).unwrap().count();
+    let used = host.task_named(&registry.put("used", "1", random_layer(SIZE)).0, "");
+    pull(&host, &used, None).await.unwrap();
+    host.oci.create(&used).await.unwrap();
+    for at in 0..2 {
+        let (name, _) = registry.put("other", &at.to_string(), random_layer(SIZE));
+        pull(&host, &host.task_named(&name, ""), None).await.unwrap();
+        assert_eq!(layers(), 2, "that of a container, and the last one");
+    }
+    // The same for an image of this host.
+    let archive = host.scratch.path().join("saved.tar");
+    write_docker_archive(&archive, &random_layer(SIZE));
+    let local = host.task_named(&format!("docker-archive:{}", archive.display()), "");
+    pull(&host, &local, None).await.unwrap();
+    assert_eq!(layers(), 2);
+    host.oci.create(&local).await.unwrap();
+    let (name, _) = registry.put("other", "last", random_layer(SIZE));
+    let full = pull(&host, &host.task_named(&name, ""), None).await;
+    assert!(matches!(full, Err(RuntimeError::NoDisk { .. })), "containers use both: {full:?}");
+    assert_eq!(layers(), 2);
 }

@@ -27,7 +27,9 @@ const NOBODY: u32 = 65534;
 const FIRST_ID: u32 = 700_000;
 
 /// Serves an image whose second layer removes and hides files, and has directories that only root can write.
-fn serve_layered_image() -> String {
+pub(super) fn serve_layered_image() -> String {
+    let mut middle = Tar::new();
+    middle.file("home/hidden", b"", 0o644);
     let mut upper = Tar::new();
     upper.file("etc/.wh.group", b"", 0o644);
     upper.file("home/.wh..wh..opq", b"", 0o644);
@@ -36,7 +38,7 @@ fn serve_layered_image() -> String {
     upper.owned_file("home/job.txt", b"text\n", (1000, 1000));
     oci::serve_layers(
         "layered",
-        vec![Image::Busybox.tar(), upper.done()],
+        vec![Image::Busybox.tar(), middle.done(), upper.done()],
         ImageOptions { config: Image::Busybox.config(), ..ImageOptions::default() },
     )
 }

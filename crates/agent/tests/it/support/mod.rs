@@ -2,6 +2,7 @@
 
 pub(crate) mod client;
 pub(crate) mod engine;
+pub(crate) mod gpus;
 pub(crate) mod images;
 pub(crate) mod leftover_check;
 pub(crate) mod oci;

@@ -5,11 +5,16 @@ use std::time::{Duration, Instant};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use windlass_testenv::{
+    images::busybox_layer,
     queue_env::QueueEnv,
     server::Client,
     test_env::{IMAGE, engine_socket, load_busybox_image, load_image_of_user},
 };
-use windlass_testkit::slurm::{NodeSize, SlurmCluster};
+use windlass_testkit::{
+    lab::registry::{ImageOptions, Registry},
+    slurm::{NodeSize, SlurmCluster},
+    temp_dir,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -56,13 +61,17 @@ impl SlurmFleetEnv {
     }
 
     async fn with_runtime(nodes: &[NodeSize], runtime: &str, env: Vec<(&'static str, String)>) -> Self {
-        let cluster = SlurmCluster::start(nodes);
+        Self::on_cluster(SlurmCluster::start(nodes), &["--runtime", runtime], env).await
+    }
+
+    async fn on_cluster(cluster: SlurmCluster, arguments: &[&str], env: Vec<(&'static str, String)>) -> Self {
         let mut ground = QueueEnv::start("fleet").await;
         // A certificate has many lines, and Slurm passes them to the nodes.
         ground.encrypted = true;
         ground.env.extend(env);
         let token = ground.token("token").await;
-        ground.start_slurm_dispatcher(&token, &cluster.config(), &["--name", "hpc", "--runtime", runtime]);
+        let arguments = [&["--name", "hpc"], arguments].concat();
+        ground.start_slurm_dispatcher(&token, &cluster.config(), &arguments);
         let api = ground.api().await;
         let mut field = Self { cluster, ground, api };
         let fleet = json!({"type": "fleet", "name": "cluster", "backend": "slurm", "dispatcher": "hpc",
@@ -352,6 +361,24 @@ async fn a_job_of_a_cluster_runs_in_an_image_whose_user_is_not_root() {
     let run = field.wait_until_final("user").await;
     let output = field.output(&run).await;
     assert_eq!((run["status"].as_str(), output.as_str()), (Some("done"), "it's me\nmade\nkept\n"), "{run:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_cluster_runs_in_an_image_on_nodes_without_an_engine() {
+    let registry = Registry::start().await;
+    let options = ImageOptions { config: r#"{"Env": ["FROM_IMAGE=yes"]}"#, ..ImageOptions::default() };
+    let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(None), options);
+    let store = temp_dir("cluster-images").unwrap();
+    let images = store.path().display().to_string();
+    let cluster = SlurmCluster::start_without_engine(&[SIZE; 2]);
+    let arguments = ["--runtime", "oci", "--images", &images];
+    let mut field = SlurmFleetEnv::on_cluster(cluster, &arguments, Vec::new()).await;
+    let commands = "echo \"$GREETING $FROM_IMAGE\"; echo kept > /out/kept && cat /out/kept; id -u";
+    field.apply(&task("contained", commands, json!({"image": image, "shell": "sh"}))).await;
+    let run = field.wait_until_final("contained").await;
+    let output = field.output(&run).await;
+    let expected = (Some("done"), "it's me yes\nkept\n0\n");
+    assert_eq!((run["status"].as_str(), output.as_str()), expected, "{run:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

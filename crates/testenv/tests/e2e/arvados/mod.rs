@@ -2,7 +2,7 @@
 
 mod exec;
 mod fleet;
-pub(crate) mod oci;
+mod oci;
 mod outputs;
 mod process;
 mod slurm;

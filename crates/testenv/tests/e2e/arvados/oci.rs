@@ -6,10 +6,13 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_testenv::queue_env::{QueueEnv, processes_matching};
+use windlass_testenv::{
+    images::busybox_layer,
+    queue_env::{QueueEnv, processes_matching},
+};
 use windlass_testkit::{
     lab::registry::{ImageOptions, Registry},
-    temp_dir,
+    slurm::{NodeSize, SlurmCluster},
     wait::eventually,
 };
 
@@ -24,31 +27,15 @@ struct OciQueue {
     store: PathBuf,
 }
 
-/// Returns a layer with a static busybox, an account, and another program.
-pub(crate) fn busybox_layer(program: Option<&Path>) -> Vec<u8> {
-    let temp = temp_dir("layer").unwrap();
-    let dir = temp.path();
-    std::fs::create_dir_all(dir.join("bin")).unwrap();
-    std::fs::create_dir(dir.join("etc")).unwrap();
-    std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
-    if let Some(program) = program {
-        std::fs::copy(program, dir.join("bin").join(program.file_name().unwrap())).unwrap();
-    }
-    std::fs::write(dir.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\njob:x:1000:1000::/home:/bin/sh\n")
-        .unwrap();
-    std::fs::write(dir.join("etc/group"), "root:x:0:\njob:x:1000:\n").unwrap();
-    for name in ["sh", "cat", "echo", "env", "id", "readlink", "sleep", "stat", "tail", "head", "touch"] {
-        std::os::unix::fs::symlink("busybox", dir.join("bin").join(name)).unwrap();
-    }
-    let message =
-        Command::new("tar").arg("-C").arg(dir).args(["--owner=0", "--group=0", "-c", "bin", "etc"]).output();
-    message.unwrap().stdout
-}
-
 impl OciQueue {
     async fn start(name: &str, user: Option<u32>, config: &str) -> Self {
+        Self::start_with(name, user, config, None).await
+    }
+
+    async fn start_with(name: &str, user: Option<u32>, config: &str, policy: Option<&Path>) -> Self {
         let mut ground = QueueEnv::start(name).await;
         ground.user = user;
+        ground.env.extend(policy.map(|file| ("WINDLASS_AGENT_POLICY", file.display().to_string())));
         let registry = Registry::start().await;
         let options = ImageOptions { config, ..ImageOptions::default() };
         let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(None), options);
@@ -59,6 +46,19 @@ impl OciQueue {
             "attempts",
             &["--runtime", "oci", "--images", &store.display().to_string()],
         );
+        Self { ground, registry, image, store }
+    }
+
+    /// A queue of the nodes of a cluster. The dispatcher has no setting that selects a runtime.
+    async fn on_cluster(cluster: &SlurmCluster) -> Self {
+        let mut ground = QueueEnv::start("oci-slurm").await;
+        let registry = Registry::start().await;
+        let options = ImageOptions { config: r#"{"User": "job"}"#, ..ImageOptions::default() };
+        let (image, _) = registry.put_with("team/busybox", "1", busybox_layer(None), options);
+        let token = ground.token("token").await;
+        let store = ground.dir.join("images");
+        let images = store.display().to_string();
+        ground.start_slurm_dispatcher(&token, &cluster.config(), &["--images", &images]);
         Self { ground, registry, image, store }
     }
 
@@ -211,4 +211,97 @@ async fn executors_of_an_ordinary_user_run_images_without_an_engine() {
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     assert_eq!(text, "0\n0\nwritten\n");
     check_endings(&queue, &format!("9{}", std::process::id())).await;
+}
+
+/// Lets all images look as if they had not been used for minutes.
+fn age_images(store: &Path) {
+    let status = Command::new("find")
+        .arg(store.join("images"))
+        .args(["-type", "f", "-exec", "touch", "-d", "-5 minutes", "{}", "+"])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executors_remove_unused_images_if_there_is_no_space_for_another_one() {
+    let policy = windlass_testkit::temp_dir("policy").unwrap();
+    let file = policy.path().join("policy.yml");
+    // One image fits, and two do not.
+    std::fs::write(&file, "images: {max_size: 3MB}\n").unwrap();
+    let queue = OciQueue::start_with("oci-full", None, "{}", Some(&file)).await;
+    let layers = || std::fs::read_dir(queue.store.join("layers")).unwrap().count();
+    let (record, text) = queue.run("echo first", json!({})).await;
+    assert_eq!((&record["state"], text.as_str()), (&json!("Complete"), "first\n"), "{record}");
+    age_images(&queue.store);
+    // With another file, so that it is another layer.
+    let options = ImageOptions { config: "{}", ..ImageOptions::default() };
+    let (other, _) = queue.registry.put_with("team/other", "1", busybox_layer(Some(&file)), options);
+    let (record, text) = queue.run("echo second", json!({ "container_image": other })).await;
+    assert_eq!((&record["state"], text.as_str()), (&json!("Complete"), "second\n"), "{record}");
+    assert_eq!(layers(), 1, "the unused one made room");
+}
+
+/// Waits until nothing of a container's attempt is left on the nodes.
+fn wait_clean_on_nodes(queue: &OciQueue, uuid: &str) {
+    eventually("nothing is left over on the nodes", || {
+        let groups = Command::new("find").args(["/sys/fs/cgroup", "-name", &format!("*{uuid}*")]).output();
+        groups.unwrap().stdout.is_empty()
+            && processes_matching(&[uuid.as_bytes()]).is_empty()
+            && queue.has_released_image(uuid)
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_nodes_without_docker_podman_and_apptainer_run_images() {
+    const SIZE: NodeSize = NodeSize { cpus: 2, memory_mib: 2000, gpus: 0, gpu_type: None };
+    // Dropped after the dispatcher and the server.
+    let cluster = SlurmCluster::start_without_engine(&[SIZE; 2]);
+    let queue = OciQueue::on_cluster(&cluster).await;
+    let script = "cat /etc/passwd; id -u; readlink /proc/self/ns/net; echo broken >&2; exit 5";
+    let uuid = queue.submit(script, json!({})).await;
+    let record = queue.ground.ended(&uuid).await;
+    let text = String::from_utf8(queue.ground.output(&uuid, "stdout").await).unwrap();
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(5)), "{record} {text}");
+    assert!(text.contains("job:x:1000:1000::/home:/bin/sh\n1000\n"), "the image and its user: {text}");
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
+    assert!(text.contains("net:[") && !text.contains(&own), "a network of its own: {text}");
+    assert_eq!(queue.ground.output(&uuid, "stderr").await, b"broken\n");
+    wait_clean_on_nodes(&queue, &uuid);
+
+    // Both nodes have one disk here, and pulled once.
+    let others: Vec<String> = {
+        let mut others = Vec::new();
+        for _ in 0..4 {
+            others.push(queue.submit("echo done", json!({})).await);
+        }
+        others
+    };
+    for uuid in &others {
+        let record = queue.ground.ended(uuid).await;
+        assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+        assert_eq!(queue.ground.output(uuid, "stdout").await, b"done\n");
+        wait_clean_on_nodes(&queue, uuid);
+    }
+    assert_eq!(queue.registry.layers_requested().len(), 1, "{:?}", queue.registry.layers_requested());
+
+    let (record, _) =
+        queue.run("true", json!({ "container_image": queue.registry.name("team/missing:1") })).await;
+    assert_eq!(record["runtime_status"]["reason"], "image", "{record}");
+
+    // A container that is stopped, on the node.
+    let mark = format!("6{}", std::process::id());
+    let script = format!("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep {mark} & wait; done");
+    let requested =
+        queue.ground.request(&["sh", "-c", &script], json!({ "container_image": queue.image })).await;
+    eventually_output(&queue, &requested.container, "up\n").await;
+    queue.ground.weigh(&requested, 0).await;
+    let record = queue.ground.ended(&requested.container).await;
+    assert_eq!(
+        (&record["state"], &record["runtime_status"]["reason"]),
+        (&json!("Cancelled"), &json!("priority_zero")),
+        "{record}"
+    );
+    eventually("its processes end", || processes_matching(&[b"sleep\0", mark.as_bytes()]).is_empty());
+    wait_clean_on_nodes(&queue, &requested.container);
+    drop(queue);
 }
