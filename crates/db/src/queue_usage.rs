@@ -17,12 +17,12 @@ statements! {
             j.held_price, j.held_units FROM containers c JOIN jobs j ON j.id = c.job_id WHERE c.state = 'Queued' AND NOT j.finished";
     ENDED = "SELECT u.owner_uuid, u.weighted FROM queue_usage u \
              WHERE u.owner_uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
-    /// What containers of users hold: in all, and those that run.
+    /// Resources that containers of users hold: in all, and those that run.
     HELD = "SELECT c.owner_uuid, CAST(sum(c.held_units) AS BIGINT), \
             CAST(sum(CASE WHEN c.held_weighted IS NULL THEN 0 ELSE c.held_units END) AS BIGINT), \
             coalesce(sum(c.held_weighted), 0.0) FROM containers c WHERE c.held_units > 0 AND c.job_id IS NULL \
             AND c.owner_uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT))) GROUP BY c.owner_uuid";
-    /// What a job holds is used from the start of its container on.
+    /// The resources of a job count as used from the start of its container on.
     JOB_WAITS = "UPDATE jobs SET held_at = NULL WHERE id = $1 AND NOT finished";
     JOB_STARTS = "UPDATE jobs SET held_at = $2, held_weighted = held_units * CAST($3 AS DOUBLE PRECISION) \
                   WHERE id = (SELECT c.job_id FROM containers c WHERE c.uuid = $1) AND NOT finished";
@@ -40,7 +40,7 @@ pub struct QueuedJob {
     pub uuid: String,
     pub project: ProjectId,
     pub rank: QueueRank,
-    /// What the job counts for the quotas of its project, although it waits.
+    /// Resources that the job counts for the quotas of its project, although it waits.
     pub held: HeldResources,
     pub held_units: u64,
 }

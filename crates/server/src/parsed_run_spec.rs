@@ -461,7 +461,7 @@ mod tests {
         let wanted = json!({"retry": retry, "preemptible": true});
         assert_eq!(of("service", wanted, false), Preemptibility::Always);
         for more in [json!({"class": "idle"}), json!({"preemptible": true}), json!({"retry": retry})] {
-            assert_eq!(of("dev-environment", more, false), Preemptibility::Never, "somebody works in it");
+            assert_eq!(of("dev-environment", more, false), Preemptibility::Never, "its user works in it");
         }
     }
 

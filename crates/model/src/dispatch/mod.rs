@@ -146,7 +146,7 @@ impl ContainerView {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueueSnapshot {
     pub containers: Vec<ContainerView>,
-    /// What decides about the order of the queued containers, besides themselves.
+    /// Usage and ranks by which the queued containers are ordered.
     pub usage: turns::QueueUsage,
     /// Time at which the first request was sent, by the dispatcher's clock: later changes may be missing.
     pub requested_at: Timestamp,

@@ -69,7 +69,7 @@ fn read_class<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RunClass, D:
     RunClass::parse(&word).ok_or_else(|| D::Error::custom(format!("unknown class `{word}`")))
 }
 
-/// What the order needs to know in addition to the containers.
+/// Data on which the order depends in addition to the containers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueUsage {
     /// By the clock of the server.

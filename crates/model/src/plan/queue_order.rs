@@ -126,7 +126,7 @@ pub fn list_before(
     before
 }
 
-/// What decides about the place in a queue, of replicas and of containers.
+/// Properties that decide about the place in a queue, of replicas and of containers.
 pub(crate) struct OrderInputs<T> {
     pub(crate) waited: Span,
     pub(crate) class: RunClass,

@@ -150,7 +150,7 @@ async fn jobs_of_runs_count_for_their_project_with_its_class_and_share(ground: &
     assert_eq!(owner.held, u64::try_from(units).unwrap(), "{usage:?}");
     let used = u64::try_from(cpus).unwrap();
     assert_eq!(owner.shares, [OwnerShare { resource: "cpu".into(), share: 9, used }]);
-    // Nobody names a job by a variable.
+    // A variable does not make a container a job.
     let forged = json!({ "environment": { "WINDLASS_JOB_ID": rows[0].text(1).unwrap() } });
     let ada = env.server.create_queue_user("ada").await;
     let forged = text_field(&queue.submit(&ada, forged).await, "container_uuid");

@@ -75,7 +75,7 @@ pub async fn create_for_job(
     create_with_retry(app, asker, uuid, patch, &source).await
 }
 
-/// What a new request comes from.
+/// Origin of a new request.
 struct RequestSource {
     /// Call of a client.
     call: Option<RequestOrigin>,
