@@ -54,7 +54,7 @@ usage: cargo xtask COMMAND
                              run the simulation; SEED=n replays one seed
                              --keep: keep the databases of seeds with violations in DIR
                              --queue: simulate the container queue and its dispatchers
-                             --shared: simulate several projects that share hosts (not part of the tests yet)
+                             --shared: simulate several projects that share hosts
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              run the fault matrix, with real processes, hosts and engines
   bench NAME [--profile P] [ARG…]

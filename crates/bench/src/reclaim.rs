@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use windlass_model::id::FleetId;
 use windlass_server::db::{DatabaseUrl, Db, Unit, fleets};
@@ -27,7 +27,11 @@ const BLOCKS: usize = 8;
 const SHARE_BLOCKS: usize = 4;
 /// CPUs of a block: quotas count what jobs hold.
 const CPUS_PER_BLOCK: usize = 8;
+/// Time that a job waits before others are preempted for it.
+const WAIT: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(5);
+/// Most of the time of all blocks in which none of them may be held.
+const IDLE_MAX: f64 = 0.01;
 /// Time that a preempted job needs to exit.
 const EXIT_SECS: u64 = 2;
 /// Time of the first project's jobs, and of the second one's.
@@ -65,7 +69,25 @@ pub async fn run(binaries: &Binaries<'_>, root: &Path) -> Result<()> {
         "`speech` held its share {reclaimed_after:.1} s after it submitted its jobs; blocks were idle for {:.2} % of the time",
         idle * 100.0
     )?;
+    check(&observed)?;
     std::fs::write(root.join(CHART), draw(&observed)).with_context(|| format!("failed to write {CHART}"))
+}
+
+/// Fails if the share was taken back too late, or if blocks were idle meanwhile.
+fn check(observed: &Observation) -> Result<()> {
+    let limit = (WAIT + GRACE).as_secs_f64();
+    let Observation { reclaimed_after, idle, .. } = *observed;
+    ensure!(
+        reclaimed_after <= limit,
+        "the share was taken back after {reclaimed_after:.1} s: expected {limit:.0} s at most"
+    );
+    ensure!(
+        idle <= IDLE_MAX,
+        "blocks were idle for {:.2} % of the time: expected {:.0} % at most",
+        idle * 100.0,
+        IDLE_MAX * 100.0
+    );
+    Ok(())
 }
 
 async fn observe(binaries: &Binaries<'_>, home: &Path) -> Result<Observation> {
@@ -114,7 +136,7 @@ async fn allow_preemption(url: &str) -> Result<()> {
     let row = rows.first().context("no fleet")?;
     let (fleet, mut spec): (FleetId, Value) = (FleetId(row.uuid(0)?), serde_json::from_str(&row.text(1)?)?);
     spec["configuration"] = json!({"type": "fleet", "name": FLEET, "nodes": {"min": 0, "max": 1},
-        "preemption": {"min_run": 2, "wait": 1, "grace": GRACE.as_secs()}});
+        "preemption": {"min_run": 2, "wait": WAIT.as_secs(), "grace": GRACE.as_secs()}});
     db.write(Unit::new().and([fleets::set_spec(fleet, &spec.to_string(), None)])).await?.done()?;
     db.close().await;
     Ok(())
@@ -194,8 +216,9 @@ fn draw(observed: &Observation) -> String {
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n\
          <text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"600\">Two projects on eight blocks, with a share of four \
          each</text>\n<text x=\"16\" y=\"44\" fill=\"#59636e\">speech held its share {:.1} s after it submitted its jobs \
-         (grace: {} s); blocks were idle for {:.1} % of the time</text>\n",
+         (wait: {} s, grace: {} s); blocks were idle for {:.1} % of the time</text>\n",
         observed.reclaimed_after,
+        WAIT.as_secs(),
         GRACE.as_secs(),
         observed.idle * 100.0
     );
@@ -294,6 +317,18 @@ mod tests {
         // One of eight blocks for one of 39 seconds.
         assert!((observed.idle - 1.0 / (39.0 * 8.0)).abs() < 1e-9);
         assert!(evaluate(samples()[..2].to_vec(), 15.5).is_err(), "nothing is taken back");
+    }
+
+    #[test]
+    fn a_share_that_is_taken_back_late_or_idle_blocks_fail() {
+        check(&evaluate(samples(), 14.0).unwrap()).unwrap();
+        assert!(
+            check(&evaluate(samples(), 13.9).unwrap()).is_err(),
+            "more than the wait and the grace period"
+        );
+        let mut gaps = samples();
+        gaps.insert(4, Sample { at: 19.5, held: [0, 4] });
+        assert!(check(&evaluate(gaps, 15.5).unwrap()).is_err(), "four blocks for half a second");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use uuid::Uuid;
 use windlass_model::{
+    id::SubmissionId,
     queue::{Container, ContainerRequest},
     time::Timestamp,
 };
@@ -133,6 +134,7 @@ pub fn insert_container(
     id: Uuid,
     container: &Container,
     identity: &str,
+    job: Option<SubmissionId>,
     secrets: Option<Vec<u8>>,
 ) -> Result<Change, DbError> {
     Ok(Change::Insert {
@@ -147,6 +149,7 @@ pub fn insert_container(
             ("created_at", container.created_at.into()),
             ("modified_at", container.modified_at.into()),
             ("identity", identity.into()),
+            ("job_id", job.into()),
             ("doc", Val::json(container)?),
             ("secrets_sealed", secrets.into()),
         ],

@@ -61,6 +61,7 @@ statements! {
     FIND_USABLE = "SELECT {} FROM gateways g JOIN projects p ON p.id = g.project_id WHERE p.name = $2 \
                    AND NOT p.deleted AND g.name = $3 AND NOT g.deleted AND EXISTS (SELECT 1 FROM usable_gateways u \
                    WHERE u.project_id = $1 AND u.gateway_id = g.id)", Gateway::columns("g");
+    IS_USABLE = "SELECT u.gateway_id FROM usable_gateways u WHERE u.project_id = $1 AND u.gateway_id = $2";
     /// Gateways of other projects that the project may use.
     LIST_IMPORTED = "SELECT {}, p.name FROM gateways g JOIN projects p ON p.id = g.project_id WHERE g.id IN \
                      (SELECT u.gateway_id FROM usable_gateways u WHERE u.project_id = $1) AND g.project_id <> $1 \
@@ -114,6 +115,11 @@ pub async fn find_usable(
     name: &str,
 ) -> Result<Option<Gateway>, DbError> {
     db.query_opt(FIND_USABLE.as_str(), params![project, owner, name]).await?.map(Gateway::read).transpose()
+}
+
+/// Returns whether services of the project may use the gateway: it is its own, or exported to it.
+pub async fn is_usable(db: &Db, project: ProjectId, gateway: GatewayId) -> Result<bool, DbError> {
+    Ok(db.query_opt(IS_USABLE.as_str(), params![project, gateway]).await?.is_some())
 }
 
 /// Gateways of other projects that services of the project may use, with the names of those projects.

@@ -50,6 +50,7 @@ pub mod projects;
 pub mod queue_list;
 pub mod queue_rank;
 pub mod queue_tokens;
+pub mod queue_usage;
 pub mod quotas;
 mod record;
 pub mod registry_passwords;
@@ -383,6 +384,7 @@ pub fn statements() -> Vec<&'static str> {
         series::statements(),
         service_replicas::statements(),
         queue_tokens::statements(),
+        queue_usage::statements(),
         repos::statements(),
         retention::statements(),
         run_rows::statements(),

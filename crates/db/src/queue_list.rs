@@ -4,7 +4,7 @@
 //! input is a parameter.
 
 use serde_json::Value;
-use windlass_model::time::Timestamp;
+use windlass_model::{plan::queue_order, time::Timestamp};
 
 use super::{Db, DbError, Dialect, Row, Val, filter::Filter};
 
@@ -133,6 +133,18 @@ fn attribute(kind: ListKind, name: &str) -> Option<(AttributeType, bool)> {
         },
     };
     Some(found)
+}
+
+/// Order attribute that lists the first containers of every owner before the second of any, so that a page contains
+/// some of each: overdue ones first, then by priority and age. An owner is the project of a run, or a user.
+pub const TURN: &str = "turn";
+
+fn turn_expression() -> String {
+    let overdue = queue_order::OVERDUE_AFTER.0;
+    format!(
+        "row_number() OVER (PARTITION BY coalesce((SELECT j.project_id FROM jobs j WHERE j.id = t.job_id), t.owner_uuid) \
+         ORDER BY CASE WHEN t.created_at <= now_us() - {overdue} THEN 0 ELSE 1 END, t.priority DESC, t.created_at, t.uuid)"
+    )
 }
 
 struct ListBuilder<'a> {
@@ -402,7 +414,10 @@ impl ListBuilder<'_> {
         let standard = [("modified_at".to_owned(), true)];
         let requested = if self.requested.order.is_empty() { &standard[..] } else { &self.requested.order };
         for (name, descends) in requested {
-            let (expression, _) = self.expression(name)?;
+            let expression = match (self.kind, name.as_str()) {
+                (ListKind::Containers, TURN) => turn_expression(),
+                _ => self.expression(name)?.0,
+            };
             is_whole |= name == "uuid" || name == "id";
             parts.push(format!("{expression} {}", if *descends { "DESC" } else { "ASC" }));
         }

@@ -21,14 +21,16 @@ const DAY_US: i64 = 86_400_000_000;
 const HOUR_US: i128 = 3_600_000_000;
 const MS_US: i64 = 1_000;
 
+/// Jobs of project `p` that hold instances. Those without `held_at` wait in the queue of containers, and use nothing yet.
+const OPEN_JOBS: &str = "j.project_id = p.id AND NOT j.finished AND j.instance_id IS NOT NULL";
+
 statements! {
     /// Ended jobs by day, jobs that run, and weights.
     OF_PROJECTS = "SELECT p.id, p.usage_weight, \
                    (SELECT coalesce(sum(d.weighted), 0.0) FROM usage_days d WHERE d.project_id = p.id AND d.day >= $2), \
-                   (SELECT CAST(coalesce(sum(j.held_units), 0) AS BIGINT) FROM jobs j WHERE j.project_id = p.id \
-                   AND NOT j.finished AND j.instance_id IS NOT NULL), \
-                   (SELECT coalesce(sum(j.held_weighted), 0.0) FROM jobs j WHERE j.project_id = p.id \
-                   AND NOT j.finished AND j.instance_id IS NOT NULL) \
+                   (SELECT CAST(coalesce(sum(j.held_units), 0) AS BIGINT) FROM jobs j WHERE {OPEN_JOBS}), \
+                   (SELECT CAST(coalesce(sum(j.held_units), 0) AS BIGINT) FROM jobs j WHERE {OPEN_JOBS} AND j.held_at IS NOT NULL), \
+                   (SELECT coalesce(sum(j.held_weighted), 0.0) FROM jobs j WHERE {OPEN_JOBS} AND j.held_at IS NOT NULL) \
                    FROM projects p WHERE p.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     DAYS = "SELECT d.day, d.project_id, d.user_id, d.class, d.jobs, d.gpu_ms, d.cpu_ms, d.cost FROM usage_days d \
             WHERE d.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND d.day >= $2 AND d.day <= $3";
@@ -53,9 +55,9 @@ pub async fn of_projects(
     let since = now.0 / DAY_US - DAYS_READ;
     let rows = db.query(OF_PROJECTS.as_str(), vec![Val::list(projects), since.into()]).await?;
     let each = rows.iter().map(|row| {
-        let (ended, open) = (row.real(2)?, row.real(4)?);
+        let (ended, open) = (row.real(2)?, row.real(5)?);
         let held = u64::try_from(row.int(3)?).unwrap_or_default();
-        let running = held as f64 * usage::weighted_secs_at(now) - open;
+        let running = row.int(4)? as f64 * usage::weighted_secs_at(now) - open;
         Ok(ProjectUsage {
             project: row.id(0)?,
             used: usage::decayed_secs(ended + running.max(0.0), now),

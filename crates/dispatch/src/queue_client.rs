@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use windlass_api::queue_client::{QueueError, QueueHttpClient, percent_encode};
 use windlass_model::{
     container::Status,
-    dispatch::{Attempt, ContainerNeeds, ContainerView, GpuRequirement, QueueSnapshot, capacity::NodeClass},
+    dispatch::{
+        Attempt, ContainerNeeds, ContainerView, GpuRequirement, QueueSnapshot, capacity::NodeClass,
+        turns::QueueUsage,
+    },
     gpu::compute_capability,
     queue::{STOP_SECS_DEFAULT, STOP_SECS_MAX},
     time::{Span, Timestamp},
@@ -20,8 +23,9 @@ const QUEUED_MAX: usize = 1_000;
 /// Maximum number of uuids in one request.
 const UUID_BATCH_MAX: usize = 100;
 /// Fields that [`Door::read`] reads; records with all their mounts would be large.
-const SELECTED_FIELDS: [&str; 9] = [
+const SELECTED_FIELDS: [&str; 10] = [
     "uuid",
+    "owner_uuid",
     "state",
     "priority",
     "attempt",
@@ -115,6 +119,24 @@ impl QueueClient {
         self.client.url()
     }
 
+    /// Reads the queued containers, some of every owner, and the usage by which they are ordered.
+    async fn list_queued(&self) -> Result<(Vec<ContainerView>, QueueUsage), QueueError> {
+        let filters = percent_encode(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
+        let path = |order: Value| {
+            let order = percent_encode(&order.to_string());
+            format!("containers?filters={filters}&order={order}&limit={QUEUED_MAX}&count=none")
+        };
+        let page = match self.page(&path(json!(["turn"]))).await {
+            // An older server, which does not know this order.
+            Err(error) if error.is_refusal() => {
+                self.page(&path(json!(["priority desc", "created_at", "uuid"]))).await?
+            }
+            other => other?,
+        };
+        let usage = serde_json::from_value(page["usage"].clone()).unwrap_or_default();
+        Ok((self.read_items(&page), usage))
+    }
+
     /// Reads the containers that this dispatcher holds, that it might lock, and for which it still has jobs.
     pub async fn snapshot(
         &self,
@@ -122,10 +144,8 @@ impl QueueClient {
         requested_at: Timestamp,
     ) -> Result<QueueSnapshot, QueueError> {
         let mut containers = self.list("containers/current?limit=1000&count=none").await?;
-        let filters = percent_encode(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
-        let order = percent_encode(&json!(["priority desc", "created_at", "uuid"]).to_string());
-        let path = format!("containers?filters={filters}&order={order}&limit={QUEUED_MAX}&count=none");
-        containers.extend(self.list(&path).await?);
+        let (queued, usage) = self.list_queued().await?;
+        containers.extend(queued);
         let missing: Vec<&String> =
             tracked.iter().filter(|uuid| !containers.iter().any(|one| one.uuid == **uuid)).collect();
         for batch in missing.chunks(UUID_BATCH_MAX) {
@@ -133,14 +153,21 @@ impl QueueClient {
             containers
                 .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
         }
-        Ok(QueueSnapshot { containers, requested_at })
+        Ok(QueueSnapshot { containers, usage, requested_at })
     }
 
     async fn list(&self, path: &str) -> Result<Vec<ContainerView>, QueueError> {
+        Ok(self.read_items(&self.page(path).await?))
+    }
+
+    async fn page(&self, path: &str) -> Result<Value, QueueError> {
         let select = percent_encode(&json!(SELECTED_FIELDS).to_string());
-        let page = self.client.get(&format!("{path}&select={select}")).await?;
-        let items = page["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().filter(|item| self.is_eligible(item)).filter_map(|item| self.read(item)).collect())
+        self.client.get(&format!("{path}&select={select}")).await
+    }
+
+    fn read_items(&self, page: &Value) -> Vec<ContainerView> {
+        let items = page["items"].as_array().into_iter().flatten();
+        items.filter(|item| self.is_eligible(item)).filter_map(|item| self.read(item)).collect()
     }
 
     /// Reads one container again.
@@ -160,6 +187,7 @@ impl QueueClient {
             priority: record["priority"].as_u64().unwrap_or(0),
             attempt: record["attempt"].as_u64().unwrap_or(0),
             created_at: Timestamp::parse(record["created_at"].as_str()?).ok()?,
+            owner: record["owner_uuid"].as_str().unwrap_or_default().to_owned(),
             is_locked_here: record["locked_by_uuid"] == self.token_uuid.as_str(),
             needs: parse_needs(record),
         })

@@ -430,6 +430,42 @@ mod tests {
     }
 
     #[test]
+    fn a_run_may_be_preempted_if_something_starts_it_again_or_if_it_says_so() {
+        let retry = json!({"on_events": ["interruption"], "duration": "1h"});
+        let of = |kind: &str, more: Value, is_managed| {
+            let mut configuration = match kind {
+                "task" => json!({"type": "task", "commands": ["true"]}),
+                "service" => json!({"type": "service", "commands": ["true"], "port": 80}),
+                _ => json!({"type": "dev-environment", "ide": "vscode"}),
+            };
+            configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let spec = json!({"configuration": configuration});
+            ParsedRunSpec::read("run", &spec).unwrap().preemptibility(is_managed)
+        };
+        let restarting = [json!({"class": "idle"}), json!({"retry": retry})];
+        for more in &restarting {
+            assert_eq!(of("task", more.clone(), false), Preemptibility::Always, "{more}");
+            let mut kept = more.clone();
+            kept["preemptible"] = json!(false);
+            assert_eq!(of("task", kept, false), Preemptibility::Borrowed, "only a borrowed share: {more}");
+        }
+        assert_eq!(of("task", json!({}), true), Preemptibility::Always, "an attempt of a managed job");
+        assert_eq!(of("task", json!({}), false), Preemptibility::Never, "nothing would start it again");
+        assert_eq!(of("task", json!({"preemptible": true}), false), Preemptibility::Always);
+        assert_eq!(of("task", json!({"preemptible": false}), false), Preemptibility::Never);
+        // A service survives only if its replicas are retried.
+        assert_eq!(of("service", json!({"class": "idle"}), false), Preemptibility::Never);
+        assert_eq!(of("service", json!({"retry": retry}), false), Preemptibility::Never);
+        let idle = json!({"retry": retry, "class": "idle"});
+        assert_eq!(of("service", idle, false), Preemptibility::Always);
+        let wanted = json!({"retry": retry, "preemptible": true});
+        assert_eq!(of("service", wanted, false), Preemptibility::Always);
+        for more in [json!({"class": "idle"}), json!({"preemptible": true}), json!({"retry": retry})] {
+            assert_eq!(of("dev-environment", more, false), Preemptibility::Never, "its user works in it");
+        }
+    }
+
+    #[test]
     fn every_limit_of_a_configuration_is_a_requirement_of_its_jobs() {
         let limits = json!({"backends": ["aws"], "regions": ["eu"], "availability_zones": ["eu-1"],
             "instance_types": ["large"], "reservation": "ours", "spot_policy": "spot", "max_price": 1.5,

@@ -18,6 +18,8 @@ use crate::{
 const SEEDS_FIXED: u64 = 200;
 /// Number of fixed seeds of the container queue; each has two hundred containers.
 const QUEUE_SEEDS_FIXED: u64 = 20;
+/// Number of fixed seeds of projects that share hosts.
+const SHARED_SEEDS_FIXED: u64 = 20;
 
 /// Variable with the directory of the binaries of a cluster.
 const KUBERNETES_BINARIES: &str = "WINDLASS_KUBE_BIN";
@@ -276,28 +278,34 @@ fn shared_engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
 
 /// Runs the fixed seeds, and the seeds of the current day, which have not been run before.
 fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
-    let (new, queue_new) = match context.options.scope {
-        Scope::Fast | Scope::Full => (200, 10),
-        Scope::Nightly => (5_000, 200),
+    let (new, queue_new, shared_new) = match context.options.scope {
+        Scope::Fast | Scope::Full => (200, 10, 5),
+        Scope::Nightly => (5_000, 200, 500),
     };
     let day = sim::todays_first_seed();
     context.runner.print_message(&format!(
-        "new seeds of today: {new} from {day}, and {queue_new} of the container queue"
+        "new seeds of today: {new} from {day}, {queue_new} of the container queue, and {shared_new} of shared hosts"
     ))?;
-    let plays =
-        [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
+    let kinds = [
+        ("", SEEDS_FIXED, new),
+        (" --queue", QUEUE_SEEDS_FIXED, queue_new),
+        (" --shared", SHARED_SEEDS_FIXED, shared_new),
+    ];
+    let plays = kinds.into_iter().flat_map(|(flag, fixed, new)| [(fixed, 0, flag), (new, day, flag)]);
     let mut outcome = LevelOutcome::passed(format!(
-        "{} seeds of runs and {} of the container queue, {new} and {queue_new} of them new, from {day}",
+        "{} seeds of runs, {} of the container queue and {} of shared hosts; {new}, {queue_new} and {shared_new} of them \
+         new, from {day}",
         SEEDS_FIXED + new,
-        QUEUE_SEEDS_FIXED + queue_new
+        QUEUE_SEEDS_FIXED + queue_new,
+        SHARED_SEEDS_FIXED + shared_new
     ));
-    for (seeds, from, queue) in plays {
-        let play = sim::SimOptions { seeds, from, queue, ..sim::SimOptions::default() };
+    for (seeds, from, flag) in plays {
+        let (queue, shared) = (flag == " --queue", flag == " --shared");
+        let play = sim::SimOptions { seeds, from, queue, shared, ..sim::SimOptions::default() };
         if let Err(error) = sim::run_built(context.workspace, &play, &context.runner) {
             outcome.failure = Some(format!("{error:#}"));
             outcome.repeat.push(format!(
-                "cargo xtask sim --from {from} --seeds {seeds}{}   (each violation above names its seed)",
-                if queue { " --queue" } else { "" }
+                "cargo xtask sim --from {from} --seeds {seeds}{flag}   (each violation above names its seed)"
             ));
         }
     }

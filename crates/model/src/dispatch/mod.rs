@@ -7,6 +7,7 @@
 pub mod capacity;
 pub mod reconcile;
 pub mod select;
+pub mod turns;
 
 use std::{fmt, str::FromStr};
 
@@ -115,6 +116,8 @@ pub struct ContainerView {
     /// Number of the current lock, or of the last one.
     pub attempt: u64,
     pub created_at: Timestamp,
+    /// Uuid of the user who requested it.
+    pub owner: String,
     /// This dispatcher holds its lock.
     pub is_locked_here: bool,
     pub needs: ContainerNeeds,
@@ -143,6 +146,8 @@ impl ContainerView {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueueSnapshot {
     pub containers: Vec<ContainerView>,
+    /// Usage and ranks by which the queued containers are ordered.
+    pub usage: turns::QueueUsage,
     /// Time at which the first request was sent, by the dispatcher's clock: later changes may be missing.
     pub requested_at: Timestamp,
 }

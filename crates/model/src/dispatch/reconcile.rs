@@ -202,6 +202,7 @@ mod tests {
             priority: 500,
             attempt: 3,
             created_at: at(0),
+            owner: "u".into(),
             is_locked_here: true,
             needs: ContainerNeeds::default(),
         }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     fn queue(container: ContainerView, requested: i64) -> QueueSnapshot {
-        QueueSnapshot { containers: vec![container], requested_at: at(requested) }
+        QueueSnapshot { containers: vec![container], requested_at: at(requested), ..QueueSnapshot::default() }
     }
 
     fn lower(jobs: Vec<SchedulerJob>, requested: i64) -> SchedulerSnapshot {
@@ -350,7 +351,11 @@ mod tests {
     #[test]
     fn an_orphaned_job_or_one_of_an_older_attempt_is_stopped_without_a_queue_write() {
         let orphan = |seen: Option<ContainerView>| {
-            let queue = QueueSnapshot { containers: seen.into_iter().collect(), requested_at: at(1) };
+            let queue = QueueSnapshot {
+                containers: seen.into_iter().collect(),
+                requested_at: at(1),
+                ..QueueSnapshot::default()
+            };
             once(&queue, &lower(vec![job(SchedulerJobState::Running)], 2))
         };
         let stop =

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{ContainerNeeds, ContainerView, QueueSnapshot, capacity::NodeClass};
+use super::{ContainerNeeds, ContainerView, QueueSnapshot, capacity::NodeClass, turns::TurnOrder};
 use crate::{
     container::Status,
     time::{Span, Timestamp},
@@ -139,7 +139,7 @@ impl RetryLimiter {
     }
 }
 
-/// Selects in queue order; at most `takes_max` containers are locked in one round.
+/// Selects in the order of turns; at most `takes_max` containers are locked in one round.
 pub fn select(
     queue: &QueueSnapshot,
     room: &mut dyn Capacity,
@@ -149,16 +149,15 @@ pub fn select(
 ) -> Vec<Selection> {
     let mut waiting: Vec<&ContainerView> =
         queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
-    waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
-    if is_planted(Bug::IgnorePriority) {
-        waiting.sort_by_key(|one| one.created_at);
-    }
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
     message.0.retain(|uuid, _| still.contains(uuid.as_str()));
     tries.retain(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
     let kinds = room.node_classes();
     let (mut choices, mut taken) = (Vec::new(), 0);
-    for container in waiting {
+    let mut order = TurnOrder::new(waiting.iter().copied(), &queue.usage);
+    waiting.sort_by_key(|one| one.created_at);
+    let mut by_age = waiting.into_iter();
+    while let Some(container) = if is_planted(Bug::IgnorePriority) { by_age.next() } else { order.pop() } {
         let uuid = container.uuid.clone();
         if let Some(why) = tries.refusal_reason(container, &kinds, queue.requested_at) {
             if message.record(&uuid, &why) {
@@ -178,6 +177,7 @@ pub fn select(
         match room.check_fit(&container.needs) {
             Fit::Now if taken < takes_max => {
                 room.allocate(&container.needs);
+                order.count_as_taken(container);
                 message.0.remove(&uuid);
                 taken += 1;
                 choices.push(Selection::Take { uuid });
@@ -213,13 +213,14 @@ mod tests {
             priority,
             attempt: 0,
             created_at: Timestamp(0),
+            owner: "u".into(),
             is_locked_here: false,
             needs: ContainerNeeds { cpus, memory: 1, ..ContainerNeeds::default() },
         }
     }
 
     fn round(containers: Vec<ContainerView>, free: u32, message: &mut ReportedReasons) -> Vec<Selection> {
-        let queue = QueueSnapshot { containers, requested_at: Timestamp(0) };
+        let queue = QueueSnapshot { containers, ..QueueSnapshot::default() };
         let total = ResourceAmount { cpus: 8, memory: 100, gpus: 0 };
         let mut room =
             HostCapacity::new(total, ResourceAmount { cpus: 8 - free, ..ResourceAmount::default() });
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn a_round_selects_at_most_its_limit_in_priority_order() {
         let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
-        let queue = QueueSnapshot { containers: all, requested_at: Timestamp(0) };
+        let queue = QueueSnapshot { containers: all, ..QueueSnapshot::default() };
         let mut room =
             HostCapacity::new(ResourceAmount { cpus: 8, memory: 100, gpus: 0 }, ResourceAmount::default());
         let chosen =
@@ -286,7 +287,11 @@ mod tests {
         let (mut message, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
         let mut round = |second: i64, tries: &mut RetryLimiter| {
             let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
-            let queue = QueueSnapshot { containers, requested_at: Timestamp(second * 1_000_000) };
+            let queue = QueueSnapshot {
+                containers,
+                requested_at: Timestamp(second * 1_000_000),
+                ..QueueSnapshot::default()
+            };
             let mut room = HostCapacity::new(
                 ResourceAmount { cpus: 1, memory: 100, gpus: 0 },
                 ResourceAmount::default(),
@@ -324,6 +329,7 @@ mod tests {
             let queue = QueueSnapshot {
                 containers: vec![container("c", 5, requested_nodes)],
                 requested_at: Timestamp(second * 1_000_000),
+                ..QueueSnapshot::default()
             };
             let mut room =
                 super::super::capacity::ClusterCapacity { nodes: vec![node(nodes)], free_job_slots: 9 };

@@ -49,9 +49,15 @@ pub struct ProjectUsage {
 
 impl ProjectUsage {
     fn score(&self) -> u64 {
-        let ahead = self.held.saturating_mul(USED_AHEAD.as_secs().unsigned_abs());
-        (self.used.max(0.0) as u64).saturating_add(ahead) / u64::from(self.weight.max(1))
+        usage_score(self.used, self.held, self.weight)
     }
+}
+
+/// Usage by which projects and users are ordered: what they used, and what they hold as if it were held for a while
+/// longer, relative to their weight.
+pub(crate) fn usage_score(used: f64, held: u64, weight: u32) -> u64 {
+    let ahead = held.saturating_mul(USED_AHEAD.as_secs().unsigned_abs());
+    (used.max(0.0) as u64).saturating_add(ahead) / u64::from(weight.max(1))
 }
 
 words! {
@@ -82,7 +88,7 @@ pub fn list_order(
     let mut order = QueueOrder::new(queue, usage, &quotas, now);
     let mut seen = BTreeSet::new();
     let mut listed = Vec::new();
-    let mut last: Option<(ProjectId, OrderKey)> = None;
+    let mut last: Option<(ProjectId, ReplicaKey)> = None;
     while let Some(next) = order.pop() {
         if seen.insert(next.run) {
             // As it was when the one before was considered.
@@ -120,24 +126,40 @@ pub fn list_before(
     before
 }
 
+/// Properties that decide about the place in a queue, of replicas and of containers.
+pub(crate) struct OrderInputs<T> {
+    pub(crate) waited: Span,
+    pub(crate) class: RunClass,
+    /// It would exceed the share of its project, or there is none.
+    pub(crate) borrows: bool,
+    pub(crate) usage: u64,
+    pub(crate) priority: u32,
+    pub(crate) since: Timestamp,
+    /// Decides between equals.
+    pub(crate) id: T,
+}
+
 /// Smaller comes first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct OrderKey {
+pub(crate) struct OrderKey<T> {
     is_overdue: Reverse<bool>,
     class: Reverse<RunClass>,
     borrows: bool,
     usage: u64,
     priority: Reverse<u32>,
     since: Timestamp,
-    replica: (RunId, u32, Option<SubmissionId>),
+    id: T,
 }
+
+/// Id of a replica in the order: its run, its number, and its first job.
+type ReplicaKey = OrderKey<(RunId, u32, Option<SubmissionId>)>;
 
 /// Waiting replicas by project, each project in the order of its queue.
 pub(super) struct QueueOrder<'a> {
     queues: BTreeMap<ProjectId, VecDeque<&'a WaitingReplica>>,
     usage: BTreeMap<ProjectId, ProjectUsage>,
     /// The next replica of each project.
-    next: BTreeSet<(OrderKey, ProjectId)>,
+    next: BTreeSet<(ReplicaKey, ProjectId)>,
     now: Timestamp,
 }
 
@@ -192,35 +214,21 @@ impl<'a> QueueOrder<'a> {
         }
     }
 
-    fn key(&self, waiting: &WaitingReplica, quotas: &QuotaBook) -> OrderKey {
-        let replica = (waiting.run, waiting.replica_num, waiting.first_job());
-        if waiting.waited(self.now) >= OVERDUE_AFTER {
-            let (class, priority) = (Reverse(RunClass::Urgent), Reverse(0));
-            let is_overdue = Reverse(true);
-            return OrderKey {
-                is_overdue,
-                class,
-                borrows: false,
-                usage: 0,
-                priority,
-                since: waiting.since,
-                replica,
-            };
-        }
-        OrderKey {
-            is_overdue: Reverse(false),
-            class: Reverse(waiting.class),
+    fn key(&self, waiting: &WaitingReplica, quotas: &QuotaBook) -> ReplicaKey {
+        OrderKey::new(OrderInputs {
+            waited: waiting.waited(self.now),
+            class: waiting.class,
             borrows: !is_within_share(waiting, quotas),
             usage: self.usage.get(&waiting.project).map_or(0, ProjectUsage::score),
-            priority: Reverse(waiting.priority),
+            priority: waiting.priority,
             since: waiting.since,
-            replica,
-        }
+            id: (waiting.run, waiting.replica_num, waiting.first_job()),
+        })
     }
 }
 
 /// Returns the first rule by which two replicas differ.
-fn rule_between(one: &OrderKey, other: &OrderKey, is_same_project: bool) -> OrderRule {
+fn rule_between(one: &ReplicaKey, other: &ReplicaKey, is_same_project: bool) -> OrderRule {
     if one.is_overdue != other.is_overdue {
         OrderRule::Age
     } else if one.class != other.class {
@@ -236,9 +244,19 @@ fn rule_between(one: &OrderKey, other: &OrderKey, is_same_project: bool) -> Orde
     }
 }
 
-impl OrderKey {
+impl<T> OrderKey<T> {
+    pub(crate) fn new(inputs: OrderInputs<T>) -> Self {
+        let OrderInputs { waited, class, borrows, usage, priority, since, id } = inputs;
+        if waited >= OVERDUE_AFTER {
+            let (class, priority) = (Reverse(RunClass::Urgent), Reverse(0));
+            return Self { is_overdue: Reverse(true), class, borrows: false, usage: 0, priority, since, id };
+        }
+        let (class, priority) = (Reverse(class), Reverse(priority));
+        Self { is_overdue: Reverse(false), class, borrows, usage, priority, since, id }
+    }
+
     /// Order within a project, where neither its share nor its usage matters.
-    fn without_project(self) -> Self {
+    pub(crate) fn without_project(self) -> Self {
         Self { borrows: false, usage: 0, ..self }
     }
 }

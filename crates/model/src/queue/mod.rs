@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     container::{ContainerActor, Status},
+    plan::usage,
     state_machine::words,
     time::Timestamp,
 };
@@ -71,6 +72,15 @@ impl ContainerSpec {
     pub fn stop_duration(&self) -> u64 {
         let given = self.scheduling_parameters.get("stop_duration").and_then(Value::as_u64);
         given.unwrap_or(STOP_SECS_DEFAULT).min(STOP_SECS_MAX)
+    }
+
+    /// Returns the requested thousandths of units of usage.
+    pub fn milli_units(&self) -> u64 {
+        let constraints = &self.runtime_constraints;
+        let number = |name: &str| constraints.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let devices =
+            |name: &str| constraints.get(name).and_then(|one| one["device_count"].as_u64()).unwrap_or(0);
+        usage::milli_units(devices("gpu").max(devices("cuda")), number("vcpus"), number("ram") >> 20)
     }
 
     pub fn partitions(&self) -> Vec<String> {

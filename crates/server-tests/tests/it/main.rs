@@ -45,6 +45,7 @@ mod http_pages;
 mod http_projects;
 mod http_queue;
 mod http_queue_fuzz;
+mod http_queue_order;
 mod http_queue_race;
 mod http_queue_rights;
 mod http_rows;

@@ -9,6 +9,7 @@ use crate::{
 };
 
 on_both! {
+    a_quota_of_any_resource_keeps_the_second_job_waiting
     quotas_limit_what_a_project_and_its_members_hold
     a_run_larger_than_a_quota_is_refused_when_it_is_submitted
     quotas_of_a_project_are_set_by_global_admins_and_those_of_members_by_managers
@@ -67,6 +68,28 @@ async fn quotas_limit_what_a_project_and_its_members_hold(ground: &ServerFixture
     env.wait_for_job("four", "running").await;
     let path = "/api/project/main/quotas/delete";
     env.server.refused(ADMIN_TOKEN, path, named, "resource_not_exists").await;
+    env.end().await;
+}
+
+async fn a_quota_of_any_resource_keeps_the_second_job_waiting(ground: &ServerFixture) {
+    // A block is a GPU with 8 CPUs and 16 GB, for an eighth of a dollar per hour.
+    let env = JobTestEnv::new(ground, 1, 4).await;
+    for (at, (resource, max)) in
+        [("gpu", 1.0), ("gpu:A100", 1.0), ("cpu", 8.0), ("memory", 16.0), ("price", 0.125)].iter().enumerate()
+    {
+        set(&env, json!({"resource": resource, "max": max})).await;
+        let names = [format!("runs-{at}"), format!("waits-{at}")];
+        apply(&env, &names[0]).await;
+        env.wait_for_job(&names[0], "running").await;
+        apply(&env, &names[1]).await;
+        wait_for_message(&env, &names[1], &format!("of `{}`", resource.to_lowercase())).await;
+        env.server.admin("/api/project/main/quotas/delete", json!({"resource": resource})).await;
+        env.wait_for_job(&names[1], "running").await;
+        finish(&env).await;
+        for name in &names {
+            env.wait_for_run(name, "done").await;
+        }
+    }
     env.end().await;
 }
 

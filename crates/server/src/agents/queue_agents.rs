@@ -115,9 +115,8 @@ impl QueueAgents {
             Some(_) => Ok(()),
             None => {
                 let asker = Requester::for_user(order.user);
-                let made =
-                    requests::create_named(&app, &asker, &request_uuid(call.submission), &order.request)
-                        .await;
+                let (uuid, job) = (request_uuid(call.submission), call.submission);
+                let made = requests::create_for_job(&app, &asker, &uuid, job, &order.request).await;
                 made.map(drop).map_err(|error| agent_error(call.instance, error))
             }
         }

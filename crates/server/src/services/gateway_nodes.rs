@@ -178,7 +178,7 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
     Ok(())
 }
 
-/// Only for the project of the gateway: tokens of other projects must not be tested here.
+/// Only for projects that use the gateway: tokens of other projects must not be tested here.
 pub async fn check(
     app: &App,
     gateway: GatewayId,
@@ -205,8 +205,8 @@ pub async fn check(
         Err(Error::Unknown { .. }) => return refused,
         Err(error) => return Err(error),
     };
-    let own = gateways::find(app.db(), gateway).await?.map(|found| found.project_id);
-    let allowed = own == Some(scope.project.id) && scope.must(Access::ProjectUser).is_ok();
+    let is_usable = gateways::is_usable(app.db(), scope.project.id, gateway).await?;
+    let allowed = is_usable && scope.must(Access::ProjectUser).is_ok();
     Ok(wire::TokenCheck { allowed, known })
 }
 

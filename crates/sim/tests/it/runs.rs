@@ -81,3 +81,20 @@ fn managed_jobs_reach_every_outcome_and_recover() {
     }
     panic!("not all of {OUTCOMES:?}: {seen:?}");
 }
+
+/// Fixed seeds of shared hosts that the tests run.
+const SHARED_SEEDS: u64 = 20;
+
+#[test]
+fn projects_that_share_hosts_preempt_each_other_by_the_rules() {
+    let mut preemptions = 0;
+    for seed in 0..SHARED_SEEDS {
+        let report = runs::simulate_shared(seed).unwrap();
+        assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim --shared");
+        preemptions += report.preemptions;
+        if preemptions > 0 {
+            return;
+        }
+    }
+    panic!("nothing was preempted in {SHARED_SEEDS} seeds, so no checker of preemption had any input");
+}

@@ -26,6 +26,7 @@ mod replicas;
 mod runtimes;
 mod self_hosted;
 mod services;
+mod sharing;
 mod terminals;
 
 use windlass_testenv::test_env;

@@ -30,7 +30,7 @@ use crate::{
     services::queue::{
         Error, Requester, Result, auth, dispatchers, execution, output,
         records::{self, CurrentContainers, TokenView},
-        requests,
+        requests, usage,
     },
 };
 
@@ -172,7 +172,12 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
             let requested = call.requested()?;
             let (items, available) =
                 records::list(app, &asker.sight(), ListKind::Containers, &requested).await?;
-            page("container", &requested, items, available)
+            let usage = usage::for_list(app, asker, &requested, &items).await?;
+            let mut page = page("container", &requested, items, available);
+            if let (Some(usage), Some(page)) = (usage, page.as_object_mut()) {
+                page.insert("usage".into(), usage);
+            }
+            page
         }
         ("POST", []) => records::container_record(
             &requests::create_container(app, asker, &call.attributes("container")?).await?,

@@ -7,6 +7,7 @@ pub mod output;
 pub mod records;
 pub mod requests;
 mod transaction;
+pub mod usage;
 
 use sha2::{Digest as _, Sha256};
 use windlass_model::queue::{QueueCaller, QueueRefusal};

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_model::{
     container::Status,
+    id::SubmissionId,
     queue::{Container, ContainerRequest, QueueCaller, RequestState, request, reuse},
 };
 
@@ -57,18 +58,29 @@ pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) ->
         return Ok(request);
     }
     let uuid = object_uuid("xvhdp", app.db().new_id()?.as_bytes());
-    create_with_retry(app, asker, &uuid, patch, Some(&made)).await
+    let source = RequestSource { call: Some(made), job: None };
+    create_with_retry(app, asker, &uuid, patch, &source).await
 }
 
-/// Creates a request with this name. Of two calls with one name, one fails.
-pub async fn create_named(
+/// Creates the request for a job of a run, with this name. Of two calls with one name, one fails.
+pub async fn create_for_job(
     app: &App,
     asker: &Requester,
     uuid: &str,
+    job: SubmissionId,
     patch: &Map<String, Value>,
 ) -> Result<ContainerRequest> {
     require_requester(asker)?;
-    create_with_retry(app, asker, uuid, patch, None).await
+    let source = RequestSource { call: None, job: Some(job) };
+    create_with_retry(app, asker, uuid, patch, &source).await
+}
+
+/// Origin of a new request.
+struct RequestSource {
+    /// Call of a client.
+    call: Option<RequestOrigin>,
+    /// Job of a run.
+    job: Option<SubmissionId>,
 }
 
 async fn create_with_retry(
@@ -76,11 +88,11 @@ async fn create_with_retry(
     asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
-    made: Option<&RequestOrigin>,
+    source: &RequestSource,
 ) -> Result<ContainerRequest> {
     let mut patch = patch.clone();
     let secrets = take_secrets(&mut patch)?;
-    retry_on_conflict(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
+    retry_on_conflict(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), source)).await
 }
 
 /// Request that the same call already created. One id for several different calls is ignored.
@@ -100,7 +112,7 @@ async fn try_create(
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
-    made: Option<&RequestOrigin>,
+    source: &RequestSource,
 ) -> Result<Option<ContainerRequest>> {
     let now = app.db().now().await?;
     let mut blank = ContainerRequest::new(uuid.to_owned(), &asker.user_uuid, now);
@@ -110,7 +122,8 @@ async fn try_create(
     blank.secret_mounts_digest = secrets.map(|(digest, _)| digest.clone());
     let requested = request::update(&blank, patch)?;
     let extra = ExtraChanges {
-        made: made.cloned(),
+        made: source.call.clone(),
+        job: source.job,
         secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
         ..ExtraChanges::default()
     };

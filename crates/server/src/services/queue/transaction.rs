@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_model::{
+    container::Status,
     id::SubmissionId,
     queue::{
         Container, ContainerRequest, ContainerSpec, JOB_VARIABLE,
@@ -22,7 +23,7 @@ use crate::{
     db::{
         Change, Unit, Val, WriteOutcome,
         containers::{self, RequestOrigin, Versioned},
-        jobs, queue_tokens,
+        jobs, queue_tokens, queue_usage,
     },
     encryption::AssociatedData,
 };
@@ -109,6 +110,8 @@ pub(super) struct ExtraChanges {
     pub(super) relies_on: Vec<String>,
     /// Call that creates the new request here.
     pub(super) made: Option<RequestOrigin>,
+    /// Job of a run that the new container is.
+    pub(super) job: Option<SubmissionId>,
     /// Mounts of a request, in plain text.
     pub(super) secrets: Option<(String, String)>,
     pub(super) deletes: Vec<String>,
@@ -196,6 +199,7 @@ impl QueueWriter<'_> {
         container.modified_at = self.now;
         container.modified_by_user_uuid = Some(self.asker.user_uuid.clone());
         self.first.push(containers::update_container(container, *revision)?);
+        self.count_use(old, container);
         if old.is_held() && !container.is_held() {
             self.first.push(queue_tokens::revoke_for_container(&container.uuid));
         }
@@ -207,6 +211,23 @@ impl QueueWriter<'_> {
         }
         let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*container)?);
         self.log(&container.uuid, &container.owner_uuid, "update", Some(&old), Some(&new))
+    }
+
+    /// Counts what a container holds from its lock to its release, and as used while it runs.
+    fn count_use(&mut self, old: &Container, new: &Container) {
+        let units = new.work.milli_units();
+        match (old.state, new.state) {
+            (before, after) if before == after => {}
+            (_, Status::Locked) => self.first.push(queue_usage::lock(&new.uuid, units)),
+            (_, Status::Running) => self.first.extend(queue_usage::start(&new.uuid, units, self.now)),
+            (Status::Locked | Status::Running, Status::Queued | Status::Complete | Status::Cancelled) => {
+                self.first.extend(queue_usage::release(&new.uuid, self.now));
+            }
+            (
+                Status::Queued | Status::Complete | Status::Cancelled,
+                Status::Queued | Status::Complete | Status::Cancelled,
+            ) => {}
+        }
     }
 
     async fn new_container(
@@ -232,7 +253,8 @@ impl QueueWriter<'_> {
             })
             .transpose()?;
         let identity = work_identity(&container.work, container.secret_mounts_digest.as_deref());
-        self.rows.push(containers::insert_container(id, container, &identity, sealed)?);
+        self.rows.push(containers::insert_container(id, container, &identity, extra.job, sealed)?);
+        self.rows.extend(extra.job.map(queue_usage::job_waits));
         let new = serde_json::to_value(&*container)?;
         self.log(&container.uuid, &container.owner_uuid, "create", None, Some(&new))
     }
