@@ -68,6 +68,7 @@ async fn oci_tasks_inherit_no_descriptor_and_no_working_directory_of_the_host() 
         let is_own = ["/dev/null", "pipe:[", "/windlass/run/"].iter().any(|own| target.starts_with(own));
         assert!(is_own, "{target}");
     }
+    host.remove(&task).await;
     // The OCI runtime has more descriptors while it starts a container: an image could name one of them.
     for descriptor in 3..=12 {
         let config = format!(r#"{{"WorkingDir": "/proc/self/fd/{descriptor}", "Env": ["PATH=/bin"]}}"#);
