@@ -23,7 +23,7 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{Db, DbError, Page, fleets, runs::Run},
+    db::{Db, DbError, Page, documents::RUN_PLACES, fleets, runs::Run},
     queue_backend,
     services::{repos, runs::ResolvedRunSpec},
 };
@@ -155,9 +155,9 @@ pub(crate) struct PlacementPreferences {
 }
 
 impl PlacementPreferences {
-    /// Preferences stored in a run; empty if there are none or they cannot be read.
-    pub(crate) fn of(run: &Run) -> Self {
-        run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    /// Preferences stored in a run; empty if there are none.
+    pub(crate) fn of(run: &Run) -> Result<Self, DbError> {
+        Ok(RUN_PLACES.decode_opt(run.id, run.places.as_deref())?.unwrap_or_default())
     }
 
     /// Instances to avoid, and regions or zones to avoid where instances are rented. Within the preferred location only

@@ -468,10 +468,10 @@ fn retry_later(status: StatusCode, msg: &str) -> Response {
 
 /// Builds the response for an error. Internal errors are logged only here; the client receives only the request's id.
 fn error_response(error: &Error, id: &str) -> Response {
-    let internal = |status: StatusCode| {
+    let internal = |what: &str| {
         let chain = format_chain(error);
         tracing::error!(request = %id, error = %chain, "failed to answer request");
-        error_body(status, &format!("Internal server error (request {id})"))
+        error_body(StatusCode::INTERNAL_SERVER_ERROR, &format!("{what} (request {id})"))
     };
     match error {
         Error::Refused { code, msg } => {
@@ -500,6 +500,8 @@ fn error_response(error: &Error, id: &str) -> Response {
             let (status, what) = database_error(cause);
             retry_later(status, &format!("{what}; try again (request {id})"))
         }
+        // Names the row, and nothing of its content.
+        Error::Db(cause @ DbError::StoredDocument { .. }) => internal(&cause.to_string()),
         Error::Db(_)
         | Error::Key(_)
         | Error::Document(_)
@@ -507,6 +509,6 @@ fn error_response(error: &Error, id: &str) -> Response {
         | Error::SshKey(_)
         | Error::KeyPair(_)
         | Error::NodeKey(_)
-        | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
+        | Error::Logs(_) => internal("Internal server error"),
     }
 }

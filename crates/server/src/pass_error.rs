@@ -13,7 +13,7 @@ pub enum PassError {
     /// The state machine does not permit this transition: the plan and the row disagree.
     #[error(transparent)]
     TransitionError(#[from] TransitionError),
-    #[error("failed to read a stored document")]
+    #[error("failed to write a document")]
     Document {
         #[source]
         source: serde_json::Error,

@@ -105,8 +105,8 @@ pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
         return Ok(());
     }
     for stored in rows::documents(app.db()).await? {
-        let mut document: Value = serde_json::from_str(&stored.text)?;
-        let part = match stored.table {
+        let mut document: Value = stored.column.decode(stored.id, &stored.text)?;
+        let part = match stored.column.table() {
             "runs" => &mut document["configuration"],
             _ => &mut document,
         };

@@ -20,7 +20,12 @@ use windlass_model::{
 
 use super::address;
 use crate::{
-    db::{instances::Instance, jobs::Job},
+    db::{
+        DbError,
+        documents::{INSTANCE_GPU_DRIVER, INSTANCE_SSH, INSTANCE_TYPE},
+        instances::Instance,
+        jobs::Job,
+    },
     inventory,
     pass_error::PassError,
 };
@@ -45,12 +50,11 @@ pub struct HostLogin {
 
 impl HostLogin {
     /// Account of an instance; its own settings override those of its fleet. `None`: it is not reached over SSH.
-    pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Option<Self> {
+    pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Result<Option<Self>, DbError> {
         if instance.backend.as_deref() != Some("remote") {
-            return None;
+            return Ok(None);
         }
-        let own: Value =
-            instance.ssh.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let own: Value = INSTANCE_SSH.decode_opt(instance.id, instance.ssh.as_deref())?.unwrap_or_default();
         let shared = fleet_spec.map(|spec| &spec["configuration"]["ssh_config"]);
         let setting = |key: &str| {
             let of_fleet = || shared.map(|shared| shared[key].clone()).unwrap_or_default();
@@ -60,14 +64,14 @@ impl HostLogin {
         let port =
             |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HOST_SSH_PORT);
         let user = setting("user");
-        Some(Self {
-            username: user.as_str()?.to_owned(),
+        Ok(user.as_str().map(|name| Self {
+            username: name.to_owned(),
             port: port(&setting("port")),
             proxy: proxy["hostname"].as_str().map(|hostname| {
                 let user = proxy["user"].as_str().or_else(|| user.as_str()).unwrap_or_default();
                 json!({ "hostname": hostname, "username": user, "port": port(&proxy["port"]) })
             }),
-        })
+        }))
     }
 }
 
@@ -117,7 +121,7 @@ impl RuntimeData {
             volume_names: None,
             offer: Some(json!({
                 "backend": client_backend(&offer.backend),
-                "instance": instance_type(instance),
+                "instance": instance_type(instance)?,
                 "region": offer.region,
                 "price": instance.price.unwrap_or_default(),
                 "availability": "busy",
@@ -169,16 +173,19 @@ pub(super) fn network(whole: bool, jobs_per_replica: u32) -> NetworkMode {
     if whole || jobs_per_replica > 1 { NetworkMode::Host } else { NetworkMode::Bridge }
 }
 
-fn instance_type(instance: &Instance) -> Value {
-    let known: Option<Value> =
-        instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok());
-    known.unwrap_or_else(|| {
+fn instance_type(instance: &Instance) -> Result<Value, DbError> {
+    let known = INSTANCE_TYPE.decode_opt(instance.id, instance.instance_type.as_deref())?;
+    Ok(known.unwrap_or_else(|| {
         json!({ "name": "", "resources": { "cpus": 0, "memory_mib": 0, "gpus": [], "spot": instance.spot } })
-    })
+    }))
 }
 
 /// Provisioning data of a job, as clients name it: the instance, and how to connect to it.
-pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Option<&RuntimeData>) -> Value {
+pub fn provisioning(
+    instance: &Instance,
+    login: Option<&HostLogin>,
+    runtime: Option<&RuntimeData>,
+) -> Result<Value, DbError> {
     let own_port = runtime.and_then(|runtime| runtime.ports.as_ref()).and_then(|ports| ports.get(&SSH_PORT));
     // On the server's machine the task's own SSH server is reached directly.
     let is_here = instance.backend.as_deref() == Some("local");
@@ -188,14 +195,14 @@ pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Opt
         None => ("root", HOST_SSH_PORT),
     };
     let hostname = if is_here { Some("127.0.0.1") } else { instance.hostname.as_deref() };
-    let driver: Value =
-        instance.gpu_driver.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    json!({
+    let driver: Option<Value> =
+        INSTANCE_GPU_DRIVER.decode_opt(instance.id, instance.gpu_driver.as_deref())?;
+    Ok(json!({
         "backend": client_backend(instance.backend.as_deref().unwrap_or_default()),
-        "instance_type": instance_type(instance),
+        "instance_type": instance_type(instance)?,
         "instance_id": instance.name,
         "hostname": hostname,
-        "internal_ip": address::for_instance(instance),
+        "internal_ip": address::for_instance(instance)?,
         "public_ip_enabled": true,
         "region": instance.region.as_deref().unwrap_or_default(),
         "availability_zone": instance.availability_zone,
@@ -205,7 +212,7 @@ pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Opt
         "ssh_proxy": login.and_then(|login| login.proxy.clone()),
         "dockerized": !is_here,
         "gpu_driver": driver,
-    })
+    }))
 }
 
 /// Connection details for users: the SSH command once they are attached, and the link that opens their editor.

@@ -6,7 +6,10 @@ use windlass_model::id::SubmissionId;
 
 use super::PayloadError;
 use crate::{
-    db::jobs::{self, Job},
+    db::{
+        documents::NODE_KEY,
+        jobs::{self, Job},
+    },
     encryption::{AssociatedData, KeyError, Keyring},
     pass_error::PassError,
     pipelines::PipelineContext,
@@ -54,6 +57,6 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
 pub(super) async fn open(context: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
     let Some(sealed) = jobs::secrets(&context.db, job.id).await? else { return Ok(None) };
     let plain = context.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
-    let sealed: SealedNodeKey = serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let sealed: SealedNodeKey = NODE_KEY.decode_bytes(job.id, &plain).map_err(PassError::from)?;
     Ok(Some(sealed.ssh_key))
 }

@@ -15,7 +15,12 @@ use windlass_model::{
 
 use super::{STOP_MAX_SECS, address};
 use crate::{
-    db::{jobs::Job, pipeline_rows::job_nodes::JobNode, runs::Run},
+    db::{
+        documents::{JOB_SPEC, RUN_SPEC},
+        jobs::Job,
+        pipeline_rows::job_nodes::JobNode,
+        runs::Run,
+    },
     inventory,
     pass_error::PassError,
 };
@@ -53,7 +58,7 @@ struct StoredRunSpec {
 
 pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
     let Inputs { run, job, spec, .. } = inputs;
-    let stored: StoredRunSpec = serde_json::from_str(&run.spec).map_err(PassError::document)?;
+    let stored: StoredRunSpec = RUN_SPEC.decode(run.id, &run.spec)?;
     let is_dev = stored.configuration["type"] == "dev-environment";
     let mut configuration = stored.configuration;
     // The runner needs nothing else of it, and it may contain credentials.
@@ -151,7 +156,7 @@ pub(super) fn cluster(
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let address = address::for_node(node, job.run_id, job.replica_num, nodes.len() > 1);
+        let address = address::for_node(node, job.run_id, job.replica_num, nodes.len() > 1)?;
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
             Some(instance) => inventory::gpu_count(instance, node.blocks, wanted)?.into(),
@@ -173,7 +178,8 @@ pub(super) fn addresses_by_group(
     let mut known = BTreeMap::new();
     let mut members: BTreeMap<u32, u32> = BTreeMap::new();
     for node in nodes {
-        let spec: JobSpec = serde_json::from_str(&node.job_spec).map_err(PassError::document)?;
+        let spec: JobSpec =
+            JOB_SPEC.decode(format_args!("of node {} of run {}", node.num, job.run_id), &node.job_spec)?;
         let place = match groups {
             None => Some((spec.node_group_index, spec.node_group_job_index)),
             Some(names) => {
@@ -186,7 +192,7 @@ pub(super) fn addresses_by_group(
             }
         };
         let several = groups.is_none() && nodes.len() > 1;
-        let address = address::for_node(node, job.run_id, job.replica_num, several);
+        let address = address::for_node(node, job.run_id, job.replica_num, several)?;
         if let (Some(place), Some(address)) = (place, address) {
             known.insert(place, address);
         }
@@ -205,8 +211,8 @@ pub(super) fn variables(env: &Value) -> BTreeMap<String, String> {
 }
 
 /// Address of a repository that needs no credentials.
-pub(super) fn public_repo(run_spec: &str) -> Option<RepoCredentials> {
-    let spec: Value = serde_json::from_str(run_spec).ok()?;
-    let url = spec["configuration"]["repos"][0]["url"].as_str()?;
-    Some(RepoCredentials { clone_url: url.to_owned(), private_key: None, oauth_token: None })
+pub(super) fn public_repo(run: &Run) -> Result<Option<RepoCredentials>, PassError> {
+    let spec: Value = RUN_SPEC.decode(run.id, &run.spec)?;
+    let url = spec["configuration"]["repos"][0]["url"].as_str();
+    Ok(url.map(|url| RepoCredentials { clone_url: url.to_owned(), private_key: None, oauth_token: None }))
 }

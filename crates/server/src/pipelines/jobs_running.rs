@@ -100,13 +100,13 @@ impl Pipeline for JobsRunningPipeline {
         let job = brain::RunningJobView {
             unreachable_timeout: self.0.lost_after,
             pulling_timeout: self.0.limits.image_pull_timeout,
-            ..inputs::view(&loaded, &facts, &shape, known)
+            ..inputs::view(&loaded, &facts, &shape, known)?
         };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<JobReport, PassError> {
-        if let Some(ending) = row.loaded.job.requested_end() {
+        if let Some(ending) = row.loaded.job.requested_end()? {
             return Ok(JobReport::Requested(ending));
         }
         let mut findings = JobFindings::default();

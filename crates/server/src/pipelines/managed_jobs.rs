@@ -36,6 +36,7 @@ use crate::{
     attempt_specs::{self, TaskArchives},
     db::{
         Unit, Val, Values, WriteOutcome,
+        documents::{MANAGED_JOB_FILES, MANAGED_JOB_PLAN, MANAGED_TASK_RECORD},
         pipeline_rows::managed_jobs::{
             self as rows, AttemptRun, ManagedJobInputs, ManagedJobUpdate, StopRun, TaskUpdate,
         },
@@ -115,10 +116,10 @@ impl Pipeline for ManagedJobsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
-        let plan: ManagedJobPlan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
-        let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
-        let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
-        let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
+        let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(loaded.job.id, &loaded.job.plan)?;
+        let files = MANAGED_JOB_FILES.decode(loaded.job.id, &loaded.job.files)?;
+        let records = loaded.tasks.iter().map(|task| MANAGED_TASK_RECORD.decode(task.id, &task.record));
+        let records = records.collect::<Result<_, _>>()?;
         let project = loaded.job.project_id;
         let site =
             attempt_specs::allowed_infra(&self.context.db, &self.context.backends, project, &plan).await?;

@@ -86,7 +86,7 @@ impl Pipeline for RunsPipeline {
     async fn load(&self, lease: &Lease) -> Result<Option<LoadedRun>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
-        let tracking = RunTracking::of(&run).map_err(PassError::document)?;
+        let tracking = RunTracking::of(&run)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
         let has_gateway_failed = match run.gateway_id {
@@ -166,10 +166,10 @@ impl RunsPipeline {
             };
             groups.push(replicas::ReplicaGroupView {
                 traffic,
-                ..service::build_group(run, jobs, shape, group)
+                ..service::build_group(run, jobs, shape, group)?
             });
         }
-        Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
+        Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))?))
     }
 
     fn outcome<'a>(

@@ -30,7 +30,11 @@ use super::ROUTES_HINT;
 use crate::{
     agents::CallContext,
     app::App,
-    db::{DbError, service_replicas as rows},
+    db::{
+        DbError,
+        documents::{JOB_PROBES, JOB_SPEC, leave_out},
+        service_replicas as rows,
+    },
     events::{EventSubject, note},
 };
 
@@ -56,7 +60,9 @@ pub(super) async fn run(app: App) {
             Ok(watched) => {
                 let Ok(now) = app.db().now().await else { continue };
                 for replica in watched {
-                    busy.probe_if_due(&app, replica, now);
+                    if let Err(error) = busy.probe_if_due(&app, replica, now) {
+                        leave_out(&error);
+                    }
                 }
             }
             Err(error) => tracing::debug!(%error, "failed to list the replicas to probe"),
@@ -72,22 +78,21 @@ struct ProbeScheduler {
 
 impl ProbeScheduler {
     /// Starts the due probes of a replica as a separate task. Most replicas have none.
-    fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) {
-        let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
-        let Some(port) = spec.service_port else { return };
-        let stored: Vec<ProbeState> =
-            replica.probes.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let states = brain::resize_states(&spec.probes, stored);
+    fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) -> Result<(), DbError> {
+        let spec: JobSpec = JOB_SPEC.decode(replica.id, &replica.job_spec)?;
+        let Some(port) = spec.service_port else { return Ok(()) };
+        let stored: Option<Vec<ProbeState>> = JOB_PROBES.decode_opt(replica.id, replica.probes.as_deref())?;
+        let states = brain::resize_states(&spec.probes, stored.unwrap_or_default());
         let is_due = |(probe, state): (&ProbeSpec, &ProbeState)| {
             brain::next_probe_at(probe, state).is_some_and(|at| at <= now)
         };
         let due: Vec<bool> = spec.probes.iter().zip(&states).map(is_due).collect();
         let becomes_ready = brain::is_ready(&spec.probes, &states, replica.registered) && !replica.registered;
         if !becomes_ready && !due.contains(&true) {
-            return;
+            return Ok(());
         }
         if !self.jobs.lock().insert(replica.id) {
-            return;
+            return Ok(());
         }
         let (app, jobs, places) = (app.clone(), Arc::clone(&self.jobs), Arc::clone(&self.places));
         tokio::spawn(async move {
@@ -99,6 +104,7 @@ impl ProbeScheduler {
             }
             jobs.lock().remove(&replica.id);
         });
+        Ok(())
     }
 }
 

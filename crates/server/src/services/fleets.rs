@@ -32,6 +32,7 @@ use crate::{
     auth::{Caller, ProjectScope},
     db::{
         Change, Page, Unit, WriteOutcome, backends,
+        documents::FLEET_SPEC,
         fleets::{self, Fleet, NewFleet, Query},
         instances::{self, NamedProjects, NewInstance},
         projects,
@@ -114,7 +115,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Resul
                 id: row.id.0,
                 name: row.name,
                 project_name: names.get(&row.project_id).cloned().unwrap_or_default(),
-                spec: Document::new(&spec_to_wire(serde_json::from_str(&row.spec)?))?,
+                spec: Document::new(&spec_to_wire(FLEET_SPEC.decode(row.id, &row.spec)?))?,
                 created_at: row.created_at,
                 status: row.status.as_str().to_owned(),
                 status_message: row.status_message,
@@ -212,7 +213,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: &wire::PlanRequest
             current = Some(to_wire_one(app, found).await?);
         }
     }
-    let shape = ParsedFleetSpec::parse(&spec.open.to_string());
+    let shape = ParsedFleetSpec::parse(&spec.open);
     let offers = if shape.creates() {
         let granted = backends::list_granted(app.db(), scope.project.id).await?;
         let seen = app.market().seen().await.granted(&granted);
@@ -237,7 +238,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: &wire::PlanRequest
 
 /// Checks an update. The inner result shows whether the change can be made in place.
 fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::ForbiddenChange>> {
-    let stored: Value = serde_json::from_str(&found.spec)?;
+    let stored: Value = FLEET_SPEC.decode(found.id, &found.spec)?;
     Ok(diff::diff_fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
 }
 
@@ -307,7 +308,7 @@ async fn update(
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
     if !requested.force {
         let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
-        let stored: Value = serde_json::from_str(&found.spec)?;
+        let stored: Value = FLEET_SPEC.decode(found.id, &found.spec)?;
         let mut before = seen.spec.value()?;
         hide_private_keys(&mut before);
         if seen.id != found.id.0 || spec_to_wire(before) != spec_to_wire(stored) {

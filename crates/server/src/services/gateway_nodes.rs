@@ -19,7 +19,8 @@ use crate::{
     app::App,
     auth::{self, GatewayCaller},
     db::{
-        Unit, WriteOutcome,
+        DbError, Unit, WriteOutcome,
+        documents::GATEWAY_CONFIGURATION,
         gateways::{self, Gateway},
         service_replicas as rows,
     },
@@ -103,7 +104,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         gateway::Status::Provisioning => Vec::new(),
         gateway::Status::Running | gateway::Status::Failed => return Ok(()),
     };
-    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), expected_nodes(&found));
+    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), expected_nodes(&found)?);
     if present >= wanted {
         steps.push(gateway::Event::Ready);
     }
@@ -137,9 +138,10 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
 }
 
 /// Number of processes that a gateway should have.
-pub(super) fn expected_nodes(gateway: &Gateway) -> usize {
-    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
-    configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+pub(super) fn expected_nodes(gateway: &Gateway) -> Result<usize, DbError> {
+    let configuration: serde_json::Value =
+        GATEWAY_CONFIGURATION.decode(gateway.id, &gateway.configuration)?;
+    Ok(configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1))
 }
 
 pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) -> Result<()> {

@@ -400,7 +400,7 @@ async fn check(
                 spec.check_references(app, scope).await?;
                 if usize::try_from(task).is_ok_and(|task: usize| task < LOOKED_UP_TASKS_MAX) {
                     let reports = check_images(app, scope, &mut spec).await?;
-                    images.architectures.append(&mut spec.image_architectures());
+                    images.architectures.append(&mut spec.image_architectures()?);
                     let reported = |report: &ImageReport| {
                         let reason = report.not_checked.as_ref()?;
                         Some(format!("image {} was not checked: {reason}", report.name))

@@ -13,7 +13,9 @@ use crate::{
     app::App,
     auth::ProjectScope,
     db::{
-        Db, DbError, Unit, WriteOutcome, encrypted_columns, projects,
+        Db, DbError, Unit, WriteOutcome,
+        documents::SECRET_USERS,
+        encrypted_columns, projects,
         secrets::{self, Secret},
         users,
     },
@@ -41,7 +43,7 @@ pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Secret>> 
     require_access(scope)?;
     let mut all = Vec::new();
     for secret in secrets::list(app.db(), scope.project.id).await? {
-        let users = users_to_wire(app, &secret.users).await?;
+        let users = users_to_wire(app, secret.id, &secret.users).await?;
         all.push(wire::Secret { id: secret.id.0, name: secret.name, value: None, users });
     }
     Ok(all)
@@ -52,7 +54,7 @@ pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::S
     let found = secrets::find(app.db(), scope.project.id, name).await?;
     let secret = found.ok_or_else(|| Error::absent("Secret"))?;
     let value = open(app, &secret)?;
-    let users = users_to_wire(app, &secret.users).await?;
+    let users = users_to_wire(app, secret.id, &secret.users).await?;
     Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value), users })
 }
 
@@ -77,12 +79,12 @@ async fn stored_users(app: &App, scope: &ProjectScope, users: &SecretUsers) -> R
     Ok(serde_json::to_string(&ids)?)
 }
 
-async fn users_to_wire(app: &App, stored: &str) -> Result<SecretUsers> {
+async fn users_to_wire(app: &App, secret: SecretId, stored: &str) -> Result<SecretUsers> {
     Ok(match stored {
         EVERYONE => SecretUsers::Group(SecretGroup::Everyone),
         MANAGERS => SecretUsers::Group(SecretGroup::Managers),
         list => {
-            let ids: Vec<UserId> = serde_json::from_str(list)?;
+            let ids: Vec<UserId> = SECRET_USERS.decode(secret, list)?;
             let mut names: Vec<String> =
                 users::by_ids(app.db(), &ids).await?.into_iter().map(|user| user.name).collect();
             names.sort();
@@ -111,12 +113,18 @@ pub(crate) async fn withheld(
     if is_global_admin || matches!(role.as_deref(), Some("manager" | "admin")) {
         return Ok(Vec::new());
     }
-    // A list that cannot be parsed contains no user.
-    let is_named = |secret: &Secret| {
-        let ids: Vec<UserId> = serde_json::from_str(&secret.users).unwrap_or_default();
-        role.is_some() && ids.contains(&user)
-    };
-    Ok(limited.into_iter().filter(|secret| !is_named(secret)).map(|secret| secret.name).collect())
+    let mut withheld = Vec::new();
+    for secret in limited {
+        let is_named = role.is_some()
+            && match secret.users.as_str() {
+                MANAGERS => false,
+                users => SECRET_USERS.decode::<Vec<UserId>>(secret.id, users)?.contains(&user),
+            };
+        if !is_named {
+            withheld.push(secret.name);
+        }
+    }
+    Ok(withheld)
 }
 
 /// Rejects a run of this user that names secrets which it may not use.
@@ -161,7 +169,7 @@ pub async fn set(app: &App, scope: &ProjectScope, requested: wire::SetRequest) -
     };
     for _ in 0..ATTEMPTS_MAX {
         if let Some((id, users)) = try_set(app, scope, &requested, wanted.as_deref()).await? {
-            let users = users_to_wire(app, &users).await?;
+            let users = users_to_wire(app, id, &users).await?;
             return Ok(wire::Secret { id: id.0, name: requested.name, value: None, users });
         }
     }

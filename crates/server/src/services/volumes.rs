@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
-use windlass_api::{Document, operations::DeleteVolumes, volumes as wire};
+use windlass_api::{operations::DeleteVolumes, volumes as wire};
 use windlass_model::{
     config::{Configuration, job_spec::JobSpec},
     event::{Entity, Event, EventCause},
@@ -20,11 +20,14 @@ use crate::{
     attachments::mounts,
     auth::{Caller, ProjectScope},
     db::{
-        Page, Unit, WriteOutcome, instances, projects, users,
+        Page, Unit, WriteOutcome,
+        documents::{ATTACHMENT_DATA, VOLUME_CONFIGURATION, VOLUME_PROVISIONING},
+        instances, projects, users,
         volumes::{self, NewVolume, Query, Volume},
     },
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    services::stored_document,
 };
 
 const LIST_MAX: i64 = 100;
@@ -82,7 +85,7 @@ async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
                 name: row.name,
                 user: users.get(&row.user_id).cloned().unwrap_or_default(),
                 project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
-                configuration: Document::from_text(row.configuration)?,
+                configuration: stored_document(VOLUME_CONFIGURATION, row.id, row.configuration)?,
                 external: row.external,
                 created_at: row.created_at,
                 last_processed_at: row.last_processed_at,
@@ -91,7 +94,7 @@ async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
                 deleted: row.deleted,
                 deleted_at: row.deleted_at,
                 volume_id: row.volume_id,
-                provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
+                provisioning_data: VOLUME_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
                 cost: 0.0,
                 attachments: Some(attached.remove(&row.id).unwrap_or_default()),
                 attachment_data: None,
@@ -112,7 +115,7 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
                 instance_num: instance.instance_num,
                 instance_id: Some(instance.id.to_string()),
             },
-            attachment_data: attachment.data.map(Document::from_text).transpose()?,
+            attachment_data: ATTACHMENT_DATA.decode_opt(attachment.volume_id, attachment.data.as_deref())?,
         });
     }
     Ok(all)
@@ -160,7 +163,7 @@ async fn check_disk(app: &App, scope: &ProjectScope, backend: &str, disk: &str) 
         return Ok(());
     }
     for volume in volumes::with_disk_elsewhere(app.db(), scope.project.id, disk).await? {
-        let configuration: Value = serde_json::from_str(&volume.configuration)?;
+        let configuration: Value = VOLUME_CONFIGURATION.decode(volume.id, &volume.configuration)?;
         if configuration["backend"] == backend {
             return Err(Error::refused(format!(
                 "disk `{disk}` of backend `{backend}` may not be registered in this project; hint: a global admin can \

@@ -17,6 +17,7 @@ use crate::{
     auth::ProjectScope,
     db::{
         Unit, WriteOutcome,
+        documents::{MANAGED_JOB_PLAN, MANAGED_TASK_RECORD},
         managed_jobs::{self as rows, JobWithTasks, Task},
     },
     encryption::AssociatedData,
@@ -40,7 +41,7 @@ pub async fn resume(
     if job.status == Status::Succeeded {
         return Err(Error::refused(format!("managed job {number} succeeded; launch it again instead")));
     }
-    let plan: ManagedJobPlan = serde_json::from_str(&job.plan)?;
+    let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(job.id, &job.plan)?;
     let resumed = resumed_tasks(tasks)?;
     let secrets = task_secrets(number, &plan, &resumed, requested)?;
     let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.id.0);
@@ -75,7 +76,7 @@ fn not_ended(number: i64, status: Status) -> Error {
 
 fn resumed_tasks(tasks: Vec<Task>) -> Result<Vec<Task>> {
     let resume = |task: Task| {
-        let record = serde_json::from_str::<TaskRecord>(&task.record)?.resumed();
+        let record = MANAGED_TASK_RECORD.decode::<TaskRecord>(task.id, &task.record)?.resumed();
         Ok(Task {
             status: record.status,
             schedule: record.schedule,

@@ -13,6 +13,7 @@ use crate::{
     db::{
         Page,
         costs::{self, CostInterval},
+        documents::MANAGED_JOB_PLAN,
         events::{self, EventQuery},
         explanations::{self, JobTimes},
         managed_jobs as rows,
@@ -37,12 +38,15 @@ pub(crate) async fn savings(app: &App, scope: &ProjectScope, number: i64) -> Res
     let found = rows::find(app.db(), scope.project.id, number).await?;
     let found = found.ok_or_else(|| Error::absent("Managed job"))?;
     let id = found.job.id;
-    let plan: ManagedJobPlan = serde_json::from_str(&found.job.plan)?;
+    let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(id, &found.job.plan)?;
     let prices = OnDemandPrices::load(app).await;
     let intervals = costs::intervals_of_job(app.db(), id).await?;
     let spent: f64 = intervals.iter().map(|one| cost_at(one, one.price)).sum();
-    let on_demand: Option<f64> =
-        intervals.iter().map(|one| prices.of(one).map(|price| cost_at(one, price))).sum();
+    let mut on_demand = Some(0.0);
+    for one in &intervals {
+        let cost = prices.of(one)?.map(|price| cost_at(one, price));
+        on_demand = on_demand.zip(cost).map(|(sum, cost)| sum + cost);
+    }
     let times = explanations::times_of_managed_job(app.db(), id).await?;
     let now = app.db().now().await?;
     let query = EventQuery {

@@ -10,7 +10,7 @@ use windlass_model::{
 use super::{Error, Requester, Result};
 use crate::{
     app::App,
-    db::{Db, DbError, Unit, WriteOutcome, dispatchers as rows},
+    db::{Db, DbError, Unit, WriteOutcome, dispatchers as rows, documents::DISPATCHER_NODES},
 };
 
 /// Time after which a dispatcher that has not reported counts as offline.
@@ -109,11 +109,9 @@ pub async fn claim_lease(app: &App, asker: &Requester, reported: &Map<String, Va
 }
 
 pub async fn list(db: &Db) -> Result<Vec<DispatcherView>, DbError> {
-    let found = rows::list(db).await?.into_iter().map(|row| DispatcherView {
-        name: row.name,
-        kind: row.kind,
-        nodes: serde_json::from_str(&row.nodes).unwrap_or_default(),
-        seen_at: row.seen_at,
-    });
-    Ok(found.collect())
+    let view = |row: rows::Dispatcher| {
+        let nodes = DISPATCHER_NODES.decode(&row.name, &row.nodes)?;
+        Ok(DispatcherView { name: row.name, kind: row.kind, nodes, seen_at: row.seen_at })
+    };
+    rows::list(db).await?.into_iter().map(view).collect()
 }
