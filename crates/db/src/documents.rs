@@ -103,6 +103,7 @@ columns! {
     INSTANCE_PROVISIONING = "instances", "provisioning";
     INSTANCE_SSH = "instances", "ssh";
     INSTANCE_SSH_SEALED = "instances", "ssh_sealed";
+    INSTANCE_TRACKING = "instances", "tracking";
     INSTANCE_TYPE = "instances", "instance_type";
     JOB_CONNECTION = "jobs", "connection_info";
     JOB_PREEMPTION = "jobs", "preemption";

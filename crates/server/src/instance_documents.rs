@@ -14,7 +14,9 @@ use crate::{
     agents::HostReport,
     db::{
         DbError,
-        documents::{INSTANCE_OFFER, INSTANCE_PROFILE, INSTANCE_PROVISIONING, INSTANCE_TYPE},
+        documents::{
+            INSTANCE_OFFER, INSTANCE_PROFILE, INSTANCE_PROVISIONING, INSTANCE_TRACKING, INSTANCE_TYPE,
+        },
         instances::Instance,
     },
 };
@@ -52,6 +54,14 @@ impl OrderProfile {
     }
 }
 
+/// Column `tracking`: what the pipeline of instances remembers between passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InstanceTracking {
+    /// An event reported that the instance cannot be deleted.
+    #[serde(default)]
+    pub(crate) is_delete_failure_reported: bool,
+}
+
 /// Documents of an instance, as its pipeline needs them.
 #[derive(Clone, Debug)]
 pub(crate) struct InstanceDocuments {
@@ -60,6 +70,7 @@ pub(crate) struct InstanceDocuments {
     pub(crate) machine: Option<BackendInstance>,
     /// Column `instance_type`.
     pub(crate) kind: Option<Value>,
+    pub(crate) tracking: InstanceTracking,
 }
 
 impl InstanceDocuments {
@@ -69,6 +80,7 @@ impl InstanceDocuments {
             profile: OrderProfile::of(row)?,
             machine: INSTANCE_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
             kind: INSTANCE_TYPE.decode_opt(row.id, row.instance_type.as_deref())?,
+            tracking: INSTANCE_TRACKING.decode_opt(row.id, row.tracking.as_deref())?.unwrap_or_default(),
         })
     }
 

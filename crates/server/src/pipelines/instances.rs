@@ -6,7 +6,7 @@
 //!          instances.spot, instances.total_blocks, instances.agent_version, instances.unreachable,
 //!          instances.unreachable_since, instances.health, instances.health_message, instances.seen_at,
 //!          instances.started_at, instances.termination_reason, instances.termination_message,
-//!          instances.termination_deadline_at, instances.finished, instances.finished_at.
+//!          instances.termination_deadline_at, instances.finished, instances.finished_at, instances.tracking.
 //! Wakes    on hint (requested, to be ended, blocks freed, an agent's event), else every 7 s; sooner while starting.
 //! Why not  let placement mark an instance busy? Placement claims blocks; the status follows from
 //!          them, and one pipeline writes it.
@@ -41,8 +41,8 @@ use crate::{
         pipeline_rows::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
     instance_documents::{
-        InstanceDocuments, OfferAttempts, engine_problem, host_health, host_instance_type, merge_host_report,
-        offer_instance_type, reported_hardware,
+        InstanceDocuments, InstanceTracking, OfferAttempts, engine_problem, host_health, host_instance_type,
+        merge_host_report, offer_instance_type, reported_hardware,
     },
     parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
@@ -428,6 +428,10 @@ fn build_update(
         moved.engine = Some(event::Event::note(event::Entity::Instance, instance.id, why));
         moved.marks_waiting_due = true;
     }
+    if plan.reports_delete_failure {
+        let tracking = InstanceTracking { is_delete_failure_reported: true };
+        moved.set.push(("tracking", Val::json(&tracking)?));
+    }
     moved.set.push(("status_message", message.into()));
     Ok(moved)
 }
@@ -642,9 +646,6 @@ fn view(row: &Row) -> brain::InstanceView {
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
         is_forced: instance.end_reason.as_deref() == Some(instances::FORCED),
-        is_delete_failure_reported: instance
-            .status_message
-            .as_deref()
-            .is_some_and(|message| message.starts_with(brain::DELETE_FAILED_MESSAGE)),
+        is_delete_failure_reported: row.documents.tracking.is_delete_failure_reported,
     }
 }

@@ -175,7 +175,14 @@ impl Pipeline for ManagedJobsPipeline {
             let message = "a launch slot was granted".to_owned();
             moves.push((
                 index,
-                TaskTransition { from: record.status, to: next.status, event, source: None, message },
+                TaskTransition {
+                    from: record.status,
+                    to: next.status,
+                    event,
+                    source: None,
+                    rule: None,
+                    message,
+                },
             ));
             *record = next;
         }
@@ -451,7 +458,8 @@ fn transition_events(
     let mut events = Vec::new();
     for (index, moved) in moves {
         let Some(task) = row.loaded.tasks.get(*index) else { continue };
-        let reason = moved.source.map_or(moved.event.as_str(), |source| source.as_str());
+        let source = || moved.source.map_or(moved.event.as_str(), |source| source.as_str());
+        let reason = moved.rule.map_or_else(source, |rule| rule.as_str());
         let message = match u32::try_from(*index) {
             Ok(number) if several => format!("Task {}: {}", row.plan.task_name(number), moved.message),
             Ok(_) | Err(_) => moved.message.clone(),

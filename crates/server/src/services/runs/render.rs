@@ -63,9 +63,11 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
     let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum::<Result<_, _>>()?;
     let retry = retries_no_capacity(run.status, &glances, &rows)?;
     let (deployment, scaling, waits) = read_tracking(&run)?;
-    let message = match (&run.status_message, retry, &waits) {
+    let next_attempt = waits.as_ref().and_then(|wait| wait.at);
+    let retrying = retry || next_attempt.is_some();
+    let message = match (&run.status_message, retry, next_attempt) {
         (Some(text), _, _) => text.clone(),
-        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", truncate_to_second(*at)),
+        (None, _, Some(at)) => format!("retrying at {}", truncate_to_second(at)),
         (None, true, _) => "retrying".to_owned(),
         (None, false, _) => match next_start(&run) {
             Some(next) => next,
@@ -105,6 +107,7 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         deployment_num: run.deployment_num,
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
+        retrying,
         reason: waits_because,
         reasons: Vec::new(),
         hint: None,
@@ -255,10 +258,10 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
     for mut row in rows {
         let key = (row.replica_num, row.job_num);
-        let not_ready = not_ready(&row)?;
+        let readiness = Readiness::of(&row)?;
         let spec = stored_document(JOB_SPEC, row.id, std::mem::take(&mut row.job_spec))?;
         let connection = JOB_CONNECTION.decode_opt(row.id, row.connection_info.as_deref())?;
-        let submission = submission(row, not_ready)?;
+        let submission = submission(row, readiness)?;
         match jobs.last_mut() {
             // The newest submission has the current spec of the job.
             Some((last, job)) if *last == key => {
@@ -279,9 +282,9 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     Ok(jobs.into_iter().map(|(_, job)| job).collect())
 }
 
-fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission> {
+fn submission(row: Job, readiness: Readiness) -> Result<wire::JobSubmission> {
     let ending = row.ending();
-    let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
+    let computed = || readiness.message.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
     let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
     Ok(wire::JobSubmission {
         id: row.id.0,
@@ -300,20 +303,31 @@ fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission
         job_provisioning_data: JOB_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
         job_runtime_data: JOB_RUNTIME.decode_opt(row.id, row.runtime.as_deref())?,
         image_pull_progress: JOB_PULL_PROGRESS.decode_opt(row.id, row.pull_progress.as_deref())?,
+        ready: readiness.ready,
         queue_position: None,
         why: JOB_SHORTFALLS.decode_opt(row.id, row.shortfalls.as_deref())?,
         probes: JOB_PROBES.decode_opt(row.id, row.probes.as_deref())?.unwrap_or_default(),
     })
 }
 
-/// Probe for which a running replica waits before it receives requests.
-fn not_ready(row: &Job) -> Result<Option<String>> {
-    // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
-    let has_probes = row.job_spec.contains("\"probes\":[{");
-    if row.status != job::Status::Running || row.replica_registered || !has_probes {
-        return Ok(None);
+/// State of a running replica with probes: if it receives requests, and the probe for which it waits.
+#[derive(Default)]
+struct Readiness {
+    ready: Option<bool>,
+    message: Option<String>,
+}
+
+impl Readiness {
+    fn of(row: &Job) -> Result<Self> {
+        // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
+        let has_probes = row.job_spec.contains("\"probes\":[{");
+        if row.status != job::Status::Running || !has_probes {
+            return Ok(Self::default());
+        }
+        let waits = if row.replica_registered { None } else { job_spec_view::readiness_wait(row)? };
+        let message = waits.map(|what| format!("not ready: {what}"));
+        Ok(Self { ready: Some(row.replica_registered), message })
     }
-    Ok(job_spec_view::readiness_wait(row)?.map(|what| format!("not ready: {what}")))
 }
 
 /// Cost of the instance while the submission had it. Only for submissions that the response includes.
