@@ -8,6 +8,7 @@ use uuid::Uuid;
 use windlass_api::Document;
 use windlass_backend::Backends;
 use windlass_model::{
+    backend_kind::BackendKind,
     config::{
         job_spec_builder::DefaultImages,
         mounts::{RepoSpec, repository_name},
@@ -24,7 +25,6 @@ use windlass_model::{
 
 use crate::{
     db::{Db, DbError, Page, documents::RUN_PLACES, fleets, runs::Run},
-    queue_backend,
     services::{repos, runs::ResolvedRunSpec},
 };
 
@@ -61,7 +61,7 @@ pub(crate) async fn infra_of(
     with_fleets: bool,
 ) -> Result<ServerContext, DbError> {
     let rented = backends.all().map(|backend| backend.name());
-    let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
+    let rented = rented.filter(|name| BackendKind::of(name).is_rented());
     let rented: Vec<String> = rented.map(str::to_owned).collect();
     let fleets = if with_fleets {
         let page = Page { limit: i64::from(i32::MAX), ..Page::default() };
@@ -185,7 +185,7 @@ impl PlacementPreferences {
 fn rented_location(of: &NodeLocation) -> Option<Location> {
     let mut parts = of.place.splitn(3, '/').map(str::to_owned);
     let (backend, region) = (parts.next()?, parts.next()?);
-    let rented = !matches!(backend.as_str(), "remote" | "local");
+    let rented = !BackendKind::of(&backend).has_permanent_instances();
     rented.then(|| Location { backend, region, zone: parts.next() })
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use windlass_api::agent::shim::ProcessesInfo;
 use windlass_backend::processes_from;
 use windlass_model::{
+    backend_kind::BackendKind,
     fleet,
     id::{FleetId, InstanceId, SubmissionId},
     instance,
@@ -17,7 +18,7 @@ use windlass_model::{
     plan::{
         blocks,
         execution_mode::{ContainerSupport, Runtimes},
-        offers::{Availability, Gpu, HostSpec, KUBERNETES_BACKEND, Offer, granted_gpus},
+        offers::{Availability, Gpu, HostSpec, Offer, granted_gpus},
         place::{BlockHold, FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
@@ -137,7 +138,7 @@ pub(crate) fn build_inventory(
         let Some(fleet) = row.fleet_id.filter(|fleet| shapes.contains_key(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
         // A pod is for the job that it was made for, and for no other.
-        if row.backend.as_deref() == Some(KUBERNETES_BACKEND) {
+        if row.backend.as_deref().is_some_and(|name| BackendKind::of(name) == BackendKind::Pods) {
             continue;
         }
         let held = holds.remove(&row.id).unwrap_or_default();

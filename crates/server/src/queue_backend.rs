@@ -10,8 +10,9 @@ use windlass_backend::{
     InstanceSource, InstanceState,
 };
 use windlass_model::{
+    backend_kind::BackendType,
     money::Price,
-    plan::offers::{self, Availability, Gpu, HostSpec, Offer},
+    plan::offers::{Availability, Gpu, HostSpec, Offer},
 };
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Name of the backend in configurations.
-pub const NAME: &str = offers::SLURM_BACKEND;
+pub const NAME: &str = BackendType::Slurm.as_str();
 const MIB_PER_GB: u64 = 1024;
 
 pub struct QueueBackend {

@@ -10,7 +10,8 @@ use windlass_api::agent::{
     shim::{NetworkMode, TaskInfo},
 };
 use windlass_model::{
-    config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
+    backend_kind::{self, BackendKind},
+    config::{Configuration, dev_environment::Ide, job_spec::JobSpec},
     plan::{
         blocks::host_share,
         execution_mode::{ExecutionMode, ImageChoice, ProcessRights},
@@ -32,13 +33,6 @@ use crate::{
 
 const HOST_SSH_PORT: u16 = 22;
 const MIB_PER_GB: f64 = 1024.0;
-/// Backend as clients see it: instances that users own are `remote`, because clients reject a response with a value
-/// that they do not know.
-pub fn client_backend(backend: &str) -> &str {
-    let is_own = matches!(backend, "local" | "lxd" | "mock");
-    if !is_own && BackendType::ALL.iter().any(|known| known.as_str() == backend) { backend } else { "remote" }
-}
-
 /// An account on a host that is reached over SSH.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLogin {
@@ -51,7 +45,8 @@ pub struct HostLogin {
 impl HostLogin {
     /// Account of an instance; its own settings override those of its fleet. `None`: it is not reached over SSH.
     pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Result<Option<Self>, DbError> {
-        if instance.backend.as_deref() != Some("remote") {
+        let kind = instance.backend.as_deref().map(BackendKind::of);
+        if kind != Some(BackendKind::UserHosts) {
             return Ok(None);
         }
         let own: Value = INSTANCE_SSH.decode_opt(instance.id, instance.ssh.as_deref())?.unwrap_or_default();
@@ -120,7 +115,7 @@ impl RuntimeData {
             ports: None,
             volume_names: None,
             offer: Some(json!({
-                "backend": client_backend(&offer.backend),
+                "backend": backend_kind::client_name(&offer.backend),
                 "instance": instance_type(instance)?,
                 "region": offer.region,
                 "price": instance.price.unwrap_or_default(),
@@ -188,7 +183,7 @@ pub fn provisioning(
 ) -> Result<Value, DbError> {
     let own_port = runtime.and_then(|runtime| runtime.ports.as_ref()).and_then(|ports| ports.get(&SSH_PORT));
     // On the server's machine the task's own SSH server is reached directly.
-    let is_here = instance.backend.as_deref() == Some("local");
+    let is_here = instance.backend.as_deref().is_some_and(backend_kind::is_server_machine);
     let (username, port) = match login {
         Some(login) => (login.username.as_str(), login.port),
         None if is_here => ("root", own_port.copied().unwrap_or(SSH_PORT)),
@@ -198,7 +193,7 @@ pub fn provisioning(
     let driver: Option<Value> =
         INSTANCE_GPU_DRIVER.decode_opt(instance.id, instance.gpu_driver.as_deref())?;
     Ok(json!({
-        "backend": client_backend(instance.backend.as_deref().unwrap_or_default()),
+        "backend": backend_kind::client_name(instance.backend.as_deref().unwrap_or_default()),
         "instance_type": instance_type(instance)?,
         "instance_id": instance.name,
         "hostname": hostname,

@@ -17,17 +17,14 @@ use std::sync::Arc;
 
 use futures_util::future::try_join;
 use serde_json::Value;
-use windlass_backend::{Backend, BackendError, BackendInstance, Backends, InstanceState, local};
+use windlass_backend::{Backend, BackendError, BackendInstance, Backends, InstanceState};
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::{
-        instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
-        jobs_running::provisioning_timeout,
-    },
+    backend_kind::{BackendKind, provisioning_timeout},
+    decide::instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
     event,
     id::InstanceId,
     instance::{self, Health, Status, TerminationReason},
-    plan::offers::KUBERNETES_BACKEND,
     time::{Span, Timestamp},
 };
 
@@ -59,9 +56,6 @@ pub(crate) const QUEUE: Queue = Queue {
 /// Interval at which a host without a working container engine is polled.
 const ENGINE_POLL: Span = Span::secs(5);
 
-/// Users provide SSH hosts; every other backend creates machines.
-const SSH_BACKEND: &str = "remote";
-
 pub(crate) struct Row {
     instance: Instance,
     fleet: Option<FleetContext>,
@@ -74,13 +68,17 @@ struct FleetContext {
 }
 
 impl Row {
+    fn kind(&self) -> Option<BackendKind> {
+        self.instance.backend.as_deref().map(BackendKind::of)
+    }
+
     fn is_ssh(&self) -> bool {
-        self.instance.backend.as_deref() == Some(SSH_BACKEND)
+        self.kind() == Some(BackendKind::UserHosts)
     }
 
     /// Returns whether it was made for one job, which is the only one that it ever runs.
     fn is_pod(&self) -> bool {
-        self.instance.backend.as_deref() == Some(KUBERNETES_BACKEND)
+        self.kind() == Some(BackendKind::Pods)
     }
 
     fn backend<'a>(&self, backends: &'a Backends) -> Option<&'a Arc<dyn Backend>> {
@@ -258,7 +256,7 @@ impl InstancesPipeline {
             return Ok(report);
         }
         let found = self.query_backend(row).await;
-        let is_local = row.instance.backend.as_deref() == Some(local::NAME);
+        let is_local = row.kind() == Some(BackendKind::ServerMachine);
         if !is_local || found.seen != InstanceObservation::Silent {
             return Ok(found);
         }
@@ -577,7 +575,7 @@ fn machine_columns(row: &Row, findings: &InstanceFindings) -> Result<Values, Pas
             None => return Ok(set),
         },
     };
-    let is_local = instance.backend.as_deref() == Some(local::NAME);
+    let is_local = row.kind() == Some(BackendKind::ServerMachine);
     merge_host_report(&mut kind, stored.as_ref(), findings.news.as_ref(), is_local);
     set.retain(|(column, _)| *column != "instance_type");
     if stored.as_ref() != Some(&kind) {

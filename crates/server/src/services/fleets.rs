@@ -12,6 +12,7 @@ use windlass_api::{
     runs::ApplyAction,
 };
 use windlass_model::{
+    backend_kind::BackendType,
     config::{
         Configuration,
         fleet::{Blocks, Fleet as Config, Host},
@@ -129,8 +130,9 @@ async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Resul
 fn spec_to_wire(mut spec: Value) -> Value {
     if let Some(backends) = spec["configuration"].get_mut("backends").and_then(Value::as_array_mut) {
         for backend in backends.iter_mut() {
-            if let Some("local" | "lxd" | "mock") = backend.as_str() {
-                *backend = json!("remote");
+            let known = backend.as_str().and_then(BackendType::parse);
+            if let Some(known) = known {
+                *backend = json!(known.client_type().as_str());
             }
         }
         backends.dedup();
@@ -422,8 +424,8 @@ fn new_host(
         fleet_id: Some(fleet),
         name: name.clone(),
         instance_num: num,
-        backend: Some("remote".into()),
-        region: Some("remote".into()),
+        backend: Some(BackendType::Remote.as_str().into()),
+        region: Some(BackendType::Remote.as_str().into()),
         hostname: Some(host.hostname().to_owned()),
         price: Some(0.0),
         spot: false,

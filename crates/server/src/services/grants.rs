@@ -9,8 +9,9 @@ use windlass_api::{
     backends::{Finding, GrantRequest, ServerBackend},
     projects as wire,
 };
-use windlass_backend::{BackendFinding, remote};
+use windlass_backend::BackendFinding;
 use windlass_model::{
+    backend_kind::BackendKind,
     event::Entity,
     id::{ProjectId, UserId},
 };
@@ -30,9 +31,8 @@ use crate::{
 /// Maximum time for the check of a backend.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Hosts of SSH fleets are part of their fleet: adding them is a right of members, not a grant.
 fn needs_grant(backend: &str) -> bool {
-    backend != remote::NAME
+    BackendKind::of(backend).needs_grant()
 }
 
 /// Rejects backends that are not granted to the project.

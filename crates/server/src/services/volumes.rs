@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Value, json};
 use windlass_api::{operations::DeleteVolumes, volumes as wire};
 use windlass_model::{
+    backend_kind::BackendType,
     config::{Configuration, job_spec::JobSpec},
     event::{Entity, Event, EventCause},
     id::{ProjectId, UserId, VolumeId},
@@ -196,15 +197,14 @@ fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<
     Ok((id, unit))
 }
 
-/// Backends whose disks are attached to one instance at a time; for the others only the backend itself knows.
-const SINGLE_ATTACH_BACKENDS: [&str; 4] = ["aws", "gcp", "lxd", "mock"];
-
 /// Checks that the volumes that a run's jobs name exist and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
     let mounts: Vec<_> = jobs.iter().map(mounts::for_spec).collect();
     let catalogue = mounts::VolumeCatalog::of(app.db(), project, mounts.iter().flatten()).await?;
     let refusal = catalogue
-        .refuse(&mounts, |backend| !SINGLE_ATTACH_BACKENDS.contains(&backend))
+        .refuse(&mounts, |backend| {
+            !BackendType::parse(backend).is_some_and(BackendType::attaches_to_one_instance)
+        })
         .map_err(|error| Error::refused(error.to_string()))?;
     refusal.map_or(Ok(()), |why| Err(Error::refused(why)))
 }

@@ -9,13 +9,11 @@ use windlass_backend::{
 };
 use windlass_engine::Lease;
 use windlass_model::{
+    backend_kind::BackendKind,
     decide::instances::InstanceObservation,
     error_chain::format_chain,
     id::InstanceId,
-    plan::{
-        blocks,
-        offers::{KUBERNETES_BACKEND, Offer},
-    },
+    plan::{blocks, offers::Offer},
 };
 use windlass_tunnel::{HostKey, HostKeyEntry, LoginKey};
 
@@ -61,7 +59,7 @@ impl InstancesPipeline {
             InstanceSource::Offer(Box::new(offer))
         };
         let (alternatives, container) = match offer {
-            Some(offer) if offer.backend == KUBERNETES_BACKEND => {
+            Some(offer) if BackendKind::of(&offer.backend) == BackendKind::Pods => {
                 (alternatives(row, offer), self.container(row, offer).await?)
             }
             Some(_) | None => (Vec::new(), None),

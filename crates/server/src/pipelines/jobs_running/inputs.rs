@@ -1,11 +1,15 @@
 //! Converts stored rows and responses of agents to the inputs of the decision.
 
 use windlass_api::agent::shim::{TaskInfo, TaskStatus};
-use windlass_model::{config::Configuration, decide::jobs_running as brain, instance, time::Span};
+use windlass_model::{
+    backend_kind::provisioning_timeout, config::Configuration, decide::jobs_running as brain, instance,
+    time::Span,
+};
 
 use crate::{
     agents::{AgentError, JobProgress},
     db::{DbError, instances::Instance, pipeline_rows::jobs::JobInputs},
+    instance_documents::OfferAttempts,
     job_payload::address,
     job_spec_view::JobSpecView,
     parsed_run_spec::ParsedRunSpec,
@@ -19,8 +23,12 @@ pub(super) fn view(
 ) -> Result<brain::RunningJobView, DbError> {
     let JobInputs { job, instance, siblings, .. } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
-    let (backend, kind) =
-        instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
+    let backend = instance.as_ref().and_then(|i| i.backend.as_deref()).unwrap_or_default();
+    let tries = match instance {
+        Some(instance) => OfferAttempts::of(instance)?,
+        None => None,
+    };
+    let kind = tries.as_ref().and_then(OfferAttempts::current).map(|offer| offer.instance_type.as_str());
     let nodes = i64::from(facts.jobs_per_replica);
     let all_here = nodes == 1 || siblings.len() as i64 + 1 >= nodes;
     let mut have_addresses = true;
@@ -32,7 +40,7 @@ pub(super) fn view(
     Ok(brain::RunningJobView {
         status: job.status,
         provisioning_since: since,
-        provisioning_max: brain::provisioning_timeout(backend, kind),
+        provisioning_max: provisioning_timeout(backend, kind.unwrap_or_default()),
         pulling_since: job.pulling_at,
         running_since: job.running_at,
         disconnected_at: job.disconnected_at,
