@@ -90,21 +90,64 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
 }
 
 fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
+    // A new field does not compile until the runner gets it, or another place is named that does something with it.
+    let JobSpec {
+        replica_num,
+        job_num,
+        jobs_per_replica,
+        user,
+        commands,
+        env: own_env,
+        python,
+        single_branch,
+        max_duration,
+        stop_duration,
+        working_dir,
+        repo_dir,
+        repo_exists_action,
+        repo_data: own_repo_data,
+        repo_code_hash: _,
+        file_archives,
+        service_port,
+        // The key is opened for the call.
+        ssh_key: _,
+        // The runner determines it from the user.
+        home_dir: _,
+        // Sent to the shim, by `task_spec`.
+        job_name: _,
+        app_specs: _,
+        image_name: _,
+        default_image: _,
+        privileged: _,
+        registry_auth: _,
+        requirements: _,
+        volumes: _,
+        // Decided by the server and its pipelines.
+        replica_group: _,
+        node_group_index: _,
+        node_group_name: _,
+        node_group_job_index: _,
+        image_architectures: _,
+        default_image_from: _,
+        utilization_policy: _,
+        retry: _,
+        probes: _,
+    } = spec;
     let mut env = inputs.fleet_env.clone();
-    if let Some(port) = spec.service_port {
+    if let Some(port) = service_port {
         env.insert(PORT_VARIABLE.to_owned(), port.to_string());
     }
-    env.extend(spec.env.clone());
+    env.extend(own_env.clone());
     let find = |group, member| inputs.addresses.get(&(group, member)).cloned();
-    let mut commands = insert_addresses(&spec.commands, find);
+    let mut commands = insert_addresses(commands, find);
     if !is_dev {
         without_terminal(&mut commands);
     }
     Orders {
-        replica_num: spec.replica_num.into(),
-        job_num: spec.job_num.into(),
-        jobs_per_replica: spec.jobs_per_replica.into(),
-        user: spec.user.clone().map(|user| User {
+        replica_num: (*replica_num).into(),
+        job_num: (*job_num).into(),
+        jobs_per_replica: (*jobs_per_replica).into(),
+        user: user.clone().map(|user| User {
             uid: user.uid,
             gid: user.gid,
             username: user.username,
@@ -112,21 +155,20 @@ fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
         }),
         commands,
         env,
-        single_branch: spec.single_branch.unwrap_or(true),
-        max_duration: spec.max_duration,
+        single_branch: single_branch.unwrap_or(true),
+        max_duration: *max_duration,
         // Without a limit, the runner would apply its default.
-        stop_duration: Some(spec.stop_duration.unwrap_or(STOP_MAX_SECS)),
+        stop_duration: Some(stop_duration.unwrap_or(STOP_MAX_SECS)),
         ssh_key: inputs.key.clone(),
-        working_dir: spec.working_dir.clone(),
-        repo_data: spec.repo_data.as_ref().and_then(repo_data),
-        repo_dir: Some(spec.repo_dir.clone()),
-        repo_exists_action: spec.repo_exists_action.map(|action| action.as_str().to_owned()),
-        file_archives: spec
-            .file_archives
+        working_dir: working_dir.clone(),
+        repo_data: own_repo_data.as_ref().and_then(repo_data),
+        repo_dir: Some(repo_dir.clone()),
+        repo_exists_action: repo_exists_action.map(|action| action.as_str().to_owned()),
+        file_archives: file_archives
             .iter()
             .map(|file| FileArchive { id: file.id.to_string(), path: file.path.clone() })
             .collect(),
-        python: spec.python.clone(),
+        python: python.clone(),
         // Users work in a dev environment; all other output goes to a log.
         tty: Some(is_dev),
     }
