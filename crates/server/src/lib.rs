@@ -13,6 +13,7 @@ mod connection_shares;
 pub mod encryption;
 pub mod error;
 pub mod events;
+pub mod hints;
 pub mod http;
 mod http_listener;
 mod image_lookup;

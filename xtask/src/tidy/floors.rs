@@ -15,7 +15,6 @@ const TABLE_HEAD: &str = "| floor |";
 const KNOWN_UPWARD: &[(&str, &str)] = &[
     ("agents", "app"),
     ("agents", "job_payload"),
-    ("agents", "pipelines"),
     ("agents", "services"),
     ("attempt_specs", "services"),
     ("change_feed", "web_ui"),
@@ -24,7 +23,6 @@ const KNOWN_UPWARD: &[(&str, &str)] = &[
     ("job_payload", "services"),
     ("pass_error", "job_payload"),
     ("pipelines", "app"),
-    ("pipelines", "proxy"),
     ("pipelines", "retention"),
     ("pipelines", "services"),
     ("proxy", "http"),
@@ -33,7 +31,7 @@ const KNOWN_UPWARD: &[(&str, &str)] = &[
 ];
 
 /// Pairs of modules that import each other. This number only falls.
-const MUTUAL_PAIRS: usize = 20;
+const MUTUAL_PAIRS: usize = 18;
 
 /// Which modules import which, with the first file that does.
 type Imports = BTreeMap<(String, String), String>;

@@ -11,6 +11,7 @@ use windlass_server::{
     agents::AgentApi,
     config::SettingsSource,
     db::{Unit, Val},
+    hints::Hint,
     params, pipelines,
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
@@ -87,7 +88,13 @@ impl JobTestEnv {
     }
 
     pub(crate) fn wake_pipelines(&self) {
-        self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
+        self.server.app.wake(&[
+            Hint::Runs,
+            Hint::JobsSubmitted,
+            Hint::JobsRunning,
+            Hint::JobsTerminating,
+            Hint::Instances,
+        ]);
     }
 
     /// Changes columns that a pipeline writes, in all rows of a table that match, and wakes the pipelines. A pass in

@@ -29,6 +29,7 @@ use crate::{
         instances::{self, Instance, NewInstance},
         pipeline_rows::fleets::{self as rows, FleetInputs, FleetUpdate},
     },
+    hints::Hint,
     instance_documents::{OfferAttempts, OrderProfile, offer_instance_type},
     offer_cache::{OfferCache, OfferSnapshot},
     parsed_fleet_spec::{self, ParsedFleetSpec},
@@ -41,8 +42,11 @@ pub(super) struct FleetsPipeline {
     pub(super) market: OfferCache,
 }
 
-pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "fleets", table: "fleets", statuses: &["submitted", "active", "terminating"] };
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: Hint::Fleets.as_str(),
+    table: "fleets",
+    statuses: &["submitted", "active", "terminating"],
+};
 
 pub(crate) struct Row {
     loaded: FleetInputs,

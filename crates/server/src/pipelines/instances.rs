@@ -37,6 +37,7 @@ use crate::{
         instances::{self, Instance},
         pipeline_rows::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
+    hints::Hint,
     instance_documents::{
         InstanceDocuments, InstanceTracking, OfferAttempts, engine_problem, host_health, host_instance_type,
         merge_host_report, offer_instance_type, reported_hardware,
@@ -48,7 +49,7 @@ use crate::{
 pub(super) struct InstancesPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "instances",
+    pipeline: Hint::Instances.as_str(),
     table: "instances",
     statuses: &["pending", "provisioning", "idle", "busy", "terminating"],
 };

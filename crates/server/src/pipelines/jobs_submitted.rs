@@ -49,7 +49,7 @@ use self::{
     stored::{fail, read_specs},
     wait_classes::QueuedReplica,
 };
-use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
     db::{
@@ -63,6 +63,7 @@ use crate::{
         },
         runs::Run,
     },
+    hints::Hint,
     inventory,
     offer_cache::OfferCache,
     pass_error::PassError,
@@ -75,7 +76,8 @@ pub(super) struct JobsSubmittedPipeline {
     pub(super) recent_waits: RecentWaits,
 }
 
-pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
+pub(crate) const QUEUE: Queue =
+    Queue { pipeline: Hint::JobsSubmitted.as_str(), table: "jobs", statuses: &["submitted"] };
 
 /// The nodes of one replica, and the leases on them.
 struct LeasedReplica {
@@ -491,7 +493,7 @@ impl JobsSubmittedPipeline {
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
-        let mut wake = vec![RUNS_DUE_SOON_HINT, super::jobs_running::QUEUE.pipeline];
+        let mut wake = vec![Hint::RunsDueSoon.as_str(), super::jobs_running::QUEUE.pipeline];
         if makes {
             wake.push(super::instances::QUEUE.pipeline);
         }

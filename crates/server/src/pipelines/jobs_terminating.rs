@@ -29,6 +29,7 @@ use crate::{
         DbError,
         pipeline_rows::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
     },
+    hints::Hint,
     job_payload::STOP_MAX_SECS,
     job_spec_view::JobSpecView,
     logs::{
@@ -36,13 +37,12 @@ use crate::{
         copier::{self, CopyError, CopyLimits},
     },
     pass_error::PassError,
-    proxy,
 };
 
 pub(super) struct JobsTerminatingPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "jobs_terminating", table: "jobs", statuses: &["terminating"] };
+    Queue { pipeline: Hint::JobsTerminating.as_str(), table: "jobs", statuses: &["terminating"] };
 
 /// Maximum number of steps in one pass: each step is performed once and the last one waits.
 const STEPS_MAX: usize = 8;
@@ -168,7 +168,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 }
                 if step == TerminationStep::Unregister {
                     set.push(("replica_registered", false.into()));
-                    wake.extend([proxy::ROUTES_HINT, QUEUE.pipeline]);
+                    wake.extend([Hint::Routes.as_str(), QUEUE.pipeline]);
                 }
                 let moved = JobUpdate { set, due_in_us, ..JobUpdate::default() };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
@@ -288,7 +288,7 @@ impl JobsTerminatingPipeline {
         let (written, due) = rows::end(&self.0.db, lease.key(), job, end).await?;
         let mut wake = vec![super::runs::QUEUE.pipeline];
         wake.extend(due.waiting_jobs.then_some(super::jobs_submitted::QUEUE.pipeline));
-        wake.extend(due.instance.then_some(super::INSTANCES_DUE_SOON_HINT));
+        wake.extend(due.instance.then_some(Hint::InstancesDueSoon.as_str()));
         Ok(apply_outcome(&written, None, wake))
     }
 }

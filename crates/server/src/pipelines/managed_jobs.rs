@@ -41,6 +41,7 @@ use crate::{
             self as rows, AttemptRun, ManagedJobInputs, ManagedJobUpdate, StopRun, TaskUpdate,
         },
     },
+    hints::Hint,
     offer_cache::OfferCache,
     pass_error::PassError,
     services::offers::OfferSupply,
@@ -52,7 +53,7 @@ pub(super) struct ManagedJobsPipeline {
 }
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "managed_jobs",
+    pipeline: Hint::ManagedJobs.as_str(),
     table: "managed_jobs",
     statuses: &[
         "PENDING",

@@ -27,6 +27,7 @@ use crate::{
     app::App,
     db::{Db, WriteOutcome, pipeline_rows::wait_classes},
     encryption::Keyring,
+    hints::Hint,
     job_metrics::sampler,
     logs::{notifying_store::NotifyingLogStore, retention as log_retention},
     offer_cache::OfferCache,
@@ -118,8 +119,8 @@ pub fn start(
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
     hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
     for (hint, pipeline, delay) in [
-        (RUNS_DUE_SOON_HINT, runs::QUEUE.pipeline, RUNS_DUE_SOON_DELAY),
-        (INSTANCES_DUE_SOON_HINT, instances::QUEUE.pipeline, INSTANCES_DUE_SOON_DELAY),
+        (Hint::RunsDueSoon, Hint::Runs, RUNS_DUE_SOON_DELAY),
+        (Hint::InstancesDueSoon, Hint::Instances, INSTANCES_DUE_SOON_DELAY),
     ] {
         hints.spawn(forward_due_soon(app.hints().clone(), hint, pipeline, delay));
     }
@@ -147,15 +148,6 @@ impl RunningPipelines {
     }
 }
 
-/// Pipeline of instances, for hints about hosts.
-pub(crate) const INSTANCES_PIPELINE: &str = instances::QUEUE.pipeline;
-
-/// The pipeline that processes a placed job in this status.
-pub(crate) fn pipeline_for_job(status: &str) -> &'static str {
-    let ending = jobs_terminating::QUEUE;
-    if ending.statuses.contains(&status) { ending.pipeline } else { jobs_running::QUEUE.pipeline }
-}
-
 /// Maximum time for passes in progress when the server stops; a call to an agent takes at most 9 s.
 const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -175,26 +167,18 @@ impl PipelineRegistry for EngineRegistry<'_> {
     }
 }
 
-/// Hints that a run or an instance will be due shortly: its pipeline would find nothing yet.
-const RUNS_DUE_SOON_HINT: &str = "runs_due_soon";
-const INSTANCES_DUE_SOON_HINT: &str = "instances_due_soon";
-/// A little more than the time after which such a row is due.
+/// A little more than the time after which a row is due that will be due shortly.
 const RUNS_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(520);
 const INSTANCES_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(270);
 
 /// Wakes a pipeline when rows are due for which there was a hint. Many of them share one wake-up.
-async fn forward_due_soon(
-    hints: Hints,
-    hint: &'static str,
-    pipeline: &'static str,
-    delay: std::time::Duration,
-) {
-    let soon = hints.subscribe(hint);
+async fn forward_due_soon(hints: Hints, hint: Hint, pipeline: Hint, delay: std::time::Duration) {
+    let soon = hints.subscribe(hint.as_str());
     loop {
         soon.wait().await;
         tokio::time::sleep(delay).await;
         // Each replica does this by itself.
-        hints.hint_local(pipeline);
+        hints.hint_local(pipeline.as_str());
     }
 }
 
@@ -202,7 +186,7 @@ async fn forward_due_soon(
 /// events are received from then on.
 async fn mark_all_hosts_due(db: Db, hints: Hints) {
     match crate::db::agents::mark_hosts_due(&db).await {
-        Ok(()) => hints.hint(INSTANCES_PIPELINE),
+        Ok(()) => hints.hint(Hint::Instances.as_str()),
         Err(error) => tracing::debug!(%error, "failed to mark all hosts as due"),
     }
 }
@@ -216,7 +200,7 @@ async fn wake_headless_classes(db: Db, hints: Hints) {
         match wait_classes::wake_headless(&db).await {
             Ok(true) => {
                 tracing::warn!("woke waiting jobs that no other job would have woken");
-                hints.hint(jobs_submitted::QUEUE.pipeline);
+                hints.hint(Hint::JobsSubmitted.as_str());
             }
             Ok(false) => {}
             Err(error) => tracing::debug!(%error, "failed to search for parked jobs"),

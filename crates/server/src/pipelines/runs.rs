@@ -42,10 +42,10 @@ use crate::{
         runs::Run,
         service_replicas as traffic,
     },
+    hints::Hint,
     job_payload::node_key::NodeKey,
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
-    proxy,
     run_tracking::{RetryWait, RunTracking},
     services::runs::submit::PreemptionHistory,
 };
@@ -53,7 +53,7 @@ use crate::{
 pub(super) struct RunsPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "runs",
+    pipeline: Hint::Runs.as_str(),
     table: "runs",
     statuses: &["pending", "submitted", "provisioning", "running", "terminating"],
 };
@@ -326,7 +326,7 @@ fn pipelines_to_wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
             super::jobs_submitted::QUEUE.pipeline,
             super::jobs_running::QUEUE.pipeline,
             super::jobs_terminating::QUEUE.pipeline,
-            proxy::ROUTES_HINT,
+            Hint::Routes.as_str(),
         ]);
     }
     wake

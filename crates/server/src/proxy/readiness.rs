@@ -26,7 +26,6 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::ROUTES_HINT;
 use crate::{
     agents::CallContext,
     app::App,
@@ -36,6 +35,7 @@ use crate::{
         service_replicas as rows,
     },
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Maximum time until a replica that begins to run is checked; a hint causes an immediate check.
@@ -44,12 +44,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const HINT_DEBOUNCE: Duration = Duration::from_millis(20);
 /// Maximum number of replicas that are probed concurrently.
 const PROBES_MAX: usize = 256;
-/// Hint that a job changed.
-const JOBS_CHANGED_HINT: &str = "runs";
 
 /// Runs until it is dropped.
 pub(super) async fn run(app: App) {
-    let hints = app.hints().subscribe(JOBS_CHANGED_HINT);
+    let hints = app.hints().subscribe(Hint::Runs.as_str());
     let busy = ProbeScheduler { jobs: Arc::default(), places: Arc::new(Semaphore::new(PROBES_MAX)) };
     loop {
         let _ = timeout(POLL_INTERVAL, hints.wait()).await;
@@ -135,7 +133,7 @@ impl ReplicaProber<'_> {
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
         let written = rows::set_ready(app.db(), self.replica, &probes, ready, reported).await?;
         if written && ready != self.replica.registered {
-            app.wake(&[ROUTES_HINT, "runs"]);
+            app.wake(&[Hint::Routes, Hint::Runs]);
         }
         Ok(())
     }

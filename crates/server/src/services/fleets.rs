@@ -41,6 +41,7 @@ use crate::{
     encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
     limits::{self, limit_hint},
     parsed_fleet_spec::ParsedFleetSpec,
 };
@@ -290,7 +291,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, requested: &wire::ApplyReque
         Some(found) => update(app, scope, spec, requested, &found).await?,
         None => create(app, scope, spec).await?,
     };
-    app.wake(&["fleets", "instances"]);
+    app.wake(&[Hint::Fleets, Hint::Instances]);
     to_wire_one(app, fleets::find(app.db(), id).await?.ok_or_else(not_found)?).await
 }
 
@@ -476,7 +477,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, requested: &wire::DeleteReq
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["fleets", "instances"]);
+            app.wake(&[Hint::Fleets, Hint::Instances]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("a fleet with running jobs cannot be deleted")),
@@ -516,7 +517,7 @@ pub async fn delete_instances(
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["instances", "fleets"]);
+            app.wake(&[Hint::Instances, Hint::Fleets]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("an instance with running jobs cannot be deleted")),

@@ -26,7 +26,8 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, actor, record},
-    pipelines, proxy,
+    hints::Hint,
+    proxy,
 };
 
 /// Routes are read after each hint, and at this interval.
@@ -62,7 +63,7 @@ pub async fn routes(
     let address = check_address(requested.address.as_deref())?;
     let id = proxy_id(gateway, requested.node);
     let until = Instant::now() + Duration::from_millis(requested.wait_ms).min(WAIT_TIMEOUT);
-    let hints = app.hints().subscribe(proxy::ROUTES_HINT);
+    let hints = app.hints().subscribe(Hint::Routes.as_str());
     let mut is_first = true;
     loop {
         // A replaced token ends the request: the routes contain passes.
@@ -169,13 +170,13 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
         rows::record_traffic(app.db(), &id, &came, &asleep).await?;
     }
     if !asleep.is_empty() {
-        app.wake(&["runs"]);
+        app.wake(&[Hint::Runs]);
     }
     for job in &report.left {
         rows::release_seat(app.db(), &id, SubmissionId(*job)).await?;
     }
     if !report.left.is_empty() {
-        app.hints().hint(pipelines::pipeline_for_job("terminating"));
+        app.wake(&[Hint::JobsTerminating]);
     }
     Ok(())
 }
@@ -214,6 +215,6 @@ pub async fn check(
 
 pub async fn leave(app: &App, gateway: GatewayId, requested: wire::LeaveRequest) -> Result<()> {
     rows::remove_proxy(app.db(), &proxy_id(gateway, requested.node)).await?;
-    app.hints().hint(pipelines::pipeline_for_job("terminating"));
+    app.wake(&[Hint::JobsTerminating]);
     Ok(())
 }

@@ -26,6 +26,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
     services::stored_document,
 };
 
@@ -228,7 +229,7 @@ async fn create(app: &App, scope: &ProjectScope, mut configuration: Value) -> Re
         match app.db().write(unit).await {
             Ok(written) => {
                 written.done()?;
-                app.wake(&["gateways"]);
+                app.wake(&[Hint::Routes, Hint::Runs]);
                 return read(app, scope, &name).await;
             }
             Err(error) if error.is_conflict_on("gateways_name_key") && generated => {}
@@ -285,7 +286,7 @@ async fn write(
     let reported = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and(changes).and(reported)).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["gateways"]);
+            app.wake(&[Hint::Routes, Hint::Runs]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => {

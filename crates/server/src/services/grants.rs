@@ -26,6 +26,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Maximum time for the check of a backend.
@@ -162,6 +163,6 @@ async fn write(
     };
     let reported = note(app.db(), Some(caller.user.id), &about, reason, message)?;
     app.db().write(Unit::new().and([change]).and(reported)).await?.done()?;
-    app.wake(&["fleets", "jobs_submitted"]);
+    app.wake(&[Hint::Fleets, Hint::JobsSubmitted]);
     project_service::reload(app, &project.name, caller.user.id).await
 }

@@ -28,6 +28,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
     services::stored_document,
 };
 
@@ -146,7 +147,7 @@ pub async fn create(
         match app.db().write(unit).await {
             Ok(written) => {
                 written.done()?;
-                app.wake(&["volumes"]);
+                app.wake(&[Hint::Volumes]);
                 return to_wire_one(app, volumes::find(app.db(), id).await?.ok_or_else(not_found)?).await;
             }
             Err(error) if error.is_conflict_on("volumes_name_key") && generated => {}
@@ -228,7 +229,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["volumes"]);
+            app.wake(&[Hint::Volumes]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("an attached volume cannot be deleted")),

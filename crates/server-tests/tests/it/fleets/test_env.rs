@@ -20,6 +20,7 @@ use windlass_model::{
 use windlass_server::{
     agents::AgentApi,
     db::{Db, Unit},
+    hints::Hint,
     params,
     pipelines::{self, RunningPipelines},
 };
@@ -258,7 +259,13 @@ impl FleetTestEnv {
     pub(crate) async fn mark_due(&self, table: &'static str) {
         let unit = Unit::new().exec(format!("UPDATE {table} SET due_at = NULL WHERE NOT finished"), vec![]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
-        self.server.app.wake(&["runs", "jobs_running", "jobs_submitted", "instances", "fleets"]);
+        self.server.app.wake(&[
+            Hint::Runs,
+            Hint::JobsRunning,
+            Hint::JobsSubmitted,
+            Hint::Instances,
+            Hint::Fleets,
+        ]);
     }
 
     pub(crate) async fn stop(self) {

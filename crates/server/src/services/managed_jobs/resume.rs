@@ -23,6 +23,7 @@ use crate::{
     encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Starts again every task that did not succeed. Its earlier attempts stay, and their logs with them.
@@ -66,7 +67,7 @@ pub async fn resume(
         // Another request has resumed it.
         WriteOutcome::Stale { .. } => return Err(not_ended(number, status)),
     }
-    app.wake(&["managed_jobs"]);
+    app.wake(&[Hint::ManagedJobs]);
     read_one(app, scope, number).await
 }
 

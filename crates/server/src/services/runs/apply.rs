@@ -23,7 +23,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, actor, note},
-    proxy,
+    hints::Hint,
     services::{names, service_domains, stored_document},
 };
 
@@ -75,19 +75,19 @@ async fn try_apply(
     let id = match current {
         Some(current) if !current.run.finished => {
             let id = update(app, scope, &spec, requested, &current).await?;
-            app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::ROUTES_HINT]);
+            app.wake(&[Hint::Runs, Hint::JobsSubmitted, Hint::JobsRunning, Hint::Routes]);
             id
         }
         finished => {
             // A schedule, or a service at zero replicas, is handled by the run's pipeline; everything else begins with
             // the jobs.
             let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
-            let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
-                true => &["runs", "jobs_submitted", proxy::ROUTES_HINT],
-                false => &["jobs_submitted"],
+            let hints: &[_] = match is_service || spec.shape.crons().is_some() {
+                true => &[Hint::Runs, Hint::JobsSubmitted, Hint::Routes],
+                false => &[Hint::JobsSubmitted],
             };
             let id = create(app, scope, spec, finished.as_ref(), hash).await?;
-            app.wake(pipelines);
+            app.wake(hints);
             id
         }
     };
