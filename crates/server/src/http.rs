@@ -40,24 +40,13 @@ mod sse;
 mod streaming;
 mod terminal;
 
+pub(crate) use self::incoming::{collect, has_nul};
 use self::{credentials::Credentials, incoming::IncomingRequest};
-pub(crate) use self::{
-    incoming::{collect, has_nul},
-    terminal::OpenedShell,
-};
 
 /// Seconds after which a failed request may succeed: by then a restarted database is up again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Address of the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-/// Marker of an encrypted connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EncryptedConnection;
 
 /// Values that may be returned where a `T` is expected: a `T`, or its rendered form.
 pub trait ResponseFor<T>: Serialize {}

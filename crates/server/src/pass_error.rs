@@ -2,9 +2,7 @@
 
 use windlass_model::event::TransitionError;
 
-use crate::{
-    db::DbError, encryption::KeyError, job_payload::node_key::NodeKeyError, parsed_run_spec::RunSpecError,
-};
+use crate::{db::DbError, encryption::KeyError, node_keys::NodeKeyError, parsed_run_spec::RunSpecError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {

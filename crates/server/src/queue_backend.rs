@@ -17,7 +17,7 @@ use windlass_model::{
 
 use crate::{
     db::{Db, DbError},
-    services::queue::dispatchers::{self, DispatcherView, NodeGroup, SILENT_AFTER},
+    dispatcher_nodes::{self, DispatcherView, NodeGroup, SILENT_AFTER},
 };
 
 /// Name of the backend in configurations.
@@ -36,7 +36,7 @@ impl QueueBackend {
     /// Dispatchers that reported recently.
     async fn present(&self) -> Result<Vec<DispatcherView>, DbError> {
         let now = self.db.now().await?;
-        let all = dispatchers::list(&self.db).await?;
+        let all = dispatcher_nodes::list(&self.db).await?;
         Ok(all.into_iter().filter(|one| one.seen_at + SILENT_AFTER > now).collect())
     }
 }

@@ -12,7 +12,7 @@ use windlass_server::{
     config::SettingsSource,
     db::{Unit, Val},
     hints::Hint,
-    params, pipelines,
+    params, running_pipelines,
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct JobTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
-    running: pipelines::RunningPipelines,
+    running: running_pipelines::RunningPipelines,
 }
 
 impl JobTestEnv {
@@ -40,7 +40,7 @@ impl JobTestEnv {
         let server = TestServer::start_with(given).await;
         let hosts = Arc::new(ScriptedHosts::default());
         let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
-        let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
+        let running = running_pipelines::start(&server.app, agents, Backends::default()).unwrap();
         let env = Self { server, hosts, running };
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "env": {"OF_FLEET": "1", "BOTH": "fleet"},

@@ -25,18 +25,22 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart};
+use super::{
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart, QueueRequest,
+};
 use crate::{
     app::{App, WeakApp},
     db::{agents as rows, containers, documents::INSTANCE_PROVISIONING, jobs},
     inventory,
-    job_payload::container_request::QueueRequest,
     services::queue::{self, Requester, execution, output, requests},
 };
 
 const MIB: u64 = 1 << 20;
 /// Names of a job's logs, with the parts of a container's output that they contain.
 const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
+
+/// Maximum number of entries of the cache; then it is cleared. Only the server that ends an instance forgets it.
+const KNOWN_MAX: usize = 16_384;
 
 /// The queue as a host. Holds only a weak reference to the server.
 pub(super) struct QueueAgents {
@@ -65,7 +69,11 @@ impl QueueAgents {
         let Some(machine) = machine else { return Ok(false) };
         let is_queue = machine.reach == Some(AgentEndpoint::Queue);
         if machine.reach.is_some() {
-            self.known.lock().insert(instance, is_queue);
+            let mut known = self.known.lock();
+            if known.len() >= KNOWN_MAX {
+                known.clear();
+            }
+            known.insert(instance, is_queue);
         }
         Ok(is_queue)
     }

@@ -21,7 +21,10 @@ use windlass_model::{
 };
 
 use super::{STOP_MAX_SECS, UnstartableReason};
-use crate::{agents::JobStart, queue_rank::QueueRank};
+use crate::{
+    agents::{JobStart, QueueRequest},
+    queue_rank::QueueRank,
+};
 
 /// Path of the script; below `$WINDLASS_ROOT` where the job is a plain process. Hosts reserve `/windlass` for their agents.
 const SCRIPT_PATH: &str = "/.windlass/job";
@@ -57,15 +60,6 @@ has_others() {
 while [ -n "$stopped" ] && has_others; do sleep 1; done
 exit "$code"
 "#;
-
-/// A request for a container. Contains secrets: never log one.
-#[derive(Clone)]
-pub struct QueueRequest {
-    pub submission: SubmissionId,
-    pub user: UserId,
-    /// Request in the form of the queue's API.
-    pub request: Map<String, Value>,
-}
 
 pub(super) struct Inputs<'a> {
     pub(super) submission: SubmissionId,

@@ -6,7 +6,6 @@
 pub mod address;
 pub mod connection_info;
 pub mod container_request;
-pub mod node_key;
 pub mod peer_hosts;
 mod pod_request;
 mod runner_start;
@@ -34,7 +33,7 @@ use windlass_model::{
 };
 
 use crate::{
-    agents::JobStart,
+    agents::{JobStart, QueueRequest},
     attachments::{self, AttachProgress},
     db::{
         documents::{
@@ -49,13 +48,14 @@ use crate::{
     },
     encryption::{AssociatedData, KeyError},
     inventory,
+    node_keys::{self, OpenNodeKeyError},
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     pipelines::PipelineContext,
     plain_processes::ProcessRights,
     queue_rank::QueueRank,
-    registry_passwords::{self, OpenPasswordError},
-    services,
+    sealed_passwords::{self, OpenPasswordError},
+    secret_rights,
 };
 
 pub(crate) use self::task_spec::registry_credentials;
@@ -126,6 +126,15 @@ impl From<crate::db::DbError> for PayloadError {
     }
 }
 
+impl From<OpenNodeKeyError> for PayloadError {
+    fn from(error: OpenNodeKeyError) -> Self {
+        match error {
+            OpenNodeKeyError::Keys(error) => error.into(),
+            OpenNodeKeyError::Db(error) => error.into(),
+        }
+    }
+}
+
 impl From<KeyError> for PayloadError {
     fn from(error: KeyError) -> Self {
         Self::Pass(error.into())
@@ -191,7 +200,10 @@ pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Resu
     let addresses = addresses(context, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
     let key = match spec.jobs_per_replica > 1 {
-        true => node_key::open(context, &loaded.job).await?,
+        true => match jobs::secrets(&context.db, loaded.job.id).await? {
+            Some(sealed) => Some(node_keys::open(&context.keys, loaded.job.id, &sealed)?),
+            None => None,
+        },
         false => None,
     };
     let (repo_credentials, code) = repo(context, loaded, &spec).await?;
@@ -233,7 +245,7 @@ pub(crate) async fn pod_container(
 pub async fn container_request(
     context: &PipelineContext,
     loaded: &JobInputs,
-) -> Result<container_request::QueueRequest, PayloadError> {
+) -> Result<QueueRequest, PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let start = runner_start(context, loaded).await?;
     let spec: JobSpec = JOB_SPEC.decode(loaded.job.id, &loaded.job.job_spec)?;
@@ -270,7 +282,7 @@ async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> R
     let mut spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
     let names = references::secret_names(&spec);
     let (project, user) = (job.project_id, run.user_id);
-    let withheld = services::secrets::withheld(&context.db, project, user, &names).await?;
+    let withheld = secret_rights::withheld(&context.db, project, user, &names).await?;
     if !withheld.is_empty() {
         return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
     }
@@ -291,9 +303,9 @@ async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> R
         spec.env.extend(managed_secrets(context, managed, &run.name).await?);
     }
     let sealed =
-        spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
+        spec.registry_auth.as_ref().and_then(|auth| sealed_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
-        let opened = registry_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
+        let opened = sealed_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
                 OpenPasswordError::Db(error) => PayloadError::from(error),

@@ -43,7 +43,7 @@ use crate::{
         service_replicas as traffic,
     },
     hints::Hint,
-    job_payload::node_key::NodeKey,
+    node_keys::NodeKey,
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     run_tracking::{RetryWait, RunTracking},

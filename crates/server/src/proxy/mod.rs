@@ -47,7 +47,7 @@ use crate::{
     app::App,
     auth,
     error::Error,
-    http::{EncryptedConnection, Peer},
+    peer::{EncryptedConnection, Peer},
     stream_rights::{RightsBasis, StreamRights},
 };
 

@@ -13,7 +13,7 @@ use crate::{
     app::App,
     auth::ProjectScope,
     db::{
-        Db, DbError, Unit, WriteOutcome,
+        Unit, WriteOutcome,
         documents::SECRET_USERS,
         encrypted_columns, projects,
         secrets::{self, Secret},
@@ -23,11 +23,9 @@ use crate::{
     error::{Error, Result},
     events::{EventSubject, note},
     limits::{self, limit_hint},
+    secret_rights::{EVERYONE, MANAGERS, withheld},
 };
 
-/// Stored values for the users whose runs may use a secret.
-const EVERYONE: &str = "everyone";
-const MANAGERS: &str = "managers";
 /// Attempts if two users set one secret at the same time.
 const ATTEMPTS_MAX: usize = 5;
 
@@ -91,40 +89,6 @@ async fn users_to_wire(app: &App, secret: SecretId, stored: &str) -> Result<Secr
             SecretUsers::Named(names)
         }
     })
-}
-
-/// Secrets of the project that the runs of this user may not use. Managers may use all of them: they can read them,
-/// too.
-pub(crate) async fn withheld(
-    db: &Db,
-    project: ProjectId,
-    user: UserId,
-    names: &BTreeSet<String>,
-) -> Result<Vec<String>, DbError> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let found = secrets::find_named(db, project, names.iter().map(String::as_str)).await?;
-    let limited: Vec<Secret> = found.into_iter().filter(|secret| secret.users != EVERYONE).collect();
-    if limited.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (role, is_global_admin) = projects::role(db, project, user).await?;
-    if is_global_admin || matches!(role.as_deref(), Some("manager" | "admin")) {
-        return Ok(Vec::new());
-    }
-    let mut withheld = Vec::new();
-    for secret in limited {
-        let is_named = role.is_some()
-            && match secret.users.as_str() {
-                MANAGERS => false,
-                users => SECRET_USERS.decode::<Vec<UserId>>(secret.id, users)?.contains(&user),
-            };
-        if !is_named {
-            withheld.push(secret.name);
-        }
-    }
-    Ok(withheld)
 }
 
 /// Rejects a run of this user that names secrets which it may not use.

@@ -22,7 +22,7 @@ use windlass_server::{
     db::{Db, Unit},
     hints::Hint,
     params,
-    pipelines::{self, RunningPipelines},
+    running_pipelines::{self, RunningPipelines},
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
@@ -183,7 +183,7 @@ impl FleetTestEnv {
         let hosts = Arc::new(ScriptedHosts::default());
         let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
         let agents = Arc::clone(&hosts) as Arc<dyn AgentApi>;
-        let start = |_| pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
+        let start = |_| running_pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
         let running = (0..replicas).map(start).collect();
         (Self { server, hosts, running }, clouds)
     }

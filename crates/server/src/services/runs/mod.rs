@@ -33,7 +33,7 @@ pub use self::{
 };
 pub(crate) use self::{
     apply::redeploy,
-    terminal::{check_terminal, open_terminal},
+    terminal::{OpenedShell, check_terminal, open_terminal},
 };
 pub(crate) use self::{
     end_reasons::end_in_words,

@@ -10,7 +10,9 @@ use windlass_model::{
     event::Entity,
     id::{RunId, SubmissionId},
 };
-use windlass_tunnel::{Connection, HostKeyPin, LoginKey, SshDestination, TerminalSize, TunnelError};
+use windlass_tunnel::{
+    Connection, HostKeyPin, LoginKey, ShellInput, ShellOutput, SshDestination, TerminalSize, TunnelError,
+};
 
 use super::connect;
 use crate::{
@@ -19,7 +21,6 @@ use crate::{
     db::{Unit, documents::JOB_RUNTIME, jobs},
     error::{Error, Result},
     events::{EventSubject, note},
-    http::OpenedShell,
     services::project_keys,
 };
 
@@ -29,6 +30,12 @@ const BUFFER: usize = 64 << 10;
 const OUTPUT_MAX: usize = 1 << 20;
 /// Size until the browser sends its own.
 const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
+
+/// A shell that was opened for a browser.
+pub(crate) struct OpenedShell {
+    pub(crate) output: ShellOutput,
+    pub(crate) input: ShellInput,
+}
 
 /// Opens a shell, and records who opened it.
 pub(crate) async fn open_terminal(
