@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use windlass_model::backend_kind::BackendType as BackendName;
 
 /// Type of a backend. The set is closed: a client rejects a whole response with a type it does not know. SSH hosts and
 /// the server's own machine are `remote`.
@@ -19,25 +20,26 @@ pub enum BackendType {
 impl BackendType {
     /// Returns the type for a backend's own name. A backend for which clients have no type is `remote`.
     pub fn from_name(name: &str) -> Self {
-        match name {
-            "kubernetes" => Self::Kubernetes,
-            "slurm" => Self::Slurm,
-            "aws" => Self::Aws,
-            "gcp" => Self::Gcp,
-            "azure" => Self::Azure,
-            _ => Self::Remote,
+        match BackendName::parse(name) {
+            Some(BackendName::Kubernetes) => Self::Kubernetes,
+            Some(BackendName::Slurm) => Self::Slurm,
+            Some(BackendName::Aws) => Self::Aws,
+            Some(BackendName::Gcp) => Self::Gcp,
+            Some(BackendName::Azure) => Self::Azure,
+            Some(_) | None => Self::Remote,
         }
     }
 
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Remote => "remote",
-            Self::Kubernetes => "kubernetes",
-            Self::Slurm => "slurm",
-            Self::Aws => "aws",
-            Self::Gcp => "gcp",
-            Self::Azure => "azure",
-        }
+        let backend = match self {
+            Self::Remote => BackendName::Remote,
+            Self::Kubernetes => BackendName::Kubernetes,
+            Self::Slurm => BackendName::Slurm,
+            Self::Aws => BackendName::Aws,
+            Self::Gcp => BackendName::Gcp,
+            Self::Azure => BackendName::Azure,
+        };
+        backend.as_str()
     }
 }
 

@@ -47,6 +47,9 @@ pub struct Run {
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub next_triggered_at: Option<Timestamp>,
+    /// It waits for its next attempt, or for capacity after an attempt that found none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub retrying: bool,
     /// Reason why it waits, in one sentence: for capacity, for its next attempt, for its schedule or for a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -156,6 +159,9 @@ pub struct JobSubmission {
     pub image_pull_progress: Option<Document>,
     #[serde(default)]
     pub probes: Vec<Probe>,
+    /// Whether a running replica with probes receives requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
     /// Number of runs before it that wait for an instance, of all projects that share fleets with its project: 0 is next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<i64>,

@@ -32,7 +32,7 @@ use windlass_backend::{
     machines::{MachineProvider, MachineRequest, MachineState},
     volumes::VolumeBackend,
 };
-use windlass_model::{id::InstanceId, plan::offers::Offer};
+use windlass_model::{backend_kind::BackendType, id::InstanceId, plan::offers::Offer};
 
 use self::{
     api::Api,
@@ -48,7 +48,7 @@ pub use self::{
     settings::{AccessKey, Creds, Image, NamedImage, OsImages, Profile, Settings, SettingsError},
 };
 
-pub const NAME: &str = "aws";
+pub const NAME: &str = BackendType::Aws.as_str();
 /// Types and zones change with announcements of AWS.
 const TYPES_LIFETIME: Duration = Duration::from_secs(6 * 3600);
 const PRICES_LIFETIME: Duration = Duration::from_secs(6 * 3600);

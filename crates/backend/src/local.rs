@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_model::{
+    backend_kind::BackendType,
     error_chain::format_chain,
     money::Price,
     plan::{
@@ -38,7 +39,7 @@ use crate::{
     volumes::VolumeBackend,
 };
 
-pub const NAME: &str = "local";
+pub const NAME: &str = BackendType::Local.as_str();
 /// File with the socket of the engine that responded last, in the agent's home.
 const ENGINE_FILE: &str = "engine";
 /// Time for which the hardware information is cached.

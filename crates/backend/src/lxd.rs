@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
-use windlass_model::{id::InstanceId, plan::offers::Offer};
+use windlass_model::{backend_kind::BackendType, id::InstanceId, plan::offers::Offer};
 
 use self::client::{ApiError, Client};
 pub use self::settings::{InstanceType, Kind, Settings, SettingsError};
@@ -25,7 +25,7 @@ use crate::{
     volumes::VolumeBackend,
 };
 
-pub const NAME: &str = "lxd";
+pub const NAME: &str = BackendType::Lxd.as_str();
 const SSH_PORT: u16 = 22;
 /// Key of a machine's configuration with the id of its instance.
 pub const INSTANCE_KEY: &str = "user.windlass-instance";

@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::json;
 use windlass_api::agent::shim::ProcessMode;
-use windlass_model::{id::InstanceId, plan::offers::Offer};
+use windlass_model::{backend_kind::BackendType, id::InstanceId, plan::offers::Offer};
 
 use self::{
     ledger::{InstanceRecord, Ledger, now_ms},
@@ -30,7 +30,7 @@ use crate::{
     volumes::VolumeBackend,
 };
 
-pub const NAME: &str = "mock";
+pub const NAME: &str = BackendType::Mock.as_str();
 /// Length of the prefix of an instance id in directory names, because socket paths must be short.
 const SHORT_ID_CHARS: usize = 8;
 

@@ -21,7 +21,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
-use windlass_model::{id::InstanceId, plan::offers::Offer};
+use windlass_model::{backend_kind::BackendType, id::InstanceId, plan::offers::Offer};
 use windlass_tunnel::{SshDestination, SshPool};
 
 use self::host_setup::{HostSetup, is_newer, unavailable};
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Name that configurations use.
-pub const NAME: &str = "remote";
+pub const NAME: &str = BackendType::Remote.as_str();
 /// Maximum number of concurrent uploads of the agent's binary.
 const UPLOADS_MAX: usize = 8;
 /// Version of both server and agent, which are built together.

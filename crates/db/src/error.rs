@@ -58,6 +58,15 @@ pub enum DbError {
         #[source]
         source: ErrorSource,
     },
+    /// Another version of the server wrote it, or a person did. The text is in the source and may be secret.
+    #[error("the document in column `{column}` of table `{table}`, row {row}, cannot be read")]
+    StoredDocument {
+        table: &'static str,
+        column: &'static str,
+        row: String,
+        #[source]
+        source: ErrorSource,
+    },
     #[error("cannot open `{}`: another server (pid {pid}) is using it", path.display())]
     InUse { path: PathBuf, pid: String },
     #[error("failed to open {what}")]

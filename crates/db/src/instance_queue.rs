@@ -10,6 +10,7 @@ use windlass_model::{
 
 use super::{
     Db, DbError, Val,
+    documents::{JOB_PREEMPTION, of_run},
     jobs::Job,
     pipeline_rows::preemption::{PreemptionNote, read_held},
     record::{record, statements},
@@ -102,7 +103,7 @@ pub async fn hold_owners(
 
 pub async fn preempted_job(db: &Db, run: RunId) -> Result<Option<PreemptedJob>, DbError> {
     let Some(row) = db.query_opt(PREEMPTED.as_str(), params![run]).await? else { return Ok(None) };
-    let note = row.opt_text(1)?.as_deref().and_then(PreemptionNote::parse);
+    let note = JOB_PREEMPTION.decode_opt(of_run(run), row.opt_text(1)?.as_deref())?;
     let successor = match (row.opt_id(4)?, row.opt_text(5)?, row.opt_text(6)?) {
         (Some(project), Some(name), Some(run)) => Some((project, name, run)),
         (..) => None,

@@ -7,10 +7,38 @@ use windlass_model::{
 };
 
 use super::{
-    Db, DbError, Dialect, Unit, Val,
-    record::{record, statements},
+    Db, DbError, Dialect, Row, Unit, Val,
+    documents::{METRICS_GPUS, leave_out},
+    record::{Column, record, statements},
 };
 use crate::params;
+
+/// Bytes of memory in use and percent of utilization of each GPU.
+pub type GpuUses = Vec<(i64, i64)>;
+
+impl Column for GpuUses {
+    fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
+        METRICS_GPUS.decode(first_value(row), row.str(at)?)
+    }
+}
+
+impl Column for Option<GpuUses> {
+    fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
+        METRICS_GPUS.decode_opt(first_value(row), row.opt_str(at)?)
+    }
+}
+
+/// Names a row of samples: its first column is its job, its instance, its project or its time.
+fn first_value(row: &Row) -> String {
+    row.text(0).or_else(|_| row.int(0).map(|number| number.to_string())).unwrap_or_default()
+}
+
+impl From<GpuUses> for Val {
+    fn from(gpus: GpuUses) -> Self {
+        let devices = gpus.iter().map(|(bytes, percent)| format!("[{bytes},{percent}]"));
+        Self::Text(format!("[{}]", devices.collect::<Vec<_>>().join(",")))
+    }
+}
 
 record! {
     pub struct Sample {
@@ -21,8 +49,7 @@ record! {
         pub cpu_us: i64,
         pub memory_bytes: i64,
         pub working_set_bytes: i64,
-        /// JSON: `[[bytes of memory, percent], …]`.
-        pub gpus: String,
+        pub gpus: GpuUses,
     }
 }
 
@@ -45,7 +72,7 @@ record! {
         pub cpu_us: i64,
         pub memory_bytes: i64,
         pub working_set_bytes: i64,
-        pub gpus: String,
+        pub gpus: GpuUses,
     }
 }
 
@@ -147,5 +174,13 @@ pub async fn recent(
 
 /// Last samples of running jobs, if no older than `younger`.
 pub async fn list_active(db: &Db, younger: Span, limit: usize) -> Result<Vec<ActiveSample>, DbError> {
-    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.into_iter().map(ActiveSample::read).collect()
+    let mut samples = Vec::new();
+    for row in db.query(ACTIVE.as_str(), params![younger.0, limit]).await? {
+        match ActiveSample::read(row) {
+            Ok(sample) => samples.push(sample),
+            Err(error @ DbError::StoredDocument { .. }) => leave_out(&error),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(samples)
 }

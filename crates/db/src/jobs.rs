@@ -8,6 +8,7 @@ use windlass_model::{
 
 use super::{
     Change, Db, DbError, Expect, Val,
+    documents::JOB_PREEMPTION,
     pipeline_rows::{preemption::PreemptionNote, wait_classes},
     record::{record, statements},
     runs::DUE_SOON,
@@ -109,18 +110,20 @@ impl Job {
     }
 
     /// Rule, grace period and message of its preemption.
-    pub fn preemption_note(&self) -> Option<PreemptionNote> {
-        PreemptionNote::parse(self.preemption.as_deref()?)
+    pub fn preemption_note(&self) -> Result<Option<PreemptionNote>, DbError> {
+        JOB_PREEMPTION.decode_opt(self.id, self.preemption.as_deref())
     }
 
     /// End that the run's pipeline or the scheduler requested.
-    pub fn requested_end(&self) -> Option<Ending> {
-        let preempted = || {
-            self.preempted_at?;
-            let message = self.preemption_note().map_or_else(String::new, |note| note.message);
-            Some(Ending::preempted().with_message(message))
-        };
-        self.end_asked().or_else(preempted)
+    pub fn requested_end(&self) -> Result<Option<Ending>, DbError> {
+        if let Some(ending) = self.end_asked() {
+            return Ok(Some(ending));
+        }
+        if self.preempted_at.is_none() {
+            return Ok(None);
+        }
+        let message = self.preemption_note()?.map_or_else(String::new, |note| note.message);
+        Ok(Some(Ending::preempted().with_message(message)))
     }
 
     /// End that the run's pipeline requested.

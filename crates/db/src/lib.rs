@@ -22,6 +22,7 @@ pub mod containers;
 pub mod costs;
 mod counters;
 pub mod dispatchers;
+pub mod documents;
 pub mod encrypted_columns;
 mod error;
 pub mod events;

@@ -221,9 +221,12 @@ pub async fn attempt_states(
     let reasons = wait_classes::reasons(db, &classes.iter().flatten().map(String::as_str).collect()).await?;
     let read = |row: &super::Row| -> Result<AttemptState, DbError> {
         if let (Some(class), Some(spec)) = (row.opt_text(5)?, row.opt_text(6)?) {
-            let reason = reasons.get(&class).map(|reason| reason.for_spec(&spec)).unwrap_or_default();
+            let run_name = row.text(0)?;
+            let row_name = format_args!("of run `{run_name}`");
+            let reason = reasons.get(&class).map(|reason| reason.for_spec(row_name, &spec)).transpose()?;
+            let reason = reason.unwrap_or_default();
             return Ok(AttemptState {
-                run_name: row.text(0)?,
+                run_name,
                 run_status: row.text(1)?.parse().ok(),
                 has_instance: false,
                 message: reason.message,

@@ -3,7 +3,10 @@
 use uuid::Uuid;
 use windlass_model::id::{ProjectId, UserId};
 
-use super::{Change, Db, DbError, Expect, Val};
+use super::{
+    Change, Db, DbError, Expect, Val,
+    documents::{JOB_SPEC, JsonColumn, RUN_COMPLETE_SPEC, RUN_SPEC},
+};
 use crate::params;
 
 /// Migration that moves passwords out of specifications stored before this table existed.
@@ -63,8 +66,7 @@ pub fn touch(id: Uuid) -> Change {
 /// A document that may contain a password.
 #[derive(Clone, Debug)]
 pub struct PasswordDocument {
-    pub table: &'static str,
-    pub column: &'static str,
+    pub column: JsonColumn,
     pub id: Uuid,
     pub project: ProjectId,
     pub user: UserId,
@@ -72,16 +74,14 @@ pub struct PasswordDocument {
 }
 
 /// Columns with such documents.
-const DOCUMENTS: [(&str, &str, &str); 3] = [
-    ("runs", "spec", "SELECT r.id, r.project_id, r.user_id, r.spec FROM runs r WHERE r.spec LIKE $1"),
+const DOCUMENTS: [(JsonColumn, &str); 3] = [
+    (RUN_SPEC, "SELECT r.id, r.project_id, r.user_id, r.spec FROM runs r WHERE r.spec LIKE $1"),
     (
-        "runs",
-        "settled_spec",
+        RUN_COMPLETE_SPEC,
         "SELECT r.id, r.project_id, r.user_id, r.settled_spec FROM runs r WHERE r.settled_spec LIKE $1",
     ),
     (
-        "jobs",
-        "job_spec",
+        JOB_SPEC,
         "SELECT j.id, j.project_id, r.user_id, j.job_spec FROM jobs j JOIN runs r ON r.id = j.run_id \
          WHERE j.job_spec LIKE $1",
     ),
@@ -90,10 +90,9 @@ const DOCUMENTS: [(&str, &str, &str); 3] = [
 /// All documents that contain a registry's password.
 pub async fn documents(db: &Db) -> Result<Vec<PasswordDocument>, DbError> {
     let mut all = Vec::new();
-    for (table, column, sql) in DOCUMENTS {
+    for (column, sql) in DOCUMENTS {
         for row in db.query(sql, params!["%\"registry_auth\":{%\"password\":%"]).await? {
             all.push(PasswordDocument {
-                table,
                 column,
                 id: row.uuid(0)?,
                 project: row.id(1)?,
@@ -107,7 +106,7 @@ pub async fn documents(db: &Db) -> Result<Vec<PasswordDocument>, DbError> {
 
 /// Replaces the text, unless it was changed in the meantime.
 pub fn replace(stored: &PasswordDocument, text: &str) -> Change {
-    let (table, column) = (stored.table, stored.column);
+    let (table, column) = (stored.column.table(), stored.column.name());
     Change::Exec {
         sql: format!("UPDATE {table} SET {column} = $3 WHERE id = $1 AND {column} = $2").into(),
         params: params![stored.id, stored.text.as_str(), text],

@@ -8,6 +8,7 @@ use windlass_model::{
 
 use super::{
     Db, DbError, Val,
+    job_metrics::GpuUses,
     record::{record, statements},
 };
 use crate::params;
@@ -31,7 +32,7 @@ record! {
         pub host_at: Timestamp,
         pub cpu_us: i64,
         pub working_set_bytes: i64,
-        pub gpus: String,
+        pub gpus: GpuUses,
     }
 }
 
@@ -47,7 +48,7 @@ record! {
         pub host_at: Option<Timestamp>,
         pub cpu_us: Option<i64>,
         pub working_set_bytes: Option<i64>,
-        pub gpus: Option<String>,
+        pub gpus: Option<GpuUses>,
         pub host_at_before: Option<Timestamp>,
         pub cpu_us_before: Option<i64>,
     }

@@ -307,8 +307,4 @@ impl Row {
     pub fn json<T: DeserializeOwned>(&self, column: usize) -> Result<T, DbError> {
         serde_json::from_str(self.str(column)?).map_err(DbError::document)
     }
-
-    pub fn opt_json<T: DeserializeOwned>(&self, column: usize) -> Result<Option<T>, DbError> {
-        self.opt_str(column)?.map(serde_json::from_str).transpose().map_err(DbError::document)
-    }
 }

@@ -15,12 +15,13 @@ use windlass_backend::{
     remote::AgentBinaries,
 };
 use windlass_model::{
+    backend_kind::BackendType,
     error_chain::format_chain,
     id::InstanceId,
     money::Price,
     plan::{
         execution_mode::Runtimes,
-        offers::{Availability, HostSpec, KUBERNETES_BACKEND, Offer},
+        offers::{Availability, HostSpec, Offer},
     },
     resources::CpuArch,
 };
@@ -36,7 +37,7 @@ use crate::{
     settings::{KubernetesSettings, SettingsError},
 };
 
-pub const NAME: &str = KUBERNETES_BACKEND;
+pub const NAME: &str = BackendType::Kubernetes.as_str();
 /// Type of the only offer of a cluster whose nodes may not be listed.
 pub(crate) const ANY_NODE: &str = "any-node";
 /// Size of that offer: the scheduler knows the real one.

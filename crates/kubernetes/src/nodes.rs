@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use windlass_model::{
+    backend_kind::BackendType,
     money::Price,
     plan::{
         execution_mode::Runtimes,
-        offers::{Availability, Gpu, HostSpec, KUBERNETES_BACKEND, Offer},
+        offers::{Availability, Gpu, HostSpec, Offer},
     },
     resources::{CpuArch, GpuVendor},
 };
@@ -156,7 +157,7 @@ fn offer(
         None => (Availability::Available, Runtimes::pod(settings.privileged)),
     };
     Offer {
-        backend: KUBERNETES_BACKEND.to_owned(),
+        backend: BackendType::Kubernetes.as_str().to_owned(),
         region: region.to_owned(),
         zones: labels.get(ZONE_LABEL).cloned().into_iter().collect(),
         instance_type: format!("{}{suffix}", node.metadata.name),

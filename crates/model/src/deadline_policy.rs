@@ -66,6 +66,19 @@ pub enum MarketRule {
 }
 
 impl MarketRule {
+    /// Reason of the events that it causes.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::CatchUp => "catch_up",
+            Self::TakeSpot => "take_spot",
+            Self::StaySpot => "stay_spot",
+            Self::StayOnDemand => "stay_on_demand",
+            Self::MoveToSpot => "move_to_spot",
+            Self::SafetyNet => "safety_net",
+            Self::Wait => "wait",
+        }
+    }
+
     pub const fn message(self) -> &'static str {
         match self {
             Self::CatchUp => "behind schedule: using on-demand nodes",

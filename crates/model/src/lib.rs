@@ -5,6 +5,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+pub mod backend_kind;
 pub mod config;
 pub mod container;
 pub mod deadline_policy;

@@ -21,6 +21,7 @@ use crate::{
     db::Db,
     encryption::Keyring,
     error::Error,
+    hints::Hint,
     image_lookup::ImageLookup,
     logs::{mask::MaskCache, notifying_store::NotifyingLogStore, readers::LogReaders},
     metrics::Metrics,
@@ -260,9 +261,9 @@ impl App {
     }
 
     /// Hints pipelines, after a commit that made work for them.
-    pub fn wake(&self, pipelines: &[&'static str]) {
-        for pipeline in pipelines {
-            self.0.hints.hint(pipeline);
+    pub fn wake(&self, hints: &[Hint]) {
+        for hint in hints {
+            self.0.hints.hint(hint.as_str());
         }
     }
 

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use windlass_api::Document;
 use windlass_backend::Backends;
 use windlass_model::{
+    backend_kind::BackendKind,
     config::{
         job_spec_builder::DefaultImages,
         mounts::{RepoSpec, repository_name},
@@ -23,8 +24,7 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{Db, DbError, Page, fleets, runs::Run},
-    queue_backend,
+    db::{Db, DbError, Page, documents::RUN_PLACES, fleets, runs::Run},
     services::{repos, runs::ResolvedRunSpec},
 };
 
@@ -61,7 +61,7 @@ pub(crate) async fn infra_of(
     with_fleets: bool,
 ) -> Result<ServerContext, DbError> {
     let rented = backends.all().map(|backend| backend.name());
-    let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
+    let rented = rented.filter(|name| BackendKind::of(name).is_rented());
     let rented: Vec<String> = rented.map(str::to_owned).collect();
     let fleets = if with_fleets {
         let page = Page { limit: i64::from(i32::MAX), ..Page::default() };
@@ -155,9 +155,9 @@ pub(crate) struct PlacementPreferences {
 }
 
 impl PlacementPreferences {
-    /// Preferences stored in a run; empty if there are none or they cannot be read.
-    pub(crate) fn of(run: &Run) -> Self {
-        run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    /// Preferences stored in a run; empty if there are none.
+    pub(crate) fn of(run: &Run) -> Result<Self, DbError> {
+        Ok(RUN_PLACES.decode_opt(run.id, run.places.as_deref())?.unwrap_or_default())
     }
 
     /// Instances to avoid, and regions or zones to avoid where instances are rented. Within the preferred location only
@@ -185,7 +185,7 @@ impl PlacementPreferences {
 fn rented_location(of: &NodeLocation) -> Option<Location> {
     let mut parts = of.place.splitn(3, '/').map(str::to_owned);
     let (backend, region) = (parts.next()?, parts.next()?);
-    let rented = !matches!(backend.as_str(), "remote" | "local");
+    let rented = !BackendKind::of(&backend).has_permanent_instances();
     rented.then(|| Location { backend, region, zone: parts.next() })
 }
 

@@ -7,9 +7,9 @@ use windlass_api::error::{ApiErrorCode, ValidationError};
 use crate::{
     db::DbError,
     encryption::KeyError,
-    job_payload::node_key::NodeKeyError,
     limits::{STREAMS_MAX, UPLOAD_TIMEOUT, UPLOADS_MAX, limit_hint},
     logs::LogError,
+    node_keys::NodeKeyError,
     ssh_keys::KeyPairError,
 };
 

@@ -40,24 +40,13 @@ mod sse;
 mod streaming;
 mod terminal;
 
+pub(crate) use self::incoming::{collect, has_nul};
 use self::{credentials::Credentials, incoming::IncomingRequest};
-pub(crate) use self::{
-    incoming::{collect, has_nul},
-    terminal::OpenedShell,
-};
 
 /// Seconds after which a failed request may succeed: by then a restarted database is up again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Address of the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-/// Marker of an encrypted connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EncryptedConnection;
 
 /// Values that may be returned where a `T` is expected: a `T`, or its rendered form.
 pub trait ResponseFor<T>: Serialize {}
@@ -468,10 +457,10 @@ fn retry_later(status: StatusCode, msg: &str) -> Response {
 
 /// Builds the response for an error. Internal errors are logged only here; the client receives only the request's id.
 fn error_response(error: &Error, id: &str) -> Response {
-    let internal = |status: StatusCode| {
+    let internal = |what: &str| {
         let chain = format_chain(error);
         tracing::error!(request = %id, error = %chain, "failed to answer request");
-        error_body(status, &format!("Internal server error (request {id})"))
+        error_body(StatusCode::INTERNAL_SERVER_ERROR, &format!("{what} (request {id})"))
     };
     match error {
         Error::Refused { code, msg } => {
@@ -500,6 +489,8 @@ fn error_response(error: &Error, id: &str) -> Response {
             let (status, what) = database_error(cause);
             retry_later(status, &format!("{what}; try again (request {id})"))
         }
+        // Names the row, and nothing of its content.
+        Error::Db(cause @ DbError::StoredDocument { .. }) => internal(&cause.to_string()),
         Error::Db(_)
         | Error::Key(_)
         | Error::Document(_)
@@ -507,6 +498,6 @@ fn error_response(error: &Error, id: &str) -> Response {
         | Error::SshKey(_)
         | Error::KeyPair(_)
         | Error::NodeKey(_)
-        | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
+        | Error::Logs(_) => internal("Internal server error"),
     }
 }

@@ -26,7 +26,7 @@ use windlass_gateway::detect_http2;
 use crate::{
     app::App,
     connection_shares::{CURRENT_CONNECTION, ConnectionShares, TrackedConnection},
-    http::{EncryptedConnection, Peer},
+    peer::{EncryptedConnection, Peer},
     tls::FallbackTls,
 };
 

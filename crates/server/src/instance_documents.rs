@@ -3,14 +3,23 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use windlass_api::agent::shim::HostInfo;
-use windlass_backend::{GpuInfo, HardwareInfo};
+use windlass_backend::{BackendInstance, GpuInfo, HardwareInfo};
 use windlass_model::{
     instance::Health,
     plan::offers::{HostSpec, Offer},
     resources::CpuArch,
 };
 
-use crate::{agents::HostReport, db::instances::Instance};
+use crate::{
+    agents::HostReport,
+    db::{
+        DbError,
+        documents::{
+            INSTANCE_OFFER, INSTANCE_PROFILE, INSTANCE_PROVISIONING, INSTANCE_TRACKING, INSTANCE_TYPE,
+        },
+        instances::Instance,
+    },
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,8 +32,8 @@ pub(crate) struct OfferAttempts {
 }
 
 impl OfferAttempts {
-    pub(crate) fn of(row: &Instance) -> Option<Self> {
-        row.offer.as_deref().and_then(|text| serde_json::from_str(text).ok())
+    pub(crate) fn of(row: &Instance) -> Result<Option<Self>, DbError> {
+        INSTANCE_OFFER.decode_opt(row.id, row.offer.as_deref())
     }
 
     pub(crate) fn current(&self) -> Option<&Offer> {
@@ -40,8 +49,44 @@ pub(crate) struct OrderProfile {
 }
 
 impl OrderProfile {
-    pub(crate) fn of(row: &Instance) -> Self {
-        row.profile.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    fn of(row: &Instance) -> Result<Self, DbError> {
+        Ok(INSTANCE_PROFILE.decode_opt(row.id, row.profile.as_deref())?.unwrap_or_default())
+    }
+}
+
+/// Column `tracking`: what the pipeline of instances remembers between passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InstanceTracking {
+    /// An event reported that the instance cannot be deleted.
+    #[serde(default)]
+    pub(crate) is_delete_failure_reported: bool,
+}
+
+/// Documents of an instance, as its pipeline needs them.
+#[derive(Clone, Debug)]
+pub(crate) struct InstanceDocuments {
+    pub(crate) tries: Option<OfferAttempts>,
+    pub(crate) profile: OrderProfile,
+    pub(crate) machine: Option<BackendInstance>,
+    /// Column `instance_type`.
+    pub(crate) kind: Option<Value>,
+    pub(crate) tracking: InstanceTracking,
+}
+
+impl InstanceDocuments {
+    pub(crate) fn of(row: &Instance) -> Result<Self, DbError> {
+        Ok(Self {
+            tries: OfferAttempts::of(row)?,
+            profile: OrderProfile::of(row)?,
+            machine: INSTANCE_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
+            kind: INSTANCE_TYPE.decode_opt(row.id, row.instance_type.as_deref())?,
+            tracking: INSTANCE_TRACKING.decode_opt(row.id, row.tracking.as_deref())?.unwrap_or_default(),
+        })
+    }
+
+    /// The offer that was requested last.
+    pub(crate) fn offer(&self) -> Option<&Offer> {
+        self.tries.as_ref().and_then(OfferAttempts::current)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
 };
 
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use windlass_api::agent::shim::ProcessesInfo;
 use windlass_backend::processes_from;
 use windlass_model::{
+    backend_kind::BackendKind,
     fleet,
     id::{FleetId, InstanceId, SubmissionId},
     instance,
@@ -17,7 +18,7 @@ use windlass_model::{
     plan::{
         blocks,
         execution_mode::{ContainerSupport, Runtimes},
-        offers::{Availability, Gpu, HostSpec, KUBERNETES_BACKEND, Offer, granted_gpus},
+        offers::{Availability, Gpu, HostSpec, Offer, granted_gpus},
         place::{BlockHold, FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
@@ -25,9 +26,13 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{self, pipeline_rows::placement::PoolInventory},
+    db::{
+        self, DbError,
+        documents::{self, INSTANCE_TYPE},
+        pipeline_rows::placement::PoolInventory,
+    },
     instance_documents::OfferAttempts,
-    parsed_fleet_spec,
+    parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
     plain_processes::ProcessRights,
 };
@@ -122,20 +127,30 @@ pub(crate) fn build_inventory(
         holds.entry(hold.instance).or_default().push(held);
     }
     // A fleet that is being deleted accepts no jobs: they would wait until it is gone.
-    let ending: BTreeSet<FleetId> =
-        stock.fleets.iter().filter(|fleet| is_ending(fleet)).map(|fleet| fleet.id).collect();
+    let mut shapes: BTreeMap<FleetId, Arc<ParsedFleetSpec>> = BTreeMap::new();
+    for fleet in stock.fleets.iter().filter(|fleet| !is_ending(fleet)) {
+        match parsed_fleet_spec::for_fleet(fleet) {
+            Ok(shape) => drop(shapes.insert(fleet.id, shape)),
+            Err(error) => documents::leave_out(&error),
+        }
+    }
     for row in &stock.instances {
-        let Some(fleet) = row.fleet_id.filter(|fleet| !ending.contains(fleet)) else { continue };
+        let Some(fleet) = row.fleet_id.filter(|fleet| shapes.contains_key(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
         // A pod is for the job that it was made for, and for no other.
-        if row.backend.as_deref() == Some(KUBERNETES_BACKEND) {
+        if row.backend.as_deref().is_some_and(|name| BackendKind::of(name) == BackendKind::Pods) {
             continue;
         }
         let held = holds.remove(&row.id).unwrap_or_default();
-        inventory.instances.push(to_instance(row, fleet, held, allowed)?);
+        match to_instance(row, fleet, held, allowed) {
+            Ok(instance) => inventory.instances.push(instance),
+            Err(PassError::Db(error @ DbError::StoredDocument { .. })) => documents::leave_out(&error),
+            Err(error) => return Err(error),
+        }
     }
-    for fleet in stock.fleets.iter().filter(|fleet| !ending.contains(&fleet.id)) {
-        let mut snapshot = to_fleet(fleet, nums.remove(&fleet.id).unwrap_or_default());
+    for fleet in &stock.fleets {
+        let Some(shape) = shapes.get(&fleet.id) else { continue };
+        let mut snapshot = to_fleet(fleet, shape, nums.remove(&fleet.id).unwrap_or_default());
         let spent = stock.preempted.get(&fleet.id).copied().unwrap_or_default();
         if let Some(rules) = &mut snapshot.preemption {
             rules.budget_left = rules.budget_left.saturating_sub(u32::try_from(spent).unwrap_or(u32::MAX));
@@ -162,8 +177,11 @@ fn is_ending(fleet: &db::fleets::Fleet) -> bool {
     }
 }
 
-fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> FleetSnapshot {
-    let shape = parsed_fleet_spec::for_fleet(fleet);
+fn to_fleet(
+    fleet: &db::fleets::Fleet,
+    shape: &ParsedFleetSpec,
+    instance_nums: BTreeSet<u32>,
+) -> FleetSnapshot {
     FleetSnapshot {
         id: fleet.id,
         name: fleet.name.clone(),
@@ -214,7 +232,7 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
 /// its plain processes may run as the server's own user.
 pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     let (instance_type, host) = match &row.instance_type {
-        Some(text) => cached_type(text)?,
+        Some(text) => cached_type(row.id, text)?,
         None => (
             String::new(),
             HostSpec {
@@ -235,19 +253,19 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         instance_type,
         price: Price::from_dollars(row.price.unwrap_or_default()),
         availability: Availability::Idle,
-        reservation: OfferAttempts::of(row).and_then(|tries| tries.current()?.reservation.clone()),
+        reservation: OfferAttempts::of(row)?.and_then(|tries| tries.current()?.reservation.clone()),
         host,
         total_blocks: u32::try_from(row.total_blocks.unwrap_or(1)).unwrap_or(1).max(1),
     })
 }
 
 /// Cached instance types: there are many hosts and few types, and placement reads all of them each time.
-fn cached_type(text: &str) -> Result<(String, HostSpec), PassError> {
+fn cached_type(instance: InstanceId, text: &str) -> Result<(String, HostSpec), DbError> {
     static KNOWN: LazyLock<Mutex<HashMap<String, (String, HostSpec)>>> = LazyLock::new(Mutex::default);
     if let Some(known) = KNOWN.lock().get(text) {
         return Ok(known.clone());
     }
-    let kind: InstanceType = serde_json::from_str(text).map_err(PassError::document)?;
+    let kind: InstanceType = INSTANCE_TYPE.decode(instance, text)?;
     let runtimes = kind.runtimes();
     let read = (kind.name, host(kind.resources, runtimes));
     let mut known = KNOWN.lock();

@@ -6,7 +6,14 @@ use windlass_model::{
     decide::{jobs_running::StartupOrder, readiness},
 };
 
-use crate::{db::jobs::Job, pass_error::PassError};
+use crate::{
+    db::{
+        DbError,
+        documents::{JOB_PROBES, JOB_SPEC},
+        jobs::Job,
+    },
+    pass_error::PassError,
+};
 
 /// Fields on which decisions about a placed job depend; the rest is passed on unchanged.
 #[derive(Clone, Debug)]
@@ -46,7 +53,7 @@ fn one() -> u32 {
 
 impl JobSpecView {
     pub fn of(job: &Job) -> Result<Self, PassError> {
-        let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+        let document: Document = JOB_SPEC.decode(job.id, &job.job_spec)?;
         Ok(Self {
             jobs_per_replica: document.jobs_per_replica,
             image_name: document.image_name,
@@ -64,9 +71,8 @@ impl JobSpecView {
 }
 
 /// Probe for which a replica of a service waits before it receives requests.
-pub(crate) fn readiness_wait(job: &Job) -> Option<String> {
-    let spec: JobSpec = serde_json::from_str(&job.job_spec).ok()?;
-    let states =
-        job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<readiness::ProbeState>>(text).ok());
-    readiness::waiting_message(&spec.probes, &states.unwrap_or_default())
+pub(crate) fn readiness_wait(job: &Job) -> Result<Option<String>, DbError> {
+    let spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
+    let states: Option<Vec<readiness::ProbeState>> = JOB_PROBES.decode_opt(job.id, job.probes.as_deref())?;
+    Ok(readiness::waiting_message(&spec.probes, &states.unwrap_or_default()))
 }

@@ -10,9 +10,11 @@ mod change_feed;
 pub mod config;
 mod configured_backends;
 mod connection_shares;
+mod dispatcher_nodes;
 pub mod encryption;
 pub mod error;
 pub mod events;
+pub mod hints;
 pub mod http;
 mod http_listener;
 mod image_lookup;
@@ -24,12 +26,14 @@ pub mod job_spec_view;
 pub mod limits;
 pub mod logs;
 pub mod metrics;
+pub mod node_keys;
 pub mod offer_cache;
 mod oidc;
 mod open_counts;
 pub mod parsed_fleet_spec;
 pub mod parsed_run_spec;
 pub mod pass_error;
+mod peer;
 pub mod pipelines;
 mod plain_processes;
 pub mod proxy;
@@ -39,10 +43,14 @@ pub(crate) mod registry_passwords;
 pub mod retention;
 pub mod routes;
 mod run_tracking;
+pub mod running_pipelines;
+mod sealed_passwords;
+mod secret_rights;
 pub mod services;
 pub mod ssh_keys;
 mod stream_rights;
 pub mod tls;
+mod ui_assets;
 mod waiting_replica;
 mod web_ui;
 
@@ -276,14 +284,14 @@ fn services_listener(
 }
 
 /// Starts the pipelines. If that fails, the server still answers requests, and the error is logged.
-fn start_pipelines(app: &App, machines: &BackendSet) -> Option<pipelines::RunningPipelines> {
+fn start_pipelines(app: &App, machines: &BackendSet) -> Option<running_pipelines::RunningPipelines> {
     if !app.settings().pipelines {
         return None;
     }
     let wire = HttpAgents::new(app, Arc::clone(&machines.hosts));
     let agents: Arc<dyn agents::AgentApi> = Arc::new(AgentRouter::new(app, wire));
     app.set_agents(Arc::clone(&agents));
-    match pipelines::start(app, agents, machines.backends.clone()) {
+    match running_pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
         Err(error) => {
             tracing::error!(%error, "failed to start the pipelines");

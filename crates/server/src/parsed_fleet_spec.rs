@@ -20,7 +20,7 @@ use windlass_model::{
     time::Span,
 };
 
-use crate::db::fleets::Fleet;
+use crate::db::{DbError, documents::FLEET_SPEC, fleets::Fleet};
 
 /// Default idle time, in seconds, of an instance that a fleet created for itself.
 const FLEET_IDLE_DEFAULT: i64 = 3 * 24 * 60 * 60;
@@ -39,9 +39,7 @@ pub struct ParsedFleetSpec {
 }
 
 impl ParsedFleetSpec {
-    /// Never fails: one fleet with a malformed specification must not block the placement of a project's jobs.
-    pub fn parse(spec: &str) -> Self {
-        let spec: Value = serde_json::from_str(spec).unwrap_or_default();
+    pub fn parse(spec: &Value) -> Self {
         let document = &spec["configuration"];
         let configuration = match Configuration::from_json(document) {
             Ok(Configuration::Fleet(config)) => Some(config),
@@ -183,24 +181,24 @@ type SpecCache = BTreeMap<FleetId, (String, Arc<ParsedFleetSpec>)>;
 const CACHED_SPECS_MAX: usize = 4_096;
 
 /// Cached specification of a fleet: it is read with every placement and hardly ever changes.
-pub fn for_fleet(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
+pub fn for_fleet(fleet: &Fleet) -> Result<Arc<ParsedFleetSpec>, DbError> {
     for_spec(fleet.id, &fleet.spec)
 }
 
-pub fn for_spec(id: FleetId, spec: &str) -> Arc<ParsedFleetSpec> {
+pub fn for_spec(id: FleetId, spec: &str) -> Result<Arc<ParsedFleetSpec>, DbError> {
     static KNOWN: LazyLock<Mutex<SpecCache>> = LazyLock::new(Mutex::default);
     if let Some((text, shape)) = KNOWN.lock().get(&id)
         && text == spec
     {
-        return Arc::clone(shape);
+        return Ok(Arc::clone(shape));
     }
-    let shape = Arc::new(ParsedFleetSpec::parse(spec));
+    let shape = Arc::new(ParsedFleetSpec::parse(&FLEET_SPEC.decode(id, spec)?));
     let mut known = KNOWN.lock();
     if known.len() >= CACHED_SPECS_MAX {
         known.clear();
     }
     known.insert(id, (spec.to_owned(), Arc::clone(&shape)));
-    shape
+    Ok(shape)
 }
 
 #[cfg(test)]
@@ -208,7 +206,7 @@ mod tests {
     use super::*;
 
     fn shape(configuration: Value) -> ParsedFleetSpec {
-        ParsedFleetSpec::parse(&serde_json::json!({ "configuration": configuration }).to_string())
+        ParsedFleetSpec::parse(&serde_json::json!({ "configuration": configuration }))
     }
 
     #[test]
@@ -255,10 +253,10 @@ mod tests {
 
     #[test]
     fn an_unreadable_fleet_spec_creates_no_instances() {
-        let odd = ParsedFleetSpec::parse(
-            r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#,
-        );
+        let odd = shape(serde_json::json!({"type": "fleet", "placement": "cluster", "nodes": "x"}));
         assert!(odd.is_cluster() && !odd.creates());
-        assert!(!ParsedFleetSpec::parse("no document").creates());
+        let fleet = FleetId(uuid::Uuid::nil());
+        let error = for_spec(fleet, "no document").unwrap_err().to_string();
+        assert!(error.contains("`fleets`") && error.contains(&fleet.to_string()), "{error}");
     }
 }

@@ -38,12 +38,18 @@ use windlass_model::{
     time::Span,
 };
 
-use crate::{db::runs::Run, queue_rank::QueueRank};
+use crate::{
+    db::{DbError, documents::RUN_SPEC, runs::Run},
+    queue_rank::QueueRank,
+};
+use serde::de::DeserializeOwned;
 
 /// Reasons why a specification cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunSpecError {
-    #[error("failed to read a stored document")]
+    #[error(transparent)]
+    Stored(#[from] DbError),
+    #[error("failed to read or write a part of the run specification")]
     Document(#[source] serde_json::Error),
     #[error("invalid run specification: {}", summary(.0))]
     Specification(Vec<Diagnosis>),
@@ -55,6 +61,14 @@ pub enum RunSpecError {
     Cron(CronParseError),
     #[error("the run has no job {job} in replica {replica}")]
     NoSuchJob { replica: u32, job: u32 },
+}
+
+/// A part that a specification may not have.
+pub(crate) fn read_part<T: DeserializeOwned + Default>(spec: &Value, name: &str) -> Result<T, RunSpecError> {
+    match spec.get(name) {
+        None | Some(Value::Null) => Ok(T::default()),
+        Some(part) => T::deserialize(part).map_err(RunSpecError::Document),
+    }
 }
 
 /// A parsed run specification.
@@ -70,12 +84,11 @@ pub struct ParsedRunSpec {
 
 impl ParsedRunSpec {
     pub fn of(run: &Run) -> Result<Self, RunSpecError> {
-        Self::parse(&run.name, &run.spec)
+        Self::parse(run.id, &run.name, &run.spec)
     }
 
-    pub fn parse(name: &str, spec: &str) -> Result<Self, RunSpecError> {
-        let spec: Value = serde_json::from_str(spec).map_err(RunSpecError::Document)?;
-        Self::read(name, &spec)
+    pub fn parse(run: RunId, name: &str, spec: &str) -> Result<Self, RunSpecError> {
+        Self::read(name, &RUN_SPEC.decode(run, spec)?)
     }
 
     pub fn read(name: &str, spec: &Value) -> Result<Self, RunSpecError> {
@@ -102,10 +115,9 @@ impl ParsedRunSpec {
             repo_code_hash: text("repo_code_hash"),
             repo_dir: text("repo_dir"),
             working_dir: text("working_dir"),
-            file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
-            images: serde_json::from_value(spec["default_images"].clone()).unwrap_or_default(),
-            image_architectures: serde_json::from_value(spec["image_architectures"].clone())
-                .unwrap_or_default(),
+            file_archives: read_part(spec, "file_archives")?,
+            images: read_part(spec, "default_images")?,
+            image_architectures: read_part(spec, "image_architectures")?,
         };
         Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
     }

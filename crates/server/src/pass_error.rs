@@ -2,9 +2,7 @@
 
 use windlass_model::event::TransitionError;
 
-use crate::{
-    db::DbError, encryption::KeyError, job_payload::node_key::NodeKeyError, parsed_run_spec::RunSpecError,
-};
+use crate::{db::DbError, encryption::KeyError, node_keys::NodeKeyError, parsed_run_spec::RunSpecError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
@@ -13,7 +11,7 @@ pub enum PassError {
     /// The state machine does not permit this transition: the plan and the row disagree.
     #[error(transparent)]
     TransitionError(#[from] TransitionError),
-    #[error("failed to read a stored document")]
+    #[error("failed to write a document")]
     Document {
         #[source]
         source: serde_json::Error,

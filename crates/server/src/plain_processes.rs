@@ -1,8 +1,10 @@
 //! Rights of plain processes: confined, or those of the server's user.
 
 use windlass_api::agent::shim::ProcessMode;
-use windlass_backend::local;
-use windlass_model::plan::{execution_mode::Runtimes, offers::Offer};
+use windlass_model::{
+    backend_kind::is_server_machine,
+    plan::{execution_mode::Runtimes, offers::Offer},
+};
 
 use crate::db::{Db, DbError, users};
 
@@ -38,7 +40,7 @@ impl ProcessRights {
 
 #[cfg(not(feature = "testing"))]
 fn is_here(backend: &str) -> bool {
-    backend == local::NAME
+    is_server_machine(backend)
 }
 
 /// If this variable is set, every host is treated as the server's own machine: jobs of tests leave traces in files.
@@ -47,5 +49,5 @@ const OWN_PROCESSES: &str = "WINDLASS_TEST_OWN_PROCESSES";
 
 #[cfg(feature = "testing")]
 fn is_here(backend: &str) -> bool {
-    backend == local::NAME || std::env::var_os(OWN_PROCESSES).is_some()
+    is_server_machine(backend) || std::env::var_os(OWN_PROCESSES).is_some()
 }

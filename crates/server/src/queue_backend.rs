@@ -10,17 +10,18 @@ use windlass_backend::{
     InstanceSource, InstanceState,
 };
 use windlass_model::{
+    backend_kind::BackendType,
     money::Price,
-    plan::offers::{self, Availability, Gpu, HostSpec, Offer},
+    plan::offers::{Availability, Gpu, HostSpec, Offer},
 };
 
 use crate::{
     db::{Db, DbError},
-    services::queue::dispatchers::{self, DispatcherView, NodeGroup, SILENT_AFTER},
+    dispatcher_nodes::{self, DispatcherView, NodeGroup, SILENT_AFTER},
 };
 
 /// Name of the backend in configurations.
-pub const NAME: &str = offers::SLURM_BACKEND;
+pub const NAME: &str = BackendType::Slurm.as_str();
 const MIB_PER_GB: u64 = 1024;
 
 pub struct QueueBackend {
@@ -35,7 +36,7 @@ impl QueueBackend {
     /// Dispatchers that reported recently.
     async fn present(&self) -> Result<Vec<DispatcherView>, DbError> {
         let now = self.db.now().await?;
-        let all = dispatchers::list(&self.db).await?;
+        let all = dispatcher_nodes::list(&self.db).await?;
         Ok(all.into_iter().filter(|one| one.seen_at + SILENT_AFTER > now).collect())
     }
 }

@@ -13,47 +13,15 @@ use windlass_model::id::{ProjectId, UserId};
 use crate::{
     app::App,
     db::{
-        Db, DbError, Unit,
+        Unit,
         registry_passwords::{self as rows, SealedPassword},
     },
-    encryption::{AssociatedData, KeyError, Keyring},
     error::{Error, Result},
+    sealed_passwords::{PREFIX, parse_reference, password_aad},
 };
 
-const PREFIX: &str = "sealed:";
 /// Text with a reference to a secret is not a password.
 const REFERENCE: &str = "${{";
-
-/// Parses the reference that replaces a password.
-pub(crate) fn parse_reference(text: &str) -> Option<Uuid> {
-    text.strip_prefix(PREFIX)?.parse().ok()
-}
-
-fn password_aad(id: Uuid) -> AssociatedData<'static> {
-    AssociatedData::row("registry_passwords", "password_sealed", id)
-}
-
-/// Opens the password behind a reference; `None` if it is no longer stored.
-pub(crate) async fn open_password(
-    db: &Db,
-    keys: &Keyring,
-    project: ProjectId,
-    id: Uuid,
-) -> std::result::Result<Option<String>, OpenPasswordError> {
-    let Some(found) = rows::find(db, id).await?.filter(|found| found.project == project) else {
-        return Ok(None);
-    };
-    let plain = keys.open_sealed(&password_aad(id), &found.sealed)?;
-    Ok(Some(String::from_utf8_lossy(&plain).into_owned()))
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenPasswordError {
-    #[error(transparent)]
-    Db(#[from] DbError),
-    #[error(transparent)]
-    Keys(#[from] KeyError),
-}
 
 /// Seals the password of a document with `registry_auth`, for the user who sent it. Returns false if there was none.
 pub(crate) async fn seal_document(
@@ -105,8 +73,8 @@ pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
         return Ok(());
     }
     for stored in rows::documents(app.db()).await? {
-        let mut document: Value = serde_json::from_str(&stored.text)?;
-        let part = match stored.table {
+        let mut document: Value = stored.column.decode(stored.id, &stored.text)?;
+        let part = match stored.column.table() {
             "runs" => &mut document["configuration"],
             _ => &mut document,
         };

@@ -8,7 +8,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use crate::db::runs::Run;
+use crate::db::{DbError, documents::RUN_TRACKING, runs::Run};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunTracking {
@@ -36,7 +36,7 @@ pub(crate) struct RetryWait {
 }
 
 impl RunTracking {
-    pub(crate) fn of(run: &Run) -> Result<Self, serde_json::Error> {
-        run.tracking.as_deref().map_or_else(|| Ok(Self::default()), serde_json::from_str)
+    pub(crate) fn of(run: &Run) -> Result<Self, DbError> {
+        Ok(RUN_TRACKING.decode_opt(run.id, run.tracking.as_deref())?.unwrap_or_default())
     }
 }

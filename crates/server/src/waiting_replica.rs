@@ -35,7 +35,7 @@ pub(crate) fn waiting_replica(
         None => FleetChoice::Follow,
     };
     let mut nodes = Vec::with_capacity(jobs.len());
-    let placing = PlacementPreferences::of(run);
+    let placing = PlacementPreferences::of(run)?;
     let (avoided, sought) = (placing.avoided(), placing.sought());
     for (job, spec) in jobs.iter().zip(specs) {
         let volumes = volumes.locations(&mounts::for_spec(spec))?;

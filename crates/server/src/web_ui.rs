@@ -12,16 +12,10 @@ use axum::{
     routing::get,
 };
 
-use self::dist::{ASSETS, Asset};
-use crate::http::not_found;
-
-#[expect(unreachable_pub, reason = "the generated file is written for any module")]
-mod dist {
-    include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../web/dist/assets.rs"));
-}
-
-/// Name of the entry script, which changes with every build of the UI.
-pub(crate) const VERSION: &str = dist::VERSION;
+use crate::{
+    http::not_found,
+    ui_assets::{ASSETS, Asset, VERSION},
+};
 
 /// Page of every address below `/ui/` that is not a file.
 const INDEX: &str = "index.html";

@@ -8,6 +8,7 @@ mod crate_edges;
 mod documents;
 mod findings;
 mod floors;
+mod json_columns;
 mod licences;
 mod pipelines;
 mod security;
@@ -32,6 +33,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("SQL is only in the crate db", sources::check_sql_location),
     ("the database code uses neither the network nor the layers above it", sources::check_db_dependencies),
     ("tests are enabled and have descriptive names", sources::check_tests_enabled),
+    ("JSON columns are decoded with their table and row", json_columns::check),
     ("pipelines document what they claim, own and wait for", pipelines::check),
     ("decision records have all headings", documents::check_decisions),
     ("README and .ci/run name the same commands", documents::check_readme_commands),
@@ -106,6 +108,11 @@ mod tests {
     #[test]
     fn sql_is_confined_to_the_db_module() {
         holds(sources::check_sql_location);
+    }
+
+    #[test]
+    fn json_columns_are_decoded_with_their_table_and_row() {
+        holds(json_columns::check);
     }
 
     #[test]

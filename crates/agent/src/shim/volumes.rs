@@ -14,12 +14,12 @@ use std::{
 use parking_lot::Mutex;
 use rustix::mount::{MountFlags, UnmountFlags};
 use windlass_api::agent::shim::Volume;
-use windlass_model::id::SubmissionId;
+use windlass_model::{backend_kind::BackendType, id::SubmissionId};
 
 use crate::digest::sha256_hex;
 
 /// Backend whose volumes are directories of the host.
-pub const LOCAL_BACKEND: &str = "local";
+pub const LOCAL_BACKEND: &str = BackendType::Local.as_str();
 /// Directory in which a backend mounts volumes of this host that have a file system already, as LXD does.
 const MOUNTED_ROOT: &str = "/var/lib/windlass-volumes";
 const BY_ID: &str = "/dev/disk/by-id";

@@ -309,7 +309,7 @@ fn described_status<'a>(run: &'a Run, job: Option<&'a Job>, wide: bool) -> (&'a 
 
 fn own_status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
     // A run with one job shows the status of the job; with several, each job has its own.
-    let is_its_own = run.status_message.contains("retry") || run.status == "pending";
+    let is_its_own = run.retrying || run.status == "pending";
     let latest = job.and_then(|job| job.job_submissions.last());
     match latest.filter(|_| run.jobs.len() != 1 || !is_its_own) {
         Some(latest) => format::split_status(&latest.status, &latest.status_message),

@@ -16,6 +16,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
     Change, Db, DbError, Expect, Row, Unit, Val, Values, WriteOutcome,
+    documents::{JOB_PROMISED, leave_out},
     instances::Instance,
     params,
     queue_rank::QueueRank,
@@ -43,7 +44,7 @@ statements! {
             AND j.instance_id IS NOT NULL) h GROUP BY h.project_id, h.class, h.gpu_name \
             ORDER BY h.project_id, h.class, h.gpu_name", class("j");
     /// After the instances were read: a promise and the number of its instance are written together.
-    PROMISES = "SELECT j.promised FROM jobs j WHERE j.promised_until > $1 AND NOT j.finished AND j.status = 'submitted' \
+    PROMISES = "SELECT j.promised, j.id FROM jobs j WHERE j.promised_until > $1 AND NOT j.finished AND j.status = 'submitted' \
                 AND j.instance_id IS NULL";
     SPENT = "SELECT j.fleet_id, CAST(count(DISTINCT j.run_id || ' ' || j.replica_num) AS BIGINT) FROM jobs j \
              WHERE j.preempted_at > $1 AND j.fleet_id IS NOT NULL GROUP BY j.fleet_id";
@@ -76,13 +77,6 @@ pub struct PreemptionNote {
     pub rule: PreemptionRule,
     pub grace_us: i64,
     pub message: String,
-}
-
-impl PreemptionNote {
-    /// Parses a stored note; `None` if another version wrote it in a different form.
-    pub fn parse(stored: &str) -> Option<Self> {
-        serde_json::from_str(stored).ok()
-    }
 }
 
 /// Replicas with jobs on these instances.
@@ -164,9 +158,12 @@ pub async fn promises(db: &Db, now: Timestamp) -> Result<Vec<BlockPromise>, DbEr
     let rows = db.query(PROMISES.as_str(), params![now]).await?;
     let mut found = Vec::new();
     for row in &rows {
-        // Text that cannot be read promises nothing.
-        let promises: Vec<BlockPromise> = serde_json::from_str(row.str(0)?).unwrap_or_default();
-        found.extend(promises);
+        let promises: Result<Vec<BlockPromise>, _> = JOB_PROMISED.decode(row.uuid(1)?, row.str(0)?);
+        match promises {
+            Ok(promises) => found.extend(promises),
+            // An error would stop the placement of all jobs until the promise is over.
+            Err(error) => leave_out(&error),
+        }
     }
     Ok(found)
 }

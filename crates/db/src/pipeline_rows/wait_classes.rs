@@ -18,7 +18,9 @@ use windlass_model::{
 };
 use windlass_planted_bugs::{Bug, is_planted};
 
-use crate::{Change, Db, DbError, Dialect, Unit, Val, jobs::Job, params, record::statements};
+use crate::{
+    Change, Db, DbError, Dialect, Unit, Val, documents::JOB_SPEC, jobs::Job, params, record::statements,
+};
 
 statements! {
     /// Place in the queue of the first evaluated and of the first parked job of each class, without some jobs.
@@ -260,9 +262,11 @@ pub struct WaitReason {
 
 impl WaitReason {
     /// The reason for a job with this specification: an image that it names is replaced with that of the job.
-    #[must_use]
-    pub fn for_spec(&self, job_spec: &str) -> Self {
-        let own = image_name(job_spec);
+    pub fn for_spec(&self, job: impl std::fmt::Display, job_spec: &str) -> Result<Self, DbError> {
+        Ok(self.for_image(image_name(job, job_spec)?))
+    }
+
+    fn for_image(&self, own: String) -> Self {
         if own == self.image || self.image.is_empty() {
             return self.clone();
         }
@@ -279,13 +283,13 @@ impl WaitReason {
     }
 }
 
-fn image_name(job_spec: &str) -> String {
+fn image_name(job: impl std::fmt::Display, job_spec: &str) -> Result<String, DbError> {
     #[derive(Deserialize)]
     struct Spec {
         #[serde(default)]
         image_name: String,
     }
-    serde_json::from_str::<Spec>(job_spec).map(|spec| spec.image_name).unwrap_or_default()
+    JOB_SPEC.decode(job, job_spec).map(|Spec { image_name }| image_name)
 }
 
 /// Reasons of these classes.
@@ -305,7 +309,8 @@ pub async fn reasons(db: &Db, classes: &BTreeSet<&str>) -> Result<BTreeMap<Strin
     for row in &rows {
         let Some(class) = class_of.remove(&row.uuid(0)?) else { continue };
         let (message, shortfalls) = (row.opt_text(1)?, row.opt_text(2)?);
-        found.insert(class, WaitReason { message, shortfalls, image: image_name(&row.text(3)?) });
+        found
+            .insert(class, WaitReason { message, shortfalls, image: image_name(row.uuid(0)?, row.str(3)?)? });
     }
     Ok(found)
 }
@@ -317,7 +322,10 @@ pub async fn add_reasons(db: &Db, jobs: &mut [Job]) -> Result<(), DbError> {
     let found = reasons(db, &classes.collect()).await?;
     for job in jobs.iter_mut().filter(|job| parked(job)) {
         let reason = job.wait_class.as_ref().and_then(|class| found.get(class));
-        let reason = reason.map(|reason| reason.for_spec(&job.job_spec)).unwrap_or_default();
+        let reason = match reason {
+            Some(reason) => reason.for_spec(job.id, &job.job_spec)?,
+            None => WaitReason::default(),
+        };
         (job.status_message, job.shortfalls) = (reason.message, reason.shortfalls);
     }
     Ok(())
@@ -334,7 +342,7 @@ mod tests {
             shortfalls: Some(r#"{"refusals":[{"image":"debian:12"}]}"#.to_owned()),
             image: "debian:12".to_owned(),
         };
-        let own = reason.for_spec(r#"{"image_name":"ubuntu","commands":["true"]}"#);
+        let own = reason.for_image("ubuntu".to_owned());
         assert_eq!(
             own.message.as_deref(),
             Some("host-1: needs image ubuntu, and only plain processes run there")

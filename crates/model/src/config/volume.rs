@@ -7,6 +7,7 @@ use super::{
     decode::{Ctx, Decode, decode_word, scalar},
     error::{Code, Diagnosis},
     name::{Name, Tags},
+    profile::BackendType,
     quantities::{IdleDuration, MemorySize},
     yaml::Node,
 };
@@ -141,23 +142,32 @@ pub enum Volume {
 }
 
 /// Backends that provide volumes.
-pub const BACKENDS: [&str; 9] =
-    ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "local", "lxd", "mock"];
-const LOCAL: &str = "local";
+const BACKENDS: [BackendType; 9] = [
+    BackendType::Aws,
+    BackendType::Gcp,
+    BackendType::Runpod,
+    BackendType::Kubernetes,
+    BackendType::Daytona,
+    BackendType::Lium,
+    BackendType::Local,
+    BackendType::Lxd,
+    BackendType::Mock,
+];
 
 impl Volume {
     pub const fn backend(&self) -> &'static str {
-        match self {
-            Self::Aws(_) => "aws",
-            Self::Gcp(_) => "gcp",
-            Self::Runpod(_) => "runpod",
-            Self::Kubernetes(_) => "kubernetes",
-            Self::Daytona(_) => "daytona",
-            Self::Lium(_) => "lium",
-            Self::Local(_) => LOCAL,
-            Self::Lxd(_) => "lxd",
-            Self::Mock(_) => "mock",
-        }
+        let backend = match self {
+            Self::Aws(_) => BackendType::Aws,
+            Self::Gcp(_) => BackendType::Gcp,
+            Self::Runpod(_) => BackendType::Runpod,
+            Self::Kubernetes(_) => BackendType::Kubernetes,
+            Self::Daytona(_) => BackendType::Daytona,
+            Self::Lium(_) => BackendType::Lium,
+            Self::Local(_) => BackendType::Local,
+            Self::Lxd(_) => BackendType::Lxd,
+            Self::Mock(_) => BackendType::Mock,
+        };
+        backend.as_str()
     }
 
     pub const fn shared(&self) -> &VolumeProperties {
@@ -183,7 +193,7 @@ impl Volume {
             | Self::Mock(volume) => &volume.region,
             Self::Kubernetes(volume) => &volume.region,
             // The region of the local offer.
-            Self::Local(_) => LOCAL,
+            Self::Local(_) => BackendType::Local.as_str(),
             Self::Daytona(_) | Self::Lium(_) => "",
         }
     }
@@ -254,28 +264,30 @@ fn decode_for_backend<T: super::decode::Fields>(node: &Node, cx: &mut Ctx) -> Op
 }
 
 impl Decode for Volume {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "only the listed backends are decoded")]
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         super::decode::expect_map(node, cx)?;
         let Some(backend) = node.field("backend") else {
             cx.missing(node, "backend", "missing field `backend`");
             return None;
         };
-        if scalar(backend).is_some_and(|word| word.text == "remote") {
+        if scalar(backend).is_some_and(|word| word.text == BackendType::Remote.as_str()) {
             let message = "volumes on SSH hosts are not supported";
             let hint = "mount a directory of the host instead: `volumes: [/mnt/data:/data]`";
             return cx
                 .fail(Diagnosis::new(Code::Unsupported, backend.span, message).at("backend").hint(hint));
         }
-        let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
-        match cx.under("backend", |cx| decode_word(backend, cx, &BACKENDS, find))? {
-            "aws" => decode_for_backend(node, cx).map(Self::Aws),
-            "gcp" => decode_for_backend(node, cx).map(Self::Gcp),
-            "runpod" => decode_for_backend(node, cx).map(Self::Runpod),
-            "kubernetes" => decode_for_backend(node, cx).map(Self::Kubernetes),
-            "daytona" => decode_for_backend(node, cx).map(Self::Daytona),
-            LOCAL => decode_for_backend(node, cx).map(Self::Local),
-            "lxd" => decode_for_backend(node, cx).map(Self::Lxd),
-            "mock" => decode_for_backend(node, cx).map(Self::Mock),
+        let known = BACKENDS.map(BackendType::as_str);
+        let find = |word: &str| BackendType::parse(word).filter(|found| BACKENDS.contains(found));
+        match cx.under("backend", |cx| decode_word(backend, cx, &known, find))? {
+            BackendType::Aws => decode_for_backend(node, cx).map(Self::Aws),
+            BackendType::Gcp => decode_for_backend(node, cx).map(Self::Gcp),
+            BackendType::Runpod => decode_for_backend(node, cx).map(Self::Runpod),
+            BackendType::Kubernetes => decode_for_backend(node, cx).map(Self::Kubernetes),
+            BackendType::Daytona => decode_for_backend(node, cx).map(Self::Daytona),
+            BackendType::Local => decode_for_backend(node, cx).map(Self::Local),
+            BackendType::Lxd => decode_for_backend(node, cx).map(Self::Lxd),
+            BackendType::Mock => decode_for_backend(node, cx).map(Self::Mock),
             _ => decode_for_backend(node, cx).map(Self::Lium),
         }
     }
@@ -307,12 +319,13 @@ deserialize_by_decoding!(Volume);
 /// Returns the schema of one backend's volumes: its fields, and the two that select it.
 fn backend_schema<T: super::decode::Fields>(
     generator: &mut schemars::SchemaGenerator,
-    backends: &[&str],
+    backends: &[BackendType],
 ) -> schemars::Schema {
     let mut schema = super::schema::object::<T>(generator, "");
     if let Some(serde_json::Value::Object(properties)) = schema.get_mut("properties") {
         properties.insert("type".to_owned(), serde_json::json!({ "const": "volume" }));
-        properties.insert("backend".to_owned(), serde_json::json!({ "enum": backends }));
+        let names: Vec<&str> = backends.iter().map(|backend| backend.as_str()).collect();
+        properties.insert("backend".to_owned(), serde_json::json!({ "enum": names }));
     }
     let mut required = vec![serde_json::json!("type"), serde_json::json!("backend")];
     if let Some(serde_json::Value::Array(more)) = schema.remove("required") {
@@ -326,10 +339,13 @@ schema_literal! {
     Volume, "Volume" => generator {
         "description": "A disk that outlives runs.",
         "oneOf": [
-            backend_schema::<AwsVolume>(generator, &["aws", "gcp", "runpod", "lxd", "mock"]),
-            backend_schema::<KubernetesVolume>(generator, &["kubernetes"]),
-            backend_schema::<PlainVolume>(generator, &["daytona", "lium"]),
-            backend_schema::<LocalVolume>(generator, &[LOCAL]),
+            backend_schema::<AwsVolume>(
+                generator,
+                &[BackendType::Aws, BackendType::Gcp, BackendType::Runpod, BackendType::Lxd, BackendType::Mock],
+            ),
+            backend_schema::<KubernetesVolume>(generator, &[BackendType::Kubernetes]),
+            backend_schema::<PlainVolume>(generator, &[BackendType::Daytona, BackendType::Lium]),
+            backend_schema::<LocalVolume>(generator, &[BackendType::Local]),
         ],
     };
 }

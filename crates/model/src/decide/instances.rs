@@ -31,7 +31,7 @@ pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this time, attempts become rare and an event is recorded.
 pub const DELETE_MAX: Span = Span::mins(15);
 /// Prefix of the message of that event.
-pub const DELETE_FAILED_MESSAGE: &str = "cannot be deleted";
+const DELETE_FAILED_MESSAGE: &str = "cannot be deleted";
 /// Interval between attempts after that.
 pub const DELETE_RETRY_LATE: Span = Span::mins(10);
 /// Interval for a terminated instance, which should not be polled at all.
@@ -128,6 +128,8 @@ pub struct Plan {
     pub health: Health,
     /// Message for the event log although the status does not change.
     pub note: Option<String>,
+    /// The note reports that the instance cannot be deleted; it is not repeated.
+    pub reports_delete_failure: bool,
     pub due: Timestamp,
 }
 
@@ -140,6 +142,7 @@ impl Plan {
             unreachable_since: instance.unreachable_since,
             health: instance.health,
             note: None,
+            reports_delete_failure: false,
             due,
         }
     }
@@ -450,9 +453,10 @@ fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Ti
             }
             // An instance that may still be billed is never marked terminated.
             InstanceKind::Cloud => {
-                let note = (!instance.is_delete_failure_reported)
+                let reports_delete_failure = !instance.is_delete_failure_reported;
+                let note = reports_delete_failure
                     .then(|| format!("{DELETE_FAILED_MESSAGE}, check the backend: {text}"));
-                Plan { note, ..Plan::unchanged(instance, now + DELETE_RETRY_LATE) }
+                Plan { note, reports_delete_failure, ..Plan::unchanged(instance, now + DELETE_RETRY_LATE) }
             }
         },
         InstanceObservation::NotRequested

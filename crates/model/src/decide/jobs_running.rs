@@ -27,20 +27,6 @@ pub const POLL_WITH_EVENTS: Span = Span::mins(2);
 /// Poll interval while nodes wait for each other.
 pub const POLL_SIBLINGS: Span = Span::secs(2);
 
-const PROVISIONING_TIMEOUT: Span = Span::mins(10);
-
-/// Returns the time from the request until the instance must respond; some backends are slow.
-pub fn provisioning_timeout(backend: &str, instance_type: &str) -> Span {
-    match backend {
-        "runpod" | "kubernetes" | "slurm" | "daytona" | "seeweb" => Span::mins(20),
-        "oci" if instance_type.starts_with("BM.") => Span::mins(20),
-        "lambda" | "cloudrift" => Span::mins(30),
-        "vultr" if instance_type.starts_with("vbm") => Span::mins(55),
-        "gcp" if instance_type == "a4-highgpu-8g" => Span::mins(16),
-        _ => PROVISIONING_TIMEOUT,
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartupOrder {
     Any,

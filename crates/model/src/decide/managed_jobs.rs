@@ -17,7 +17,7 @@ mod task;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
-    deadline_policy::Market,
+    deadline_policy::{Market, MarketRule},
     managed_job::{
         Event, RecoverySource, ScheduleState, Status,
         plan::{self, ManagedJobPlan, Shape},
@@ -121,6 +121,8 @@ pub struct TaskTransition {
     pub event: Event,
     /// Cause of a recovery.
     pub source: Option<RecoverySource>,
+    /// Rule of the deadline that required it.
+    pub rule: Option<MarketRule>,
     pub message: String,
 }
 

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    backend_kind::BackendKind,
     explain::Shortfall,
     id::{InstanceId, SubmissionId},
     plan::{
         blocks::{self, Blocks},
-        offers::{InstanceNeeds, KUBERNETES_BACKEND, Offer, compare, is_instance_selected},
+        offers::{InstanceNeeds, Offer, compare, is_instance_selected},
         place::{FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     time::Timestamp,
@@ -351,7 +352,7 @@ pub(super) type Tightness = (usize, u32, u64, u64, usize);
 /// Returns the number of blocks that a new instance of this offer would have in the fleet.
 pub(super) fn split_offer(fleet: &FleetSnapshot, offer: &Offer) -> Result<u32, Shortfall> {
     // A pod is made for one job, and as large as that needs.
-    if offer.backend == KUBERNETES_BACKEND {
+    if BackendKind::of(&offer.backend) == BackendKind::Pods {
         return Ok(1);
     }
     let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    backend_kind::BackendKind,
     explain::Shortfall,
     gpu,
     id::InstanceId,
@@ -279,24 +280,9 @@ pub(super) fn compare(
         blocks::smallest_fitting(&offer.host, total_blocks, needs.needs_whole_instance, requests.as_deref());
     if let Some(resources) = requests.as_deref() {
         let share = blocks::host_share(&offer.host, blocks, total_blocks);
-        compare_share(&share, resources, can_be_larger(&offer.backend), short);
+        compare_share(&share, resources, BackendKind::of(&offer.backend).can_be_larger(), short);
     }
     blocks
-}
-
-/// Backend that offers the machine of the server.
-pub const LOCAL_BACKEND: &str = "local";
-/// Backend of SSH hosts.
-pub const REMOTE_BACKEND: &str = "remote";
-/// Backend of clusters behind dispatchers.
-pub const SLURM_BACKEND: &str = "slurm";
-/// Backend of Kubernetes clusters.
-pub const KUBERNETES_BACKEND: &str = "kubernetes";
-
-/// Returns whether the instance exists already and costs no more for being larger. Then a job may use a part of it:
-/// only lower bounds count. Rented instances that are larger than requested do not match.
-fn can_be_larger(backend: &str) -> bool {
-    [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND, KUBERNETES_BACKEND].contains(&backend)
 }
 
 /// Returns the number of GPUs of its share that a job receives: no more than it requested.
@@ -305,10 +291,9 @@ pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
     u32::try_from(share.gpus.len()).unwrap_or(u32::MAX).min(most)
 }
 
-/// Returns the effective request. Defaults are meant for a choice among many instances; on the local machine they are
-/// dropped, since otherwise a first job would not start on a small one, and so they are for pods.
+/// Returns the effective request, with defaults only where they apply.
 fn effective_resources<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
-    if ![LOCAL_BACKEND, KUBERNETES_BACKEND].contains(&offer.backend.as_str()) {
+    if BackendKind::of(&offer.backend).uses_default_resources() {
         return Cow::Borrowed(wanted);
     }
     Cow::Owned(without_defaults(wanted))
@@ -364,12 +349,13 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     {
         short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
     }
-    if offer.backend == SLURM_BACKEND {
+    let kind = BackendKind::of(&offer.backend);
+    if kind == BackendKind::Queue {
         for &what in &needs.slurm_obstacles {
             short.add(|| Shortfall::NotOnSlurm { what });
         }
     }
-    if offer.backend == KUBERNETES_BACKEND {
+    if kind == BackendKind::Pods {
         let allows_privileged = offer.host.runtimes.as_ref().is_some_and(Runtimes::allow_privileged_pods);
         for &what in &needs.pod_obstacles {
             if what != PodObstacle::Privileged || !allows_privileged {

@@ -1,6 +1,6 @@
 //! Properties of jobs that a pod of a Kubernetes cluster does not support.
 
-use crate::config::job_spec::JobSpec;
+use crate::{config::job_spec::JobSpec, resources::ResourcesSpec};
 
 /// Property of a job that would have no effect in a pod. A job with one of them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +25,54 @@ impl PodObstacle {
     }
 
     fn applies(self, spec: &JobSpec) -> bool {
-        let disk = spec.requirements.resources.disk.as_ref();
+        // A new field does not compile until it is an obstacle, or the pod or the agent in it gets it.
+        let JobSpec {
+            volumes,
+            privileged,
+            commands,
+            requirements,
+            // The pod gets these (`pod_request`).
+            image_name: _,
+            default_image: _,
+            default_image_from: _,
+            image_architectures: _,
+            registry_auth: _,
+            // The agent gets these (`task_spec` and `runner_start`).
+            replica_num: _,
+            job_num: _,
+            job_name: _,
+            jobs_per_replica: _,
+            app_specs: _,
+            user: _,
+            env: _,
+            home_dir: _,
+            python: _,
+            single_branch: _,
+            max_duration: _,
+            stop_duration: _,
+            ssh_key: _,
+            working_dir: _,
+            repo_dir: _,
+            repo_exists_action: _,
+            repo_data: _,
+            repo_code_hash: _,
+            file_archives: _,
+            service_port: _,
+            // Decided by the server and its pipelines.
+            replica_group: _,
+            node_group_index: _,
+            node_group_name: _,
+            node_group_job_index: _,
+            utilization_policy: _,
+            retry: _,
+            probes: _,
+        } = spec;
+        let ResourcesSpec { disk, shm_size: _, cpu: _, memory: _, gpu: _ } = &requirements.resources;
         match self {
-            Self::Volumes => spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()),
-            Self::Privileged => spec.privileged,
-            Self::ImageCommand => spec.commands.is_empty(),
-            Self::DiskLimit => disk.is_some_and(|disk| disk.size.max.is_some()),
+            Self::Volumes => volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()),
+            Self::Privileged => *privileged,
+            Self::ImageCommand => commands.is_empty(),
+            Self::DiskLimit => disk.as_ref().is_some_and(|disk| disk.size.max.is_some()),
         }
     }
 

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
+    backend_kind::is_server_machine,
     explain::{Refusal, Shortfall},
     plan::{
         gang::CandidatePool,
         inventory::split_offer,
-        offers::{InstanceNeeds, LOCAL_BACKEND, Offer, compare, shortfalls},
+        offers::{InstanceNeeds, Offer, compare, shortfalls},
         place::{InstanceCreation, REFUSALS_MAX, RefusalReport},
         placement_round::{PlacementQuery, PlacementRound, ShapeFit},
     },
@@ -71,7 +72,7 @@ impl PlacementRound<'_> {
     /// Returns whether one of these fleets could create an instance that is not offered today. The local machine has a
     /// single offer, which does not change.
     fn can_create_other(&self, query: &PlacementQuery) -> bool {
-        let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL_BACKEND);
+        let is_local = |backends: &Vec<String>| backends.iter().all(|backend| is_server_machine(backend));
         let makes_others = |fleet: &usize| {
             let fleet = self.inventory.fleets[*fleet].fleet;
             fleet.can_create && !fleet.limits.backends.as_ref().is_some_and(is_local)
@@ -159,9 +160,9 @@ impl PlacementRound<'_> {
                 let stays_full = room.slots_without(room.freeable_slots()) < wanted;
                 // The offered local machine is the existing local instance, which has its own refusal.
                 let has_local =
-                    self.inventory.shapes.iter().any(|shape| shape.offer.backend == LOCAL_BACKEND);
+                    self.inventory.shapes.iter().any(|shape| is_server_machine(&shape.offer.backend));
                 for (position, (_, offer)) in self.inventory.offers.iter().enumerate() {
-                    if has_local && offer.backend == LOCAL_BACKEND {
+                    if has_local && is_server_machine(&offer.backend) {
                         continue;
                     }
                     let mut missing = 0_u32;

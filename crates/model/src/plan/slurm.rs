@@ -2,7 +2,7 @@
 
 use crate::{
     config::job_spec::{DefaultImageSource, JobSpec},
-    resources::ResourcesSpec,
+    resources::{DiskSpec, ResourcesSpec},
 };
 
 /// Property of a job that has no effect in a container of the queue. A job with one of them is refused.
@@ -60,28 +60,71 @@ impl SlurmObstacle {
     }
 
     fn applies(self, spec: &JobSpec, is_dev_environment: bool) -> bool {
-        let resources = &spec.requirements.resources;
-        let is_default = spec.default_image_from == Some(DefaultImageSource::Run);
+        // A new field does not compile until it is an obstacle, or the container gets it (`container_request`).
+        let JobSpec {
+            jobs_per_replica,
+            service_port,
+            volumes,
+            repo_data,
+            user,
+            privileged,
+            registry_auth,
+            python,
+            default_image_from,
+            image_name,
+            utilization_policy,
+            app_specs,
+            requirements,
+            // The container gets these.
+            replica_num: _,
+            job_num: _,
+            job_name: _,
+            commands: _,
+            env: _,
+            max_duration: _,
+            stop_duration: _,
+            working_dir: _,
+            repo_dir: _,
+            repo_exists_action: _,
+            repo_code_hash: _,
+            file_archives: _,
+            // Part of others: of a default image, a repository, several nodes or a service.
+            default_image: _,
+            single_branch: _,
+            ssh_key: _,
+            probes: _,
+            // The node determines it.
+            home_dir: _,
+            // Decided by the server and its pipelines.
+            replica_group: _,
+            node_group_index: _,
+            node_group_name: _,
+            node_group_job_index: _,
+            image_architectures: _,
+            retry: _,
+        } = spec;
+        let ResourcesSpec { disk, shm_size, cpu: _, memory: _, gpu: _ } = &requirements.resources;
+        let is_default = *default_image_from == Some(DefaultImageSource::Run);
         match self {
-            Self::SeveralNodes => spec.jobs_per_replica > 1,
-            Self::Service => spec.service_port.is_some(),
+            Self::SeveralNodes => *jobs_per_replica > 1,
+            Self::Service => service_port.is_some(),
             Self::DevEnvironment => is_dev_environment,
-            Self::Volumes => spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()),
-            Self::Repository => spec.repo_data.as_ref().is_some_and(|data| data["repo_type"] == "remote"),
-            Self::DiskLimit => resources.disk.as_ref().is_some_and(|disk| disk.size.max.is_some()),
+            Self::Volumes => volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()),
+            Self::Repository => repo_data.as_ref().is_some_and(|data| data["repo_type"] == "remote"),
+            Self::DiskLimit => disk.as_ref().is_some_and(|disk| disk.size.max.is_some()),
             // A configuration without a size has the default one.
             Self::DiskSize => {
-                let min = |resources: &ResourcesSpec| resources.disk.as_ref().and_then(|disk| disk.size.min);
-                min(resources).is_some() && min(resources) != min(&ResourcesSpec::default())
+                let min = |disk: &Option<DiskSpec>| disk.as_ref().and_then(|disk| disk.size.min);
+                min(disk).is_some() && min(disk) != min(&ResourcesSpec::default().disk)
             }
-            Self::SharedMemory => resources.shm_size.is_some(),
-            Self::User => spec.user.is_some(),
-            Self::Privileged => spec.privileged,
-            Self::RegistryAuth => spec.registry_auth.is_some(),
-            Self::Python => spec.python.is_some(),
-            Self::DefaultImage => is_default && spec.image_name.is_empty(),
-            Self::UtilizationPolicy => spec.utilization_policy.is_some(),
-            Self::Ports => !is_dev_environment && !spec.app_specs.is_empty(),
+            Self::SharedMemory => shm_size.is_some(),
+            Self::User => user.is_some(),
+            Self::Privileged => *privileged,
+            Self::RegistryAuth => registry_auth.is_some(),
+            Self::Python => python.is_some(),
+            Self::DefaultImage => is_default && image_name.is_empty(),
+            Self::UtilizationPolicy => utilization_policy.is_some(),
+            Self::Ports => !is_dev_environment && !app_specs.is_empty(),
         }
     }
 

@@ -6,7 +6,7 @@ use windlass_model::{
         Action, EndKind, Gate, HostState, POLL_RUNNING, POLL_SIBLINGS, POLL_WITH_EVENTS, PULLING_TIMEOUT,
         Plan, ReportedEnd, RunnerReport, RunnerState, RunningJobObservation, RunningJobView,
         SIBLINGS_TIMEOUT, ShimState, Siblings, StartupOrder, TaskState, UNREACHABLE_GRACE, decide, has_ended,
-        next_in_pass, probe_targets, provisioning_timeout,
+        next_in_pass, probe_targets,
     },
     job::{self, Status, TerminationDetail, TerminationReason},
     state_machine::Step,
@@ -356,14 +356,6 @@ fn a_job_whose_host_pushes_events_is_polled_less_often() {
     assert!(due(&limited, reported()) > POLL_RUNNING);
     let nearly = RunningJobView { running_since: Some(ago(200)), ..limited };
     assert_eq!(due(&nearly, reported()), Span::secs(10), "90 s, and the two minutes after");
-}
-
-#[test]
-fn slow_backends_get_more_time() {
-    assert_eq!(provisioning_timeout("aws", "m5.large"), Span::mins(10));
-    assert_eq!(provisioning_timeout("kubernetes", ""), Span::mins(20));
-    assert_eq!(provisioning_timeout("lambda", ""), Span::mins(30));
-    assert_eq!(provisioning_timeout("gcp", "a4-highgpu-8g"), Span::mins(16));
 }
 
 fn any_seen() -> impl Strategy<Value = RunningJobObservation> {

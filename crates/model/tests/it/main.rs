@@ -35,3 +35,4 @@ mod runs_schedule;
 mod skypilot;
 mod state_machine_words;
 mod state_machines;
+mod update_modes;

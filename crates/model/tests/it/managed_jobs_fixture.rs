@@ -213,8 +213,14 @@ impl ManagedJobFixture {
             let (next, event) = apply_grant(record, self.now).unwrap();
             assert!(next.is_legal());
             if from != next.status {
-                let moved =
-                    TaskTransition { from, to: next.status, event, source: None, message: "slot".to_owned() };
+                let moved = TaskTransition {
+                    from,
+                    to: next.status,
+                    event,
+                    source: None,
+                    rule: None,
+                    message: "slot".to_owned(),
+                };
                 self.log.push((waiting.task, moved, self.now));
             }
             self.records[waiting.task as usize] = next;

@@ -4,7 +4,7 @@ use windlass_model::{
     explain::Shortfall,
     id::FleetId,
     plan::{
-        offers::{InstanceNeeds, LOCAL_BACKEND, Offer},
+        offers::{InstanceNeeds, Offer},
         place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, WaitingReplica, place_replicas},
     },
 };
@@ -26,7 +26,7 @@ fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
 }
 
 fn local() -> Inventory {
-    let limits = InstanceNeeds { backends: Some(vec![LOCAL_BACKEND.to_owned()]), ..InstanceNeeds::default() };
+    let limits = InstanceNeeds { backends: Some(vec!["local".to_owned()]), ..InstanceNeeds::default() };
     let fleet = FleetSnapshot {
         can_create: true,
         nodes_max: Some(1),
@@ -34,7 +34,7 @@ fn local() -> Inventory {
         limits,
         ..fleet(1, "local")
     };
-    let local = Offer { backend: LOCAL_BACKEND.to_owned(), ..offer(host(2, 0), 1, 0.0) };
+    let local = Offer { backend: "local".to_owned(), ..offer(host(2, 0), 1, 0.0) };
     Inventory {
         instances: vec![instance(1, &fleet, local.clone())],
         fleets: vec![fleet],
@@ -92,11 +92,8 @@ fn offers_refused_for_the_same_reason_are_reported_once() {
 
 #[test]
 fn offer_location_omits_repeated_parts() {
-    let local = Offer {
-        region: LOCAL_BACKEND.to_owned(),
-        instance_type: LOCAL_BACKEND.to_owned(),
-        ..local().offers.remove(0)
-    };
+    let local =
+        Offer { region: "local".to_owned(), instance_type: "local".to_owned(), ..local().offers.remove(0) };
     assert_eq!(local.location_name(), "local");
     assert_eq!(offer(host(8, 1), 1, 1.0).location_name(), "ssh here c8g1");
 }

@@ -224,7 +224,7 @@ async fn the_samples_of_a_round_are_one_statement_however_many_they_are(ground: 
         cpu_us: 1,
         memory_bytes: 2,
         working_set_bytes: 3,
-        gpus: "[[4,5]]".to_owned(),
+        gpus: vec![(4, 5)],
     };
     let insert = async |jobs: &[SubmissionId]| {
         let samples: Vec<_> = jobs.iter().map(|job| (*job, sample.clone())).collect();

@@ -11,7 +11,8 @@ use windlass_server::{
     agents::AgentApi,
     config::SettingsSource,
     db::{Unit, Val},
-    params, pipelines,
+    hints::Hint,
+    params, running_pipelines,
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
@@ -24,7 +25,7 @@ use crate::{
 pub(crate) struct JobTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
-    running: pipelines::RunningPipelines,
+    running: running_pipelines::RunningPipelines,
 }
 
 impl JobTestEnv {
@@ -39,7 +40,7 @@ impl JobTestEnv {
         let server = TestServer::start_with(given).await;
         let hosts = Arc::new(ScriptedHosts::default());
         let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
-        let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
+        let running = running_pipelines::start(&server.app, agents, Backends::default()).unwrap();
         let env = Self { server, hosts, running };
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "env": {"OF_FLEET": "1", "BOTH": "fleet"},
@@ -87,7 +88,13 @@ impl JobTestEnv {
     }
 
     pub(crate) fn wake_pipelines(&self) {
-        self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
+        self.server.app.wake(&[
+            Hint::Runs,
+            Hint::JobsSubmitted,
+            Hint::JobsRunning,
+            Hint::JobsTerminating,
+            Hint::Instances,
+        ]);
     }
 
     /// Changes columns that a pipeline writes, in all rows of a table that match, and wakes the pipelines. A pass in

@@ -17,6 +17,7 @@ use windlass_model::id::SubmissionId;
 use windlass_server::{
     config::SettingsSource,
     db::{Unit, jobs},
+    hints::Hint,
     logs::{Log, LogSource, LogStore},
     params,
 };
@@ -81,7 +82,7 @@ impl LogTestEnv {
                    termination_reason = 'container_exited_with_error' WHERE id = $1";
         let unit = Unit::new().expect_one(sql, params![self.log.submission]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
-        self.server.app.wake(&["runs"]);
+        self.server.app.wake(&[Hint::Runs]);
     }
 }
 

@@ -79,6 +79,7 @@ mod scripted_hosts;
 #[path = "../../../tunnel/tests/it/sshd.rs"]
 #[expect(dead_code, reason = "the tests of the tunnel use more of it")]
 mod sshd;
+mod stored_documents;
 mod stream_rights;
 mod volumes;
 mod waiting_jobs;

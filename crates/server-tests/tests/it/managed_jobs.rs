@@ -5,6 +5,7 @@ use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest, grant
 use windlass_server::{
     config::{Settings, SettingsSource},
     db::pipeline_rows::managed_jobs as rows,
+    hints::Hint,
 };
 use windlass_testkit::wait::eventually_ok_async;
 
@@ -237,7 +238,7 @@ async fn m8_a_run_that_ends_before_its_node_is_a_controller_failure(ground: &Ser
         let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
         env.write(over, vec![]).await;
         env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
-        env.server.app.wake(&["managed_jobs"]);
+        env.server.app.wake(&[Hint::ManagedJobs]);
         let seen = post_jobs(&env.server, "get", json!({"job_id": 1})).await;
         if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
     })

@@ -8,6 +8,7 @@ use crate::{
     job_test_env::JobTestEnv,
     project_order::{apply, wait_for_queue},
 };
+use windlass_server::hints::Hint;
 
 on_both! {
     without_the_setting_nothing_is_preempted_and_with_it_a_higher_class_starts
@@ -380,7 +381,7 @@ async fn a_fleet_preempts_no_more_replicas_than_its_budget_in_ten_minutes(ground
 async fn managed_job(env: &JobTestEnv, project: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
     eventually_ok_async(what, async || {
         env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
-        env.server.app.wake(&["managed_jobs"]);
+        env.server.app.wake(&[Hint::ManagedJobs]);
         let seen = env.server.admin(&format!("/api/project/{project}/jobs/get"), json!({"job_id": 1})).await;
         if is_so(&seen["tasks"][0]) { Ok(()) } else { Err(seen) }
     })
@@ -396,7 +397,7 @@ async fn managed_passes(env: &JobTestEnv) {
     let before = epoch().await;
     eventually_ok_async("the managed job is evaluated", async || {
         env.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
-        env.server.app.wake(&["managed_jobs"]);
+        env.server.app.wake(&[Hint::ManagedJobs]);
         let now = epoch().await;
         if now >= before + 2 { Ok(()) } else { Err(now) }
     })

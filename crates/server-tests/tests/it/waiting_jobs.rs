@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use windlass_server::db::{DbCounts, Row, Unit, Val, pipeline_rows::wait_classes};
+use windlass_server::{
+    db::{DbCounts, Row, Unit, Val, pipeline_rows::wait_classes},
+    hints::Hint,
+};
 use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
 use crate::{
@@ -336,7 +339,7 @@ async fn report_ends(stage: &JobTestEnv) -> bool {
     let sql = "UPDATE jobs SET due_at = NULL WHERE status = 'running' RETURNING id";
     let unit = Unit::new().query(sql, vec![]);
     let (_, rows) = stage.server.app.db().write(unit).await.unwrap().done().unwrap();
-    stage.server.app.wake(&["jobs_running"]);
+    stage.server.app.wake(&[Hint::JobsRunning]);
     rows.iter().any(|found| !found.is_empty())
 }
 

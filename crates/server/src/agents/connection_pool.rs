@@ -36,7 +36,7 @@ use super::{
     http_agents::Inner,
     ssh_target::{self, SshTargetError},
 };
-use crate::db::agents as rows;
+use crate::db::{agents as rows, documents::INSTANCE_PROVISIONING};
 
 /// Maximum time until an accepting shim has completed the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -289,7 +289,7 @@ impl Inner {
         }
         let machine = machine.ok_or_else(|| silent("the instance is not created yet".into()))?;
         let machine: BackendInstance =
-            serde_json::from_str(&machine).map_err(|error| silent(format_chain(&error)))?;
+            INSTANCE_PROVISIONING.decode(instance, &machine).map_err(|error| silent(format_chain(&error)))?;
         let reach = machine
             .reach
             .clone()
@@ -462,7 +462,6 @@ pub(super) fn target_failure(error: &SshTargetError) -> ConnectFailure {
         | SshTargetError::NoInstance { .. }
         | SshTargetError::NotSsh { .. }
         | SshTargetError::LoginKey(_)
-        | SshTargetError::Settings { .. }
         | SshTargetError::Contended { .. }
         | SshTargetError::TooMany { .. } => {
             ConnectFailure { why: ConnectError::Unreachable(message), next: RetryDelay::Immediate }

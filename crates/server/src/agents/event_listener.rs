@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{
     db::{Change, Unit, WriteOutcome, agents as rows, agents::JobSelection},
+    hints::Hint,
     logs::{Log, LogSource},
-    pipelines,
 };
 
 /// Maximum number of events that are processed together.
@@ -282,10 +282,10 @@ async fn mark_due(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch)
         let Some(inner) = inner.upgrade() else { return };
         match inner.db.write(Unit::new().and(changes.clone())).await.and_then(WriteOutcome::done) {
             Ok((_, rows)) => {
-                let jobs = rows.iter().flatten().filter_map(|row| row.text(0).ok());
-                let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::pipeline_for_job(&status)).collect();
-                wake.extend(batch.instance.then_some(pipelines::INSTANCES_PIPELINE));
-                wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
+                let jobs = rows.iter().flatten().filter_map(|row| row.str(0).ok()?.parse().ok());
+                let mut wake: BTreeSet<_> = jobs.map(Hint::for_placed_job).collect();
+                wake.extend(batch.instance.then_some(Hint::Instances));
+                wake.into_iter().for_each(|hint| inner.hints.hint(hint.as_str()));
                 return;
             }
             Err(error) => tracing::debug!(%instance, %error, "failed to mark rows due"),

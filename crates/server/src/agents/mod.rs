@@ -16,14 +16,13 @@ pub mod ssh_target;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use serde_json::{Map, Value};
 use windlass_api::agent::{
     client::LogPart,
     runner::{GroupHosts, JobRecord, JobStarted, Metrics, SubmitBody},
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec},
 };
-use windlass_model::id::{InstanceId, SubmissionId};
-
-use crate::job_payload::container_request::QueueRequest;
+use windlass_model::id::{InstanceId, SubmissionId, UserId};
 
 pub use self::{
     http_agents::{CALL_TIMEOUT, HttpAgents},
@@ -116,6 +115,15 @@ pub async fn discard(agents: &dyn AgentApi, call: CallContext, reason: &str) -> 
 pub struct NoAgents;
 
 pub type AgentFuture<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
+
+/// A request for a container. Contains secrets: never log one.
+#[derive(Clone)]
+pub struct QueueRequest {
+    pub submission: SubmissionId,
+    pub user: UserId,
+    /// Request in the form of the queue's API.
+    pub request: Map<String, Value>,
+}
 
 /// Calls to agents. One implementation uses HTTP to real agents; the simulation's uses simulated hosts.
 pub trait AgentApi: Send + Sync + 'static {

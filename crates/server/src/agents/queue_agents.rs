@@ -25,18 +25,22 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart};
+use super::{
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart, QueueRequest,
+};
 use crate::{
     app::{App, WeakApp},
-    db::{agents as rows, containers, jobs},
+    db::{agents as rows, containers, documents::INSTANCE_PROVISIONING, jobs},
     inventory,
-    job_payload::container_request::QueueRequest,
     services::queue::{self, Requester, execution, output, requests},
 };
 
 const MIB: u64 = 1 << 20;
 /// Names of a job's logs, with the parts of a container's output that they contain.
 const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
+
+/// Maximum number of entries of the cache; then it is cleared. Only the server that ends an instance forgets it.
+const KNOWN_MAX: usize = 16_384;
 
 /// The queue as a host. Holds only a weak reference to the server.
 pub(super) struct QueueAgents {
@@ -58,14 +62,18 @@ impl QueueAgents {
         let app = self.app(instance)?;
         let found =
             rows::find_machine(app.db(), instance).await.map_err(|error| unreachable(instance, &error))?;
-        let machine = found.and_then(|(machine, _)| machine);
-        let Some(machine) = machine.and_then(|text| serde_json::from_str::<BackendInstance>(&text).ok())
-        else {
-            return Ok(false);
-        };
+        let text = found.and_then(|(machine, _)| machine);
+        let machine: Option<BackendInstance> = INSTANCE_PROVISIONING
+            .decode_opt(instance, text.as_deref())
+            .map_err(|error| unreachable(instance, &error))?;
+        let Some(machine) = machine else { return Ok(false) };
         let is_queue = machine.reach == Some(AgentEndpoint::Queue);
         if machine.reach.is_some() {
-            self.known.lock().insert(instance, is_queue);
+            let mut known = self.known.lock();
+            if known.len() >= KNOWN_MAX {
+                known.clear();
+            }
+            known.insert(instance, is_queue);
         }
         Ok(is_queue)
     }
@@ -154,18 +162,18 @@ impl QueueAgents {
         let row = found
             .map_err(|error| unreachable(instance, &error))?
             .ok_or_else(|| AgentError::silent(instance))?;
-        let host = inventory::offer(&row).ok().map(|offer| offer.host);
-        let gpu = host.as_ref().and_then(|host| host.gpus.first());
+        let host = inventory::offer(&row).map_err(|error| unreachable(instance, &error))?.host;
+        let gpu = host.gpus.first();
         let info = HostInfo {
             gpu_vendor: gpu.map_or("none", |gpu| gpu.vendor.as_str()).to_owned(),
             gpu_name: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
             gpu_memory: gpu.map_or(0, |gpu| gpu.memory_mib),
             gpu_compute_capability: gpu.and_then(|gpu| gpu.compute_capability),
-            gpu_count: host.as_ref().map_or(0, |host| u32::try_from(host.gpus.len()).unwrap_or(u32::MAX)),
+            gpu_count: u32::try_from(host.gpus.len()).unwrap_or(u32::MAX),
             addresses: Vec::new(),
-            disk_size: host.as_ref().map_or(0, |host| host.disk_mib * MIB),
-            cpus: host.as_ref().map_or(0, |host| host.cpus),
-            memory: host.as_ref().map_or(0, |host| host.memory_mib * MIB),
+            disk_size: host.disk_mib * MIB,
+            cpus: host.cpus,
+            memory: host.memory_mib * MIB,
             processes: None,
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();

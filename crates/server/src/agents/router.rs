@@ -12,9 +12,9 @@ use windlass_model::id::{InstanceId, SubmissionId};
 
 use super::{
     AgentApi, AgentError, AgentFuture, CallContext, HostReport, HttpAgents, JobProgress, JobStart,
-    PortStream, queue_agents::QueueAgents,
+    PortStream, QueueRequest, queue_agents::QueueAgents,
 };
-use crate::{app::App, job_payload::container_request::QueueRequest};
+use crate::app::App;
 
 /// Forwards each call to the implementation that serves its instance.
 pub struct AgentRouter {

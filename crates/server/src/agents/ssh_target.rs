@@ -18,7 +18,10 @@ use windlass_tunnel::{HostKey, HostKeyEntry, KeyError as SshKeyError};
 
 use super::enrolment::{self, EnrolmentError};
 use crate::{
-    db::{Db, DbError, Unit, WriteOutcome, agents as rows},
+    db::{
+        Db, DbError, Unit, WriteOutcome, agents as rows,
+        documents::{INSTANCE_HOST_KEY, INSTANCE_PROVISIONING, INSTANCE_SSH_SEALED},
+    },
     encryption::{AssociatedData, KeyError, Keyring},
     events::{EventSubject, note},
 };
@@ -41,12 +44,6 @@ pub enum SshTargetError {
     NotSsh { instance: InstanceId },
     #[error("failed to derive the key for logging in")]
     LoginKey(#[source] EnrolmentError),
-    #[error("failed to read the SSH settings of instance {instance}")]
-    Settings {
-        instance: InstanceId,
-        #[source]
-        source: serde_json::Error,
-    },
     #[error("cannot log in to {host}: the configuration has no {what} for it")]
     Missing { host: String, what: &'static str },
     #[error(transparent)]
@@ -97,18 +94,17 @@ enum HostAccess {
 
 async fn load_access(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<HostAccess, SshTargetError> {
     let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
-    let pins = pins(row.host_key.as_deref());
+    let pins = pins(instance, row.host_key.as_deref())?;
     let Some(sealed) = row.ssh_sealed else {
         let machine: Option<BackendInstance> =
-            row.provisioning.and_then(|text| serde_json::from_str(&text).ok());
+            INSTANCE_PROVISIONING.decode_opt(instance, row.provisioning.as_deref())?;
         let address = machine.as_ref().and_then(machines::address_of);
         let address = address.ok_or(SshTargetError::NotSsh { instance })?;
         let key = enrolment::login_key(db, keys, instance).await.map_err(SshTargetError::LoginKey)?;
         return Ok(HostAccess::Rented(machine_login(address, key, &pins)));
     };
     let text = keys.open_sealed(&AssociatedData::row("instances", "ssh_sealed", instance.0), &sealed)?;
-    let settings =
-        serde_json::from_slice(&text).map_err(|source| SshTargetError::Settings { instance, source })?;
+    let settings = INSTANCE_SSH_SEALED.decode_bytes(instance, &text)?;
     Ok(HostAccess::Configured { settings, pins })
 }
 
@@ -134,7 +130,7 @@ fn machine_login(address: MachineAddress, key: String, pins: &BTreeMap<String, S
 pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result<(), SshTargetError> {
     for _ in 0..PIN_ATTEMPTS_MAX {
         let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
-        let mut known = pins(row.host_key.as_deref());
+        let mut known = pins(instance, row.host_key.as_deref())?;
         let fresh = unpinned(&known, seen)?;
         if fresh.is_empty() {
             return Ok(());
@@ -188,8 +184,8 @@ fn unpinned(
     Ok(fresh)
 }
 
-fn pins(stored: Option<&str>) -> BTreeMap<String, String> {
-    stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+fn pins(instance: InstanceId, stored: Option<&str>) -> Result<BTreeMap<String, String>, DbError> {
+    Ok(INSTANCE_HOST_KEY.decode_opt(instance, stored)?.unwrap_or_default())
 }
 
 /// Builds the target. Settings of the host override those of its fleet.

@@ -27,6 +27,7 @@ use self::mounts::VolumeCatalog;
 use crate::{
     db::{
         Db, Val, WriteOutcome,
+        documents::{ATTACHMENT_DATA, INSTANCE_PROVISIONING},
         instances::{self, Instance},
         jobs::Job,
         pipeline_rows::volumes::{self as rows, VolumeClaim, VolumeHold},
@@ -216,7 +217,7 @@ async fn attach_claimed(
     for attachment in rows::list_attachments(db, job.id).await? {
         let Some(volume) = known.iter().find(|volume| volume.id == attachment.volume_id) else { continue };
         let shown = match &attachment.data {
-            Some(data) => serde_json::from_str(data).map_err(PassError::document)?,
+            Some(data) => ATTACHMENT_DATA.decode(volume.id, data)?,
             None => match attach_volume(backends, volume, machine).await? {
                 AttachOutcome::Yes(shown) => {
                     let data = Val::json(&shown)?;
@@ -291,7 +292,7 @@ fn volume_backend<'a>(backends: &'a Backends, kind: &str) -> Option<&'a dyn Volu
 }
 
 fn stored_machine(instance: &Instance) -> Result<Option<BackendInstance>, PassError> {
-    instance.provisioning.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
+    Ok(INSTANCE_PROVISIONING.decode_opt(instance.id, instance.provisioning.as_deref())?)
 }
 
 /// Volumes that a terminating job still has, as its decision needs them. Those that the backend reports as detached are

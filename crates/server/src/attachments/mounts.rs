@@ -18,6 +18,7 @@ use windlass_model::{
 use crate::{
     db::{
         Db, DbError,
+        documents::{JOB_SPEC, VOLUME_CONFIGURATION, VOLUME_PROVISIONING},
         instances::Instance,
         jobs::Job,
         volumes::{self, Volume},
@@ -32,7 +33,7 @@ struct Document {
 
 /// Mount points of a stored job that need a network volume.
 pub fn for_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
-    let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+    let document: Document = JOB_SPEC.decode(job.id, &job.job_spec)?;
     Ok(network_mounts(document.volumes.as_deref()))
 }
 
@@ -192,7 +193,7 @@ pub(super) fn unusable_reason(volume: &Volume) -> Option<String> {
 }
 
 pub(crate) fn configuration(volume: &Volume) -> Result<Configuration, PassError> {
-    serde_json::from_str(&volume.configuration).map_err(PassError::document)
+    Ok(VOLUME_CONFIGURATION.decode(volume.id, &volume.configuration)?)
 }
 
 pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
@@ -209,7 +210,7 @@ struct ProvisioningData {
 pub fn location(volume: &Volume) -> Result<Location, PassError> {
     let wanted = configuration(volume)?;
     let made: ProvisioningData = match &volume.provisioning {
-        Some(made) => serde_json::from_str(made).map_err(PassError::document)?,
+        Some(made) => VOLUME_PROVISIONING.decode(volume.id, made)?,
         None => ProvisioningData::default(),
     };
     Ok(Location {

@@ -24,7 +24,7 @@ use crate::{
     db::{changes, projects},
     error::{Error, Result},
     services::{SseEvent, SseStream, overview, queue::auth::user_uuid},
-    web_ui,
+    ui_assets,
 };
 
 /// Interval of keepalives.
@@ -107,7 +107,7 @@ impl FeedReader {
         let hello = FeedHello {
             seq: self.seq,
             server_version: env!("CARGO_PKG_VERSION").to_owned(),
-            ui_version: web_ui::VERSION.to_owned(),
+            ui_version: ui_assets::VERSION.to_owned(),
             now: self.app.db().now().await?,
         };
         self.push("hello", FeedEvent::Hello(hello));

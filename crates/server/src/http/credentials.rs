@@ -9,11 +9,12 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, header};
 use windlass_api::{Body, Method, Operation};
 
-use super::{EncryptedConnection, incoming::IncomingRequest};
+use super::incoming::IncomingRequest;
 use crate::{
     app::App,
     auth::{self, Caller},
     error::{Error, Result},
+    peer::EncryptedConnection,
     services::{
         oidc::{INSECURE_LOGIN_COOKIE, LOGIN_COOKIE},
         sessions::{Browser, BrowserOrigin, INSECURE_COOKIE},

@@ -12,11 +12,12 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use windlass_api::{Body as Kind, Operation, error::ValidationError};
 
-use super::{Peer, depth};
+use super::depth;
 use crate::{
     app::App,
     error::{Error, Result},
     limits,
+    peer::Peer,
     services::Upload,
 };
 

@@ -16,16 +16,14 @@ use super::{
     credentials::Credentials,
     guarded_body::GuardedBody,
     port_stream::{self, StreamSlot},
-    reauthorize, resolve_scope, rights_basis, sse,
-    terminal::{self, OpenedShell},
-    with_body, with_headers,
+    reauthorize, resolve_scope, rights_basis, sse, terminal, with_body, with_headers,
 };
 use crate::{
     agents::PortStream,
     app::App,
     auth::{Caller, ProjectScope},
     error::Result,
-    services::SseStream,
+    services::{SseStream, runs::OpenedShell},
     stream_rights::{RightsBasis, StreamRegistration, StreamRights},
 };
 

@@ -32,6 +32,7 @@ use super::port_stream::StreamSlot;
 use crate::{
     app::App,
     error::{Error, Result},
+    services::runs::OpenedShell,
     stream_rights::StreamRegistration,
 };
 
@@ -62,12 +63,6 @@ pub(super) fn require_handshake(request: &mut Request) -> Result<Handshake> {
         Error::refused(format!("expected a WebSocket handshake with the protocol `{PROTOCOL}`"))
     })?;
     Ok(Handshake { upgrade: hyper::upgrade::on(request), accept })
-}
-
-/// A shell that was opened for a browser.
-pub(crate) struct OpenedShell {
-    pub(crate) output: ShellOutput,
-    pub(crate) input: ShellInput,
 }
 
 pub(super) fn respond<A, R>(

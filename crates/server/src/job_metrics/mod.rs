@@ -50,13 +50,8 @@ fn sample(message: &Metrics) -> rows::Sample {
         cpu_us: message.cpu_usage_micro.max(0),
         memory_bytes: message.memory_usage_bytes.max(0),
         working_set_bytes: message.memory_working_set_bytes.max(0),
-        gpus: serde_json::to_string(&gpus).unwrap_or_default(),
+        gpus,
     }
-}
-
-/// Memory in bytes and utilization in percent of each GPU.
-pub(crate) fn gpus(text: &str) -> Vec<(i64, i64)> {
-    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// Returns whether a GPU of the job was below `percent_min` for the whole window that ends now.
@@ -74,7 +69,8 @@ pub async fn is_gpu_idle(
         .iter()
         .map(|sample| utilization::Sample {
             at: sample.at,
-            gpu_percent: gpus(&sample.gpus)
+            gpu_percent: sample
+                .gpus
                 .iter()
                 .map(|(_, percent)| u32::try_from(*percent).unwrap_or(0))
                 .collect(),
@@ -87,7 +83,7 @@ pub async fn is_gpu_idle(
 mod tests {
     use windlass_api::agent::runner::{GpuMetrics, Metrics};
 
-    use super::{gpus, sample};
+    use super::sample;
 
     #[test]
     fn impossible_metric_values_are_clamped() {
@@ -101,7 +97,6 @@ mod tests {
         };
         let kept = sample(&message);
         assert_eq!((kept.host_at.0, kept.cpu_us, kept.memory_bytes, kept.working_set_bytes), (0, 0, 0, 3));
-        assert_eq!(gpus(&kept.gpus), vec![(0, 100); 64]);
-        assert!(gpus("nonsense").is_empty());
+        assert_eq!(kept.gpus, vec![(0, 100); 64]);
     }
 }

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use windlass_model::time::Span;
 
-use super::gpus;
 use crate::db::{Db, DbError, job_metrics as rows};
 
 /// Maximum number of jobs with series.
@@ -48,15 +47,13 @@ const SERIES: &[Series] = &[
         name: "windlass_job_gpu_memory_bytes",
         kind: "gauge",
         help: "Memory used on each GPU",
-        values: |job| gpus(&job.gpus).iter().enumerate().map(|(at, gpu)| (Some(at), gpu.0 as f64)).collect(),
+        values: |job| job.gpus.iter().enumerate().map(|(at, gpu)| (Some(at), gpu.0 as f64)).collect(),
     },
     Series {
         name: "windlass_job_gpu_usage_ratio",
         kind: "gauge",
         help: "Utilization of each GPU",
-        values: |job| {
-            gpus(&job.gpus).iter().enumerate().map(|(at, gpu)| (Some(at), gpu.1 as f64 / 100.0)).collect()
-        },
+        values: |job| job.gpus.iter().enumerate().map(|(at, gpu)| (Some(at), gpu.1 as f64 / 100.0)).collect(),
     },
 ];
 
@@ -124,7 +121,7 @@ mod tests {
             cpu_us: 1_500_000,
             memory_bytes: 7,
             working_set_bytes: 5,
-            gpus: "[[11,50],[12,100]]".into(),
+            gpus: vec![(11, 50), (12, 100)],
         };
         let text = write(&[job]);
         let labels = "project=\"ma\\\"in\\n\",run=\"train\\\\1\",replica=\"0\",job=\"2\"";

@@ -2,10 +2,14 @@
 
 use serde_json::Value;
 use windlass_api::metrics::{JobMetrics, Metric};
-use windlass_model::time::Timestamp;
+use windlass_model::{id::SubmissionId, time::Timestamp};
 
-use super::gpus;
-use crate::db::{job_metrics::Sample, jobs::Job};
+use crate::db::{
+    DbError,
+    documents::{JOB_PROVISIONING, JOB_RUNTIME},
+    job_metrics::{GpuUses, Sample},
+    jobs::Job,
+};
 
 /// Resources that the job has.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -17,26 +21,29 @@ pub(crate) struct JobResources {
 
 impl JobResources {
     /// Resources of a job. If it has only a part of its instance, they are in the job's own document.
-    pub(crate) fn of(runtime: Option<&str>, provisioning: Option<&str>) -> Self {
-        let read = |text: Option<&str>| -> Option<Value> { serde_json::from_str(text?).ok() };
-        let runtime = read(runtime).unwrap_or_default();
-        let provisioning = read(provisioning).unwrap_or_default();
+    pub(crate) fn of(
+        job: SubmissionId,
+        runtime: Option<&str>,
+        provisioning: Option<&str>,
+    ) -> Result<Self, DbError> {
+        let runtime: Value = JOB_RUNTIME.decode_opt(job, runtime)?.unwrap_or_default();
+        let provisioning: Value = JOB_PROVISIONING.decode_opt(job, provisioning)?.unwrap_or_default();
         let own = &runtime["offer"]["instance"]["resources"];
         let resources = if own.is_object() { own } else { &provisioning["instance_type"]["resources"] };
         let bytes = |mib: &Value| mib.as_i64().and_then(|mib| mib.checked_mul(1 << 20));
-        Self {
+        Ok(Self {
             cpus: resources["cpus"].as_i64(),
             memory_bytes: bytes(&resources["memory_mib"]),
             gpu_memory_bytes: bytes(&resources["gpus"][0]["memory_mib"]),
-        }
+        })
     }
 }
 
 /// Builds the series, newest first. Each point needs the previous sample, so there is one point fewer than samples.
-pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
+pub fn series(job: &Job, samples: &[Sample]) -> Result<JobMetrics, DbError> {
     let points: Vec<(&Sample, &Sample)> = samples.iter().zip(samples.iter().skip(1)).collect();
     if points.is_empty() {
-        return JobMetrics { metrics: Vec::new() };
+        return Ok(JobMetrics { metrics: Vec::new() });
     }
     let timestamps: Vec<Timestamp> = points.iter().map(|(point, _)| point.at).collect();
     let mut metrics = Vec::new();
@@ -48,10 +55,10 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     add("cpu_usage_percent".into(), cpu);
     add("memory_usage_bytes".into(), of(|sample| sample.memory_bytes));
     add("memory_working_set_bytes".into(), of(|sample| sample.working_set_bytes));
-    let given = JobResources::of(job.runtime.as_deref(), job.provisioning.as_deref());
-    let read: Vec<Vec<(i64, i64)>> = points.iter().map(|(point, _)| gpus(&point.gpus)).collect();
+    let given = JobResources::of(job.id, job.runtime.as_deref(), job.provisioning.as_deref())?;
+    let read: Vec<&GpuUses> = points.iter().map(|(point, _)| &point.gpus).collect();
     // A GPU missing from a sample has no value to plot: only GPUs that are in all samples are shown.
-    let count = read.iter().map(Vec::len).min().unwrap_or(0);
+    let count = read.iter().map(|gpus| gpus.len()).min().unwrap_or(0);
     let constants = [
         ("cpus_detected_num", given.cpus),
         ("memory_total_bytes", given.memory_bytes),
@@ -67,7 +74,7 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
         add(format!("gpu_memory_usage_bytes_gpu{gpu}"), read.iter().map(|g| g[gpu].0.into()).collect());
         add(format!("gpu_util_percent_gpu{gpu}"), read.iter().map(|g| g[gpu].1.into()).collect());
     }
-    JobMetrics { metrics }
+    Ok(JobMetrics { metrics })
 }
 
 /// Percent of one processor: a job that uses four fully is at 400. Based on the host's clock, which may jump: then the
@@ -97,7 +104,7 @@ mod tests {
             cpu_us,
             memory_bytes: 0,
             working_set_bytes: 0,
-            gpus: "[]".into(),
+            gpus: Vec::new(),
         }
     }
 

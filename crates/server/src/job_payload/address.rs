@@ -1,11 +1,13 @@
 //! Addresses at which the other nodes of a run reach an instance.
 
-use std::net::Ipv4Addr;
+use std::{fmt::Display, net::Ipv4Addr};
 
 use serde::Deserialize;
 use windlass_model::id::RunId;
 
-use crate::db::{instances::Instance, pipeline_rows::job_nodes::JobNode};
+use crate::db::{
+    DbError, documents::INSTANCE_PROVISIONING, instances::Instance, pipeline_rows::job_nodes::JobNode,
+};
 
 /// Required part of the stored `MachineAddresses`; the rest belongs to its backend.
 #[derive(Default, Deserialize)]
@@ -15,15 +17,18 @@ struct MachineAddresses {
 }
 
 /// Private address, else the public one. `None` until the instance has one.
-pub fn from_machine(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
-    let machine: MachineAddresses =
-        machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+pub fn from_machine(
+    row: impl Display,
+    machine: Option<&str>,
+    hostname: Option<&str>,
+) -> Result<Option<String>, DbError> {
+    let machine: MachineAddresses = INSTANCE_PROVISIONING.decode_opt(row, machine)?.unwrap_or_default();
     let known = machine.internal_ip.or(machine.hostname).or_else(|| hostname.map(str::to_owned));
-    known.filter(|address| !address.is_empty())
+    Ok(known.filter(|address| !address.is_empty()))
 }
 
-pub fn for_instance(instance: &Instance) -> Option<String> {
-    from_machine(instance.provisioning.as_deref(), instance.hostname.as_deref())
+pub fn for_instance(instance: &Instance) -> Result<Option<String>, DbError> {
+    from_machine(instance.id, instance.provisioning.as_deref(), instance.hostname.as_deref())
 }
 
 /// Returns the loopback address of a node that shares its instance with the other nodes of its replica. Nodes of
@@ -37,10 +42,10 @@ pub fn on_shared_instance(run: RunId, replica: i64, node: i64) -> Ipv4Addr {
 
 /// Address at which the other nodes of a replica reach a node. A part of an instance belongs to several nodes only if
 /// all of them are there.
-pub fn for_node(node: &JobNode, run: RunId, replica: i64, several: bool) -> Option<String> {
-    let instance = node.instance.as_ref()?;
+pub fn for_node(node: &JobNode, run: RunId, replica: i64, several: bool) -> Result<Option<String>, DbError> {
+    let Some(instance) = &node.instance else { return Ok(None) };
     if several && node.blocks < instance.total_blocks.unwrap_or(1) {
-        return Some(on_shared_instance(run, replica, node.num).to_string());
+        return Ok(Some(on_shared_instance(run, replica, node.num).to_string()));
     }
     for_instance(instance)
 }

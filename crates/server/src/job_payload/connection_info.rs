@@ -10,7 +10,8 @@ use windlass_api::agent::{
     shim::{NetworkMode, TaskInfo},
 };
 use windlass_model::{
-    config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
+    backend_kind::{self, BackendKind},
+    config::{Configuration, dev_environment::Ide, job_spec::JobSpec},
     plan::{
         blocks::host_share,
         execution_mode::{ExecutionMode, ImageChoice, ProcessRights},
@@ -20,20 +21,18 @@ use windlass_model::{
 
 use super::address;
 use crate::{
-    db::{instances::Instance, jobs::Job},
+    db::{
+        DbError,
+        documents::{INSTANCE_GPU_DRIVER, INSTANCE_SSH, INSTANCE_TYPE},
+        instances::Instance,
+        jobs::Job,
+    },
     inventory,
     pass_error::PassError,
 };
 
 const HOST_SSH_PORT: u16 = 22;
 const MIB_PER_GB: f64 = 1024.0;
-/// Backend as clients see it: instances that users own are `remote`, because clients reject a response with a value
-/// that they do not know.
-pub fn client_backend(backend: &str) -> &str {
-    let is_own = matches!(backend, "local" | "lxd" | "mock");
-    if !is_own && BackendType::ALL.iter().any(|known| known.as_str() == backend) { backend } else { "remote" }
-}
-
 /// An account on a host that is reached over SSH.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLogin {
@@ -45,12 +44,12 @@ pub struct HostLogin {
 
 impl HostLogin {
     /// Account of an instance; its own settings override those of its fleet. `None`: it is not reached over SSH.
-    pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Option<Self> {
-        if instance.backend.as_deref() != Some("remote") {
-            return None;
+    pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Result<Option<Self>, DbError> {
+        let kind = instance.backend.as_deref().map(BackendKind::of);
+        if kind != Some(BackendKind::UserHosts) {
+            return Ok(None);
         }
-        let own: Value =
-            instance.ssh.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let own: Value = INSTANCE_SSH.decode_opt(instance.id, instance.ssh.as_deref())?.unwrap_or_default();
         let shared = fleet_spec.map(|spec| &spec["configuration"]["ssh_config"]);
         let setting = |key: &str| {
             let of_fleet = || shared.map(|shared| shared[key].clone()).unwrap_or_default();
@@ -60,14 +59,14 @@ impl HostLogin {
         let port =
             |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HOST_SSH_PORT);
         let user = setting("user");
-        Some(Self {
-            username: user.as_str()?.to_owned(),
+        Ok(user.as_str().map(|name| Self {
+            username: name.to_owned(),
             port: port(&setting("port")),
             proxy: proxy["hostname"].as_str().map(|hostname| {
                 let user = proxy["user"].as_str().or_else(|| user.as_str()).unwrap_or_default();
                 json!({ "hostname": hostname, "username": user, "port": port(&proxy["port"]) })
             }),
-        })
+        }))
     }
 }
 
@@ -116,8 +115,8 @@ impl RuntimeData {
             ports: None,
             volume_names: None,
             offer: Some(json!({
-                "backend": client_backend(&offer.backend),
-                "instance": instance_type(instance),
+                "backend": backend_kind::client_name(&offer.backend),
+                "instance": instance_type(instance)?,
                 "region": offer.region,
                 "price": instance.price.unwrap_or_default(),
                 "availability": "busy",
@@ -169,33 +168,36 @@ pub(super) fn network(whole: bool, jobs_per_replica: u32) -> NetworkMode {
     if whole || jobs_per_replica > 1 { NetworkMode::Host } else { NetworkMode::Bridge }
 }
 
-fn instance_type(instance: &Instance) -> Value {
-    let known: Option<Value> =
-        instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok());
-    known.unwrap_or_else(|| {
+fn instance_type(instance: &Instance) -> Result<Value, DbError> {
+    let known = INSTANCE_TYPE.decode_opt(instance.id, instance.instance_type.as_deref())?;
+    Ok(known.unwrap_or_else(|| {
         json!({ "name": "", "resources": { "cpus": 0, "memory_mib": 0, "gpus": [], "spot": instance.spot } })
-    })
+    }))
 }
 
 /// Provisioning data of a job, as clients name it: the instance, and how to connect to it.
-pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Option<&RuntimeData>) -> Value {
+pub fn provisioning(
+    instance: &Instance,
+    login: Option<&HostLogin>,
+    runtime: Option<&RuntimeData>,
+) -> Result<Value, DbError> {
     let own_port = runtime.and_then(|runtime| runtime.ports.as_ref()).and_then(|ports| ports.get(&SSH_PORT));
     // On the server's machine the task's own SSH server is reached directly.
-    let is_here = instance.backend.as_deref() == Some("local");
+    let is_here = instance.backend.as_deref().is_some_and(backend_kind::is_server_machine);
     let (username, port) = match login {
         Some(login) => (login.username.as_str(), login.port),
         None if is_here => ("root", own_port.copied().unwrap_or(SSH_PORT)),
         None => ("root", HOST_SSH_PORT),
     };
     let hostname = if is_here { Some("127.0.0.1") } else { instance.hostname.as_deref() };
-    let driver: Value =
-        instance.gpu_driver.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    json!({
-        "backend": client_backend(instance.backend.as_deref().unwrap_or_default()),
-        "instance_type": instance_type(instance),
+    let driver: Option<Value> =
+        INSTANCE_GPU_DRIVER.decode_opt(instance.id, instance.gpu_driver.as_deref())?;
+    Ok(json!({
+        "backend": backend_kind::client_name(instance.backend.as_deref().unwrap_or_default()),
+        "instance_type": instance_type(instance)?,
         "instance_id": instance.name,
         "hostname": hostname,
-        "internal_ip": address::for_instance(instance),
+        "internal_ip": address::for_instance(instance)?,
         "public_ip_enabled": true,
         "region": instance.region.as_deref().unwrap_or_default(),
         "availability_zone": instance.availability_zone,
@@ -205,7 +207,7 @@ pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Opt
         "ssh_proxy": login.and_then(|login| login.proxy.clone()),
         "dockerized": !is_here,
         "gpu_driver": driver,
-    })
+    }))
 }
 
 /// Connection details for users: the SSH command once they are attached, and the link that opens their editor.

@@ -10,17 +10,21 @@ use serde_json::{Map, Value, json};
 use windlass_api::agent::runner::{JobSpec as Orders, SubmitBody};
 use windlass_model::{
     config::{
-        job_spec::{JobSpec, REPO_DIR},
+        job_spec::{JobSpec, REPO_DIR, Requirements},
         run::RunClass,
         shell::quote,
     },
     id::{SubmissionId, UserId},
     plan::slurm::SlurmObstacle,
     queue::{JOB_VARIABLE, PRIORITY_MAX},
+    resources::ResourcesSpec,
 };
 
 use super::{STOP_MAX_SECS, UnstartableReason};
-use crate::{agents::JobStart, queue_rank::QueueRank};
+use crate::{
+    agents::{JobStart, QueueRequest},
+    queue_rank::QueueRank,
+};
 
 /// Path of the script; below `$WINDLASS_ROOT` where the job is a plain process. Hosts reserve `/windlass` for their agents.
 const SCRIPT_PATH: &str = "/.windlass/job";
@@ -56,15 +60,6 @@ has_others() {
 while [ -n "$stopped" ] && has_others; do sleep 1; done
 exit "$code"
 "#;
-
-/// A request for a container. Contains secrets: never log one.
-#[derive(Clone)]
-pub struct QueueRequest {
-    pub submission: SubmissionId,
-    pub user: UserId,
-    /// Request in the form of the queue's API.
-    pub request: Map<String, Value>,
-}
 
 pub(super) struct Inputs<'a> {
     pub(super) submission: SubmissionId,
@@ -119,21 +114,64 @@ fn not_in_queue(what: &str, hint: &str) -> UnstartableReason {
 }
 
 fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Value> {
-    let Inputs { spec, .. } = inputs;
-    let resources = &spec.requirements.resources;
-    let cpus = resources.cpu.count.min.unwrap_or(1).max(1);
+    // A new field does not compile until the container gets it, or another place is named that does something with it.
+    let JobSpec {
+        job_name,
+        image_name: _,
+        max_duration,
+        stop_duration,
+        requirements:
+            Requirements { resources, max_price: _, spot: _, reservation: _, multinode: _, backend_options: _ },
+        // In the script, which is made from the orders for a runner.
+        replica_num: _,
+        job_num: _,
+        commands: _,
+        env: _,
+        working_dir: _,
+        repo_dir: _,
+        repo_exists_action: _,
+        repo_code_hash: _,
+        file_archives: _,
+        // Refused, by `SlurmObstacle`.
+        jobs_per_replica: _,
+        app_specs: _,
+        user: _,
+        default_image: _,
+        python: _,
+        privileged: _,
+        registry_auth: _,
+        volumes: _,
+        repo_data: _,
+        service_port: _,
+        // Without a meaning there: no repository is cloned, there is one node, and the node has the home.
+        single_branch: _,
+        ssh_key: _,
+        home_dir: _,
+        // Decided by the server and its pipelines.
+        replica_group: _,
+        node_group_index: _,
+        node_group_name: _,
+        node_group_job_index: _,
+        image_architectures: _,
+        default_image_from: _,
+        utilization_policy: _,
+        retry: _,
+        probes: _,
+    } = inputs.spec;
+    let ResourcesSpec { cpu, memory, gpu, shm_size: _, disk: _ } = resources;
+    let cpus = cpu.count.min.unwrap_or(1).max(1);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a size in bytes; casts saturate"
     )]
-    let memory = (resources.memory.min.unwrap_or(1.0) * BYTES_PER_GB).round() as u64;
+    let memory = (memory.min.unwrap_or(1.0) * BYTES_PER_GB).round() as u64;
     let mut constraints = json!({ "vcpus": cpus, "ram": memory.max(1 << 20) });
-    let gpus = resources.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or(0);
+    let gpus = gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or(0);
     if gpus > 0 {
         constraints["gpu"] = json!({ "stack": "cuda", "device_count": gpus });
     }
-    let stop_duration = spec.stop_duration.unwrap_or(STOP_MAX_SECS).max(0);
+    let stop_duration = stop_duration.unwrap_or(STOP_MAX_SECS).max(0);
     let mut scheduling = json!({ "preemptible": inputs.is_spot, "stop_duration": stop_duration });
     if let Some(partition) = inputs.partition {
         scheduling["partitions"] = json!([partition]);
@@ -144,13 +182,13 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     if let Some(dispatcher) = inputs.dispatcher {
         scheduling["dispatcher"] = dispatcher.into();
     }
-    if let Some(seconds) = spec.max_duration.filter(|seconds| *seconds > 0) {
+    if let Some(seconds) = max_duration.filter(|seconds| *seconds > 0) {
         scheduling["max_run_time"] = seconds.into();
     }
     let run = format!("sh=\"${{WINDLASS_ROOT:-}}{SCRIPT_PATH}\"; exec /bin/sh \"$sh\"");
     let description = format!("job of run {}", inputs.run_name);
     let fields = [
-        ("name", json!(spec.job_name)),
+        ("name", json!(job_name)),
         ("description", json!(description)),
         ("state", json!("Committed")),
         ("priority", json!(priority(inputs.rank))),
@@ -159,7 +197,7 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
         ("use_existing", json!(false)),
         ("command", json!(["/bin/sh", "-c", run])),
         ("cwd", json!(".")),
-        ("container_image", json!(image(spec))),
+        ("container_image", json!(image(inputs.spec))),
         ("environment", json!({ JOB_VARIABLE: inputs.submission.to_string() })),
         ("mounts", json!({ OUTPUT: { "kind": "tmp" }, HOME: { "kind": "tmp" } })),
         ("output_path", json!(OUTPUT)),

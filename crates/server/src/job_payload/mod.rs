@@ -6,7 +6,6 @@
 pub mod address;
 pub mod connection_info;
 pub mod container_request;
-pub mod node_key;
 pub mod peer_hosts;
 mod pod_request;
 mod runner_start;
@@ -34,9 +33,12 @@ use windlass_model::{
 };
 
 use crate::{
-    agents::JobStart,
+    agents::{JobStart, QueueRequest},
     attachments::{self, AttachProgress},
     db::{
+        documents::{
+            FLEET_SPEC, JOB_SPEC, MANAGED_JOB_PLAN, MANAGED_JOB_SECRETS, REPO_CREDENTIALS, RUN_SPEC,
+        },
         jobs::{self, Job},
         managed_jobs,
         pipeline_rows::{job_nodes as rows, jobs::JobInputs},
@@ -46,13 +48,14 @@ use crate::{
     },
     encryption::{AssociatedData, KeyError},
     inventory,
+    node_keys::{self, OpenNodeKeyError},
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     pipelines::PipelineContext,
     plain_processes::ProcessRights,
     queue_rank::QueueRank,
-    registry_passwords::{self, OpenPasswordError},
-    services,
+    sealed_passwords::{self, OpenPasswordError},
+    secret_rights,
 };
 
 pub(crate) use self::task_spec::registry_credentials;
@@ -123,6 +126,15 @@ impl From<crate::db::DbError> for PayloadError {
     }
 }
 
+impl From<OpenNodeKeyError> for PayloadError {
+    fn from(error: OpenNodeKeyError) -> Self {
+        match error {
+            OpenNodeKeyError::Keys(error) => error.into(),
+            OpenNodeKeyError::Db(error) => error.into(),
+        }
+    }
+}
+
 impl From<KeyError> for PayloadError {
     fn from(error: KeyError) -> Self {
         Self::Pass(error.into())
@@ -165,7 +177,7 @@ pub async fn task_spec(
         AttachProgress::Failed { message } => return Err(UnstartableReason::NoVolume { message }.into()),
     };
     let fleet = fleet_spec(loaded)?;
-    let login = connection_info::HostLogin::of(instance, fleet.as_ref());
+    let login = connection_info::HostLogin::of(instance, fleet.as_ref())?;
     let built = task_spec::build(&task_spec::Inputs {
         job: &loaded.job,
         spec: &spec,
@@ -188,7 +200,10 @@ pub async fn runner_start(context: &PipelineContext, loaded: &JobInputs) -> Resu
     let addresses = addresses(context, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
     let key = match spec.jobs_per_replica > 1 {
-        true => node_key::open(context, &loaded.job).await?,
+        true => match jobs::secrets(&context.db, loaded.job.id).await? {
+            Some(sealed) => Some(node_keys::open(&context.keys, loaded.job.id, &sealed)?),
+            None => None,
+        },
         false => None,
     };
     let (repo_credentials, code) = repo(context, loaded, &spec).await?;
@@ -230,10 +245,10 @@ pub(crate) async fn pod_container(
 pub async fn container_request(
     context: &PipelineContext,
     loaded: &JobInputs,
-) -> Result<container_request::QueueRequest, PayloadError> {
+) -> Result<QueueRequest, PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let start = runner_start(context, loaded).await?;
-    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let spec: JobSpec = JOB_SPEC.decode(loaded.job.id, &loaded.job.job_spec)?;
     Ok(container_request::build(&container_request::Inputs {
         submission: loaded.job.id,
         user: loaded.run.user_id,
@@ -250,7 +265,7 @@ pub async fn container_request(
 
 /// Returns whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
 pub async fn are_addresses_known(context: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
-    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let spec: JobSpec = JOB_SPEC.decode(loaded.job.id, &loaded.job.job_spec)?;
     let awaited = awaited_addresses(&spec);
     if awaited.is_empty() {
         return Ok(true);
@@ -264,10 +279,10 @@ pub async fn are_addresses_known(context: &PipelineContext, loaded: &JobInputs) 
 }
 
 async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> Result<JobSpec, PayloadError> {
-    let mut spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+    let mut spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
     let names = references::secret_names(&spec);
     let (project, user) = (job.project_id, run.user_id);
-    let withheld = services::secrets::withheld(&context.db, project, user, &names).await?;
+    let withheld = secret_rights::withheld(&context.db, project, user, &names).await?;
     if !withheld.is_empty() {
         return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
     }
@@ -288,9 +303,9 @@ async fn spec_with_secrets(context: &PipelineContext, job: &Job, run: &Run) -> R
         spec.env.extend(managed_secrets(context, managed, &run.name).await?);
     }
     let sealed =
-        spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
+        spec.registry_auth.as_ref().and_then(|auth| sealed_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
-        let opened = registry_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
+        let opened = sealed_passwords::open_password(&context.db, &context.keys, job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
                 OpenPasswordError::Db(error) => PayloadError::from(error),
@@ -317,11 +332,10 @@ async fn managed_secrets(
     let Some((plan, sealed)) = managed_jobs::secrets(&context.db, job).await? else {
         return Ok(BTreeMap::new());
     };
-    let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
+    let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(job, &plan)?;
     let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.0);
     let plain = context.keys.open_sealed(&belongs, &sealed)?;
-    let mut values: Vec<BTreeMap<String, String>> =
-        serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let mut values: Vec<BTreeMap<String, String>> = MANAGED_JOB_SECRETS.decode_bytes(job, &plain)?;
     let task = plan.task_index_of_run(run).filter(|task| *task < values.len());
     Ok(task.map(|task| values.swap_remove(task)).unwrap_or_default())
 }
@@ -332,7 +346,7 @@ fn user_key(loaded: &JobInputs) -> Result<Option<String>, PassError> {
     struct Spec {
         ssh_key_pub: Option<String>,
     }
-    let spec: Spec = serde_json::from_str(&loaded.run.spec).map_err(PassError::document)?;
+    let spec: Spec = RUN_SPEC.decode(loaded.run.id, &loaded.run.spec)?;
     Ok(spec.ssh_key_pub)
 }
 
@@ -358,7 +372,7 @@ async fn addresses(
 
 /// Stored specification of the fleet of a job's instance; without private keys.
 pub fn fleet_spec(loaded: &JobInputs) -> Result<Option<serde_json::Value>, PassError> {
-    loaded.fleet_spec.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
+    Ok(FLEET_SPEC.decode_opt(format_args!("of job {}", loaded.job.id), loaded.fleet_spec.as_deref())?)
 }
 
 /// Credentials for cloning the repository, and its uploaded changes.
@@ -389,12 +403,17 @@ async fn repo(
             let user = user.to_string();
             let belongs = AssociatedData { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
             let plain = context.keys.open_sealed(&belongs, &sealed)?;
-            Some(serde_json::from_slice(&plain).map_err(PassError::document)?)
+            Some(REPO_CREDENTIALS.decode_bytes(repo.id, &plain)?)
         }
         None => None,
     };
-    // Without credentials a public repository is cloned by its own address.
-    Ok((stored.or_else(|| runner_start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
+    let credentials = match stored {
+        _ if kind != "remote" => None,
+        Some(stored) => Some(stored),
+        // A public repository is cloned by its own address.
+        None => runner_start::public_repo(&loaded.run)?,
+    };
+    Ok((credentials, code))
 }
 
 async fn archive(context: &PipelineContext, loaded: &JobInputs, id: &str) -> Result<Arc<[u8]>, PayloadError> {

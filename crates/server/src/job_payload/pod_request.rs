@@ -2,7 +2,7 @@
 
 use windlass_backend::ContainerRequest;
 use windlass_model::{
-    config::job_spec::JobSpec,
+    config::job_spec::{JobSpec, Requirements},
     plan::{
         execution_mode::{ExecutionMode, ImageChoice},
         offers::{Offer, without_defaults},
@@ -22,7 +22,56 @@ pub(super) fn build(spec: &JobSpec, offer: &Offer) -> Option<ContainerRequest> {
         ExecutionMode::Container { .. } | ExecutionMode::Process(_) => return None,
     };
     let (username, password) = registry_credentials(spec);
-    let requested = &spec.requirements.resources;
+    // A new field does not compile until the pod is made for it, or another place is named that does something with it.
+    let JobSpec {
+        image_name: _,
+        default_image: _,
+        privileged,
+        registry_auth: _,
+        requirements:
+            Requirements {
+                resources: requested,
+                max_price: _,
+                spot: _,
+                reservation: _,
+                multinode: _,
+                backend_options: _,
+            },
+        // Refused, by `PodObstacle`.
+        volumes: _,
+        // Sent to the agent in the pod, by `task_spec` and `runner_start`.
+        replica_num: _,
+        job_num: _,
+        job_name: _,
+        jobs_per_replica: _,
+        app_specs: _,
+        user: _,
+        commands: _,
+        env: _,
+        home_dir: _,
+        python: _,
+        single_branch: _,
+        max_duration: _,
+        stop_duration: _,
+        ssh_key: _,
+        working_dir: _,
+        repo_dir: _,
+        repo_exists_action: _,
+        repo_data: _,
+        repo_code_hash: _,
+        file_archives: _,
+        service_port: _,
+        // Decided by the server and its pipelines.
+        replica_group: _,
+        node_group_index: _,
+        node_group_name: _,
+        node_group_job_index: _,
+        image_architectures: _,
+        default_image_from: _,
+        utilization_policy: _,
+        retry: _,
+        probes: _,
+    } = spec;
     // A default reserves nothing.
     let named = without_defaults(requested);
     Some(ContainerRequest {
@@ -33,7 +82,7 @@ pub(super) fn build(spec: &JobSpec, offer: &Offer) -> Option<ContainerRequest> {
         disk_mib: named.disk.and_then(|disk| disk.size.min).map(mib).filter(|size| *size > 0),
         shm_mib: requested.shm_size.map(mib).filter(|size| *size > 0),
         gpus: requested.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or_default(),
-        privileged: spec.privileged,
+        privileged: *privileged,
     })
 }
 

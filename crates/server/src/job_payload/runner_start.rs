@@ -15,7 +15,12 @@ use windlass_model::{
 
 use super::{STOP_MAX_SECS, address};
 use crate::{
-    db::{jobs::Job, pipeline_rows::job_nodes::JobNode, runs::Run},
+    db::{
+        documents::{JOB_SPEC, RUN_SPEC},
+        jobs::Job,
+        pipeline_rows::job_nodes::JobNode,
+        runs::Run,
+    },
     inventory,
     pass_error::PassError,
 };
@@ -53,7 +58,7 @@ struct StoredRunSpec {
 
 pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
     let Inputs { run, job, spec, .. } = inputs;
-    let stored: StoredRunSpec = serde_json::from_str(&run.spec).map_err(PassError::document)?;
+    let stored: StoredRunSpec = RUN_SPEC.decode(run.id, &run.spec)?;
     let is_dev = stored.configuration["type"] == "dev-environment";
     let mut configuration = stored.configuration;
     // The runner needs nothing else of it, and it may contain credentials.
@@ -85,21 +90,64 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
 }
 
 fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
+    // A new field does not compile until the runner gets it, or another place is named that does something with it.
+    let JobSpec {
+        replica_num,
+        job_num,
+        jobs_per_replica,
+        user,
+        commands,
+        env: own_env,
+        python,
+        single_branch,
+        max_duration,
+        stop_duration,
+        working_dir,
+        repo_dir,
+        repo_exists_action,
+        repo_data: own_repo_data,
+        repo_code_hash: _,
+        file_archives,
+        service_port,
+        // The key is opened for the call.
+        ssh_key: _,
+        // The runner determines it from the user.
+        home_dir: _,
+        // Sent to the shim, by `task_spec`.
+        job_name: _,
+        app_specs: _,
+        image_name: _,
+        default_image: _,
+        privileged: _,
+        registry_auth: _,
+        requirements: _,
+        volumes: _,
+        // Decided by the server and its pipelines.
+        replica_group: _,
+        node_group_index: _,
+        node_group_name: _,
+        node_group_job_index: _,
+        image_architectures: _,
+        default_image_from: _,
+        utilization_policy: _,
+        retry: _,
+        probes: _,
+    } = spec;
     let mut env = inputs.fleet_env.clone();
-    if let Some(port) = spec.service_port {
+    if let Some(port) = service_port {
         env.insert(PORT_VARIABLE.to_owned(), port.to_string());
     }
-    env.extend(spec.env.clone());
+    env.extend(own_env.clone());
     let find = |group, member| inputs.addresses.get(&(group, member)).cloned();
-    let mut commands = insert_addresses(&spec.commands, find);
+    let mut commands = insert_addresses(commands, find);
     if !is_dev {
         without_terminal(&mut commands);
     }
     Orders {
-        replica_num: spec.replica_num.into(),
-        job_num: spec.job_num.into(),
-        jobs_per_replica: spec.jobs_per_replica.into(),
-        user: spec.user.clone().map(|user| User {
+        replica_num: (*replica_num).into(),
+        job_num: (*job_num).into(),
+        jobs_per_replica: (*jobs_per_replica).into(),
+        user: user.clone().map(|user| User {
             uid: user.uid,
             gid: user.gid,
             username: user.username,
@@ -107,21 +155,20 @@ fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
         }),
         commands,
         env,
-        single_branch: spec.single_branch.unwrap_or(true),
-        max_duration: spec.max_duration,
+        single_branch: single_branch.unwrap_or(true),
+        max_duration: *max_duration,
         // Without a limit, the runner would apply its default.
-        stop_duration: Some(spec.stop_duration.unwrap_or(STOP_MAX_SECS)),
+        stop_duration: Some(stop_duration.unwrap_or(STOP_MAX_SECS)),
         ssh_key: inputs.key.clone(),
-        working_dir: spec.working_dir.clone(),
-        repo_data: spec.repo_data.as_ref().and_then(repo_data),
-        repo_dir: Some(spec.repo_dir.clone()),
-        repo_exists_action: spec.repo_exists_action.map(|action| action.as_str().to_owned()),
-        file_archives: spec
-            .file_archives
+        working_dir: working_dir.clone(),
+        repo_data: own_repo_data.as_ref().and_then(repo_data),
+        repo_dir: Some(repo_dir.clone()),
+        repo_exists_action: repo_exists_action.map(|action| action.as_str().to_owned()),
+        file_archives: file_archives
             .iter()
             .map(|file| FileArchive { id: file.id.to_string(), path: file.path.clone() })
             .collect(),
-        python: spec.python.clone(),
+        python: python.clone(),
         // Users work in a dev environment; all other output goes to a log.
         tty: Some(is_dev),
     }
@@ -151,7 +198,7 @@ pub(super) fn cluster(
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let address = address::for_node(node, job.run_id, job.replica_num, nodes.len() > 1);
+        let address = address::for_node(node, job.run_id, job.replica_num, nodes.len() > 1)?;
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
             Some(instance) => inventory::gpu_count(instance, node.blocks, wanted)?.into(),
@@ -173,7 +220,8 @@ pub(super) fn addresses_by_group(
     let mut known = BTreeMap::new();
     let mut members: BTreeMap<u32, u32> = BTreeMap::new();
     for node in nodes {
-        let spec: JobSpec = serde_json::from_str(&node.job_spec).map_err(PassError::document)?;
+        let spec: JobSpec =
+            JOB_SPEC.decode(format_args!("of node {} of run {}", node.num, job.run_id), &node.job_spec)?;
         let place = match groups {
             None => Some((spec.node_group_index, spec.node_group_job_index)),
             Some(names) => {
@@ -186,7 +234,7 @@ pub(super) fn addresses_by_group(
             }
         };
         let several = groups.is_none() && nodes.len() > 1;
-        let address = address::for_node(node, job.run_id, job.replica_num, several);
+        let address = address::for_node(node, job.run_id, job.replica_num, several)?;
         if let (Some(place), Some(address)) = (place, address) {
             known.insert(place, address);
         }
@@ -205,8 +253,8 @@ pub(super) fn variables(env: &Value) -> BTreeMap<String, String> {
 }
 
 /// Address of a repository that needs no credentials.
-pub(super) fn public_repo(run_spec: &str) -> Option<RepoCredentials> {
-    let spec: Value = serde_json::from_str(run_spec).ok()?;
-    let url = spec["configuration"]["repos"][0]["url"].as_str()?;
-    Some(RepoCredentials { clone_url: url.to_owned(), private_key: None, oauth_token: None })
+pub(super) fn public_repo(run: &Run) -> Result<Option<RepoCredentials>, PassError> {
+    let spec: Value = RUN_SPEC.decode(run.id, &run.spec)?;
+    let url = spec["configuration"]["repos"][0]["url"].as_str();
+    Ok(url.map(|url| RepoCredentials { clone_url: url.to_owned(), private_key: None, oauth_token: None }))
 }

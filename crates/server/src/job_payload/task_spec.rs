@@ -4,7 +4,7 @@ use windlass_api::agent::shim::{self, ProcessIsolation, TaskSpec};
 use windlass_model::{
     config::{
         interpolate::{self, DollarEscape, Reference, Substitution},
-        job_spec::JobSpec,
+        job_spec::{JobSpec, Requirements},
         mounts::Mount,
         run::RegistryAuth,
     },
@@ -13,6 +13,7 @@ use windlass_model::{
         execution_mode::{ExecutionMode, PLAIN_PROCESS_IMAGE, ProcessRights},
         offers::{Offer, granted_gpus},
     },
+    resources::ResourcesSpec,
 };
 
 use super::{
@@ -42,16 +43,59 @@ pub(super) struct Inputs<'a> {
 }
 
 pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
-    let Inputs { job, spec, offer, .. } = inputs;
+    let Inputs { job, spec, offer, runs_in, mounts, user_key, project, project_key, login: _ } = inputs;
+    // A new field does not compile until this runtime does something with it, or another place is named that does.
+    let JobSpec {
+        jobs_per_replica,
+        image_name: _,
+        default_image: _,
+        app_specs: _,
+        service_port: _,
+        privileged,
+        registry_auth: _,
+        requirements:
+            Requirements { resources, max_price: _, spot: _, reservation: _, multinode: _, backend_options: _ },
+        volumes: _,
+        // Sent to the runner, by `runner_start`.
+        replica_num: _,
+        job_num: _,
+        job_name: _,
+        user: _,
+        commands: _,
+        env: _,
+        home_dir: _,
+        python: _,
+        single_branch: _,
+        max_duration: _,
+        stop_duration: _,
+        ssh_key: _,
+        working_dir: _,
+        repo_dir: _,
+        repo_exists_action: _,
+        repo_data: _,
+        repo_code_hash: _,
+        file_archives: _,
+        // Decided by the server and its pipelines.
+        replica_group: _,
+        node_group_index: _,
+        node_group_name: _,
+        node_group_job_index: _,
+        image_architectures: _,
+        default_image_from: _,
+        utilization_policy: _,
+        retry: _,
+        probes: _,
+    } = spec;
+    let ResourcesSpec { shm_size, disk, gpu: _, cpu: _, memory: _ } = resources;
     let blocks = u32::try_from(job.blocks).unwrap_or_default();
     // The job gets devices of its blocks, as many as requested, and no others.
     let part = host_share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
-    let several = spec.jobs_per_replica > 1;
+    let several = *jobs_per_replica > 1;
     let (registry_username, registry_password) = registry_credentials(spec);
     let host_keys = host_keys(inputs);
     // The cluster has given the pod its devices and its memory, and pulled its image.
-    let in_pod = matches!(inputs.runs_in, Some(ExecutionMode::Pod { .. }));
+    let in_pod = matches!(runs_in, Some(ExecutionMode::Pod { .. }));
     let (registry_username, registry_password) =
         if in_pod { Default::default() } else { (registry_username, registry_password) };
     TaskSpec {
@@ -59,23 +103,23 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         name: job.job_name.clone(),
         registry_username,
         registry_password,
-        image_name: image_name(spec, inputs.runs_in),
+        image_name: image_name(spec, *runs_in),
         // The runner switches to the user of the job; before that it performs the steps that need root.
         container_user: "root".to_owned(),
-        privileged: spec.privileged && !in_pod,
-        gpu: if in_pod { 0 } else { granted_gpus(&part, &spec.requirements.resources).into() },
+        privileged: *privileged && !in_pod,
+        gpu: if in_pod { 0 } else { granted_gpus(&part, resources).into() },
         cpu: if whole { 0.0 } else { f64::from(part.cpus) },
         memory: if whole { 0 } else { bytes(part.memory_mib.saturating_mul(MIB)) },
-        shm_size: spec.requirements.resources.shm_size.filter(|_| !in_pod).map_or(0, gigabytes),
-        network_mode: network(whole, spec.jobs_per_replica),
-        volumes: inputs.mounts.volumes.clone(),
-        volume_mounts: inputs.mounts.volume_mounts.clone(),
+        shm_size: shm_size.filter(|_| !in_pod).map_or(0, gigabytes),
+        network_mode: network(whole, *jobs_per_replica),
+        volumes: mounts.volumes.clone(),
+        volume_mounts: mounts.volume_mounts.clone(),
         instance_mounts: instance_mounts(spec),
         gpu_devices: Vec::new(),
-        project: inputs.project.to_owned(),
+        project: (*project).to_owned(),
         host_ssh_user: host_keys.as_ref().map(|(user, _)| user.clone()).unwrap_or_default(),
         host_ssh_keys: host_keys.map(|(_, key)| vec![key]).unwrap_or_default(),
-        container_ssh_keys: [inputs.project_key, inputs.user_key]
+        container_ssh_keys: [*project_key, *user_key]
             .into_iter()
             .flatten()
             .map(|key| key.trim().to_owned())
@@ -84,11 +128,11 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         app_ports: app_ports(spec),
         pids: 0,
         // The minimum selected the instance; the maximum is the limit of the job.
-        disk: spec.requirements.resources.disk.as_ref().and_then(|disk| disk.size.max).map_or(0, gigabytes),
+        disk: disk.as_ref().and_then(|disk| disk.size.max).map_or(0, gigabytes),
         cluster: several,
         node_address: (several && !whole)
             .then(|| address::on_shared_instance(job.run_id, job.replica_num, job.job_num)),
-        process_isolation: process_isolation(inputs.runs_in),
+        process_isolation: process_isolation(*runs_in),
         claims: None,
     }
 }

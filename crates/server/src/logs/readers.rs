@@ -25,7 +25,10 @@ use super::{
     mask::MaskCache,
     notifying_store::{JobResult, LogSubscription, NotifyingLogStore},
 };
-use crate::db::{Db, jobs};
+use crate::{
+    db::{Db, jobs},
+    hints::Hint,
+};
 
 /// Maximum number of readers per process.
 const READERS_MAX: usize = 10_000;
@@ -44,7 +47,7 @@ const RETRIES_MAX: usize = 5;
 /// Maximum time for which a possible beginning of a secret is held back.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Hint that is sent when a job has ended.
-const JOB_ENDED_HINT: &str = "runs";
+const JOB_ENDED_HINT: Hint = Hint::Runs;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -98,7 +101,7 @@ impl LogReaders {
         }
         let tails = self.clone();
         tokio::spawn(async move {
-            let hints = tails.0.hints.subscribe(JOB_ENDED_HINT);
+            let hints = tails.0.hints.subscribe(JOB_ENDED_HINT.as_str());
             let (mut pause, mut inspected) = (POLL_INTERVAL, None);
             loop {
                 let _ = timeout(pause, hints.wait()).await;

@@ -29,23 +29,30 @@ use crate::{
         instances::{self, Instance, NewInstance},
         pipeline_rows::fleets::{self as rows, FleetInputs, FleetUpdate},
     },
+    hints::Hint,
     instance_documents::{OfferAttempts, OrderProfile, offer_instance_type},
     offer_cache::{OfferCache, OfferSnapshot},
     parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
 };
+use std::{collections::BTreeMap, sync::Arc};
 
 pub(super) struct FleetsPipeline {
     pub(super) context: PipelineContext,
     pub(super) market: OfferCache,
 }
 
-pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "fleets", table: "fleets", statuses: &["submitted", "active", "terminating"] };
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: Hint::Fleets.as_str(),
+    table: "fleets",
+    statuses: &["submitted", "active", "terminating"],
+};
 
 pub(crate) struct Row {
     loaded: FleetInputs,
-    shape: std::sync::Arc<ParsedFleetSpec>,
+    shape: Arc<ParsedFleetSpec>,
+    /// Offers from which the members were created.
+    offered: BTreeMap<InstanceId, Offer>,
 }
 
 pub(crate) struct FleetPassPlan {
@@ -68,8 +75,14 @@ impl Pipeline for FleetsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
-        let shape = parsed_fleet_spec::for_fleet(&loaded.fleet);
-        Ok(Some(Row { loaded, shape }))
+        let shape = parsed_fleet_spec::for_fleet(&loaded.fleet)?;
+        let mut offered = BTreeMap::new();
+        for member in &loaded.members {
+            offered.extend(
+                OfferAttempts::of(member)?.and_then(|tries| Some((member.id, tries.current()?.clone()))),
+            );
+        }
+        Ok(Some(Row { loaded, shape, offered }))
     }
 
     /// Backends are queried only if instances are to be created.
@@ -281,21 +294,21 @@ fn view(row: &Row) -> brain::FleetView {
         nodes_min: nodes.map_or(0, |nodes| nodes.min),
         nodes_target: nodes.map_or(0, |nodes| nodes.target),
         nodes_max: nodes.and_then(|nodes| nodes.max),
-        members: row.loaded.members.iter().map(|member| to_member(member, &row.shape)).collect(),
+        members: row.loaded.members.iter().map(|member| to_member(member, row)).collect(),
         attempts: u32::try_from(fleet.consolidation_attempt).unwrap_or_default(),
         last_attempt_at: fleet.last_consolidated_at,
     }
 }
 
-fn to_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
+fn to_member(member: &Instance, row: &Row) -> FleetMember {
     // Compares the offer of the backend, not the actual resources: a replacement would have the same.
-    let offered = OfferAttempts::of(member).and_then(|tries| tries.current().cloned());
+    let offered = row.offered.get(&member.id);
     FleetMember {
         id: member.id,
         instance_num: u32::try_from(member.instance_num).unwrap_or_default(),
         status: member.status,
         jobs: u32::from(member.busy_blocks > 0),
         is_end_requested: member.termination_asked_at.is_some(),
-        is_up_to_date: offered.is_none_or(|offer| smallest_fit(&offer, shape.limits()).is_ok()),
+        is_up_to_date: offered.is_none_or(|offer| smallest_fit(offer, row.shape.limits()).is_ok()),
     }
 }

@@ -6,7 +6,7 @@
 //!          instances.spot, instances.total_blocks, instances.agent_version, instances.unreachable,
 //!          instances.unreachable_since, instances.health, instances.health_message, instances.seen_at,
 //!          instances.started_at, instances.termination_reason, instances.termination_message,
-//!          instances.termination_deadline_at, instances.finished, instances.finished_at.
+//!          instances.termination_deadline_at, instances.finished, instances.finished_at, instances.tracking.
 //! Wakes    on hint (requested, to be ended, blocks freed, an agent's event), else every 7 s; sooner while starting.
 //! Why not  let placement mark an instance busy? Placement claims blocks; the status follows from
 //!          them, and one pipeline writes it.
@@ -17,17 +17,14 @@ use std::sync::Arc;
 
 use futures_util::future::try_join;
 use serde_json::Value;
-use windlass_backend::{Backend, BackendError, BackendInstance, Backends, InstanceState, local};
+use windlass_backend::{Backend, BackendError, BackendInstance, Backends, InstanceState};
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::{
-        instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
-        jobs_running::provisioning_timeout,
-    },
+    backend_kind::{BackendKind, provisioning_timeout},
+    decide::instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
     event,
     id::InstanceId,
     instance::{self, Health, Status, TerminationReason},
-    plan::offers::KUBERNETES_BACKEND,
     time::{Span, Timestamp},
 };
 
@@ -35,13 +32,15 @@ use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     agents::{self, CallContext, HostReport},
     db::{
-        Val, Values, WriteOutcome,
+        DbError, Val, Values, WriteOutcome,
+        documents::INSTANCE_TYPE,
         instances::{self, Instance},
         pipeline_rows::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
+    hints::Hint,
     instance_documents::{
-        OfferAttempts, engine_problem, host_health, host_instance_type, merge_host_report,
-        offer_instance_type, reported_hardware,
+        InstanceDocuments, InstanceTracking, OfferAttempts, engine_problem, host_health, host_instance_type,
+        merge_host_report, offer_instance_type, reported_hardware,
     },
     parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
@@ -50,7 +49,7 @@ use crate::{
 pub(super) struct InstancesPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "instances",
+    pipeline: Hint::Instances.as_str(),
     table: "instances",
     statuses: &["pending", "provisioning", "idle", "busy", "terminating"],
 };
@@ -58,13 +57,10 @@ pub(crate) const QUEUE: Queue = Queue {
 /// Interval at which a host without a working container engine is polled.
 const ENGINE_POLL: Span = Span::secs(5);
 
-/// Users provide SSH hosts; every other backend creates machines.
-const SSH_BACKEND: &str = "remote";
-
 pub(crate) struct Row {
     instance: Instance,
     fleet: Option<FleetContext>,
-    machine: Option<BackendInstance>,
+    documents: InstanceDocuments,
 }
 
 struct FleetContext {
@@ -73,13 +69,17 @@ struct FleetContext {
 }
 
 impl Row {
+    fn kind(&self) -> Option<BackendKind> {
+        self.instance.backend.as_deref().map(BackendKind::of)
+    }
+
     fn is_ssh(&self) -> bool {
-        self.instance.backend.as_deref() == Some(SSH_BACKEND)
+        self.kind() == Some(BackendKind::UserHosts)
     }
 
     /// Returns whether it was made for one job, which is the only one that it ever runs.
     fn is_pod(&self) -> bool {
-        self.instance.backend.as_deref() == Some(KUBERNETES_BACKEND)
+        self.kind() == Some(BackendKind::Pods)
     }
 
     fn backend<'a>(&self, backends: &'a Backends) -> Option<&'a Arc<dyn Backend>> {
@@ -131,13 +131,16 @@ impl Pipeline for InstancesPipeline {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let fleet = match instance.fleet_id.filter(|_| needs_fleet(&instance)) {
-            Some(id) => rows::fleet_summary(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
-                FleetContext { shape: parsed_fleet_spec::for_spec(id, &spec), members }
-            }),
+            Some(id) => match rows::fleet_summary(&self.0.db, id).await? {
+                Some(FleetSummary { spec, members }) => {
+                    Some(FleetContext { shape: parsed_fleet_spec::for_spec(id, &spec)?, members })
+                }
+                None => None,
+            },
             None => None,
         };
-        let machine = instance.provisioning.as_deref().and_then(|text| serde_json::from_str(text).ok());
-        Ok(Some(Row { instance, fleet, machine }))
+        let documents = InstanceDocuments::of(&instance)?;
+        Ok(Some(Row { instance, fleet, documents }))
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
@@ -202,7 +205,7 @@ impl Pipeline for InstancesPipeline {
         if let Some(until) = findings.answered_until {
             plan.due = plan.due.min(until);
         }
-        if engine_problem(stored_type(&row.instance).as_ref()).is_some() {
+        if engine_problem(row.documents.kind.as_ref()).is_some() {
             // Jobs wait for the engine.
             plan.due = plan.due.min(Timestamp(lease.now()) + ENGINE_POLL);
         }
@@ -237,7 +240,7 @@ impl InstancesPipeline {
     /// Observes an instance that exists and is not ready: queries its agent, and its backend if the agent does not
     /// answer.
     async fn observe_starting(&self, row: &Row) -> InstanceReport {
-        let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
+        let reachable = row.documents.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
         if reachable && let Ok(news) = self.0.agents.host(row.instance.id).await {
             let seen = InstanceObservation::Answers { health: host_health(&news).0 };
             return InstanceReport {
@@ -254,7 +257,7 @@ impl InstancesPipeline {
             return Ok(report);
         }
         let found = self.query_backend(row).await;
-        let is_local = row.instance.backend.as_deref() == Some(local::NAME);
+        let is_local = row.kind() == Some(BackendKind::ServerMachine);
         if !is_local || found.seen != InstanceObservation::Silent {
             return Ok(found);
         }
@@ -291,7 +294,7 @@ impl InstancesPipeline {
 
     /// Updates an outdated agent and returns the changed machine. Its tasks keep running meanwhile.
     async fn update_agent(&self, row: &Row) -> Option<BackendInstance> {
-        let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
+        let (backend, machine) = (row.backend(&self.0.backends)?, row.documents.machine.as_ref()?);
         if !backend.is_outdated(machine).await {
             return None;
         }
@@ -308,7 +311,7 @@ impl InstancesPipeline {
     /// Queries the backend about an instance whose agent does not answer, to determine whether it still exists.
     async fn query_backend(&self, row: &Row) -> InstanceReport {
         let findings = |machine: BackendInstance| InstanceFindings {
-            machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
+            machine: (row.documents.machine.as_ref() != Some(&machine)).then_some(machine),
             ..InstanceFindings::default()
         };
         match self.find(row).await {
@@ -419,10 +422,14 @@ fn build_update(
         moved.marks_waiting_due = true;
         message = None;
     }
-    if let Some(text) = engine_note(instance, &moved.set) {
+    if let Some(text) = engine_note(row, &moved.set)? {
         let why = pipeline_cause(event::Pipeline::Instance, lease, "engine", text);
         moved.engine = Some(event::Event::note(event::Entity::Instance, instance.id, why));
         moved.marks_waiting_due = true;
+    }
+    if plan.reports_delete_failure {
+        let tracking = InstanceTracking { is_delete_failure_reported: true };
+        moved.set.push(("tracking", Val::json(&tracking)?));
     }
     moved.set.push(("status_message", message.into()));
     Ok(moved)
@@ -550,23 +557,26 @@ fn machine_columns(row: &Row, findings: &InstanceFindings) -> Result<Values, Pas
             set.push(("agent_version", version.as_str().into()));
         }
     }
-    let stored = stored_type(instance);
+    let stored = row.documents.kind.clone();
     let has = machine.and_then(|machine| machine.has.clone());
     let inspected = findings.news.as_ref().filter(|_| instance.instance_type.is_none());
     let found = has.or_else(|| inspected.map(|news| reported_hardware(&news.info))).map(|has| {
         let granted = findings.granted.as_ref().and_then(OfferAttempts::current);
-        let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| type_name(row));
+        let name = match granted {
+            Some(offer) => offer.instance_type.clone(),
+            None => type_name(row)?,
+        };
         let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
-        host_instance_type(&name, &has, spot)
+        Ok::<_, PassError>(host_instance_type(&name, &has, spot))
     });
-    let mut kind = match found {
+    let mut kind = match found.transpose()? {
         Some(found) => found,
         None => match findings.news.as_ref().and(stored.clone()) {
             Some(stored) => stored,
             None => return Ok(set),
         },
     };
-    let is_local = instance.backend.as_deref() == Some(local::NAME);
+    let is_local = row.kind() == Some(BackendKind::ServerMachine);
     merge_host_report(&mut kind, stored.as_ref(), findings.news.as_ref(), is_local);
     set.retain(|(column, _)| *column != "instance_type");
     if stored.as_ref() != Some(&kind) {
@@ -575,32 +585,28 @@ fn machine_columns(row: &Row, findings: &InstanceFindings) -> Result<Values, Pas
     Ok(set)
 }
 
-fn stored_type(instance: &Instance) -> Option<Value> {
-    instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok())
-}
-
 /// Message when the container engine of the host stops responding, or responds again.
-fn engine_note(instance: &Instance, set: &Values) -> Option<String> {
-    let (_, Val::Text(kind)) = set.iter().find(|(column, _)| *column == "instance_type")? else {
-        return None;
-    };
-    let (before, kind) = (stored_type(instance), serde_json::from_str::<Value>(kind).ok());
-    match (engine_problem(before.as_ref()), engine_problem(kind.as_ref())) {
+fn engine_note(row: &Row, set: &Values) -> Result<Option<String>, DbError> {
+    let text = set.iter().find_map(|(column, value)| {
+        if let Val::Text(text) = value { Some(text).filter(|_| *column == "instance_type") } else { None }
+    });
+    let Some(text) = text else { return Ok(None) };
+    let kind: Value = INSTANCE_TYPE.decode(row.instance.id, text)?;
+    Ok(match (engine_problem(row.documents.kind.as_ref()), engine_problem(Some(&kind))) {
         (None, Some(why)) => {
             Some(format!("its container engine is not available, and jobs with an image wait for it: {why}"))
         }
         (Some(_), None) => Some("its container engine is available again".to_owned()),
         (None, None) | (Some(_), Some(_)) => None,
-    }
+    })
 }
 
 /// Type of an instance for which none was reported.
-fn type_name(row: &Row) -> String {
+fn type_name(row: &Row) -> Result<String, PassError> {
     if row.is_ssh() {
-        return "ssh".to_owned();
+        return Ok("ssh".to_owned());
     }
-    let offer = crate::inventory::offer(&row.instance).ok();
-    offer.map(|offer| offer.instance_type).unwrap_or_default()
+    Ok(crate::inventory::offer(&row.instance)?.instance_type)
 }
 
 /// Event that follows from the number of blocks in use.
@@ -615,7 +621,7 @@ fn occupancy_event(row: &Instance) -> Option<instance::Event> {
 fn view(row: &Row) -> brain::InstanceView {
     let instance = &row.instance;
     let backend = instance.backend.as_deref().unwrap_or_default();
-    let kind = OfferAttempts::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
+    let kind = row.documents.offer().map(|offer| offer.instance_type.as_str());
     let requested = instance.termination_asked_at.map(|_| {
         let reason = instance.end_reason.as_deref().and_then(|word| word.parse().ok());
         reason.unwrap_or(TerminationReason::TerminatedByUser)
@@ -625,7 +631,7 @@ fn view(row: &Row) -> brain::InstanceView {
         status: instance.status,
         created_at: instance.created_at,
         started_at: instance.started_at,
-        provisioning_max: provisioning_timeout(backend, kind.as_deref().unwrap_or_default()),
+        provisioning_max: provisioning_timeout(backend, kind.unwrap_or_default()),
         jobs: u32::from(instance.busy_blocks > 0),
         is_made_for_job: instance.made_for.is_some(),
         requested_end: requested,
@@ -639,9 +645,6 @@ fn view(row: &Row) -> brain::InstanceView {
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
         is_forced: instance.end_reason.as_deref() == Some(instances::FORCED),
-        is_delete_failure_reported: instance
-            .status_message
-            .as_deref()
-            .is_some_and(|message| message.starts_with(brain::DELETE_FAILED_MESSAGE)),
+        is_delete_failure_reported: row.documents.tracking.is_delete_failure_reported,
     }
 }

@@ -29,7 +29,7 @@ use windlass_model::{
 use self::record::JobFindings;
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     agents::{AgentError, CallContext},
     db::{
@@ -38,6 +38,7 @@ use crate::{
         jobs::Job,
         pipeline_rows::jobs::{self as rows, JobInputs, JobUpdate, RunDue},
     },
+    hints::Hint,
     job_metrics,
     job_payload::{self, PayloadError, UnstartableReason, peer_hosts},
     job_spec_view::{JobSpecView, Utilization},
@@ -52,8 +53,11 @@ use crate::{
 
 pub(super) struct JobsRunningPipeline(pub(super) PipelineContext);
 
-pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "jobs_running", table: "jobs", statuses: &["provisioning", "pulling", "running"] };
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: Hint::JobsRunning.as_str(),
+    table: "jobs",
+    statuses: &["provisioning", "pulling", "running"],
+};
 
 pub(crate) struct Row {
     loaded: JobInputs,
@@ -100,13 +104,13 @@ impl Pipeline for JobsRunningPipeline {
         let job = brain::RunningJobView {
             unreachable_timeout: self.0.lost_after,
             pulling_timeout: self.0.limits.image_pull_timeout,
-            ..inputs::view(&loaded, &facts, &shape, known)
+            ..inputs::view(&loaded, &facts, &shape, known)?
         };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<JobReport, PassError> {
-        if let Some(ending) = row.loaded.job.requested_end() {
+        if let Some(ending) = row.loaded.job.requested_end()? {
             return Ok(JobReport::Requested(ending));
         }
         let mut findings = JobFindings::default();
@@ -213,7 +217,7 @@ impl Pipeline for JobsRunningPipeline {
         wake.extend(match moved.run_due() {
             RunDue::Unchanged => None,
             // The proxies learn at once that a replica ends.
-            RunDue::Soon if row.loaded.run.service.is_none() => Some(RUNS_DUE_SOON_HINT),
+            RunDue::Soon if row.loaded.run.service.is_none() => Some(Hint::RunsDueSoon.as_str()),
             RunDue::Soon | RunDue::AtOnce => Some(super::runs::QUEUE.pipeline),
         });
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;

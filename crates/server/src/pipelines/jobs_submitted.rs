@@ -15,6 +15,7 @@
 mod free_rounds;
 mod placeholders;
 mod preemption;
+mod stored;
 mod wait_classes;
 
 use std::{
@@ -32,7 +33,6 @@ use windlass_model::{
     id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     job,
     plan::{
-        offers::Location,
         place::{
             Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, RefusalReport, ReplicaPlacement,
             WaitingReplica, place_replicas,
@@ -45,8 +45,11 @@ use windlass_model::{
 use windlass_planted_bugs::{Bug, is_planted};
 
 pub(super) use self::free_rounds::RecentWaits;
-use self::wait_classes::QueuedReplica;
-use super::{PipelineContext, RUNS_DUE_SOON_HINT, apply_outcome, due_in, pipeline_cause};
+use self::{
+    stored::{fail, read_specs},
+    wait_classes::QueuedReplica,
+};
+use super::{PipelineContext, apply_outcome, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
     db::{
@@ -60,7 +63,7 @@ use crate::{
         },
         runs::Run,
     },
-    instance_documents::OfferAttempts,
+    hints::Hint,
     inventory,
     offer_cache::OfferCache,
     pass_error::PassError,
@@ -73,7 +76,8 @@ pub(super) struct JobsSubmittedPipeline {
     pub(super) recent_waits: RecentWaits,
 }
 
-pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
+pub(crate) const QUEUE: Queue =
+    Queue { pipeline: Hint::JobsSubmitted.as_str(), table: "jobs", statuses: &["submitted"] };
 
 /// The nodes of one replica, and the leases on them.
 struct LeasedReplica {
@@ -110,7 +114,14 @@ impl BatchPipeline for JobsSubmittedPipeline {
         let places = placement::assigned_instances(&self.context.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
-            if let Some(ending) = job.requested_end() {
+            let requested_end = match job.requested_end() {
+                Ok(requested) => requested,
+                Err(error) => {
+                    fail(&error, &mut outcomes, [job.id.0]);
+                    continue;
+                }
+            };
+            if let Some(ending) = requested_end {
                 let end = JobEnding::new(&ending, job::Event::StopRequested);
                 outcomes.insert(job.id.0, self.end(lease, &job, end).await?);
             } else if let Some(instance) = job.instance_id {
@@ -143,8 +154,13 @@ impl JobsSubmittedPipeline {
             nodes.sort_by_key(|job| job.job_num);
             let held: BTreeMap<Uuid, Lease> =
                 nodes.iter().filter_map(|n| leases.remove(&n.id.0)).map(|l| (l.id, l)).collect();
-            let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
-            let specs: Vec<JobSpec> = specs.collect::<Result<_, _>>().map_err(PassError::document)?;
+            let specs = match read_specs(&nodes) {
+                Ok(specs) => specs,
+                Err(error) => {
+                    fail(&error, outcomes, nodes.iter().map(|node| node.id.0));
+                    continue;
+                }
+            };
             let replica =
                 LeasedReplica { run, num, project: nodes[0].project_id, nodes, specs, leases: held };
             if replica.nodes.len() < replica.specs[0].jobs_per_replica as usize {
@@ -174,11 +190,11 @@ impl JobsSubmittedPipeline {
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
-            if let Some(run) = runs.get(&replica.run) {
-                let shape = self.context.shapes.of(run)?;
-                let full = full.get(&(replica.run, replica.num)).map(Vec::as_slice).unwrap_or_default();
-                let volumes = &volumes[&replica.project];
-                queue.push(QueuedReplica::new(replica, run, &shape, volumes, full)?);
+            let Some(run) = runs.get(&replica.run) else { continue };
+            let full = full.get(&(replica.run, replica.num)).map(Vec::as_slice).unwrap_or_default();
+            match self.queued(replica, run, &volumes, full) {
+                Ok(queued) => queue.push(queued),
+                Err(error) => fail(&error, outcomes, replica.nodes.iter().map(|node| node.id.0)),
             }
         }
         // Before the inventory is read: most new jobs of a full house wait behind others.
@@ -235,10 +251,14 @@ impl JobsSubmittedPipeline {
         let mut replicas = Vec::new();
         for ((run, num), mut nodes) in by_replica {
             nodes.sort_by_key(|job| job.job_num);
-            let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
-            let specs: Vec<JobSpec> = specs.collect::<Result<_, _>>().map_err(PassError::document)?;
+            let specs = match read_specs(&nodes) {
+                Ok(specs) => specs,
+                // Its own pass fails, and records the reason.
+                Err(_) => continue,
+            };
             let is_complete = nodes.len() >= specs[0].jobs_per_replica as usize;
-            if is_complete && nodes.iter().all(|node| node.requested_end().is_none()) {
+            let is_ending = |node: &Job| !matches!(node.requested_end(), Ok(None));
+            if is_complete && !nodes.iter().any(is_ending) {
                 let (project, leases) = (nodes[0].project_id, BTreeMap::new());
                 replicas.push(LeasedReplica { run, num, project, nodes, specs, leases });
             }
@@ -255,8 +275,8 @@ impl JobsSubmittedPipeline {
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in replicas {
             let Some(run) = runs.get(&replica.run) else { continue };
-            let shape = self.context.shapes.of(run)?;
-            queue.push(QueuedReplica::new(replica, run, &shape, &volumes[&replica.project], &[])?);
+            // One that cannot be read is reported by its own pass.
+            queue.extend(self.queued(replica, run, &volumes, &[]).ok());
         }
         Ok(queue)
     }
@@ -313,26 +333,6 @@ impl JobsSubmittedPipeline {
             Ok::<_, PassError>(outcomes)
         });
         Ok(try_join_all(written).await?.concat())
-    }
-
-    /// Regions in which a recent attempt found no capacity for all nodes of a replica.
-    async fn full(
-        &self,
-        replicas: &[LeasedReplica],
-    ) -> Result<BTreeMap<(RunId, i64), Vec<Location>>, PassError> {
-        let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
-        let runs: Vec<RunId> = again.map(|one| one.run).collect();
-        let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
-        for (replica, tries) in placement::failed_offers(&self.context.db, &runs).await? {
-            let tries: Option<OfferAttempts> = serde_json::from_str(&tries).ok();
-            let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
-            let place = Location { backend: offer.backend, region: offer.region, zone: None };
-            let of_replica = full.entry(replica).or_default();
-            if !of_replica.contains(&place) {
-                of_replica.push(place);
-            }
-        }
-        Ok(full)
     }
 
     /// Loads the volumes that the nodes of these replicas name, by project.
@@ -493,7 +493,7 @@ impl JobsSubmittedPipeline {
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
-        let mut wake = vec![RUNS_DUE_SOON_HINT, super::jobs_running::QUEUE.pipeline];
+        let mut wake = vec![Hint::RunsDueSoon.as_str(), super::jobs_running::QUEUE.pipeline];
         if makes {
             wake.push(super::instances::QUEUE.pipeline);
         }

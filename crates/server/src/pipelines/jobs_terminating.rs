@@ -25,7 +25,11 @@ use super::{
 use crate::{
     agents::{self, AgentError, CallContext},
     attachments,
-    db::pipeline_rows::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
+    db::{
+        DbError,
+        pipeline_rows::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
+    },
+    hints::Hint,
     job_payload::STOP_MAX_SECS,
     job_spec_view::JobSpecView,
     logs::{
@@ -33,13 +37,12 @@ use crate::{
         copier::{self, CopyError, CopyLimits},
     },
     pass_error::PassError,
-    proxy,
 };
 
 pub(super) struct JobsTerminatingPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "jobs_terminating", table: "jobs", statuses: &["terminating"] };
+    Queue { pipeline: Hint::JobsTerminating.as_str(), table: "jobs", statuses: &["terminating"] };
 
 /// Maximum number of steps in one pass: each step is performed once and the last one waits.
 const STEPS_MAX: usize = 8;
@@ -70,7 +73,7 @@ impl Pipeline for JobsTerminatingPipeline {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobSpecView::of(&loaded.job)?;
-        let mut job = view(&loaded, &facts, self.0.lost_after);
+        let mut job = view(&loaded, &facts, self.0.lost_after)?;
         if job.deadline.is_none()
             && let Some(managed_job) = loaded.run.managed_job_id
             && let Some(graceful) = rows::cancel_grace(&self.0.db, managed_job).await?
@@ -165,7 +168,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 }
                 if step == TerminationStep::Unregister {
                     set.push(("replica_registered", false.into()));
-                    wake.extend([proxy::ROUTES_HINT, QUEUE.pipeline]);
+                    wake.extend([Hint::Routes.as_str(), QUEUE.pipeline]);
                 }
                 let moved = JobUpdate { set, due_in_us, ..JobUpdate::default() };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
@@ -285,20 +288,24 @@ impl JobsTerminatingPipeline {
         let (written, due) = rows::end(&self.0.db, lease.key(), job, end).await?;
         let mut wake = vec![super::runs::QUEUE.pipeline];
         wake.extend(due.waiting_jobs.then_some(super::jobs_submitted::QUEUE.pipeline));
-        wake.extend(due.instance.then_some(super::INSTANCES_DUE_SOON_HINT));
+        wake.extend(due.instance.then_some(Hint::InstancesDueSoon.as_str()));
         Ok(apply_outcome(&written, None, wake))
     }
 }
 
 /// Time that the commands have to exit: of the fleet's rules if the job was preempted.
-fn stop_grace(job: &crate::db::jobs::Job, facts: &JobSpecView) -> Span {
-    let preempted = job.ending().is_some_and(|ending| ending.is_preempted());
-    let note = job.preemption_note().filter(|_| preempted);
+fn stop_grace(job: &crate::db::jobs::Job, facts: &JobSpecView) -> Result<Span, DbError> {
+    let is_preempted = job.ending().is_some_and(|ending| ending.is_preempted());
+    let note = if is_preempted { job.preemption_note()? } else { None };
     let own = || Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS));
-    note.map_or_else(own, |note| Span(note.grace_us))
+    Ok(note.map_or_else(own, |note| Span(note.grace_us)))
 }
 
-fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::TerminatingJobView {
+fn view(
+    loaded: &JobInputs,
+    facts: &JobSpecView,
+    lost_after: Span,
+) -> Result<brain::TerminatingJobView, DbError> {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort replaces a stop in progress; nothing else changes an ending.
@@ -316,7 +323,7 @@ fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::Ter
         status: i.status,
         other_jobs: u32::try_from(loaded.others_there).unwrap_or(u32::MAX),
     });
-    brain::TerminatingJobView {
+    Ok(brain::TerminatingJobView {
         ending,
         terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
         is_registered: job.replica_registered,
@@ -325,9 +332,9 @@ fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::Ter
         is_task_submitted: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,
         stop_duration: facts.stop_duration.map(Span::secs),
-        stop_grace: stop_grace(job, facts),
+        stop_grace: stop_grace(job, facts)?,
         volumes: Vec::new(),
         instance: place,
         give_up_after: brain::give_up_timeout(lost_after),
-    }
+    })
 }

@@ -36,10 +36,12 @@ use crate::{
     attempt_specs::{self, TaskArchives},
     db::{
         Unit, Val, Values, WriteOutcome,
+        documents::{MANAGED_JOB_FILES, MANAGED_JOB_PLAN, MANAGED_TASK_RECORD},
         pipeline_rows::managed_jobs::{
             self as rows, AttemptRun, ManagedJobInputs, ManagedJobUpdate, StopRun, TaskUpdate,
         },
     },
+    hints::Hint,
     offer_cache::OfferCache,
     pass_error::PassError,
     services::offers::OfferSupply,
@@ -51,7 +53,7 @@ pub(super) struct ManagedJobsPipeline {
 }
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "managed_jobs",
+    pipeline: Hint::ManagedJobs.as_str(),
     table: "managed_jobs",
     statuses: &[
         "PENDING",
@@ -115,10 +117,10 @@ impl Pipeline for ManagedJobsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.context.db, lease).await? else { return Ok(None) };
-        let plan: ManagedJobPlan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
-        let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
-        let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
-        let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
+        let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(loaded.job.id, &loaded.job.plan)?;
+        let files = MANAGED_JOB_FILES.decode(loaded.job.id, &loaded.job.files)?;
+        let records = loaded.tasks.iter().map(|task| MANAGED_TASK_RECORD.decode(task.id, &task.record));
+        let records = records.collect::<Result<_, _>>()?;
         let project = loaded.job.project_id;
         let site =
             attempt_specs::allowed_infra(&self.context.db, &self.context.backends, project, &plan).await?;
@@ -174,7 +176,14 @@ impl Pipeline for ManagedJobsPipeline {
             let message = "a launch slot was granted".to_owned();
             moves.push((
                 index,
-                TaskTransition { from: record.status, to: next.status, event, source: None, message },
+                TaskTransition {
+                    from: record.status,
+                    to: next.status,
+                    event,
+                    source: None,
+                    rule: None,
+                    message,
+                },
             ));
             *record = next;
         }
@@ -450,7 +459,8 @@ fn transition_events(
     let mut events = Vec::new();
     for (index, moved) in moves {
         let Some(task) = row.loaded.tasks.get(*index) else { continue };
-        let reason = moved.source.map_or(moved.event.as_str(), |source| source.as_str());
+        let source = || moved.source.map_or(moved.event.as_str(), |source| source.as_str());
+        let reason = moved.rule.map_or_else(source, |rule| rule.as_str());
         let message = match u32::try_from(*index) {
             Ok(number) if several => format!("Task {}: {}", row.plan.task_name(number), moved.message),
             Ok(_) | Err(_) => moved.message.clone(),

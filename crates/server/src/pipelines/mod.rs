@@ -11,10 +11,9 @@ mod volumes;
 
 use std::sync::Arc;
 
-use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::Backends;
-use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
+use windlass_engine::{ApplyOutcome, BatchPipeline, Lease, Pipeline};
 use windlass_model::{
     config::job_spec_builder::DefaultImages,
     decide::managed_jobs::slots::SlotLimits,
@@ -24,15 +23,11 @@ use windlass_model::{
 
 use crate::{
     agents::AgentApi,
-    app::App,
-    db::{Db, WriteOutcome, pipeline_rows::wait_classes},
+    db::{Db, WriteOutcome},
     encryption::Keyring,
-    job_metrics::sampler,
-    logs::{notifying_store::NotifyingLogStore, retention as log_retention},
+    logs::notifying_store::NotifyingLogStore,
     offer_cache::OfferCache,
     parsed_run_spec::RunSpecCache,
-    retention,
-    services::budgets,
 };
 
 /// Dependencies of all pipelines.
@@ -79,180 +74,6 @@ pub fn register_all(context: &PipelineContext, into: &mut impl PipelineRegistry)
     into.add(instances::InstancesPipeline(context.clone()));
     into.add(fleets::FleetsPipeline { context: context.clone(), market: market.clone() });
     into.add(volumes::VolumesPipeline(context.clone()));
-}
-
-/// The pipelines of a running server, and the tasks that exchange hints with other replicas.
-pub struct RunningPipelines {
-    engine: Engine<Db>,
-    db: Db,
-    _hints: JoinSet<()>,
-}
-
-/// Starts all pipelines.
-pub fn start(
-    app: &App,
-    agents: Arc<dyn AgentApi>,
-    backends: Backends,
-) -> Result<RunningPipelines, getrandom::Error> {
-    let context = PipelineContext {
-        db: app.db().clone(),
-        agents,
-        backends,
-        logs: Arc::clone(app.logs()),
-        keys: Arc::clone(app.keys()),
-        shapes: RunSpecCache::default(),
-        lost_after: app.settings().lost_after,
-        retry_delay: app.settings().retry_delay,
-        job_limits: app.settings().job_limits,
-        images: app.settings().images.clone(),
-        local_processes: app.settings().local_processes,
-        limits: app.settings().limits.clone(),
-    };
-    // Replicas that were started together must not fetch in step.
-    let seed = getrandom::u64()?;
-    let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
-    let settings = Settings::standard(seed).with_lease(app.settings().lock_timeout);
-    register_all(&context, &mut EngineRegistry { engine: &mut engine, settings });
-    app.metrics().watch(engine.monitor());
-    let mut hints = JoinSet::new();
-    hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
-    hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
-    for (hint, pipeline, delay) in [
-        (RUNS_DUE_SOON_HINT, runs::QUEUE.pipeline, RUNS_DUE_SOON_DELAY),
-        (INSTANCES_DUE_SOON_HINT, instances::QUEUE.pipeline, INSTANCES_DUE_SOON_DELAY),
-    ] {
-        hints.spawn(forward_due_soon(app.hints().clone(), hint, pipeline, delay));
-    }
-    hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
-    hints.spawn(wake_headless_classes(app.db().clone(), app.hints().clone()));
-    hints.spawn(sampler::run(
-        app.db().clone(),
-        Arc::clone(&context.agents),
-        app.settings().limits.keep.metrics,
-    ));
-    hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
-    hints.spawn(retention::run(app.clone()));
-    hints.spawn(budgets::watch(app.clone()));
-    Ok(RunningPipelines { engine, db: app.db().clone(), _hints: hints })
-}
-
-impl RunningPipelines {
-    /// Finishes the passes in progress and releases all other rows.
-    pub async fn stop(self) {
-        self.engine.stop(STOP_GRACE).await;
-        // The task that sends hints to the other replicas ends here, so this wakes them for the released rows.
-        if let Err(error) = self.db.notify(&[Db::EVERYTHING]).await {
-            tracing::debug!(%error, "failed to send a hint to the other replicas");
-        }
-    }
-}
-
-/// Pipeline of instances, for hints about hosts.
-pub(crate) const INSTANCES_PIPELINE: &str = instances::QUEUE.pipeline;
-
-/// The pipeline that processes a placed job in this status.
-pub(crate) fn pipeline_for_job(status: &str) -> &'static str {
-    let ending = jobs_terminating::QUEUE;
-    if ending.statuses.contains(&status) { ending.pipeline } else { jobs_running::QUEUE.pipeline }
-}
-
-/// Maximum time for passes in progress when the server stops; a call to an agent takes at most 9 s.
-const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
-
-struct EngineRegistry<'a> {
-    engine: &'a mut Engine<Db>,
-    settings: Settings,
-}
-
-impl PipelineRegistry for EngineRegistry<'_> {
-    fn add<P: Pipeline>(&mut self, pipeline: P) {
-        self.engine.spawn(pipeline, self.settings.clone());
-    }
-
-    fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
-        // One worker: two would compete for the same blocks.
-        self.engine.spawn_batch(pipeline, Settings { workers: 1, ..self.settings.clone() });
-    }
-}
-
-/// Hints that a run or an instance will be due shortly: its pipeline would find nothing yet.
-const RUNS_DUE_SOON_HINT: &str = "runs_due_soon";
-const INSTANCES_DUE_SOON_HINT: &str = "instances_due_soon";
-/// A little more than the time after which such a row is due.
-const RUNS_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(520);
-const INSTANCES_DUE_SOON_DELAY: std::time::Duration = std::time::Duration::from_millis(270);
-
-/// Wakes a pipeline when rows are due for which there was a hint. Many of them share one wake-up.
-async fn forward_due_soon(
-    hints: Hints,
-    hint: &'static str,
-    pipeline: &'static str,
-    delay: std::time::Duration,
-) {
-    let soon = hints.subscribe(hint);
-    loop {
-        soon.wait().await;
-        tokio::time::sleep(delay).await;
-        // Each replica does this by itself.
-        hints.hint_local(pipeline);
-    }
-}
-
-/// Marks all hosts as due, because what they reported while no server ran may be lost: each is observed once, and its
-/// events are received from then on.
-async fn mark_all_hosts_due(db: Db, hints: Hints) {
-    match crate::db::agents::mark_hosts_due(&db).await {
-        Ok(()) => hints.hint(INSTANCES_PIPELINE),
-        Err(error) => tracing::debug!(%error, "failed to mark all hosts as due"),
-    }
-}
-
-/// Interval of the search for waiting jobs that nothing would wake.
-const HEADLESS_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
-
-/// Wakes classes of waiting jobs in which all are parked: a safety net, at the start and at intervals.
-async fn wake_headless_classes(db: Db, hints: Hints) {
-    loop {
-        match wait_classes::wake_headless(&db).await {
-            Ok(true) => {
-                tracing::warn!("woke waiting jobs that no other job would have woken");
-                hints.hint(jobs_submitted::QUEUE.pipeline);
-            }
-            Ok(false) => {}
-            Err(error) => tracing::debug!(%error, "failed to search for parked jobs"),
-        }
-        tokio::time::sleep(HEADLESS_INTERVAL).await;
-    }
-}
-
-/// Receives hints of other replicas, where the database carries them.
-async fn receive_hints(db: Db, hints: Hints) {
-    let mut news = db.listen();
-    loop {
-        match news.recv().await {
-            Ok(pipeline) if pipeline == Db::EVERYTHING => hints.hint_all_local(),
-            Ok(pipeline) => hints.hint_local(&pipeline),
-            // Any hint may have been missed, so all pipelines are woken.
-            Err(RecvError::Lagged(_)) => hints.hint_all_local(),
-            Err(RecvError::Closed) => return,
-        }
-    }
-}
-
-/// Minimum time between two messages to the other replicas. This server processes its own changes at once; the others
-/// are woken in case it cannot.
-const HINT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(25);
-
-/// Sends local hints to the other replicas, all that arrived meanwhile in one message. A lost hint only delays them.
-async fn send_hints(db: Db, hints: Hints) {
-    let mut outgoing = hints.outgoing();
-    loop {
-        let pipelines = outgoing.next().await;
-        if let Err(error) = db.notify(&pipelines).await {
-            tracing::debug!(%error, ?pipelines, "failed to send hints to the other replicas");
-        }
-        tokio::time::sleep(HINT_INTERVAL).await;
-    }
 }
 
 /// Time until a row is due, in microseconds, by the database's clock.

@@ -42,10 +42,10 @@ use crate::{
         runs::Run,
         service_replicas as traffic,
     },
-    job_payload::node_key::NodeKey,
+    hints::Hint,
+    node_keys::NodeKey,
     parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
-    proxy,
     run_tracking::{RetryWait, RunTracking},
     services::runs::submit::PreemptionHistory,
 };
@@ -53,7 +53,7 @@ use crate::{
 pub(super) struct RunsPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "runs",
+    pipeline: Hint::Runs.as_str(),
     table: "runs",
     statuses: &["pending", "submitted", "provisioning", "running", "terminating"],
 };
@@ -86,7 +86,7 @@ impl Pipeline for RunsPipeline {
     async fn load(&self, lease: &Lease) -> Result<Option<LoadedRun>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
-        let tracking = RunTracking::of(&run).map_err(PassError::document)?;
+        let tracking = RunTracking::of(&run)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
         let has_gateway_failed = match run.gateway_id {
@@ -166,10 +166,10 @@ impl RunsPipeline {
             };
             groups.push(replicas::ReplicaGroupView {
                 traffic,
-                ..service::build_group(run, jobs, shape, group)
+                ..service::build_group(run, jobs, shape, group)?
             });
         }
-        Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
+        Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))?))
     }
 
     fn outcome<'a>(
@@ -326,7 +326,7 @@ fn pipelines_to_wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
             super::jobs_submitted::QUEUE.pipeline,
             super::jobs_running::QUEUE.pipeline,
             super::jobs_terminating::QUEUE.pipeline,
-            proxy::ROUTES_HINT,
+            Hint::Routes.as_str(),
         ]);
     }
     wake

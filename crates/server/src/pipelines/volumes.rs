@@ -30,13 +30,14 @@ use crate::{
         pipeline_rows::volumes::{self as rows, VolumeInputs, VolumeUpdate},
         volumes::Volume,
     },
+    hints::Hint,
     pass_error::PassError,
 };
 
 pub(super) struct VolumesPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
-    pipeline: "volumes",
+    pipeline: Hint::Volumes.as_str(),
     table: "volumes",
     statuses: &["submitted", "provisioning", "active", "failed"],
 };

@@ -18,7 +18,11 @@ use crate::{
         ssh_target,
     },
     app::App,
-    db::{DbError, agents, gateways, service_replicas as rows},
+    db::{
+        DbError, agents,
+        documents::{INSTANCE_PROVISIONING, RUN_SERVICE},
+        gateways, service_replicas as rows,
+    },
     services::service_domains,
 };
 
@@ -38,8 +42,8 @@ pub(crate) async fn build_gateway_config(
         };
         let Some(one) = published.iter().find(of) else { continue };
         route.domains = vec![one.domain.clone()];
-        route.https = serde_json::from_str::<serde_json::Value>(&one.place)
-            .is_ok_and(|place| place["url"].as_str().is_some_and(|url| url.starts_with("https:")));
+        let place: serde_json::Value = RUN_SERVICE.decode(one.service.run, &one.place)?;
+        route.https = place["url"].as_str().is_some_and(|url| url.starts_with("https:"));
     }
     let mut sites = BTreeMap::new();
     let passes = if ready.is_empty() { None } else { Some(HostPasses::new(app, &routes).await?) };
@@ -59,7 +63,7 @@ pub(crate) async fn build_gateway_config(
         services: routes,
         sites,
         own: found.as_ref().and_then(service_domains::gateway_hostname),
-        certificate: found.as_ref().and_then(service_domains::certificate),
+        certificate: found.as_ref().map(service_domains::certificate).transpose()?.flatten(),
     };
     Ok((reported, ready.iter().map(|replica| replica.id).collect()))
 }
@@ -116,7 +120,8 @@ async fn replica_host(app: &App, passes: &HostPasses, instance: InstanceId) -> R
     let words = |error: &dyn std::error::Error| error.to_string();
     let found = agents::find_machine(app.db(), instance).await.map_err(|error| words(&error))?;
     let machine = found.and_then(|(machine, _)| machine).ok_or("the instance is not created yet")?;
-    let machine: BackendInstance = serde_json::from_str(&machine).map_err(|error| words(&error))?;
+    let machine: BackendInstance =
+        INSTANCE_PROVISIONING.decode(instance, &machine).map_err(|error| words(&error))?;
     let credential = passes.of(instance)?;
     let address = match machine.reach.ok_or("the address of its agent is not known")? {
         AgentEndpoint::Socket { path } => AgentAddress::Socket { path },

@@ -47,7 +47,7 @@ use crate::{
     app::App,
     auth,
     error::Error,
-    http::{EncryptedConnection, Peer},
+    peer::{EncryptedConnection, Peer},
     stream_rights::{RightsBasis, StreamRights},
 };
 
@@ -56,8 +56,6 @@ const SERVICES: &str = "/proxy/services";
 const MODELS: &str = "/proxy/models";
 /// Gives pages an opaque origin: without cookies and storage, and without access to the API.
 const SANDBOX: &str = "sandbox allow-scripts allow-forms allow-popups allow-downloads allow-modals";
-/// Hint that the routes may have changed.
-pub(crate) const ROUTES_HINT: &str = "routes";
 /// A stream through SSH takes longer to open than a socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 

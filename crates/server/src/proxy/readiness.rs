@@ -26,12 +26,16 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::ROUTES_HINT;
 use crate::{
     agents::CallContext,
     app::App,
-    db::{DbError, service_replicas as rows},
+    db::{
+        DbError,
+        documents::{JOB_PROBES, JOB_SPEC, leave_out},
+        service_replicas as rows,
+    },
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Maximum time until a replica that begins to run is checked; a hint causes an immediate check.
@@ -40,12 +44,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const HINT_DEBOUNCE: Duration = Duration::from_millis(20);
 /// Maximum number of replicas that are probed concurrently.
 const PROBES_MAX: usize = 256;
-/// Hint that a job changed.
-const JOBS_CHANGED_HINT: &str = "runs";
 
 /// Runs until it is dropped.
 pub(super) async fn run(app: App) {
-    let hints = app.hints().subscribe(JOBS_CHANGED_HINT);
+    let hints = app.hints().subscribe(Hint::Runs.as_str());
     let busy = ProbeScheduler { jobs: Arc::default(), places: Arc::new(Semaphore::new(PROBES_MAX)) };
     loop {
         let _ = timeout(POLL_INTERVAL, hints.wait()).await;
@@ -56,7 +58,9 @@ pub(super) async fn run(app: App) {
             Ok(watched) => {
                 let Ok(now) = app.db().now().await else { continue };
                 for replica in watched {
-                    busy.probe_if_due(&app, replica, now);
+                    if let Err(error) = busy.probe_if_due(&app, replica, now) {
+                        leave_out(&error);
+                    }
                 }
             }
             Err(error) => tracing::debug!(%error, "failed to list the replicas to probe"),
@@ -72,22 +76,21 @@ struct ProbeScheduler {
 
 impl ProbeScheduler {
     /// Starts the due probes of a replica as a separate task. Most replicas have none.
-    fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) {
-        let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
-        let Some(port) = spec.service_port else { return };
-        let stored: Vec<ProbeState> =
-            replica.probes.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let states = brain::resize_states(&spec.probes, stored);
+    fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) -> Result<(), DbError> {
+        let spec: JobSpec = JOB_SPEC.decode(replica.id, &replica.job_spec)?;
+        let Some(port) = spec.service_port else { return Ok(()) };
+        let stored: Option<Vec<ProbeState>> = JOB_PROBES.decode_opt(replica.id, replica.probes.as_deref())?;
+        let states = brain::resize_states(&spec.probes, stored.unwrap_or_default());
         let is_due = |(probe, state): (&ProbeSpec, &ProbeState)| {
             brain::next_probe_at(probe, state).is_some_and(|at| at <= now)
         };
         let due: Vec<bool> = spec.probes.iter().zip(&states).map(is_due).collect();
         let becomes_ready = brain::is_ready(&spec.probes, &states, replica.registered) && !replica.registered;
         if !becomes_ready && !due.contains(&true) {
-            return;
+            return Ok(());
         }
         if !self.jobs.lock().insert(replica.id) {
-            return;
+            return Ok(());
         }
         let (app, jobs, places) = (app.clone(), Arc::clone(&self.jobs), Arc::clone(&self.places));
         tokio::spawn(async move {
@@ -99,6 +102,7 @@ impl ProbeScheduler {
             }
             jobs.lock().remove(&replica.id);
         });
+        Ok(())
     }
 }
 
@@ -129,7 +133,7 @@ impl ReplicaProber<'_> {
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
         let written = rows::set_ready(app.db(), self.replica, &probes, ready, reported).await?;
         if written && ready != self.replica.registered {
-            app.wake(&[ROUTES_HINT, "runs"]);
+            app.wake(&[Hint::Routes, Hint::Runs]);
         }
         Ok(())
     }

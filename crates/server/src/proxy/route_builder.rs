@@ -12,7 +12,11 @@ use windlass_model::{
 
 use super::replica_target;
 use crate::{
-    db::service_replicas::{self as rows, ReadyReplica},
+    db::{
+        DbError,
+        documents::{JOB_SPEC, leave_out},
+        service_replicas::{self as rows, ReadyReplica},
+    },
     parsed_run_spec::ParsedRunSpec,
 };
 
@@ -64,7 +68,7 @@ impl RouteBuilder {
         {
             return known.clone();
         }
-        let read = ParsedRunSpec::parse(&row.name, &row.spec);
+        let read = ParsedRunSpec::parse(row.run, &row.name, &row.spec);
         let route = match read.as_ref().map(ParsedRunSpec::configuration) {
             Ok(Configuration::Service(service)) => Some(build_route(row, service)),
             Ok(
@@ -85,7 +89,14 @@ impl RouteBuilder {
 
     fn port(&mut self, replica: &ReadyReplica) -> Option<u16> {
         *self.ports.entry(replica.id).or_insert_with(|| {
-            serde_json::from_str::<JobSpec>(&replica.job_spec).ok().and_then(|spec| spec.service_port)
+            let spec: Result<JobSpec, DbError> = JOB_SPEC.decode(replica.id, &replica.job_spec);
+            spec.map_or_else(
+                |error| {
+                    leave_out(&error);
+                    None
+                },
+                |spec| spec.service_port,
+            )
         })
     }
 }

@@ -26,10 +26,11 @@ use windlass_model::{
     id::{RunId, SubmissionId},
 };
 
-use super::{ROUTES_HINT, route_builder::RouteBuilder};
+use super::route_builder::RouteBuilder;
 use crate::{
     app::App,
     db::{Db, DbError, service_replicas as rows},
+    hints::Hint,
 };
 
 const SYNC_INTERVAL: Duration = Duration::from_secs(2);
@@ -92,7 +93,7 @@ impl RouteSync {
     }
 
     pub(super) async fn run(self: Arc<Self>) {
-        let hints = self.hints.subscribe(ROUTES_HINT);
+        let hints = self.hints.subscribe(Hint::Routes.as_str());
         loop {
             let woken = tokio::select! {
                 () = self.woken.notified() => true,
@@ -154,7 +155,7 @@ impl RouteSync {
         tracing::debug!(%job, ?drained, "replica drained");
         self.state.lock().seats.remove(&job);
         match rows::release_seat(&self.db, &self.id, job).await {
-            Ok(()) => self.hints.hint(crate::pipelines::pipeline_for_job("terminating")),
+            Ok(()) => self.hints.hint(Hint::JobsTerminating.as_str()),
             Err(error) => tracing::debug!(%error, %job, "failed to unregister at a replica"),
         }
     }

@@ -23,8 +23,12 @@ use crate::{
     auth::{Caller, ProjectScope},
     change_feed,
     error::Result,
-    http::{ApiRoutes, OpenedShell},
-    services::{SseStream, blocks, configurations, explanations, overview, rows, runs, series, views},
+    http::ApiRoutes,
+    services::{
+        SseStream, blocks, configurations, explanations, overview, rows,
+        runs::{self, OpenedShell},
+        series, views,
+    },
 };
 
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {

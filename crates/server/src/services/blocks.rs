@@ -16,7 +16,7 @@ use crate::{
     auth::Caller,
     db::series::{self, JobOnInstance},
     error::{Error, Result},
-    job_metrics::{cpu_cores, gpus},
+    job_metrics::cpu_cores,
 };
 
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -117,9 +117,9 @@ fn share_of_cpus(row: &InstanceRow, job: &JobOnInstance) -> f64 {
 
 /// Use of the GPUs of a job, or of its processors if it has no GPU, from 0 to 1.
 fn used_of(job: &JobOnInstance, cpus: f64) -> Option<f64> {
-    let devices = gpus(job.gpus.as_deref()?);
+    let devices = job.gpus.as_ref()?;
     if !devices.is_empty() {
-        return Some(mean_use(&devices));
+        return Some(mean_use(devices));
     }
     let cores = cores(job)?;
     (cpus > 0.0).then(|| (cores / cpus).clamp(0.0, 1.0))
@@ -153,7 +153,8 @@ fn used_by(row: &InstanceRow, held: &[JobOnInstance]) -> InstanceUse {
     let share =
         |used: Option<f64>, of: f64| used.filter(|_| of > 0.0).map(|used| (used / of).clamp(0.0, 1.0));
     let memory = held.iter().filter_map(|job| job.working_set_bytes).map(|bytes| bytes as f64).collect();
-    let devices: Vec<(i64, i64)> = held.iter().filter_map(|job| job.gpus.as_deref()).flat_map(gpus).collect();
+    let devices: Vec<(i64, i64)> =
+        held.iter().filter_map(|job| job.gpus.as_deref()).flatten().copied().collect();
     let busy = (!devices.is_empty()).then(|| mean_use(&devices) * devices.len() as f64);
     InstanceUse {
         cpu: share(sum(held.iter().filter_map(cores).collect()), row.cpus as f64),
@@ -180,7 +181,7 @@ mod tests {
         .unwrap()
     }
 
-    fn job(run: &str, gpus: &str) -> JobOnInstance {
+    fn job(run: &str, gpus: &[(i64, i64)]) -> JobOnInstance {
         JobOnInstance {
             instance_id: InstanceId(Uuid::nil()),
             project_id: ProjectId(Uuid::nil()),
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn each_block_shows_its_job_and_use_and_foreign_jobs_have_no_name() {
-        let shown = blocks(&row(4), &[job("train", "[[1,50],[1,100]]"), job("secret", "[]")]);
+        let shown = blocks(&row(4), &[job("train", &[(1, 50), (1, 100)]), job("secret", &[])]);
         let states: Vec<&str> = shown.iter().map(|block| block.state.as_str()).collect();
         assert_eq!(states, ["taken", "taken", "free", "free"]);
         assert_eq!(shown[0].used, Some(0.75));
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_use_of_an_instance_is_that_of_its_jobs() {
-        let used = used_by(&row(4), &[job("a", "[[1,100]]"), job("b", "[[1,100]]")]);
+        let used = used_by(&row(4), &[job("a", &[(1, 100)]), job("b", &[(1, 100)])]);
         assert_eq!((used.cpu, used.memory, used.gpu), (Some(0.25), Some(1.0), Some(0.5)));
         assert_eq!(used_by(&row(4), &[]), InstanceUse::default());
     }

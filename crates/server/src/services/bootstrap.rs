@@ -74,7 +74,7 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
         return Ok(());
     }
     let configuration = json!({
-        "type": "fleet", "name": FLEET, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
+        "type": "fleet", "name": FLEET, "backends": [local::NAME], "nodes": { "min": 1, "max": 1 },
         "blocks": "auto", "idle_duration": "off",
     });
     let configuration =

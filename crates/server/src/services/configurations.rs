@@ -35,7 +35,7 @@ use crate::{
     app::App,
     attempt_specs,
     auth::ProjectScope,
-    db::runs as rows,
+    db::{documents::RUN_SPEC, runs as rows},
     error::{Error, Result},
 };
 
@@ -247,7 +247,7 @@ async fn plan_run(
         None => None,
     };
     let Some(active) = active.filter(|active| !active.run.finished) else { return Ok(plan) };
-    let stored: Value = serde_json::from_str(&active.run.spec)?;
+    let stored: Value = RUN_SPEC.decode(active.run.id, &active.run.spec)?;
     match diff::diff_run_spec(&stored, &effective) {
         Ok(_) => plan.action = ApplyAction::Update,
         Err(forbidden) => problems.push(ConfigurationProblem {
@@ -281,7 +281,7 @@ async fn plan_service(
     let name = service.name.clone().unwrap_or_default();
     let active = rows::find_by_name(app.db(), scope.project.id, &name).await?;
     let active: Option<Value> = match active.filter(|active| !active.run.finished) {
-        Some(active) => Some(serde_json::from_str(&active.run.spec)?),
+        Some(active) => Some(RUN_SPEC.decode(active.run.id, &active.run.spec)?),
         None => None,
     };
     // An active service keeps its authentication, which a file does not specify.

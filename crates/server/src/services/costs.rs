@@ -11,9 +11,14 @@ use windlass_model::{
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::costs::{self, CostGroup, CostInterval, Period, hours},
+    db::{
+        DbError,
+        costs::{self, CostGroup, CostInterval, Period, hours},
+        documents::INSTANCE_TYPE,
+    },
     error::{Error, Result},
 };
+use serde::Deserialize;
 
 const LIMIT_MAX: i64 = 1000;
 
@@ -46,7 +51,7 @@ pub async fn list(
         let first = intervals.iter().map(|one| one.from).min().unwrap_or(until);
         let steps = Steps::of(every, since.max(first), until)?;
         let prices = OnDemandPrices::load(app).await;
-        report_series = (Some(series(&intervals, requested.by, &steps)), Some(markets(&intervals, &prices)));
+        report_series = (Some(series(&intervals, requested.by, &steps)), Some(markets(&intervals, &prices)?));
     }
     let item = |line: costs::CostLine| wire::CostItem {
         id: line.id,
@@ -150,13 +155,15 @@ impl OnDemandPrices {
     }
 
     /// Dollars per hour of the whole instance, if it is known.
-    pub(crate) fn of(&self, interval: &CostInterval) -> Option<f64> {
+    pub(crate) fn of(&self, interval: &CostInterval) -> Result<Option<f64>, DbError> {
         if !interval.spot {
-            return Some(interval.price);
+            return Ok(Some(interval.price));
         }
-        let kind: serde_json::Value = serde_json::from_str(interval.instance_type.as_deref()?).ok()?;
-        let key = (interval.backend.clone()?, interval.region.clone()?, kind["name"].as_str()?.to_owned());
-        self.0.get(&key).copied()
+        let row = format_args!("of an instance of `{}`", interval.name);
+        let kind: Option<InstanceTypeName> =
+            INSTANCE_TYPE.decode_opt(row, interval.instance_type.as_deref())?;
+        let place = interval.backend.clone().zip(interval.region.clone()).zip(kind);
+        Ok(place.and_then(|((backend, region), kind)| self.0.get(&(backend, region, kind.name)).copied()))
     }
 }
 
@@ -166,19 +173,25 @@ pub(crate) fn cost_at(interval: &CostInterval, price: f64) -> f64 {
     hours((interval.to.0 - interval.from.0).max(0) as f64 * price * interval.share)
 }
 
-fn markets(intervals: &[CostInterval], prices: &OnDemandPrices) -> wire::MarketCosts {
+fn markets(intervals: &[CostInterval], prices: &OnDemandPrices) -> Result<wire::MarketCosts, DbError> {
     let mut sum = wire::MarketCosts { spot_at_on_demand: Some(0.0), ..wire::MarketCosts::default() };
     for one in intervals {
         let cost = cost_at(one, one.price);
         if one.spot {
             sum.spot += cost;
-            let on_demand = prices.of(one).map(|price| cost_at(one, price));
+            let on_demand = prices.of(one)?.map(|price| cost_at(one, price));
             sum.spot_at_on_demand = sum.spot_at_on_demand.zip(on_demand).map(|(sum, cost)| sum + cost);
         } else {
             sum.on_demand += cost;
         }
     }
-    sum
+    Ok(sum)
+}
+
+/// Part of an instance type.
+#[derive(Deserialize)]
+struct InstanceTypeName {
+    name: String,
 }
 
 #[cfg(test)]
@@ -227,10 +240,10 @@ mod tests {
     fn savings_are_unknown_without_the_price_on_demand() {
         let all = [interval("a", 0, 3600, 1.0, true), interval("a", 0, 3600, 2.0, false)];
         let none = OnDemandPrices(HashMap::new());
-        let sum = markets(&all, &none);
+        let sum = markets(&all, &none).unwrap();
         assert_eq!((sum.spot, sum.on_demand, sum.spot_at_on_demand), (0.5, 1.0, None));
         let key = ("aws".to_owned(), "eu".to_owned(), "m5".to_owned());
-        let sum = markets(&all, &OnDemandPrices(HashMap::from([(key, 3.0)])));
+        let sum = markets(&all, &OnDemandPrices(HashMap::from([(key, 3.0)]))).unwrap();
         assert_eq!(sum.spot_at_on_demand, Some(1.5));
     }
 }

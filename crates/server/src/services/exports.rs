@@ -22,10 +22,11 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Pipelines with work after the change of an export.
-const WOKEN: [&str; 2] = ["jobs_submitted", "jobs_running"];
+const WOKEN: [Hint; 2] = [Hint::JobsSubmitted, Hint::JobsRunning];
 
 fn not_found() -> Error {
     Error::absent("Export")

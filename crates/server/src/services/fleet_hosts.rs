@@ -10,7 +10,7 @@ use windlass_tunnel::LoginKey;
 
 use crate::{
     app::App,
-    db::{fleets, instances},
+    db::{documents::FLEET_SPEC, fleets, instances},
     error::{Error, Result},
     job_payload::connection_info::HostLogin,
 };
@@ -72,8 +72,8 @@ pub(super) async fn check_not_taken(
     for taken in instances::ssh_hosts(app.db(), names).await? {
         let Some(fleet) = taken.fleet_id.filter(|fleet| Some(*fleet) != own) else { continue };
         let Some(fleet) = fleets::find(app.db(), fleet).await? else { continue };
-        let stored: Value = serde_json::from_str(&fleet.spec)?;
-        let Some(login) = HostLogin::of(&taken, Some(&stored)) else { continue };
+        let stored: Value = FLEET_SPEC.decode(fleet.id, &fleet.spec)?;
+        let Some(login) = HostLogin::of(&taken, Some(&stored))? else { continue };
         let through = login.proxy.as_ref().and_then(|proxy| proxy["hostname"].as_str());
         let is_it = |host: &&Host| {
             taken.hostname.as_deref() == Some(host.hostname())

@@ -12,6 +12,7 @@ use windlass_api::{
     runs::ApplyAction,
 };
 use windlass_model::{
+    backend_kind::BackendType,
     config::{
         Configuration,
         fleet::{Blocks, Fleet as Config, Host},
@@ -32,6 +33,7 @@ use crate::{
     auth::{Caller, ProjectScope},
     db::{
         Change, Page, Unit, WriteOutcome, backends,
+        documents::FLEET_SPEC,
         fleets::{self, Fleet, NewFleet, Query},
         instances::{self, NamedProjects, NewInstance},
         projects,
@@ -39,6 +41,7 @@ use crate::{
     encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
     limits::{self, limit_hint},
     parsed_fleet_spec::ParsedFleetSpec,
 };
@@ -114,7 +117,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Resul
                 id: row.id.0,
                 name: row.name,
                 project_name: names.get(&row.project_id).cloned().unwrap_or_default(),
-                spec: Document::new(&spec_to_wire(serde_json::from_str(&row.spec)?))?,
+                spec: Document::new(&spec_to_wire(FLEET_SPEC.decode(row.id, &row.spec)?))?,
                 created_at: row.created_at,
                 status: row.status.as_str().to_owned(),
                 status_message: row.status_message,
@@ -128,8 +131,9 @@ async fn to_wire(app: &App, rows: Vec<Fleet>, named: NamedProjects<'_>) -> Resul
 fn spec_to_wire(mut spec: Value) -> Value {
     if let Some(backends) = spec["configuration"].get_mut("backends").and_then(Value::as_array_mut) {
         for backend in backends.iter_mut() {
-            if let Some("local" | "lxd" | "mock") = backend.as_str() {
-                *backend = json!("remote");
+            let known = backend.as_str().and_then(BackendType::parse);
+            if let Some(known) = known {
+                *backend = json!(known.client_type().as_str());
             }
         }
         backends.dedup();
@@ -212,7 +216,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: &wire::PlanRequest
             current = Some(to_wire_one(app, found).await?);
         }
     }
-    let shape = ParsedFleetSpec::parse(&spec.open.to_string());
+    let shape = ParsedFleetSpec::parse(&spec.open);
     let offers = if shape.creates() {
         let granted = backends::list_granted(app.db(), scope.project.id).await?;
         let seen = app.market().seen().await.granted(&granted);
@@ -237,7 +241,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: &wire::PlanRequest
 
 /// Checks an update. The inner result shows whether the change can be made in place.
 fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::ForbiddenChange>> {
-    let stored: Value = serde_json::from_str(&found.spec)?;
+    let stored: Value = FLEET_SPEC.decode(found.id, &found.spec)?;
     Ok(diff::diff_fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
 }
 
@@ -287,7 +291,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, requested: &wire::ApplyReque
         Some(found) => update(app, scope, spec, requested, &found).await?,
         None => create(app, scope, spec).await?,
     };
-    app.wake(&["fleets", "instances"]);
+    app.wake(&[Hint::Fleets, Hint::Instances]);
     to_wire_one(app, fleets::find(app.db(), id).await?.ok_or_else(not_found)?).await
 }
 
@@ -307,7 +311,7 @@ async fn update(
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
     if !requested.force {
         let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
-        let stored: Value = serde_json::from_str(&found.spec)?;
+        let stored: Value = FLEET_SPEC.decode(found.id, &found.spec)?;
         let mut before = seen.spec.value()?;
         hide_private_keys(&mut before);
         if seen.id != found.id.0 || spec_to_wire(before) != spec_to_wire(stored) {
@@ -421,8 +425,8 @@ fn new_host(
         fleet_id: Some(fleet),
         name: name.clone(),
         instance_num: num,
-        backend: Some("remote".into()),
-        region: Some("remote".into()),
+        backend: Some(BackendType::Remote.as_str().into()),
+        region: Some(BackendType::Remote.as_str().into()),
         hostname: Some(host.hostname().to_owned()),
         price: Some(0.0),
         spot: false,
@@ -473,7 +477,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, requested: &wire::DeleteReq
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["fleets", "instances"]);
+            app.wake(&[Hint::Fleets, Hint::Instances]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("a fleet with running jobs cannot be deleted")),
@@ -513,7 +517,7 @@ pub async fn delete_instances(
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["instances", "fleets"]);
+            app.wake(&[Hint::Instances, Hint::Fleets]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("an instance with running jobs cannot be deleted")),

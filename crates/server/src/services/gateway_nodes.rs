@@ -19,13 +19,15 @@ use crate::{
     app::App,
     auth::{self, GatewayCaller},
     db::{
-        Unit, WriteOutcome,
+        DbError, Unit, WriteOutcome,
+        documents::GATEWAY_CONFIGURATION,
         gateways::{self, Gateway},
         service_replicas as rows,
     },
     error::{Error, Result},
     events::{EventSubject, actor, record},
-    pipelines, proxy,
+    hints::Hint,
+    proxy,
 };
 
 /// Routes are read after each hint, and at this interval.
@@ -61,7 +63,7 @@ pub async fn routes(
     let address = check_address(requested.address.as_deref())?;
     let id = proxy_id(gateway, requested.node);
     let until = Instant::now() + Duration::from_millis(requested.wait_ms).min(WAIT_TIMEOUT);
-    let hints = app.hints().subscribe(proxy::ROUTES_HINT);
+    let hints = app.hints().subscribe(Hint::Routes.as_str());
     let mut is_first = true;
     loop {
         // A replaced token ends the request: the routes contain passes.
@@ -103,7 +105,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         gateway::Status::Provisioning => Vec::new(),
         gateway::Status::Running | gateway::Status::Failed => return Ok(()),
     };
-    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), expected_nodes(&found));
+    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), expected_nodes(&found)?);
     if present >= wanted {
         steps.push(gateway::Event::Ready);
     }
@@ -137,9 +139,10 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
 }
 
 /// Number of processes that a gateway should have.
-pub(super) fn expected_nodes(gateway: &Gateway) -> usize {
-    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
-    configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+pub(super) fn expected_nodes(gateway: &Gateway) -> Result<usize, DbError> {
+    let configuration: serde_json::Value =
+        GATEWAY_CONFIGURATION.decode(gateway.id, &gateway.configuration)?;
+    Ok(configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1))
 }
 
 pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) -> Result<()> {
@@ -167,13 +170,13 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
         rows::record_traffic(app.db(), &id, &came, &asleep).await?;
     }
     if !asleep.is_empty() {
-        app.wake(&["runs"]);
+        app.wake(&[Hint::Runs]);
     }
     for job in &report.left {
         rows::release_seat(app.db(), &id, SubmissionId(*job)).await?;
     }
     if !report.left.is_empty() {
-        app.hints().hint(pipelines::pipeline_for_job("terminating"));
+        app.wake(&[Hint::JobsTerminating]);
     }
     Ok(())
 }
@@ -212,6 +215,6 @@ pub async fn check(
 
 pub async fn leave(app: &App, gateway: GatewayId, requested: wire::LeaveRequest) -> Result<()> {
     rows::remove_proxy(app.db(), &proxy_id(gateway, requested.node)).await?;
-    app.hints().hint(pipelines::pipeline_for_job("terminating"));
+    app.wake(&[Hint::JobsTerminating]);
     Ok(())
 }

@@ -20,11 +20,14 @@ use crate::{
     auth::{ProjectScope, Token},
     db::{
         Change, Unit, WriteOutcome,
+        documents::GATEWAY_CONFIGURATION,
         gateways::{self, Gateway, GatewayNode, NewGateway},
         projects,
     },
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
+    services::stored_document,
 };
 
 const NAME_ATTEMPTS_MAX: u8 = 10;
@@ -73,7 +76,7 @@ fn to_wire(
     row: Gateway,
     nodes: &[GatewayNode],
 ) -> Result<wire::Gateway> {
-    let wanted = gateway_nodes::expected_nodes(&row);
+    let wanted = gateway_nodes::expected_nodes(&row)?;
     let waits = (nodes.len() < wanted).then(|| {
         let name = &row.name;
         format!(
@@ -96,7 +99,7 @@ fn to_wire(
         id: row.id.0,
         name: row.name,
         project_name: owner.to_owned(),
-        configuration: Document::from_text(row.configuration)?,
+        configuration: stored_document(GATEWAY_CONFIGURATION, row.id, row.configuration)?,
         created_at: row.created_at,
         status: row.status.as_str().to_owned(),
         status_message: row.status_message.or(waits),
@@ -149,7 +152,12 @@ pub async fn plan(
     if let Some(name) = configuration["name"].as_str() {
         names::check_resource("name", name)?;
         if let Some(found) = gateways::find_by_name(app.db(), scope.project.id, name).await? {
-            if immutable_change(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
+            if immutable_change(
+                &GATEWAY_CONFIGURATION.decode(found.id, &found.configuration)?,
+                &configuration,
+            )
+            .is_none()
+            {
                 action = ApplyAction::Update;
             }
             current = Some(to_wire_one(app, scope, found).await?);
@@ -174,7 +182,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, requested: &wire::ApplyReque
     let Some(found) = found else { return create(app, scope, configuration).await };
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
-    let stored: Value = serde_json::from_str(&found.configuration)?;
+    let stored: Value = GATEWAY_CONFIGURATION.decode(found.id, &found.configuration)?;
     if !requested.force {
         let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
         if seen.id != found.id.0 || seen.configuration.value()? != stored {
@@ -221,7 +229,7 @@ async fn create(app: &App, scope: &ProjectScope, mut configuration: Value) -> Re
         match app.db().write(unit).await {
             Ok(written) => {
                 written.done()?;
-                app.wake(&["gateways"]);
+                app.wake(&[Hint::Routes, Hint::Runs]);
                 return read(app, scope, &name).await;
             }
             Err(error) if error.is_conflict_on("gateways_name_key") && generated => {}
@@ -278,7 +286,7 @@ async fn write(
     let reported = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and(changes).and(reported)).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["gateways"]);
+            app.wake(&[Hint::Routes, Hint::Runs]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => {

@@ -9,8 +9,9 @@ use windlass_api::{
     backends::{Finding, GrantRequest, ServerBackend},
     projects as wire,
 };
-use windlass_backend::{BackendFinding, remote};
+use windlass_backend::BackendFinding;
 use windlass_model::{
+    backend_kind::BackendKind,
     event::Entity,
     id::{ProjectId, UserId},
 };
@@ -25,14 +26,14 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Maximum time for the check of a backend.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Hosts of SSH fleets are part of their fleet: adding them is a right of members, not a grant.
 fn needs_grant(backend: &str) -> bool {
-    backend != remote::NAME
+    BackendKind::of(backend).needs_grant()
 }
 
 /// Rejects backends that are not granted to the project.
@@ -162,6 +163,6 @@ async fn write(
     };
     let reported = note(app.db(), Some(caller.user.id), &about, reason, message)?;
     app.db().write(Unit::new().and([change]).and(reported)).await?.done()?;
-    app.wake(&["fleets", "jobs_submitted"]);
+    app.wake(&[Hint::Fleets, Hint::JobsSubmitted]);
     project_service::reload(app, &project.name, caller.user.id).await
 }

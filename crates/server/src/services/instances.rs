@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use windlass_api::{Document, backends::BackendType, instances as wire};
+use windlass_api::{backends::BackendType, instances as wire};
 use windlass_model::id::{FleetId, InstanceId, ProjectId};
 
 use super::runs::visible_projects;
@@ -10,7 +10,9 @@ use crate::{
     app::App,
     auth::{Caller, ProjectScope},
     db::{
-        Page, fleets,
+        Page,
+        documents::{INSTANCE_GPU_DRIVER, INSTANCE_TYPE},
+        fleets,
         instances::{self, Instance, NamedProjects, Query},
         projects, series,
     },
@@ -125,7 +127,7 @@ pub(super) async fn to_wire(
                 id: row.id.0,
                 project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
                 backend: row.backend.map(|name| BackendType::from_name(&name).as_str().to_owned()),
-                instance_type: row.instance_type.map(Document::from_text).transpose()?,
+                instance_type: INSTANCE_TYPE.decode_opt(row.id, row.instance_type.as_deref())?,
                 name: row.name,
                 fleet_id: row.fleet_id.map(|id| id.0),
                 fleet_name,
@@ -145,7 +147,7 @@ pub(super) async fn to_wire(
                 price: row.price,
                 total_blocks: row.total_blocks,
                 busy_blocks: row.busy_blocks,
-                gpu_driver: row.gpu_driver.as_deref().map(serde_json::from_str).transpose()?,
+                gpu_driver: INSTANCE_GPU_DRIVER.decode_opt(row.id, row.gpu_driver.as_deref())?,
                 seen_at: row.seen_at,
                 unreachable_since: row.unreachable_since,
                 agent_version: row.agent_version,

@@ -46,6 +46,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -207,7 +208,7 @@ pub async fn launch(
         }
         Err(error) => return Err(error.into()),
     };
-    app.wake(&["managed_jobs"]);
+    app.wake(&[Hint::ManagedJobs]);
     let last = rows.first().and_then(|rows| rows.first()).map_or(Ok(0), |row| row.int(0))?;
     let first = last - i64::from(copies) + 1;
     let jobs = ids.into_iter().zip(first..);
@@ -400,7 +401,7 @@ async fn check(
                 spec.check_references(app, scope).await?;
                 if usize::try_from(task).is_ok_and(|task: usize| task < LOOKED_UP_TASKS_MAX) {
                     let reports = check_images(app, scope, &mut spec).await?;
-                    images.architectures.append(&mut spec.image_architectures());
+                    images.architectures.append(&mut spec.image_architectures()?);
                     let reported = |report: &ImageReport| {
                         let reason = report.not_checked.as_ref()?;
                         Some(format!("image {} was not checked: {reason}", report.name))
@@ -514,7 +515,7 @@ pub async fn cancel(
     let WriteOutcome::Done { rows: answers, .. } = app.db().write(unit).await? else {
         return Ok(wire::CancelResponse { job_ids: Vec::new() });
     };
-    app.wake(&["managed_jobs"]);
+    app.wake(&[Hint::ManagedJobs]);
     let mut numbers = Vec::new();
     let mut notes = Unit::new();
     for row in answers.iter().flatten() {

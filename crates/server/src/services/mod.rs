@@ -38,6 +38,19 @@ pub mod users;
 pub(crate) mod views;
 pub mod volumes;
 
+use windlass_api::Document;
+
+use crate::db::{DbError, documents::JsonColumn};
+
+/// Wraps a stored document that is returned as it is.
+pub(crate) fn stored_document(
+    column: JsonColumn,
+    row: impl std::fmt::Display,
+    text: String,
+) -> Result<Document, DbError> {
+    Document::from_text(text).map_err(|error| column.invalid(row, error))
+}
+
 /// An uploaded file. Its name is chosen by the client.
 #[derive(Debug)]
 pub struct Upload {

@@ -14,7 +14,7 @@ use super::{SseEvent, SseStream, offers, runs::ResolvedRunSpec};
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::{job_metrics::recent, jobs, runs, service_replicas},
+    db::{documents::SERVICE_ANSWERS, job_metrics::recent, jobs, runs, service_replicas},
     error::{Error, Result},
     job_metrics::{prometheus, series},
     logs::{
@@ -126,7 +126,7 @@ pub async fn job_metrics(
     let job = job.ok_or_else(|| Error::absent("Job"))?;
     // A point needs the previous sample.
     let samples = recent(app.db(), job.id, requested.after, requested.before, requested.limit + 1).await?;
-    Ok(series(job, &samples))
+    Ok(series(job, &samples)?)
 }
 
 /// Recent requests of a service, over all proxies.
@@ -148,8 +148,7 @@ pub async fn service_metrics(
     let traffic = service_replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
     let mut sum = metrics::ResponseCounts::default();
     for reported in service_replicas::recent_answers(app.db(), run.id, window).await? {
-        // Another version of a proxy may report in another format.
-        let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&reported) else { continue };
+        let one: metrics::ResponseCounts = SERVICE_ANSWERS.decode(run.id, &reported)?;
         sum.latency_us += one.latency_us;
         for (all, one) in [(&mut sum.classes, one.classes), (&mut sum.buckets, one.buckets)] {
             all.resize(all.len().max(one.len()), 0);

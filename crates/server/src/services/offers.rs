@@ -9,6 +9,7 @@ use windlass_api::{
     offers::{self as wire, InstanceType},
 };
 use windlass_model::{
+    backend_kind::is_server_machine,
     config::job_spec::JobSpec,
     explain::{Refusal, Shortfall},
     id::{FleetId, ProjectId, RunId, SubmissionId, UserId},
@@ -16,7 +17,7 @@ use windlass_model::{
     plan::{
         blocks,
         execution_mode::{ExecutionMode, ImageChoice},
-        offers::{Availability, InstanceNeeds, LOCAL_BACKEND, Offer, is_instance_selected, smallest_fit},
+        offers::{Availability, InstanceNeeds, Offer, is_instance_selected, smallest_fit},
         place::{
             FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory, PlacementOutcome,
             REFUSALS_MAX, Readiness, RefusalReport, WaitingNode, WaitingReplica, place_replicas,
@@ -316,7 +317,7 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
         add(format!("fleet {name}"), vec![Shortfall::FleetMissing { known }]);
     }
     // The offer of the local backend is the existing instance, which has reported its own resources.
-    let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL_BACKEND);
+    let has_local = inventory.instances.iter().any(|instance| is_server_machine(&instance.offer.backend));
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
         if let Err(short) = smallest_fit(&instance.offer, &needs.with_fleet_limits(&fleet.limits)) {
@@ -326,7 +327,7 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
     if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_capacity) {
         // A part of an offer that a fleet would create may fit where the whole does not.
         let unsuitable = |offer: &&Offer| {
-            !(has_local && offer.backend == LOCAL_BACKEND) && requested.new_offer(offer).is_none()
+            !(has_local && is_server_machine(&offer.backend)) && requested.new_offer(offer).is_none()
         };
         for offer in inventory.offers.iter().filter(unsuitable) {
             if let Err(short) = smallest_fit(offer, needs) {

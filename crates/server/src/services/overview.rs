@@ -60,7 +60,7 @@ pub(crate) async fn summary(
         ..instances::Query::default()
     };
     let active = instances::list(db, &query).await?;
-    let (blocks, gpus, per_hour) = capacity(&active);
+    let (blocks, gpus, per_hour) = capacity(&active)?;
     let (length, oldest) = overview::queue(db, &ids).await?;
     let failures = overview::failures(db, &ids).await?;
     let midnight = Timestamp(now.0 - now.0.rem_euclid(DAY_US));
@@ -90,7 +90,7 @@ pub(crate) async fn summary(
 }
 
 /// Blocks, GPUs and price of the instances that are idle or busy. GPUs are taken in proportion to the blocks.
-fn capacity(active: &[Instance]) -> (wire::Capacity, wire::Capacity, f64) {
+fn capacity(active: &[Instance]) -> Result<(wire::Capacity, wire::Capacity, f64)> {
     let (mut blocks, mut gpus, mut price) = (wire::Capacity::default(), wire::Capacity::default(), 0.0);
     for one in active {
         if !matches!(one.status, instance::Status::Idle | instance::Status::Busy) {
@@ -99,12 +99,12 @@ fn capacity(active: &[Instance]) -> (wire::Capacity, wire::Capacity, f64) {
         let (total, busy) = (one.total_blocks.unwrap_or(1).max(1), one.busy_blocks);
         blocks.total += total;
         blocks.taken += busy;
-        let installed = installed_gpus(one);
+        let installed = installed_gpus(one)?;
         gpus.total += installed;
         gpus.taken += installed.saturating_mul(busy) / total;
         price += one.price.unwrap_or(0.0);
     }
-    (blocks, gpus, price)
+    Ok((blocks, gpus, price))
 }
 
 async fn attention(

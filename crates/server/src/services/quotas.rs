@@ -21,6 +21,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
     parsed_run_spec::ParsedRunSpec,
     services::offers::{OfferSupply, least_price, supply_error},
 };
@@ -175,7 +176,7 @@ pub(super) async fn write(
     let reported = note(app.db(), Some(scope.caller.user.id), &about, reason, message)?;
     let unit = Unit::new().and([change, quotas::mark_waiting_due(project.id)]).and(reported);
     let written = app.db().write(unit).await?;
-    app.wake(&["jobs_submitted"]);
+    app.wake(&[Hint::JobsSubmitted]);
     Ok(written)
 }
 

@@ -9,7 +9,11 @@ use super::{Upload, names};
 use crate::{
     app::App,
     auth::{Caller, ProjectScope},
-    db::{Change, Unit, WriteOutcome, repos},
+    db::{
+        Change, Unit, WriteOutcome,
+        documents::{REPO_CREDENTIALS, REPO_INFO},
+        repos,
+    },
     encryption::AssociatedData,
     error::{Error, Result},
 };
@@ -36,7 +40,9 @@ pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::RepoHead>
     let repos = repos::list(app.db(), scope.project.id).await?;
     repos
         .into_iter()
-        .map(|repo| Ok(wire::RepoHead { repo_id: repo.name, repo_info: Document::from_text(repo.info)? }))
+        .map(|repo| {
+            Ok(wire::RepoHead { repo_id: repo.name, repo_info: REPO_INFO.decode(repo.id, &repo.info)? })
+        })
         .collect()
 }
 
@@ -53,11 +59,11 @@ pub async fn read(
     {
         let user = scope.caller.user.id.to_string();
         let plain = app.keys().open_sealed(&creds_aad(repo.id, &user), &sealed)?;
-        creds = Some(serde_json::from_slice(&plain)?);
+        creds = Some(REPO_CREDENTIALS.decode_bytes(repo.id, &plain)?);
     }
     Ok(wire::RepoHeadWithCreds {
         repo_id: repo.name,
-        repo_info: Document::from_text(repo.info)?,
+        repo_info: REPO_INFO.decode(repo.id, &repo.info)?,
         repo_creds: creds,
     })
 }

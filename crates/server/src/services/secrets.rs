@@ -13,7 +13,9 @@ use crate::{
     app::App,
     auth::ProjectScope,
     db::{
-        Db, DbError, Unit, WriteOutcome, encrypted_columns, projects,
+        Unit, WriteOutcome,
+        documents::SECRET_USERS,
+        encrypted_columns, projects,
         secrets::{self, Secret},
         users,
     },
@@ -21,11 +23,9 @@ use crate::{
     error::{Error, Result},
     events::{EventSubject, note},
     limits::{self, limit_hint},
+    secret_rights::{EVERYONE, MANAGERS, withheld},
 };
 
-/// Stored values for the users whose runs may use a secret.
-const EVERYONE: &str = "everyone";
-const MANAGERS: &str = "managers";
 /// Attempts if two users set one secret at the same time.
 const ATTEMPTS_MAX: usize = 5;
 
@@ -41,7 +41,7 @@ pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Secret>> 
     require_access(scope)?;
     let mut all = Vec::new();
     for secret in secrets::list(app.db(), scope.project.id).await? {
-        let users = users_to_wire(app, &secret.users).await?;
+        let users = users_to_wire(app, secret.id, &secret.users).await?;
         all.push(wire::Secret { id: secret.id.0, name: secret.name, value: None, users });
     }
     Ok(all)
@@ -52,7 +52,7 @@ pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::S
     let found = secrets::find(app.db(), scope.project.id, name).await?;
     let secret = found.ok_or_else(|| Error::absent("Secret"))?;
     let value = open(app, &secret)?;
-    let users = users_to_wire(app, &secret.users).await?;
+    let users = users_to_wire(app, secret.id, &secret.users).await?;
     Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value), users })
 }
 
@@ -77,46 +77,18 @@ async fn stored_users(app: &App, scope: &ProjectScope, users: &SecretUsers) -> R
     Ok(serde_json::to_string(&ids)?)
 }
 
-async fn users_to_wire(app: &App, stored: &str) -> Result<SecretUsers> {
+async fn users_to_wire(app: &App, secret: SecretId, stored: &str) -> Result<SecretUsers> {
     Ok(match stored {
         EVERYONE => SecretUsers::Group(SecretGroup::Everyone),
         MANAGERS => SecretUsers::Group(SecretGroup::Managers),
         list => {
-            let ids: Vec<UserId> = serde_json::from_str(list)?;
+            let ids: Vec<UserId> = SECRET_USERS.decode(secret, list)?;
             let mut names: Vec<String> =
                 users::by_ids(app.db(), &ids).await?.into_iter().map(|user| user.name).collect();
             names.sort();
             SecretUsers::Named(names)
         }
     })
-}
-
-/// Secrets of the project that the runs of this user may not use. Managers may use all of them: they can read them,
-/// too.
-pub(crate) async fn withheld(
-    db: &Db,
-    project: ProjectId,
-    user: UserId,
-    names: &BTreeSet<String>,
-) -> Result<Vec<String>, DbError> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let found = secrets::find_named(db, project, names.iter().map(String::as_str)).await?;
-    let limited: Vec<Secret> = found.into_iter().filter(|secret| secret.users != EVERYONE).collect();
-    if limited.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (role, is_global_admin) = projects::role(db, project, user).await?;
-    if is_global_admin || matches!(role.as_deref(), Some("manager" | "admin")) {
-        return Ok(Vec::new());
-    }
-    // A list that cannot be parsed contains no user.
-    let is_named = |secret: &Secret| {
-        let ids: Vec<UserId> = serde_json::from_str(&secret.users).unwrap_or_default();
-        role.is_some() && ids.contains(&user)
-    };
-    Ok(limited.into_iter().filter(|secret| !is_named(secret)).map(|secret| secret.name).collect())
 }
 
 /// Rejects a run of this user that names secrets which it may not use.
@@ -161,7 +133,7 @@ pub async fn set(app: &App, scope: &ProjectScope, requested: wire::SetRequest) -
     };
     for _ in 0..ATTEMPTS_MAX {
         if let Some((id, users)) = try_set(app, scope, &requested, wanted.as_deref()).await? {
-            let users = users_to_wire(app, &users).await?;
+            let users = users_to_wire(app, id, &users).await?;
             return Ok(wire::Secret { id: id.0, name: requested.name, value: None, users });
         }
     }

@@ -14,11 +14,12 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
+        documents::SERVICE_ANSWERS,
         fleets, instances, projects, runs,
         series::{self as rows, JobSample, SampledJob},
     },
     error::{Error, Result},
-    job_metrics::{JobResources, cpu_cores, gpus},
+    job_metrics::{JobResources, cpu_cores},
 };
 
 const IDS_MAX: usize = 50;
@@ -114,9 +115,9 @@ impl ObjectSeries {
             #[expect(clippy::cast_precision_loss, reason = "bytes for a plot")]
             let memory = point.working_set_bytes as f64;
             self.add(("memory", None), grid, point.at, memory);
-            for (device, (bytes, percent)) in (0..).zip(gpus(&point.gpus)) {
+            for (device, (bytes, percent)) in (0..).zip(&point.gpus) {
                 #[expect(clippy::cast_precision_loss, reason = "bytes and percent for a plot")]
-                let (bytes, share) = (bytes as f64, percent as f64 / 100.0);
+                let (bytes, share) = (*bytes as f64, *percent as f64 / 100.0);
                 self.add(("gpu", Some(device)), grid, point.at, share);
                 self.add(("gpu_memory", Some(device)), grid, point.at, bytes);
             }
@@ -211,7 +212,8 @@ impl SeriesQuery<'_> {
         for job in &jobs {
             let mut series = ObjectSeries::default();
             series.add_job(self.grid, samples.get(&job.id).map(Vec::as_slice).unwrap_or_default());
-            let limits = limits(&JobResources::of(job.runtime.as_deref(), job.provisioning.as_deref()));
+            let limits =
+                limits(&JobResources::of(job.id, job.runtime.as_deref(), job.provisioning.as_deref())?);
             all.extend(series.into_wire(&job.id.to_string(), &names, &limits));
         }
         Ok(all)
@@ -296,8 +298,7 @@ impl SeriesQuery<'_> {
 
     async fn add_answers(&self, series: &mut ObjectSeries, run: windlass_model::id::RunId) -> Result<()> {
         for reported in rows::answers(self.app.db(), run, self.requested.from, self.requested.to).await? {
-            // Another version of a proxy may report in another format.
-            let Ok(counts) = serde_json::from_str::<ResponseCounts>(&reported.answers) else { continue };
+            let counts: ResponseCounts = SERVICE_ANSWERS.decode(run, &reported.answers)?;
             #[expect(clippy::cast_precision_loss, reason = "counts for a plot")]
             let errors = counts.classes.get(4).copied().unwrap_or(0) as f64;
             series.add(("errors", None), self.grid, reported.at, errors / (WINDOW_US / 1e6));

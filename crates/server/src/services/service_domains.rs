@@ -5,6 +5,7 @@ use windlass_gateway::gateway_config::CertificateSource;
 use windlass_model::{
     config::{
         Configuration,
+        error::summary,
         gateway::Certificate,
         traffic::{GatewayChoice, Https},
     },
@@ -15,6 +16,8 @@ use super::runs::ResolvedRunSpec;
 use crate::{
     app::App,
     db::{
+        DbError,
+        documents::GATEWAY_CONFIGURATION,
         gateways::{self, Gateway},
         projects,
     },
@@ -43,24 +46,31 @@ pub(crate) fn gateway_hostname(gateway: &Gateway) -> Option<String> {
     domain(gateway).map(|domain| format!("{OWN_LABEL}.{domain}").to_ascii_lowercase())
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("invalid configuration: {0}")]
+struct InvalidConfiguration(String);
+
 /// Source of the certificates of its processes; `None` if they need none.
-pub(crate) fn certificate(gateway: &Gateway) -> Option<CertificateSource> {
-    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).ok()?;
-    match Configuration::from_json(&configuration).ok()? {
-        Configuration::Gateway(found) => match found.certificate? {
-            Certificate::LetsEncrypt => Some(CertificateSource::Acme),
-            Certificate::Files { chain, key } => {
+pub(crate) fn certificate(gateway: &Gateway) -> Result<Option<CertificateSource>, DbError> {
+    let document: serde_json::Value = GATEWAY_CONFIGURATION.decode(gateway.id, &gateway.configuration)?;
+    let configuration = Configuration::from_json(&document).map_err(|problems| {
+        GATEWAY_CONFIGURATION.invalid(gateway.id, InvalidConfiguration(summary(&problems)))
+    })?;
+    Ok(match configuration {
+        Configuration::Gateway(found) => match found.certificate {
+            Some(Certificate::LetsEncrypt) => Some(CertificateSource::Acme),
+            Some(Certificate::Files { chain, key }) => {
                 Some(CertificateSource::Files { chain: chain.into(), key: key.into() })
             }
             // These belong to the load balancer of the cloud.
-            Certificate::Acm { .. } | Certificate::GcpCm { .. } => None,
+            Some(Certificate::Acm { .. } | Certificate::GcpCm { .. }) | None => None,
         },
         Configuration::Task(_)
         | Configuration::Service(_)
         | Configuration::DevEnvironment(_)
         | Configuration::Fleet(_)
         | Configuration::Volume(_) => None,
-    }
+    })
 }
 
 fn refused(msg: String) -> Error {
@@ -104,7 +114,7 @@ pub(crate) async fn for_service(
         let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
         return Err(refused(msg));
     }
-    let scheme = if uses_tls(&gateway, service.https) { "https" } else { "http" };
+    let scheme = if uses_tls(&gateway, service.https)? { "https" } else { "http" };
     let models = format!("{scheme}://{}/proxy/models", own.to_ascii_lowercase());
     Ok(Some(GatewayPublication { gateway: *id, url: format!("{scheme}://{domain}/"), domain, models }))
 }
@@ -137,9 +147,10 @@ async fn select_gateway(
     Ok(default)
 }
 
-fn uses_tls(gateway: &Gateway, wanted: Option<Https>) -> bool {
-    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
+fn uses_tls(gateway: &Gateway, wanted: Option<Https>) -> Result<bool, DbError> {
+    let configuration: serde_json::Value =
+        GATEWAY_CONFIGURATION.decode(gateway.id, &gateway.configuration)?;
     // Absent is the default certificate; null is none.
     let has_certificate = configuration.get("certificate").is_none_or(|certificate| !certificate.is_null());
-    has_certificate && wanted != Some(Https::Flag(false))
+    Ok(has_certificate && wanted != Some(Https::Flag(false)))
 }

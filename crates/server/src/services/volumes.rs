@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
-use windlass_api::{Document, operations::DeleteVolumes, volumes as wire};
+use windlass_api::{operations::DeleteVolumes, volumes as wire};
 use windlass_model::{
+    backend_kind::BackendType,
     config::{Configuration, job_spec::JobSpec},
     event::{Entity, Event, EventCause},
     id::{ProjectId, UserId, VolumeId},
@@ -20,11 +21,15 @@ use crate::{
     attachments::mounts,
     auth::{Caller, ProjectScope},
     db::{
-        Page, Unit, WriteOutcome, instances, projects, users,
+        Page, Unit, WriteOutcome,
+        documents::{ATTACHMENT_DATA, VOLUME_CONFIGURATION, VOLUME_PROVISIONING},
+        instances, projects, users,
         volumes::{self, NewVolume, Query, Volume},
     },
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
+    hints::Hint,
+    services::stored_document,
 };
 
 const LIST_MAX: i64 = 100;
@@ -82,7 +87,7 @@ async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
                 name: row.name,
                 user: users.get(&row.user_id).cloned().unwrap_or_default(),
                 project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
-                configuration: Document::from_text(row.configuration)?,
+                configuration: stored_document(VOLUME_CONFIGURATION, row.id, row.configuration)?,
                 external: row.external,
                 created_at: row.created_at,
                 last_processed_at: row.last_processed_at,
@@ -91,7 +96,7 @@ async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
                 deleted: row.deleted,
                 deleted_at: row.deleted_at,
                 volume_id: row.volume_id,
-                provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
+                provisioning_data: VOLUME_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
                 cost: 0.0,
                 attachments: Some(attached.remove(&row.id).unwrap_or_default()),
                 attachment_data: None,
@@ -112,7 +117,7 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
                 instance_num: instance.instance_num,
                 instance_id: Some(instance.id.to_string()),
             },
-            attachment_data: attachment.data.map(Document::from_text).transpose()?,
+            attachment_data: ATTACHMENT_DATA.decode_opt(attachment.volume_id, attachment.data.as_deref())?,
         });
     }
     Ok(all)
@@ -142,7 +147,7 @@ pub async fn create(
         match app.db().write(unit).await {
             Ok(written) => {
                 written.done()?;
-                app.wake(&["volumes"]);
+                app.wake(&[Hint::Volumes]);
                 return to_wire_one(app, volumes::find(app.db(), id).await?.ok_or_else(not_found)?).await;
             }
             Err(error) if error.is_conflict_on("volumes_name_key") && generated => {}
@@ -160,7 +165,7 @@ async fn check_disk(app: &App, scope: &ProjectScope, backend: &str, disk: &str) 
         return Ok(());
     }
     for volume in volumes::with_disk_elsewhere(app.db(), scope.project.id, disk).await? {
-        let configuration: Value = serde_json::from_str(&volume.configuration)?;
+        let configuration: Value = VOLUME_CONFIGURATION.decode(volume.id, &volume.configuration)?;
         if configuration["backend"] == backend {
             return Err(Error::refused(format!(
                 "disk `{disk}` of backend `{backend}` may not be registered in this project; hint: a global admin can \
@@ -193,15 +198,14 @@ fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<
     Ok((id, unit))
 }
 
-/// Backends whose disks are attached to one instance at a time; for the others only the backend itself knows.
-const SINGLE_ATTACH_BACKENDS: [&str; 4] = ["aws", "gcp", "lxd", "mock"];
-
 /// Checks that the volumes that a run's jobs name exist and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
     let mounts: Vec<_> = jobs.iter().map(mounts::for_spec).collect();
     let catalogue = mounts::VolumeCatalog::of(app.db(), project, mounts.iter().flatten()).await?;
     let refusal = catalogue
-        .refuse(&mounts, |backend| !SINGLE_ATTACH_BACKENDS.contains(&backend))
+        .refuse(&mounts, |backend| {
+            !BackendType::parse(backend).is_some_and(BackendType::attaches_to_one_instance)
+        })
         .map_err(|error| Error::refused(error.to_string()))?;
     refusal.map_or(Ok(()), |why| Err(Error::refused(why)))
 }
@@ -225,7 +229,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
     }
     match app.db().write(unit).await? {
         WriteOutcome::Done { .. } => {
-            app.wake(&["volumes"]);
+            app.wake(&[Hint::Volumes]);
             Ok(())
         }
         WriteOutcome::Stale { .. } => Err(Error::refused("an attached volume cannot be deleted")),

@@ -11,6 +11,7 @@ use windlass_api::{
     server::EmptyRequest,
 };
 use windlass_model::{
+    backend_kind::BackendKind,
     config,
     skypilot::{
         self, CommandLineValues, SECRETS_VERSION, SecretValue, ServerContext, ServiceAlternative,
@@ -30,8 +31,6 @@ use crate::{
     output,
 };
 
-/// Backends that rent no instances.
-const OWN_BACKENDS: [&str; 3] = ["remote", "local", "slurm"];
 /// Maximum length of the name of a service.
 const NAME_MAX: usize = 41;
 
@@ -249,7 +248,7 @@ async fn cheapest_offer(cx: &Context, source: &ConfigSource) -> Result<Option<f6
 /// Reads where services can run.
 async fn server_context(cx: &Context) -> Result<ServerContext, CliError> {
     let project = cx.call::<ReadProject>(&EmptyRequest {}).await?;
-    let is_rented = |name: &String| !OWN_BACKENDS.contains(&name.as_str());
+    let is_rented = |name: &String| BackendKind::of(name).is_rented();
     let backends: Vec<String> = project.granted_backends.into_iter().filter(is_rented).collect();
     let request = fleets::ListRequest {
         project_name: Some(cx.project.clone()),

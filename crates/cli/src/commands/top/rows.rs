@@ -31,7 +31,7 @@ fn own_status(run: &Run) -> (&str, &str) {
         [job] => job.job_submissions.last(),
         _ => None,
     };
-    match latest.filter(|one| !one.status_message.is_empty() && !run.status_message.contains("retry")) {
+    match latest.filter(|one| !one.status_message.is_empty() && !run.retrying) {
         Some(latest) => format::split_status(&latest.status, &latest.status_message),
         None => format::split_status(&run.status, &run.status_message),
     }

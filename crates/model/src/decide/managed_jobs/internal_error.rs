@@ -53,6 +53,7 @@ pub fn apply_internal_error(
             to: next.status,
             event: Event::Interrupted,
             source: Some(RecoverySource::Emergency),
+            rule: None,
             message: format!("internal error {} of {INTERNAL_ERRORS_MAX}: {what}", next.emergencies),
         }),
         // A task that has ended only waits before its nodes are released again.
@@ -97,5 +98,12 @@ pub(super) fn fail_controller(record: &mut TaskRecord, why: &str, now: Timestamp
     if record.schedule == ScheduleState::Launching {
         record.schedule(ScheduleEvent::LaunchEnded);
     }
-    Some(TaskTransition { from, to: record.status, event: Event::ControllerFailed, source: None, message })
+    Some(TaskTransition {
+        from,
+        to: record.status,
+        event: Event::ControllerFailed,
+        source: None,
+        rule: None,
+        message,
+    })
 }

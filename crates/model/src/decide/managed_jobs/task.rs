@@ -130,7 +130,14 @@ impl<'a> TaskPass<'a> {
         if matches!(event, Event::BackedOff | Event::Lost | Event::Interrupted) {
             self.record.last_failure = Some(message.clone());
         }
-        self.transitions.push(TaskTransition { from, to: self.record.status, event, source, message });
+        self.transitions.push(TaskTransition {
+            from,
+            to: self.record.status,
+            event,
+            source,
+            rule: None,
+            message,
+        });
         true
     }
 
@@ -523,7 +530,11 @@ impl<'a> TaskPass<'a> {
             return;
         }
         self.record.phase = AttemptPhase::Superseded;
-        self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.message());
+        if self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.message())
+            && let Some(moved) = self.transitions.last_mut()
+        {
+            moved.rule = Some(rule);
+        }
         self.record.schedule(ScheduleEvent::WantsLaunch);
         self.reset_candidates();
         self.recheck_at(self.now);

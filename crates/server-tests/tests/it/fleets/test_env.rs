@@ -20,8 +20,9 @@ use windlass_model::{
 use windlass_server::{
     agents::AgentApi,
     db::{Db, Unit},
+    hints::Hint,
     params,
-    pipelines::{self, RunningPipelines},
+    running_pipelines::{self, RunningPipelines},
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
@@ -182,7 +183,7 @@ impl FleetTestEnv {
         let hosts = Arc::new(ScriptedHosts::default());
         let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
         let agents = Arc::clone(&hosts) as Arc<dyn AgentApi>;
-        let start = |_| pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
+        let start = |_| running_pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
         let running = (0..replicas).map(start).collect();
         (Self { server, hosts, running }, clouds)
     }
@@ -258,7 +259,13 @@ impl FleetTestEnv {
     pub(crate) async fn mark_due(&self, table: &'static str) {
         let unit = Unit::new().exec(format!("UPDATE {table} SET due_at = NULL WHERE NOT finished"), vec![]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
-        self.server.app.wake(&["runs", "jobs_running", "jobs_submitted", "instances", "fleets"]);
+        self.server.app.wake(&[
+            Hint::Runs,
+            Hint::JobsRunning,
+            Hint::JobsSubmitted,
+            Hint::Instances,
+            Hint::Fleets,
+        ]);
     }
 
     pub(crate) async fn stop(self) {

@@ -9,13 +9,11 @@ use windlass_backend::{
 };
 use windlass_engine::Lease;
 use windlass_model::{
+    backend_kind::BackendKind,
     decide::instances::InstanceObservation,
     error_chain::format_chain,
     id::InstanceId,
-    plan::{
-        blocks,
-        offers::{KUBERNETES_BACKEND, Offer},
-    },
+    plan::{blocks, offers::Offer},
 };
 use windlass_tunnel::{HostKey, HostKeyEntry, LoginKey};
 
@@ -26,7 +24,7 @@ use crate::{
         ssh_target::{self, SshTargetError},
     },
     db::pipeline_rows::instances as rows,
-    instance_documents::{OfferAttempts, OrderProfile},
+    instance_documents::OfferAttempts,
     job_payload::{self, PayloadError},
     pass_error::PassError,
 };
@@ -53,15 +51,15 @@ impl InstancesPipeline {
                 .map_err(|error| failed("failed to read the host's SSH settings", format_chain(&error)))?;
             InstanceSource::Host(Box::new(site))
         } else {
-            let offer = offer.cloned().or_else(|| OfferAttempts::of(&row.instance)?.current().cloned());
-            let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
-            let message = || "the instance has none".to_owned();
-            InstanceSource::Offer(Box::new(
-                offer.ok_or_else(|| failed("failed to read its offer", message()))?,
-            ))
+            let offer = match offer.or_else(|| row.documents.offer()) {
+                Some(offer) => offer.clone(),
+                None => crate::inventory::offer(&row.instance)
+                    .map_err(|error| failed("failed to read its offer", format_chain(&error)))?,
+            };
+            InstanceSource::Offer(Box::new(offer))
         };
         let (alternatives, container) = match offer {
-            Some(offer) if offer.backend == KUBERNETES_BACKEND => {
+            Some(offer) if BackendKind::of(&offer.backend) == BackendKind::Pods => {
                 (alternatives(row, offer), self.container(row, offer).await?)
             }
             Some(_) | None => (Vec::new(), None),
@@ -73,7 +71,7 @@ impl InstancesPipeline {
             name: row.instance.name.clone(),
             want,
             enrolment,
-            tags: OrderProfile::of(&row.instance).tags,
+            tags: row.documents.profile.tags.clone(),
             env: row.fleet.as_ref().map(|fleet| fleet.shape.env()).unwrap_or_default(),
             login,
         })
@@ -103,8 +101,7 @@ impl InstancesPipeline {
     /// A machine whose creation was not stored is found again by the instance's id, but only by the backend that
     /// created it, and in its location. So the row records both before any other than the first is used.
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
-        let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
-        else {
+        let Some(mut tries) = row.documents.tries.clone().filter(|tries| !tries.offers.is_empty()) else {
             let message = "no backend has a matching offer".to_owned();
             return Ok(InstanceReport::from_observation(InstanceObservation::NoOffers { message }));
         };
@@ -262,7 +259,7 @@ impl InstancesPipeline {
 
     /// Queries the backend for a machine whose agent does not answer.
     pub(super) async fn find(&self, row: &Row) -> Option<Result<InstanceState, BackendError>> {
-        let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
+        let (backend, machine) = (row.backend(&self.0.backends)?, row.documents.machine.as_ref()?);
         let order = match self.order(row, None).await {
             Ok(order) => order,
             Err(error) => return Some(Err(error)),
@@ -274,7 +271,7 @@ impl InstancesPipeline {
 
     pub(super) async fn delete_machine(&self, row: &Row) -> InstanceObservation {
         let Some(backend) = row.backend(&self.0.backends) else {
-            return match (&row.machine, row.instance.started_at) {
+            return match (&row.documents.machine, row.instance.started_at) {
                 (None, None) => InstanceObservation::Gone { message: "it was never created".to_owned() },
                 _ => {
                     let name = row.instance.backend.as_deref().unwrap_or_default();
@@ -283,7 +280,7 @@ impl InstancesPipeline {
             };
         };
         let deleted = match self.order(row, None).await {
-            Ok(order) => timeout(CALL_TIMEOUT, backend.delete(&order, row.machine.as_ref())).await,
+            Ok(order) => timeout(CALL_TIMEOUT, backend.delete(&order, row.documents.machine.as_ref())).await,
             Err(error) => Ok(Err(error)),
         };
         match deleted {
@@ -315,8 +312,8 @@ fn offer_place(offer: &Offer) -> String {
 
 /// Returns the other offers of the same backend that fit the instance.
 fn alternatives(row: &Row, offer: &Offer) -> Vec<Offer> {
-    let tries = OfferAttempts::of(&row.instance).map(|tries| tries.offers).unwrap_or_default();
-    tries.into_iter().filter(|other| other.backend == offer.backend && other != offer).collect()
+    let tries = row.documents.tries.iter().flat_map(|tries| &tries.offers);
+    tries.filter(|other| other.backend == offer.backend && *other != offer).cloned().collect()
 }
 
 /// Converts a failure to pin the keys of a host. Only errors about the keys themselves are properties of the host: a
@@ -331,7 +328,6 @@ fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
         }
         SshTargetError::NoInstance { .. }
         | SshTargetError::NotSsh { .. }
-        | SshTargetError::Settings { .. }
         | SshTargetError::Missing { .. }
         | SshTargetError::Login(_)
         | SshTargetError::Pinned { .. }

@@ -1,11 +1,15 @@
 //! Converts stored rows and responses of agents to the inputs of the decision.
 
 use windlass_api::agent::shim::{TaskInfo, TaskStatus};
-use windlass_model::{config::Configuration, decide::jobs_running as brain, instance, time::Span};
+use windlass_model::{
+    backend_kind::provisioning_timeout, config::Configuration, decide::jobs_running as brain, instance,
+    time::Span,
+};
 
 use crate::{
     agents::{AgentError, JobProgress},
-    db::{instances::Instance, pipeline_rows::jobs::JobInputs},
+    db::{DbError, instances::Instance, pipeline_rows::jobs::JobInputs},
+    instance_documents::OfferAttempts,
     job_payload::address,
     job_spec_view::JobSpecView,
     parsed_run_spec::ParsedRunSpec,
@@ -16,20 +20,27 @@ pub(super) fn view(
     facts: &JobSpecView,
     shape: &ParsedRunSpec,
     addresses_known: bool,
-) -> brain::RunningJobView {
+) -> Result<brain::RunningJobView, DbError> {
     let JobInputs { job, instance, siblings, .. } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
-    let (backend, kind) =
-        instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
+    let backend = instance.as_ref().and_then(|i| i.backend.as_deref()).unwrap_or_default();
+    let tries = match instance {
+        Some(instance) => OfferAttempts::of(instance)?,
+        None => None,
+    };
+    let kind = tries.as_ref().and_then(OfferAttempts::current).map(|offer| offer.instance_type.as_str());
     let nodes = i64::from(facts.jobs_per_replica);
     let all_here = nodes == 1 || siblings.len() as i64 + 1 >= nodes;
-    let has_address = |s: &crate::db::pipeline_rows::jobs::Sibling| {
-        address::from_machine(s.machine.as_deref(), s.hostname.as_deref()).is_some()
-    };
-    brain::RunningJobView {
+    let mut have_addresses = true;
+    for sibling in siblings {
+        let row = format_args!("of node {} of run {}", sibling.job_num, job.run_id);
+        let address = address::from_machine(row, sibling.machine.as_deref(), sibling.hostname.as_deref())?;
+        have_addresses &= address.is_some();
+    }
+    Ok(brain::RunningJobView {
         status: job.status,
         provisioning_since: since,
-        provisioning_max: brain::provisioning_timeout(backend, kind),
+        provisioning_max: provisioning_timeout(backend, kind.unwrap_or_default()),
         pulling_since: job.pulling_at,
         running_since: job.running_at,
         disconnected_at: job.disconnected_at,
@@ -41,7 +52,7 @@ pub(super) fn view(
         gate: brain::Gate::from_stored(job.gate.as_deref()),
         startup_order: facts.startup_order,
         siblings: brain::Siblings {
-            all_have_ips: all_here && addresses_known && siblings.iter().all(has_address),
+            all_have_ips: all_here && addresses_known && have_addresses,
             is_master_running: siblings.iter().any(|s| s.job_num == 0 && s.ran),
             are_workers_running: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
             all_at_gate: all_here && siblings.iter().all(|s| s.at_gate),
@@ -50,7 +61,7 @@ pub(super) fn view(
         inactivity_duration: inactivity_duration(shape).map(Span::secs),
         unreachable_timeout: brain::UNREACHABLE_GRACE,
         pulling_timeout: brain::PULLING_TIMEOUT,
-    }
+    })
 }
 
 /// Inactivity limit of the present run specification: it may change while the environment runs.

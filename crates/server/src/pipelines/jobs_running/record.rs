@@ -5,7 +5,11 @@ use windlass_model::{config::job_spec::JobSpec, job, time::Span};
 
 use super::inputs::inactivity_duration;
 use crate::{
-    db::{Val, Values, pipeline_rows::jobs::JobInputs},
+    db::{
+        Val, Values,
+        documents::{JOB_RUNTIME, JOB_SPEC},
+        pipeline_rows::jobs::JobInputs,
+    },
     job_payload::{
         self,
         connection_info::{self, HostLogin, RuntimeData},
@@ -52,11 +56,11 @@ pub(super) fn columns(
         }
     }
     let Some(instance) = &loaded.instance else { return Ok(set) };
-    let stored: Option<RuntimeData> = job.runtime.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let stored: Option<RuntimeData> = JOB_RUNTIME.decode_opt(job.id, job.runtime.as_deref())?;
     let mut runtime = match &stored {
         Some(stored) => stored.clone(),
         None => {
-            let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+            let spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
             RuntimeData::placed(job, &spec, instance)?
         }
     };
@@ -75,8 +79,8 @@ pub(super) fn columns(
     }
     if is_new || entered.is_some() || job.provisioning.is_none() {
         let fleet = job_payload::fleet_spec(loaded)?;
-        let login = HostLogin::of(instance, fleet.as_ref());
-        let shown = connection_info::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
+        let login = HostLogin::of(instance, fleet.as_ref())?;
+        let shown = connection_info::provisioning(instance, login.as_ref(), Some(&runtime))?.to_string();
         if job.provisioning.as_ref() != Some(&shown) {
             set.push(("provisioning", shown.into()));
         }
@@ -89,7 +93,7 @@ pub(super) fn columns(
             runtime.working_dir.as_deref(),
         );
         set.push(("connection_info", connection.to_string().into()));
-        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+        let spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
         if let Some(secs) = spec.max_duration {
             // Placement expects the blocks to be free from then on.
             set.push(("run_deadline_at", Val::NowPlus(Span::secs(secs).0)));

@@ -15,6 +15,7 @@ use super::{JobEnding, JobsSubmittedPipeline, PlacementContext, apply_outcome, p
 use crate::{
     db::{
         Val,
+        documents::JOB_SPEC,
         instances::{Instance, NewInstance},
         jobs::Job,
         pipeline_rows::{
@@ -41,7 +42,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<Option<SeatTarget<'a>>, PassError> {
         let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
-        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet), self.context.shapes.of(run)?);
+        let (shape, run) = (parsed_fleet_spec::for_fleet(fleet)?, self.context.shapes.of(run)?);
         // The job already holds its blocks, so every offer must provide the same number.
         let alike = offers.iter().filter(|new| new.blocks == first.blocks);
         let offers: Vec<Offer> = alike
@@ -96,7 +97,8 @@ impl JobsSubmittedPipeline {
                     ("status_message", Val::Null),
                 ];
                 // Until now the largest of the offers counted.
-                if let Some(held) = instance.and_then(|instance| granted_resources(instance, job)) {
+                let granted = instance.map(|instance| granted_resources(instance, job)).transpose()?;
+                if let Some(held) = granted.flatten() {
                     set.extend(quotas::held_columns(&held, Timestamp(lease.now())));
                 }
                 let moved =
@@ -107,7 +109,7 @@ impl JobsSubmittedPipeline {
                 Ok(apply_outcome(&written, None, wake))
             }
             Plan::End { ending, change } => {
-                let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+                let spec: JobSpec = JOB_SPEC.decode(job.id, &job.job_spec)?;
                 let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
                     && spec.jobs_per_replica > 1;
                 let ending =
@@ -127,9 +129,10 @@ impl JobsSubmittedPipeline {
 }
 
 /// Resources that a job holds of the instance that was created for it; `None` while its hardware is not known.
-fn granted_resources(instance: &Instance, job: &Job) -> Option<HeldResources> {
-    let offer = inventory::offer(instance).ok().filter(|offer| offer.host.cpus > 0)?;
-    Some(HeldResources::of(&offer, u32::try_from(job.blocks).ok()?, offer.total_blocks))
+fn granted_resources(instance: &Instance, job: &Job) -> Result<Option<HeldResources>, PassError> {
+    let offer = inventory::offer(instance)?;
+    let blocks = u32::try_from(job.blocks).ok().filter(|_| offer.host.cpus > 0);
+    Ok(blocks.map(|blocks| HeldResources::of(&offer, blocks, offer.total_blocks)))
 }
 
 /// State of the creation of an instance, for the job that requested it.

@@ -39,8 +39,10 @@ impl JobsSubmittedPipeline {
         stock: &mut PoolInventory,
         now: Timestamp,
     ) -> Result<(), PassError> {
-        let allow =
-            |fleet: &&crate::db::fleets::Fleet| parsed_fleet_spec::for_fleet(fleet).preemption().is_some();
+        // A fleet whose specification cannot be read is not in the inventory at all.
+        let allow = |fleet: &&crate::db::fleets::Fleet| {
+            parsed_fleet_spec::for_fleet(fleet).is_ok_and(|shape| shape.preemption().is_some())
+        };
         let fleets: BTreeSet<FleetId> = stock.fleets.iter().filter(allow).map(|fleet| fleet.id).collect();
         if !fleets.is_empty() {
             placement::load_running(&self.context.db, stock, &fleets, now).await?;
@@ -178,7 +180,7 @@ fn budgets(preemption: &Preemption, site: &PlacementContext<'_>) -> BTreeMap<Fle
     let instances = site.stock.instances.iter().filter(|one| on.contains(&one.id));
     let fleets: BTreeSet<FleetId> = instances.filter_map(|one| one.fleet_id).collect();
     let budget = |fleet: &FleetId| {
-        let rules = parsed_fleet_spec::for_fleet(site.fleet(*fleet)?).preemption()?;
+        let rules = parsed_fleet_spec::for_fleet(site.fleet(*fleet)?).ok()?.preemption()?;
         Some((*fleet, rules.budget_left))
     };
     fleets.iter().filter_map(budget).collect()

@@ -1,6 +1,7 @@
 //! Converts the rows of an attempt to the inputs of the decision.
 
 use windlass_model::{
+    backend_kind::BackendKind,
     decide::managed_jobs::{AttemptObservation, classify_end::NodeEnd},
     job::{self, TerminationDetail, TerminationReason},
     managed_job::record::NodeLocation,
@@ -89,9 +90,10 @@ fn instance_placement(instance: &Instance) -> NodeLocation {
     let backend = instance.backend.as_deref().unwrap_or("?");
     let parts = [instance.region.as_deref(), instance.availability_zone.as_deref()];
     let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
-    let place = match backend {
-        "remote" | "local" => format!("{backend}/{}", instance.name),
-        _ => std::iter::once(backend).chain(parts).collect::<Vec<_>>().join("/"),
+    let place = if BackendKind::of(backend).has_permanent_instances() {
+        format!("{backend}/{}", instance.name)
+    } else {
+        std::iter::once(backend).chain(parts).collect::<Vec<_>>().join("/")
     };
     NodeLocation { place, instance: Some(instance.id.to_string()) }
 }

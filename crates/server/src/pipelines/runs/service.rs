@@ -18,7 +18,12 @@ use windlass_model::{
 
 use super::{job_state, latest_submissions, to_u32};
 use crate::{
-    db::{jobs::Job, runs::Run},
+    db::{
+        DbError,
+        documents::{JOB_PROBES, RUN_COMPLETE_SPEC, RUN_SPEC},
+        jobs::Job,
+        runs::Run,
+    },
     job_spec_view,
     parsed_run_spec::{ParsedRunSpec, ReplicaGroupSpec},
     run_tracking::RunTracking,
@@ -40,13 +45,13 @@ impl ServiceNeeds {
         tracking: &RunTracking,
         groups: Vec<ReplicaGroupView>,
         now: Timestamp,
-    ) -> Self {
+    ) -> Result<Self, DbError> {
         let (before, pace) = (tracking.rollout.as_ref(), shape.pace());
         let mut wanted = replicas::decide(&groups, &tracking.groups, &pace, run.submitted_at, now);
         wanted.surplus.extend(orphaned_replicas(jobs, &groups));
         let is_evaluated = is_rollout_complete(run, before) || is_ending(run);
-        let former = if is_evaluated { None } else { previous_spec(run) };
-        let trials = rollout_trials(run, jobs, shape);
+        let former = if is_evaluated { None } else { previous_spec(run)? };
+        let trials = rollout_trials(run, jobs, shape)?;
         let evaluated = replicas::evaluate(
             run.deployment_num,
             (&groups, &wanted.scaling),
@@ -61,7 +66,7 @@ impl ServiceNeeds {
             wanted.start.clear();
             wanted.surplus.clear();
         }
-        Self { wanted, evaluated, former }
+        Ok(Self { wanted, evaluated, former })
     }
 
     /// The specification to which the service is rolled back.
@@ -105,17 +110,17 @@ fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
 
 /// The specification for a rollback: replicas from the last complete deployment, everything else as it is now. `None`
 /// if that makes no difference.
-fn previous_spec(run: &Run) -> Option<String> {
-    let applied = run.settled_spec.as_deref()?;
-    let (current, before): (Value, Value) =
-        (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(applied).ok()?);
+fn previous_spec(run: &Run) -> Result<Option<String>, DbError> {
+    let Some(applied) = run.settled_spec.as_deref() else { return Ok(None) };
+    let current: Value = RUN_SPEC.decode(run.id, &run.spec)?;
+    let before: Value = RUN_COMPLETE_SPEC.decode(run.id, applied)?;
     let back = diff::roll_back_spec(&current, &before);
     if back == current {
-        return None;
+        return Ok(None);
     }
     // Old and new parts may be incompatible; then the whole previous specification is used.
     let fits = ParsedRunSpec::read(&run.name, &back).is_ok();
-    Some(if fits { back.to_string() } else { applied.to_owned() })
+    Ok(Some(if fits { back.to_string() } else { applied.to_owned() }))
 }
 
 /// The present replicas of one group. Replicas from before groups had names belong to the first.
@@ -124,7 +129,7 @@ pub(super) fn build_group(
     jobs: &[Job],
     shape: &ParsedRunSpec,
     group: ReplicaGroupSpec,
-) -> ReplicaGroupView {
+) -> Result<ReplicaGroupView, DbError> {
     let ReplicaGroupSpec { name, min, max, scaling } = group;
     let mut found = ReplicaGroupView {
         name,
@@ -152,32 +157,32 @@ pub(super) fn build_group(
             | SubmissionState::Running
             | SubmissionState::Terminating(_)
             | SubmissionState::Final(_) => {
-                found.replicas.push(GroupReplica { num, is_current: current, stage: replica_stage(job) })
+                found.replicas.push(GroupReplica { num, is_current: current, stage: replica_stage(job)? })
             }
         }
     }
-    found
+    Ok(found)
 }
 
-fn replica_stage(job: &Job) -> ReplicaStage {
-    match job_state(job) {
+fn replica_stage(job: &Job) -> Result<ReplicaStage, DbError> {
+    Ok(match job_state(job) {
         SubmissionState::Submitted => ReplicaStage::Waits,
         SubmissionState::Provisioning | SubmissionState::Pulling => ReplicaStage::Starting,
         SubmissionState::Running if job.replica_registered => ReplicaStage::Ready,
-        SubmissionState::Running if was_ready(job) => ReplicaStage::NoLongerReady,
+        SubmissionState::Running if was_ready(job)? => ReplicaStage::NoLongerReady,
         SubmissionState::Running => ReplicaStage::Runs,
         // It is retried, or the run ends with it.
         SubmissionState::Terminating(_) | SubmissionState::Final(_) => ReplicaStage::Waits,
-    }
+    })
 }
 
-fn was_ready(job: &Job) -> bool {
-    let states = job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<_>>(text).ok());
-    states.is_some_and(|states| readiness::was_ready(&states))
+fn was_ready(job: &Job) -> Result<bool, DbError> {
+    let states: Option<Vec<_>> = JOB_PROBES.decode_opt(job.id, job.probes.as_deref())?;
+    Ok(states.is_some_and(|states| readiness::was_ready(&states)))
 }
 
 /// Replicas that the newest deployment created and still needs.
-fn rollout_trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
+fn rollout_trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Result<Vec<TrialReplica>, DbError> {
     let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
     let mut trials = Vec::new();
     // A replica that was requested to end is not waited for.
@@ -194,14 +199,14 @@ fn rollout_trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialRe
         };
         trials.push(TrialReplica {
             num: to_u32(job.replica_num),
-            stage: replica_stage(job),
+            stage: replica_stage(job)?,
             since: job.terminating_at.or(job.running_at),
             failures: u32::try_from(ends.iter().filter(is_fault).count()).unwrap_or(u32::MAX),
             is_retried: ends.iter().all(is_retried),
-            message: trial_message(job, ends.last()),
+            message: trial_message(job, ends.last())?,
         });
     }
-    trials
+    Ok(trials)
 }
 
 /// The ending of a submission, if it was not requested.
@@ -233,16 +238,16 @@ fn unrequested_end(job: &Job) -> Option<Ending> {
 }
 
 /// The reason why a replica waits, or its last ending.
-fn trial_message(job: &Job, ended: Option<&Ending>) -> Option<String> {
+fn trial_message(job: &Job, ended: Option<&Ending>) -> Result<Option<String>, DbError> {
     if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
         return job_spec_view::readiness_wait(job);
     }
-    let ending = ended?;
+    let Some(ending) = ended else { return Ok(None) };
     let mut text = ending.reason().as_str().replace('_', " ");
     if let Some(code) = ending.exit_status() {
         text.push_str(&format!(", exit code {code}"));
     }
-    Some(text)
+    Ok(Some(text))
 }
 
 /// Returns whether a submission equals what the run would submit now. A change that does not affect a replica does not

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{
     app::App,
     db::queue_list::{Condition, ListQuery},
-    http::Peer,
+    peer::Peer,
     services::queue::{Error, Requester, Result, auth},
 };
 

@@ -9,7 +9,7 @@ use axum::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    http::EncryptedConnection,
+    peer::EncryptedConnection,
     services::queue::{CLUSTER, records::etag},
 };
 

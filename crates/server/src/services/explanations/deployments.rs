@@ -5,7 +5,7 @@ use windlass_api::explanations::{DeploymentList, DeploymentRequest, StoredDeploy
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::runs as rows,
+    db::{documents::RUN_SPEC, runs as rows},
     error::{Error, Result},
     services::{configurations::configuration_text, runs},
 };
@@ -46,7 +46,9 @@ pub(crate) async fn deployments(
             user: one.user_name,
             state,
             reason,
-            text: configuration_text(&serde_json::from_str(&one.spec)?),
+            text: configuration_text(
+                &RUN_SPEC.decode(format_args!("{id}, deployment {}", one.num), &one.spec)?,
+            ),
             current: is_current,
         })
     };

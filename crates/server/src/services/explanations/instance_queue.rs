@@ -20,6 +20,7 @@ use windlass_model::{
 use crate::{
     db::{
         Db, DbError,
+        documents::{JOB_SPEC, leave_out, of_run},
         instance_queue::{self as rows, QueuedJob},
         quotas::{self, NamedQuota},
         usage,
@@ -155,9 +156,16 @@ impl InstanceQueue {
 fn replicas(queued: &[QueuedJob], with_resources: bool) -> Vec<WaitingReplica> {
     let mut found: BTreeMap<(RunId, i64), WaitingReplica> = BTreeMap::new();
     for (number, job) in (0_u128..).zip(queued) {
-        // Of a specification that cannot be read, the order knows no resources.
-        let spec = with_resources.then(|| serde_json::from_str::<JobSpec>(&job.job_spec).ok()).flatten();
-        let resources = spec.map(|spec| spec.requirements.resources);
+        let spec: Result<Option<JobSpec>, DbError> =
+            with_resources.then(|| JOB_SPEC.decode(of_run(job.run_id), &job.job_spec)).transpose();
+        let resources = match spec {
+            Ok(spec) => spec.map(|spec| spec.requirements.resources),
+            // The queue of everyone else has an order without it.
+            Err(error) => {
+                leave_out(&error);
+                continue;
+            }
+        };
         let node = WaitingNode {
             job: SubmissionId(uuid::Uuid::from_u128(number)),
             needs: Arc::new(InstanceNeeds { resources, ..InstanceNeeds::default() }),

@@ -19,6 +19,7 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
+        documents::{JOB_SHORTFALLS, JOB_SPEC, RUN_SPEC, of_run},
         explanations::{self as rows, PlacedJob, WaitingJob},
         pipeline_rows::managed_jobs as passes,
         projects,
@@ -62,8 +63,8 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     for (run, rule) in listed.into_iter().take(usize::try_from(WAITING_MAX).unwrap_or(usize::MAX)) {
         let position = positions.get(&run).copied().unwrap_or_default();
         let mut entry = match waiting.remove(&run) {
-            Some(job) => entry(job, caller, &placed),
-            None => queued_entry(&queue, run, &visible),
+            Some(job) => entry(job, caller, &placed)?,
+            None => queued_entry(&queue, run, &visible)?,
         };
         entry.position = position;
         // The first of a queue comes after nothing.
@@ -99,11 +100,12 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
 }
 
 /// A run of a project that the caller may not see, or one that was placed since the queue was read.
-fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>) -> QueueEntry {
+fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>) -> Result<QueueEntry> {
     let job = queue.jobs.get(&run);
     let named = job.filter(|job| visible.contains(&job.project_id));
-    let spec: Value = job.and_then(|job| serde_json::from_str(&job.job_spec).ok()).unwrap_or_default();
-    QueueEntry {
+    let spec: Option<Value> = job.map(|job| JOB_SPEC.decode(of_run(run), &job.job_spec)).transpose()?;
+    let spec = spec.unwrap_or_default();
+    Ok(QueueEntry {
         position: 0,
         project: named.map(|job| job.project.clone()),
         run: named.map(|job| job.run.clone()),
@@ -119,11 +121,13 @@ fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>
         class: String::new(),
         rule: None,
         turn: None,
-    }
+    })
 }
 
-fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> QueueEntry {
-    let recorded = RecordedRefusals::parse(job.shortfalls.as_deref());
+fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> Result<QueueEntry> {
+    let row = || of_run(job.run_id);
+    let recorded: RecordedRefusals =
+        JOB_SHORTFALLS.decode_opt(row(), job.shortfalls.as_deref())?.unwrap_or_default();
     let passes = recorded.refusals.is_empty()
         || recorded.refusals.iter().any(|one| one.shortfalls.iter().all(|short| short.passes));
     let nearest = recorded.refusals.into_iter().next().map(|one| {
@@ -139,9 +143,9 @@ fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> QueueEntry {
         }
     });
     let blocked_by = nearest.as_ref().map(|miss| blocked_by(&miss.place, placed)).unwrap_or_default();
-    let spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
-    let job_spec: Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
-    QueueEntry {
+    let spec: Value = RUN_SPEC.decode(job.run_id, &job.spec)?;
+    let job_spec: Value = JOB_SPEC.decode(row(), &job.job_spec)?;
+    Ok(QueueEntry {
         position: 0,
         project: Some(job.project),
         run: Some(job.run),
@@ -157,7 +161,7 @@ fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> QueueEntry {
         class: String::new(),
         rule: None,
         turn: None,
-    }
+    })
 }
 
 /// A refusal whose location is not looked up.

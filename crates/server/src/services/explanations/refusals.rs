@@ -39,10 +39,6 @@ impl RecordedRefusals {
     pub(crate) fn of(document: Option<&Document>) -> Self {
         document.and_then(|document| serde_json::from_value(document.value().ok()?).ok()).unwrap_or_default()
     }
-
-    pub(crate) fn parse(text: Option<&str>) -> Self {
-        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
-    }
 }
 
 /// Ids of the instances and fleets of a project, by name.

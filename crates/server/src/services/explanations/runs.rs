@@ -205,12 +205,12 @@ fn probes(run: &wire::Run) -> Vec<ProbeReport> {
         let last = job.job_submissions.last()?;
         let spec = job.job_spec.value().ok()?;
         let streak = last.probes.iter().map(|probe| probe.success_streak).min().unwrap_or(0);
-        let waits = last.status_message.starts_with("not ready");
+        let waits = last.ready == Some(false);
         Some(ProbeReport {
             replica: spec["replica_num"].as_i64().unwrap_or(0),
             ready: last.status == "running" && !waits,
             success_streak: u32::try_from(streak).unwrap_or(0),
-            message: waits.then(|| last.status_message.clone()),
+            message: waits.then(|| last.status_message.clone()).filter(|message| *message != last.status),
         })
     };
     run.jobs.iter().filter_map(report).collect()

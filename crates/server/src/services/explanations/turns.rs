@@ -24,7 +24,15 @@ use crate::{
     app::App,
     attachments::mounts::{self, VolumeCatalog},
     auth::Caller,
-    db::{instance_queue as rows, jobs::Job, pipeline_rows::placement, projects, quotas::NamedQuota, runs},
+    db::{
+        documents::{JOB_SPEC, leave_out, of_run},
+        instance_queue as rows,
+        jobs::Job,
+        pipeline_rows::placement,
+        projects,
+        quotas::NamedQuota,
+        runs,
+    },
     error::Result,
     inventory,
     parsed_run_spec::ParsedRunSpec,
@@ -136,8 +144,14 @@ impl RoundInputs {
                 named_fleets.insert(run.id, names.to_vec());
             }
             for nodes in jobs.chunk_by(|one, other| one.replica_num == other.replica_num) {
-                let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
-                let Ok(specs) = specs.collect::<std::result::Result<Vec<JobSpec>, _>>() else { continue };
+                let specs = nodes.iter().map(|node| JOB_SPEC.decode(node.id, &node.job_spec));
+                let specs: Vec<JobSpec> = match specs.collect() {
+                    Ok(specs) => specs,
+                    Err(error) => {
+                        leave_out(&error);
+                        continue;
+                    }
+                };
                 let mounts: Vec<_> = specs.iter().flat_map(mounts::for_spec).collect();
                 let volumes = VolumeCatalog::of(db, run.project_id, &mounts).await?;
                 queue.push(waiting_replica(&run, nodes, &specs, &shape, &volumes)?);
@@ -258,7 +272,13 @@ fn in_front(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>) ->
     for (other, rule) in queue.before(run) {
         let Some(job) = queue.jobs.get(&other).filter(|_| seen.insert(other)) else { continue };
         let is_visible = visible.contains(&job.project_id);
-        let spec: serde_json::Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
+        let spec: serde_json::Value = match JOB_SPEC.decode(of_run(other), &job.job_spec) {
+            Ok(spec) => spec,
+            Err(error) => {
+                leave_out(&error);
+                continue;
+            }
+        };
         ahead.push(RunInFront {
             position: i64::try_from(ahead.len()).unwrap_or(i64::MAX),
             project: is_visible.then(|| job.project.clone()),

@@ -11,7 +11,7 @@ use super::refusals::{Locations, RecordedRefusals};
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::runs as rows,
+    db::{documents::RUN_SPEC, runs as rows},
     error::{Error, Result},
     services::runs,
 };
@@ -30,7 +30,8 @@ pub(crate) async fn what_if(
     let base = match (requested.run_name, requested.run_spec) {
         (Some(name), None) => {
             let found = rows::find_by_name(app.db(), scope.project.id, &name).await?;
-            serde_json::from_str(&found.ok_or_else(|| Error::absent("Run"))?.run.spec)?
+            let found = found.ok_or_else(|| Error::absent("Run"))?.run;
+            RUN_SPEC.decode(found.id, &found.spec)?
         }
         (None, Some(spec)) => spec.value()?,
         _ => return Err(Error::refused("expected either `run_name` or `run_spec`")),

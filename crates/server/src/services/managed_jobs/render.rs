@@ -22,6 +22,7 @@ use crate::{
     app::App,
     db::{
         costs,
+        documents::{JOB_SHORTFALLS, MANAGED_JOB_PLAN, MANAGED_TASK_RECORD},
         explanations::{self, JobTimes},
         managed_jobs::{self as rows, AttemptState, JobWithTasks},
         pipeline_rows::managed_jobs as passes,
@@ -39,8 +40,8 @@ struct StoredJob {
 
 impl StoredJob {
     fn of(named: JobWithTasks) -> Result<Self> {
-        let plan: ManagedJobPlan = serde_json::from_str(&named.job.plan)?;
-        let records = named.tasks.iter().map(|task| serde_json::from_str(&task.record));
+        let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(named.job.id, &named.job.plan)?;
+        let records = named.tasks.iter().map(|task| MANAGED_TASK_RECORD.decode(task.id, &task.record));
         let records = records.collect::<std::result::Result<_, _>>()?;
         Ok(Self { named, plan, records })
     }
@@ -133,8 +134,10 @@ impl JobContext {
         }
     }
 
-    fn shortfalls(&self, run: &str) -> Option<&str> {
-        self.attempts.get(run)?.iter().rev().find_map(|node| node.shortfalls.as_deref())
+    fn shortfalls(&self, run: &str) -> Result<Option<Document>> {
+        let mut nodes = self.attempts.get(run).into_iter().flatten().rev();
+        let text = nodes.find_map(|node| node.shortfalls.as_deref());
+        Ok(JOB_SHORTFALLS.decode_opt(format_args!("of run `{run}`"), text)?)
     }
 }
 
@@ -231,7 +234,7 @@ fn task(
 ) -> Result<wire::Task> {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let newest = stored.run_name(number, record.attempt);
-    let why = context.shortfalls(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+    let why = context.shortfalls(&newest)?;
     let runs: Vec<String> = (1..=record.attempt).map(|attempt| stored.run_name(number, attempt)).collect();
     let cost = context.costs.as_ref().map(|costs| runs.iter().filter_map(|run| costs.get(run)).sum());
     Ok(wire::Task {

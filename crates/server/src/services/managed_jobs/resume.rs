@@ -17,11 +17,13 @@ use crate::{
     auth::ProjectScope,
     db::{
         Unit, WriteOutcome,
+        documents::{MANAGED_JOB_PLAN, MANAGED_TASK_RECORD},
         managed_jobs::{self as rows, JobWithTasks, Task},
     },
     encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
 };
 
 /// Starts again every task that did not succeed. Its earlier attempts stay, and their logs with them.
@@ -40,7 +42,7 @@ pub async fn resume(
     if job.status == Status::Succeeded {
         return Err(Error::refused(format!("managed job {number} succeeded; launch it again instead")));
     }
-    let plan: ManagedJobPlan = serde_json::from_str(&job.plan)?;
+    let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(job.id, &job.plan)?;
     let resumed = resumed_tasks(tasks)?;
     let secrets = task_secrets(number, &plan, &resumed, requested)?;
     let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.id.0);
@@ -65,7 +67,7 @@ pub async fn resume(
         // Another request has resumed it.
         WriteOutcome::Stale { .. } => return Err(not_ended(number, status)),
     }
-    app.wake(&["managed_jobs"]);
+    app.wake(&[Hint::ManagedJobs]);
     read_one(app, scope, number).await
 }
 
@@ -75,7 +77,7 @@ fn not_ended(number: i64, status: Status) -> Error {
 
 fn resumed_tasks(tasks: Vec<Task>) -> Result<Vec<Task>> {
     let resume = |task: Task| {
-        let record = serde_json::from_str::<TaskRecord>(&task.record)?.resumed();
+        let record = MANAGED_TASK_RECORD.decode::<TaskRecord>(task.id, &task.record)?.resumed();
         Ok(Task {
             status: record.status,
             schedule: record.schedule,

@@ -13,6 +13,7 @@ use crate::{
     db::{
         Page,
         costs::{self, CostInterval},
+        documents::MANAGED_JOB_PLAN,
         events::{self, EventQuery},
         explanations::{self, JobTimes},
         managed_jobs as rows,
@@ -23,35 +24,31 @@ use crate::{
 
 const EVENTS_MAX: i64 = 1000;
 const PROGRESS_MAX: usize = 500;
-const RULES: [MarketRule; 7] = [
-    MarketRule::CatchUp,
-    MarketRule::TakeSpot,
-    MarketRule::StaySpot,
-    MarketRule::StayOnDemand,
-    MarketRule::MoveToSpot,
-    MarketRule::SafetyNet,
-    MarketRule::Wait,
-];
 
 pub(crate) async fn savings(app: &App, scope: &ProjectScope, number: i64) -> Result<Savings> {
     let found = rows::find(app.db(), scope.project.id, number).await?;
     let found = found.ok_or_else(|| Error::absent("Managed job"))?;
     let id = found.job.id;
-    let plan: ManagedJobPlan = serde_json::from_str(&found.job.plan)?;
+    let plan: ManagedJobPlan = MANAGED_JOB_PLAN.decode(id, &found.job.plan)?;
     let prices = OnDemandPrices::load(app).await;
     let intervals = costs::intervals_of_job(app.db(), id).await?;
     let spent: f64 = intervals.iter().map(|one| cost_at(one, one.price)).sum();
-    let on_demand: Option<f64> =
-        intervals.iter().map(|one| prices.of(one).map(|price| cost_at(one, price))).sum();
+    let mut on_demand = Some(0.0);
+    for one in &intervals {
+        let cost = prices.of(one)?.map(|price| cost_at(one, price));
+        on_demand = on_demand.zip(cost).map(|(sum, cost)| sum + cost);
+    }
     let times = explanations::times_of_managed_job(app.db(), id).await?;
     let now = app.db().now().await?;
+    // The only rule that moves a task which runs.
+    let rules = [MarketRule::MoveToSpot.as_str().to_owned()];
     let query = EventQuery {
         visible_to: None,
         targets: Some(&[id.0]),
         within: None,
         types: None,
         actors: None,
-        reasons: None,
+        reasons: Some(&rules),
         kinds: None,
         entities: None,
         since: None,
@@ -60,10 +57,11 @@ pub(crate) async fn savings(app: &App, scope: &ProjectScope, number: i64) -> Res
         page: Page { limit: EVENTS_MAX, ascending: true, ..Page::default() },
     };
     let recorded = events::list(app.db(), &query).await?;
-    let explained = recorded
-        .into_iter()
-        .filter(|event| RULES.iter().any(|rule| event.message.contains(rule.message())))
-        .map(|event| MarketDecision { at: event.recorded_at, market: None, message: event.message });
+    let explained = recorded.into_iter().map(|event| MarketDecision {
+        at: event.recorded_at,
+        market: None,
+        message: event.message,
+    });
     let mut decisions: Vec<MarketDecision> = placements(&times).into_iter().chain(explained).collect();
     decisions.sort_by_key(|decision| decision.at);
     Ok(Savings {

@@ -117,6 +117,8 @@ pub fn user_uuid(user: UserId) -> String {
     object_uuid("tpzed", user.0.as_bytes())
 }
 
+/// Maximum number of cached users, unless there are more.
+const USER_IDS_MAX: usize = 100_000;
 /// Names of users never change, so a user that was found once is cached.
 static USER_IDS: LazyLock<RwLock<HashMap<String, UserId>>> = LazyLock::new(RwLock::default);
 
@@ -128,6 +130,9 @@ pub async fn user_by_uuid(app: &App, uuid: &str) -> Result<UserId> {
     }
     let all = users::all_ids(app.db()).await?;
     let mut named = USER_IDS.write();
+    if named.len() >= USER_IDS_MAX {
+        named.clear();
+    }
     named.extend(all.into_iter().map(|user| (user_uuid(user), user)));
     named.get(uuid).copied().ok_or_else(|| Error::Missing(format!("user {uuid}")))
 }

@@ -1,52 +1,21 @@
 //! Dispatchers by name: the nodes that they announce become offers.
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use windlass_model::{
-    queue::QueueCaller,
-    time::{Span, Timestamp},
-};
+use windlass_model::{queue::QueueCaller, time::Span};
 
 use super::{Error, Requester, Result};
 use crate::{
     app::App,
-    db::{Db, DbError, Unit, WriteOutcome, dispatchers as rows},
+    db::{Unit, WriteOutcome, dispatchers as rows},
+    dispatcher_nodes::{NodeGroup, SILENT_AFTER},
 };
 
-/// Time after which a dispatcher that has not reported counts as offline.
-pub const SILENT_AFTER: Span = Span::mins(2);
 const NAME_MAX: usize = 64;
 const DESCRIPTION_MAX: usize = 200;
 /// Maximum seconds for which a process may hold a token without renewal.
 const LEASE_MAX: i64 = 3600;
 /// Maximum number of kinds of nodes that one dispatcher may announce.
 const NODES_MAX: usize = 1000;
-
-/// Nodes of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeGroup {
-    /// Empty: there are no partitions.
-    #[serde(default)]
-    pub partition: String,
-    pub cpus: u32,
-    pub memory_mib: u64,
-    #[serde(default)]
-    pub gpus: u32,
-    /// Name of the GPUs in the cluster; empty if they have none.
-    #[serde(default)]
-    pub gpu_type: String,
-    /// Number of nodes of this kind.
-    pub count: u32,
-}
-
-/// A dispatcher as it last reported.
-#[derive(Clone, Debug)]
-pub struct DispatcherView {
-    pub name: String,
-    pub kind: String,
-    pub nodes: Vec<NodeGroup>,
-    pub seen_at: Timestamp,
-}
 
 /// Records the name and nodes of a dispatcher. Repeated calls serve as keepalive.
 pub async fn record_heartbeat(
@@ -106,14 +75,4 @@ pub async fn claim_lease(app: &App, asker: &Requester, reported: &Map<String, Va
             Ok(json!({ "held": false, "holder": rows::lease_holder(app.db(), token).await? }))
         }
     }
-}
-
-pub async fn list(db: &Db) -> Result<Vec<DispatcherView>, DbError> {
-    let found = rows::list(db).await?.into_iter().map(|row| DispatcherView {
-        name: row.name,
-        kind: row.kind,
-        nodes: serde_json::from_str(&row.nodes).unwrap_or_default(),
-        seen_at: row.seen_at,
-    });
-    Ok(found.collect())
 }

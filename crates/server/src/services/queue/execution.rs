@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     app::App,
-    db::{Unit, queue_list::QueueVisibility},
+    db::{Unit, documents::CONTAINER_SECRETS, queue_list::QueueVisibility},
 };
 
 /// A container and, for the caller that just locked it, its executor's token.
@@ -195,7 +195,7 @@ pub async fn secret_mounts(app: &App, asker: &Requester, uuid: &str) -> Result<V
         return Err(Error::denied("only the container itself may read its secret mounts"));
     }
     match open_secrets(app, uuid).await? {
-        Some(text) => Ok(serde_json::from_str(&text)?),
+        Some(text) => Ok(CONTAINER_SECRETS.decode(uuid, &text)?),
         None => Ok(Value::Object(Map::new())),
     }
 }

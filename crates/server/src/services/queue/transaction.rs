@@ -26,6 +26,7 @@ use crate::{
         jobs, queue_tokens, queue_usage,
     },
     encryption::AssociatedData,
+    hints::Hint,
 };
 
 /// Maximum number of related rows. A larger tree is not changed at once.
@@ -162,7 +163,7 @@ pub(super) async fn write(
 }
 
 /// Pipelines of placed jobs.
-const JOB_PIPELINES: [&str; 2] = ["jobs_running", "jobs_terminating"];
+const JOB_PIPELINES: [Hint; 2] = [Hint::JobsRunning, Hint::JobsTerminating];
 
 /// Job of a run that a container represents. A user who sets the variable in another container only makes that job due.
 pub(super) fn job_submission(container: &Container) -> Option<SubmissionId> {

@@ -14,7 +14,9 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
-        Page, fleets,
+        DbError, Page,
+        documents::INSTANCE_TYPE,
+        fleets,
         instances::{self, Instance, NamedProjects, Query},
         projects,
     },
@@ -111,14 +113,14 @@ async fn to_rows(app: &App, found: Vec<Instance>) -> Result<Vec<InstanceRow>> {
         let fleet = row.fleet_id.and_then(|id| fleets.get(&id).cloned());
         to_row(row, project, fleet)
     };
-    Ok(found.into_iter().map(row).collect())
+    found.into_iter().map(row).collect()
 }
 
-fn to_row(row: Instance, project: String, fleet: Option<String>) -> InstanceRow {
-    let kind: Value =
-        row.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+fn to_row(row: Instance, project: String, fleet: Option<String>) -> Result<InstanceRow> {
+    let kind: Option<Value> = INSTANCE_TYPE.decode_opt(row.id, row.instance_type.as_deref())?;
+    let kind = kind.unwrap_or_default();
     let (resources, cpus, memory_mib) = resource_words::installed(&kind["resources"]);
-    InstanceRow {
+    Ok(InstanceRow {
         id: row.id.0,
         project,
         name: row.name,
@@ -148,7 +150,7 @@ fn to_row(row: Instance, project: String, fleet: Option<String>) -> InstanceRow 
         used: InstanceUse::default(),
         created_at: row.created_at,
         finished_at: row.finished_at,
-    }
+    })
 }
 
 /// Adds the jobs of these projects that are on the instances.
@@ -171,7 +173,7 @@ async fn add_jobs(app: &App, rows: &mut [InstanceRow], named: NamedProjects<'_>)
 }
 
 /// Number of GPUs of an instance.
-pub(crate) fn installed_gpus(row: &Instance) -> i64 {
-    let kind: Option<Value> = row.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok());
-    kind.map_or(0, |kind| resource_words::installed(&kind["resources"]).0.gpus)
+pub(crate) fn installed_gpus(row: &Instance) -> Result<i64, DbError> {
+    let kind: Option<Value> = INSTANCE_TYPE.decode_opt(row.id, row.instance_type.as_deref())?;
+    Ok(kind.map_or(0, |kind| resource_words::installed(&kind["resources"]).0.gpus))
 }

@@ -14,7 +14,7 @@ use super::{FilterFields, RequestedPage, directed, page_of, parse_sort, visible_
 use crate::{
     app::App,
     auth::Caller,
-    db::{costs, managed_jobs::Task},
+    db::{costs, documents::MANAGED_TASK_RECORD, managed_jobs::Task},
     error::Result,
     services::managed_jobs::list_in_projects,
 };
@@ -92,9 +92,11 @@ async fn to_rows(app: &App, found: &[(ManagedJob, Vec<Task>)]) -> Result<Vec<Man
     for (job, stored) in found {
         for (task, stored) in job.tasks.iter().zip(stored) {
             let market =
-                serde_json::from_str::<TaskRecord>(&stored.record)?.market.map(|market| match market {
-                    Market::Spot => "spot".to_owned(),
-                    Market::OnDemand => "on-demand".to_owned(),
+                MANAGED_TASK_RECORD.decode::<TaskRecord>(stored.id, &stored.record)?.market.map(|market| {
+                    match market {
+                        Market::Spot => "spot".to_owned(),
+                        Market::OnDemand => "on-demand".to_owned(),
+                    }
                 });
             let cost = |run: &String| costs.get(&(ManagedJobId(job.id), run.clone()));
             rows.push(ManagedJobRow {

@@ -21,6 +21,7 @@ use crate::{
     auth::Caller,
     db::{
         Db,
+        documents::{JOB_SPEC, RUN_SPEC},
         jobs::{self, Job},
         run_rows::{self, JobColumns, PageStart, RunFilter, RunPlace, RunSort},
         runs::{self, NamedRun},
@@ -177,8 +178,8 @@ struct ConfigurationView {
 }
 
 fn row(named: NamedRun, jobs: Vec<Job>, columns: Option<JobColumns>) -> Result<RunRow> {
-    let kind = serde_json::from_str::<SpecView>(&named.run.spec)
-        .map_or_else(|_| "task".to_owned(), |spec| spec.configuration.r#type);
+    let spec: SpecView = RUN_SPEC.decode(named.run.id, &named.run.spec)?;
+    let kind = spec.configuration.r#type;
     let is_service = named.run.service.is_some();
     let finished = named.run.finished;
     let (finished_at, desired) = (named.run.finished_at, named.run.desired_replicas);
@@ -188,10 +189,8 @@ fn row(named: NamedRun, jobs: Vec<Job>, columns: Option<JobColumns>) -> Result<R
         job.status == job::Status::Running && (!is_service || (job.replica_registered && job.job_num == 0))
     };
     let ready = i64::try_from(jobs.iter().filter(is_ready).count()).unwrap_or(i64::MAX);
-    let resources = jobs.first().map(|job| {
-        let spec: Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
-        resource_words::requested(&spec["requirements"]["resources"])
-    });
+    let spec: Option<Value> = jobs.first().map(|job| JOB_SPEC.decode(job.id, &job.job_spec)).transpose()?;
+    let resources = spec.map(|spec| resource_words::requested(&spec["requirements"]["resources"]));
     let resources = resources.unwrap_or_default();
     let submission_id = jobs.first().map(|job| job.id.0);
     let waits_because = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);

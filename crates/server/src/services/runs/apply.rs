@@ -16,13 +16,15 @@ use crate::{
     app::App,
     auth::ProjectScope,
     db::{
-        Unit, WriteOutcome, gateways, jobs,
+        Unit, WriteOutcome,
+        documents::RUN_SPEC,
+        gateways, jobs,
         runs::{self, NamedRun, Run},
     },
     error::{Error, Result},
     events::{EventSubject, actor, note},
-    proxy,
-    services::{names, service_domains},
+    hints::Hint,
+    services::{names, service_domains, stored_document},
 };
 
 /// Number of generated names that may be in use before that is an error.
@@ -73,19 +75,19 @@ async fn try_apply(
     let id = match current {
         Some(current) if !current.run.finished => {
             let id = update(app, scope, &spec, requested, &current).await?;
-            app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::ROUTES_HINT]);
+            app.wake(&[Hint::Runs, Hint::JobsSubmitted, Hint::JobsRunning, Hint::Routes]);
             id
         }
         finished => {
             // A schedule, or a service at zero replicas, is handled by the run's pipeline; everything else begins with
             // the jobs.
             let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
-            let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
-                true => &["runs", "jobs_submitted", proxy::ROUTES_HINT],
-                false => &["jobs_submitted"],
+            let hints: &[_] = match is_service || spec.shape.crons().is_some() {
+                true => &[Hint::Runs, Hint::JobsSubmitted, Hint::Routes],
+                false => &[Hint::JobsSubmitted],
             };
             let id = create(app, scope, spec, finished.as_ref(), hash).await?;
-            app.wake(pipelines);
+            app.wake(hints);
             id
         }
     };
@@ -124,7 +126,7 @@ async fn update(
 ) -> Result<RunId> {
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
-    let stored: Value = serde_json::from_str(&current.run.spec)?;
+    let stored: Value = RUN_SPEC.decode(current.run.id, &current.run.spec)?;
     if !requested.force {
         let seen = requested.plan.current_resource.as_ref().ok_or_else(changed)?;
         if seen.id != current.run.id.0 || seen.run_spec.value()? != stored {
@@ -172,9 +174,9 @@ pub(crate) async fn redeploy(app: &App, scope: &ProjectScope, name: &str, num: i
     let stored = stored.ok_or_else(|| Error::absent("Deployment"))?;
     let seen = wire::ExpectedRun {
         id: current.run.id.0,
-        run_spec: windlass_api::Document::from_text(current.run.spec)?,
+        run_spec: stored_document(RUN_SPEC, current.run.id, current.run.spec)?,
     };
-    let run_spec = windlass_api::Document::from_text(stored.spec)?;
+    let run_spec = stored_document(RUN_SPEC, current.run.id, stored.spec)?;
     let plan = wire::ApplyInput { run_spec, current_resource: Some(seen) };
     apply(app, scope, wire::ApplyRequest { plan, force: false }).await.map(drop)
 }

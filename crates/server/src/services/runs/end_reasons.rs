@@ -34,7 +34,7 @@ pub(super) fn reasons(run: &Run, limit: Option<String>) -> Vec<String> {
     });
     let shown = latest_submissions(run).filter(|submission| !is_gone(submission));
     for submission in shown.filter(|submission| !(has_cause && is_consequence(submission))) {
-        if submission.status == "running" && submission.status_message.starts_with("not ready") {
+        if submission.ready == Some(false) && submission.status_message != submission.status {
             all.push(submission.status_message.clone());
         }
         let message = submission.termination_reason_message.iter().chain(&submission.error);

@@ -17,7 +17,7 @@ use crate::{
     db::secrets as secret_rows,
     error::{Error, Result},
     image_lookup::{ImageAnswer, ImageFacts},
-    job_payload, registry_passwords,
+    job_payload, sealed_passwords,
     services::secrets,
 };
 
@@ -111,11 +111,11 @@ async fn open_credentials(app: &App, scope: &ProjectScope, job: &JobSpec) -> Res
     let mut job = job.clone();
     let Some(auth) = &mut job.registry_auth else { return Ok(CredentialState::Known(None)) };
     let unknown = |reason: &str| Ok(CredentialState::Unknown { reason: reason.to_owned() });
-    if let Some(id) = registry_passwords::parse_reference(&auth.password) {
-        let opened = registry_passwords::open_password(app.db(), app.keys(), scope.project.id, id).await;
+    if let Some(id) = sealed_passwords::parse_reference(&auth.password) {
+        let opened = sealed_passwords::open_password(app.db(), app.keys(), scope.project.id, id).await;
         let opened = opened.map_err(|error| match error {
-            registry_passwords::OpenPasswordError::Db(error) => Error::from(error),
-            registry_passwords::OpenPasswordError::Keys(error) => Error::from(error),
+            sealed_passwords::OpenPasswordError::Db(error) => Error::from(error),
+            sealed_passwords::OpenPasswordError::Keys(error) => Error::from(error),
         })?;
         let Some(opened) = opened else { return unknown("the password of its registry is no longer stored") };
         auth.password = opened;

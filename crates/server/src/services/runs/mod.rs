@@ -33,7 +33,7 @@ pub use self::{
 };
 pub(crate) use self::{
     apply::redeploy,
-    terminal::{check_terminal, open_terminal},
+    terminal::{OpenedShell, check_terminal, open_terminal},
 };
 pub(crate) use self::{
     end_reasons::end_in_words,
@@ -51,6 +51,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{EventSubject, note},
+    hints::Hint,
     services::{configurations::configuration_text, explanations::InstanceQueue},
 };
 
@@ -258,7 +259,7 @@ pub async fn stop(app: &App, scope: &ProjectScope, requested: &wire::StopRequest
     // Sent together: the writer commits them as one group, instead of one after the other. Stale: the run finished by
     // itself, which is the requested result.
     try_join_all(requests).await?;
-    app.wake(&["runs"]);
+    app.wake(&[Hint::Runs]);
     Ok(())
 }
 

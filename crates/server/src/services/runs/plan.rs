@@ -7,7 +7,7 @@ use super::{ResolvedRunSpec, check_images, to_wire_one};
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::runs,
+    db::{documents::RUN_SPEC, runs},
     error::Result,
     services::{explanations::planned_turn, offers},
 };
@@ -39,7 +39,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, requested: wire::PlanRequest)
     let mut action = wire::ApplyAction::Create;
     let mut current = None;
     if let Some(found) = found {
-        let stored = serde_json::from_str(&found.run.spec)?;
+        let stored = RUN_SPEC.decode(found.run.id, &found.run.spec)?;
         if !found.run.finished && diff::diff_run_spec(&stored, &spec.value).is_ok() {
             action = wire::ApplyAction::Update;
         }

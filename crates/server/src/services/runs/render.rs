@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use windlass_api::{Document, runs as wire};
+use windlass_api::runs as wire;
 use windlass_model::{
     id::RunId,
     job::{self, Ending},
@@ -14,12 +14,18 @@ use windlass_model::{
 use super::end_reasons;
 use crate::{
     db::{
+        DbError,
+        documents::{
+            JOB_CONNECTION, JOB_PROBES, JOB_PROVISIONING, JOB_PULL_PROGRESS, JOB_RUNTIME, JOB_SHORTFALLS,
+            JOB_SPEC, RUN_SERVICE, RUN_SPEC,
+        },
         jobs::Job,
         runs::{NamedRun, Run},
     },
     error::Result,
     job_spec_view,
     run_tracking::{RetryWait, RunTracking},
+    services::stored_document,
 };
 
 /// Jobs that a response includes.
@@ -54,12 +60,14 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
     let reason: Option<run::TerminationReason> =
         run.termination_reason.as_deref().and_then(|word| word.parse().ok());
     let glances = latest_jobs(&rows);
-    let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
-    let retry = retries_no_capacity(run.status, &glances, &rows);
-    let (deployment, scaling, waits) = read_tracking(&run);
-    let message = match (&run.status_message, retry, &waits) {
+    let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum::<Result<_, _>>()?;
+    let retry = retries_no_capacity(run.status, &glances, &rows)?;
+    let (deployment, scaling, waits) = read_tracking(&run)?;
+    let next_attempt = waits.as_ref().and_then(|wait| wait.at);
+    let retrying = retry || next_attempt.is_some();
+    let message = match (&run.status_message, retry, next_attempt) {
         (Some(text), _, _) => text.clone(),
-        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", truncate_to_second(*at)),
+        (None, _, Some(at)) => format!("retrying at {}", truncate_to_second(at)),
         (None, true, _) => "retrying".to_owned(),
         (None, false, _) => match next_start(&run) {
             Some(next) => next,
@@ -91,14 +99,15 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
         status_message: message,
         error: reason.and_then(run::TerminationReason::error).map(str::to_owned),
         termination_reason: run.termination_reason,
-        run_spec: Document::from_text(run.spec)?,
+        run_spec: stored_document(RUN_SPEC, run.id, run.spec)?,
         jobs,
         latest_job_submission: latest,
         cost,
-        service: run.service.map(Document::from_text).transpose()?,
+        service: RUN_SERVICE.decode_opt(run.id, run.service.as_deref())?,
         deployment_num: run.deployment_num,
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
+        retrying,
         reason: waits_because,
         reasons: Vec::new(),
         hint: None,
@@ -182,10 +191,11 @@ fn waiting_reason(
 
 /// State of a service's deployment, reasons for the number of replicas of each group, and the failure after which a
 /// pending run waits.
-fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
-    // Data that cannot be parsed is ignored instead of failing the response: it only explains.
+fn read_tracking(
+    run: &Run,
+) -> Result<(Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>)> {
     let is_telling = run.service.is_some() || run.status == run::Status::Pending;
-    let tracking = if is_telling { RunTracking::of(run).unwrap_or_default() } else { RunTracking::default() };
+    let tracking = if is_telling { RunTracking::of(run)? } else { RunTracking::default() };
     let deployment = tracking.rollout.map(|one| wire::Deployment {
         num: one.num,
         state: one.state.as_str().to_owned(),
@@ -201,7 +211,7 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
         message: one.message,
     };
     let retry = tracking.retry.filter(|_| run.status == run::Status::Pending);
-    (deployment, tracking.groups.into_iter().map(group).collect(), retry)
+    Ok((deployment, tracking.groups.into_iter().map(group).collect(), retry))
 }
 
 /// Each job once: its latest status, and the reason of its latest ended submission.
@@ -220,7 +230,7 @@ fn latest_jobs(rows: &[Job]) -> Vec<JobSummary> {
 
 /// Returns whether a lack of capacity is retried. The policy is inside the job's spec, which is parsed only if a job
 /// lacked capacity.
-fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]) -> bool {
+fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]) -> Result<bool, DbError> {
     #[derive(Deserialize)]
     struct Spec {
         retry: Option<Retry>,
@@ -231,24 +241,27 @@ fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]
     }
     let lacked =
         |glance: &JobSummary| glance.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
-    matches!(status, run::Status::Pending | run::Status::Submitted)
-        && glances.iter().any(lacked)
-        && rows.iter().any(|job| {
-            serde_json::from_str::<Spec>(&job.job_spec)
-                .ok()
-                .and_then(|spec| spec.retry)
-                .is_some_and(|retry| retry.on_events.iter().any(|event| event == "no-capacity"))
-        })
+    let waits = matches!(status, run::Status::Pending | run::Status::Submitted);
+    if !waits || !glances.iter().any(lacked) {
+        return Ok(false);
+    }
+    for job in rows {
+        let Spec { retry } = JOB_SPEC.decode(job.id, &job.job_spec)?;
+        if retry.is_some_and(|retry| retry.on_events.iter().any(|event| event == "no-capacity")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
     for mut row in rows {
         let key = (row.replica_num, row.job_num);
-        let not_ready = not_ready(&row);
-        let spec = Document::from_text(std::mem::take(&mut row.job_spec))?;
-        let connection = row.connection_info.take().map(Document::from_text).transpose()?;
-        let submission = submission(row, not_ready)?;
+        let readiness = Readiness::of(&row)?;
+        let spec = stored_document(JOB_SPEC, row.id, std::mem::take(&mut row.job_spec))?;
+        let connection = JOB_CONNECTION.decode_opt(row.id, row.connection_info.as_deref())?;
+        let submission = submission(row, readiness)?;
         match jobs.last_mut() {
             // The newest submission has the current spec of the job.
             Some((last, job)) if *last == key => {
@@ -269,9 +282,9 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     Ok(jobs.into_iter().map(|(_, job)| job).collect())
 }
 
-fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission> {
+fn submission(row: Job, readiness: Readiness) -> Result<wire::JobSubmission> {
     let ending = row.ending();
-    let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
+    let computed = || readiness.message.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
     let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
     Ok(wire::JobSubmission {
         id: row.id.0,
@@ -287,40 +300,48 @@ fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission
         termination_reason: row.termination_reason,
         termination_reason_message: row.termination_message,
         exit_status: row.exit_status,
-        job_provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
-        job_runtime_data: row.runtime.map(Document::from_text).transpose()?,
-        image_pull_progress: row.pull_progress.map(Document::from_text).transpose()?,
+        job_provisioning_data: JOB_PROVISIONING.decode_opt(row.id, row.provisioning.as_deref())?,
+        job_runtime_data: JOB_RUNTIME.decode_opt(row.id, row.runtime.as_deref())?,
+        image_pull_progress: JOB_PULL_PROGRESS.decode_opt(row.id, row.pull_progress.as_deref())?,
+        ready: readiness.ready,
         queue_position: None,
-        why: row.shortfalls.map(Document::from_text).transpose()?,
-        probes: row.probes.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
+        why: JOB_SHORTFALLS.decode_opt(row.id, row.shortfalls.as_deref())?,
+        probes: JOB_PROBES.decode_opt(row.id, row.probes.as_deref())?.unwrap_or_default(),
     })
 }
 
-/// Probe for which a running replica waits before it receives requests.
-fn not_ready(row: &Job) -> Option<String> {
-    // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
-    let has_probes = row.job_spec.contains("\"probes\":[{");
-    if row.status != job::Status::Running || row.replica_registered || !has_probes {
-        return None;
+/// State of a running replica with probes: if it receives requests, and the probe for which it waits.
+#[derive(Default)]
+struct Readiness {
+    ready: Option<bool>,
+    message: Option<String>,
+}
+
+impl Readiness {
+    fn of(row: &Job) -> Result<Self> {
+        // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
+        let has_probes = row.job_spec.contains("\"probes\":[{");
+        if row.status != job::Status::Running || !has_probes {
+            return Ok(Self::default());
+        }
+        let waits = if row.replica_registered { None } else { job_spec_view::readiness_wait(row)? };
+        let message = waits.map(|what| format!("not ready: {what}"));
+        Ok(Self { ready: Some(row.replica_registered), message })
     }
-    job_spec_view::readiness_wait(row).map(|what| format!("not ready: {what}"))
 }
 
 /// Cost of the instance while the submission had it. Only for submissions that the response includes.
-fn cost(job: &Job, now: Timestamp) -> f64 {
+fn cost(job: &Job, now: Timestamp) -> Result<f64, DbError> {
     #[derive(Deserialize)]
     struct PricedInstance {
         #[serde(default)]
         price: f64,
     }
-    let Some(priced) =
-        job.provisioning.as_deref().and_then(|text| serde_json::from_str::<PricedInstance>(text).ok())
-    else {
-        return 0.0;
-    };
+    let priced = JOB_PROVISIONING.decode_opt(job.id, job.provisioning.as_deref())?;
+    let Some(PricedInstance { price }) = priced else { return Ok(0.0) };
     let from = job.provisioned_at.unwrap_or(job.submitted_at);
     let until = job.finished_at.unwrap_or_else(|| now.max(job.last_processed_at));
     #[expect(clippy::cast_precision_loss, reason = "money is shown to cents, hours are small")]
     let hours = until.since(from).0.max(0) as f64 / 3.6e9;
-    priced.price * hours
+    Ok(price * hours)
 }

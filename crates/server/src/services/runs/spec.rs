@@ -26,7 +26,7 @@ use crate::{
     auth::ProjectScope,
     db::{fleets, repos},
     error::{Error, Result},
-    parsed_run_spec::{ParsedRunSpec, RunSpecError},
+    parsed_run_spec::{ParsedRunSpec, RunSpecError, read_part},
     registry_passwords,
     services::{budgets, exports, quotas, secrets, service_domains::GatewayPublication, volumes},
 };
@@ -95,8 +95,8 @@ impl ResolvedRunSpec {
         Ok(())
     }
 
-    pub(crate) fn image_architectures(&self) -> BTreeMap<String, Vec<CpuArch>> {
-        serde_json::from_value(self.value[IMAGE_ARCHITECTURES].clone()).unwrap_or_default()
+    pub(crate) fn image_architectures(&self) -> Result<BTreeMap<String, Vec<CpuArch>>> {
+        read_part(&self.value, IMAGE_ARCHITECTURES).map_err(spec_error)
     }
 
     pub(crate) fn name(&self) -> Option<&str> {
@@ -297,6 +297,7 @@ fn check_archives(sent: Option<&Value>) -> Result<()> {
 fn spec_error(error: RunSpecError) -> Error {
     match error {
         RunSpecError::Specification(problems) => problems_error(&problems),
+        RunSpecError::Stored(error) => error.into(),
         RunSpecError::Document(_)
         | RunSpecError::NotARun { .. }
         | RunSpecError::Derive(_)

@@ -22,8 +22,8 @@ use crate::{
     },
     encryption::Keyring,
     error::{Error, Result},
-    job_payload::node_key::NodeKey,
     limits::{self, limit_hint},
+    node_keys::NodeKey,
     services::service_domains::GatewayPublication,
 };
 

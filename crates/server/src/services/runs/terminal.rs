@@ -10,16 +10,17 @@ use windlass_model::{
     event::Entity,
     id::{RunId, SubmissionId},
 };
-use windlass_tunnel::{Connection, HostKeyPin, LoginKey, SshDestination, TerminalSize, TunnelError};
+use windlass_tunnel::{
+    Connection, HostKeyPin, LoginKey, ShellInput, ShellOutput, SshDestination, TerminalSize, TunnelError,
+};
 
 use super::connect;
 use crate::{
     app::App,
     auth::ProjectScope,
-    db::{Unit, jobs},
+    db::{Unit, documents::JOB_RUNTIME, jobs},
     error::{Error, Result},
     events::{EventSubject, note},
-    http::OpenedShell,
     services::project_keys,
 };
 
@@ -29,6 +30,12 @@ const BUFFER: usize = 64 << 10;
 const OUTPUT_MAX: usize = 1 << 20;
 /// Size until the browser sends its own.
 const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
+
+/// A shell that was opened for a browser.
+pub(crate) struct OpenedShell {
+    pub(crate) output: ShellOutput,
+    pub(crate) input: ShellInput,
+}
 
 /// Opens a shell, and records who opened it.
 pub(crate) async fn open_terminal(
@@ -48,7 +55,7 @@ pub(crate) async fn open_terminal(
     let target = SshDestination {
         host: requested.run_name.clone(),
         port: 0,
-        user: login_user(job.runtime.as_deref()),
+        user: login_user(job.id, job.runtime.as_deref())?,
         keys: vec![key],
         pin: HostKeyPin::FirstUse,
         via: None,
@@ -79,13 +86,13 @@ fn as_connect(requested: &TerminalRequest) -> ConnectRequest {
 }
 
 /// The SSH server maps every user except root to the job's user; the real name makes prompts and paths right.
-fn login_user(runtime: Option<&str>) -> String {
-    let runtime: Value = runtime.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+fn login_user(job: SubmissionId, runtime: Option<&str>) -> Result<String> {
+    let runtime: Value = JOB_RUNTIME.decode_opt(job, runtime)?.unwrap_or_default();
     let name = runtime["username"].as_str().filter(|name| {
         !name.is_empty()
             && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter))
     });
-    name.unwrap_or("root").to_owned()
+    Ok(name.unwrap_or("root").to_owned())
 }
 
 async fn record(app: &App, scope: &ProjectScope, run: RunId, name: &str) -> Result<()> {
@@ -99,13 +106,18 @@ async fn record(app: &App, scope: &ProjectScope, run: RunId, name: &str) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+    use windlass_model::id::SubmissionId;
+
     use super::login_user;
 
     #[test]
     fn the_login_uses_the_name_of_the_jobs_user() {
-        assert_eq!(login_user(Some(r#"{"username":"ada"}"#)), "ada");
+        let job = SubmissionId(Uuid::nil());
+        assert_eq!(login_user(job, Some(r#"{"username":"ada"}"#)).unwrap(), "ada");
         for runtime in [None, Some("{}"), Some(r#"{"username":"a b"}"#), Some(r#"{"username":""}"#)] {
-            assert_eq!(login_user(runtime), "root");
+            assert_eq!(login_user(job, runtime).unwrap(), "root");
         }
+        assert!(login_user(job, Some("{")).is_err());
     }
 }

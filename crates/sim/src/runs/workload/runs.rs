@@ -42,7 +42,7 @@ impl Workload {
         spec: &Value,
     ) -> Result<RunId> {
         let id = RunId(db.new_id()?);
-        let shape = ParsedRunSpec::parse(name, &spec.to_string())?;
+        let shape = ParsedRunSpec::read(name, spec)?;
         let unit = self.submission_unit(db, (id, owner), name, &spec.to_string(), &shape).await?;
         db.write(unit).await?.done()?;
         self.runs.push(id);

@@ -4,12 +4,9 @@ use serde::{Deserialize, Serialize};
 use windlass_api::agent::runner::SshKey;
 use windlass_model::id::SubmissionId;
 
-use super::PayloadError;
 use crate::{
-    db::jobs::{self, Job},
+    db::{DbError, documents::NODE_KEY},
     encryption::{AssociatedData, KeyError, Keyring},
-    pass_error::PassError,
-    pipelines::PipelineContext,
     ssh_keys::{KeyPairError, generate_key_pair},
 };
 
@@ -50,10 +47,17 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
     AssociatedData::row("jobs", "secrets_sealed", job.0)
 }
 
-/// Key of a job whose replica has several.
-pub(super) async fn open(context: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
-    let Some(sealed) = jobs::secrets(&context.db, job.id).await? else { return Ok(None) };
-    let plain = context.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
-    let sealed: SealedNodeKey = serde_json::from_slice(&plain).map_err(PassError::document)?;
-    Ok(Some(sealed.ssh_key))
+/// Opens the key of a job.
+pub(crate) fn open(keys: &Keyring, job: SubmissionId, sealed: &[u8]) -> Result<SshKey, OpenNodeKeyError> {
+    let plain = keys.open_sealed(&node_key_aad(job), sealed)?;
+    let SealedNodeKey { ssh_key } = NODE_KEY.decode_bytes(job, &plain)?;
+    Ok(ssh_key)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenNodeKeyError {
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error(transparent)]
+    Db(#[from] DbError),
 }
