@@ -7,6 +7,7 @@ use windlass_api::{
         CheckRequest, CheckResult, ErrorPage, ErrorPageRequest, PlanTextRequest, PlanTextResult,
         SchemaRequest,
     },
+    dispatchers::DispatcherList,
     explanations::*,
     metrics::{BlockEvent, BlockStreamRequest, SeriesList, SeriesRequest},
     operations::*,
@@ -24,7 +25,10 @@ use crate::{
     change_feed,
     error::Result,
     http::{ApiRoutes, OpenedShell},
-    services::{SseStream, blocks, configurations, explanations, overview, rows, runs, series, views},
+    services::{
+        SseStream, blocks, configurations, explanations, overview, queue::dispatchers, rows, runs, series,
+        views,
+    },
 };
 
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
@@ -33,6 +37,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<ListManagedJobRows, _, _, _>(managed_jobs)
         .token::<ListInstanceRows, _, _, _>(instances)
         .token::<ListContainerRows, _, _, _>(containers)
+        .token::<ListDispatchers, _, _, _>(list_dispatchers)
         .token::<ReadSummary, _, _, _>(summary)
         .token::<SearchNames, _, _, _>(search)
         .token_events::<StreamChanges, _, _>(changes)
@@ -70,6 +75,10 @@ async fn instances(app: App, caller: Caller, requested: RowsRequest) -> Result<R
 
 async fn containers(app: App, caller: Caller, requested: RowsRequest) -> Result<Rows<ContainerRow>> {
     rows::containers(&app, &caller, requested).await
+}
+
+async fn list_dispatchers(app: App, caller: Caller, _: EmptyRequest) -> Result<DispatcherList> {
+    dispatchers::list_for(&app, &caller).await
 }
 
 async fn summary(app: App, caller: Caller, requested: SummaryRequest) -> Result<Summary> {

@@ -59,12 +59,15 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     }
     let positions = queue.positions();
     let mut entries = Vec::with_capacity(listed.len());
+    let mut numbers: BTreeMap<Option<usize>, u32> = BTreeMap::new();
     for (run, rule) in listed.into_iter().take(usize::try_from(WAITING_MAX).unwrap_or(usize::MAX)) {
         let position = positions.get(&run).copied().unwrap_or_default();
         let mut entry = match waiting.remove(&run) {
             Some(job) => entry(job, caller, &placed),
             None => queued_entry(&queue, run, &visible),
         };
+        let next = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
+        entry.queue = *numbers.entry(queue.pool_of(run)).or_insert(next);
         entry.position = position;
         // The first of a queue comes after nothing.
         entry.rule = rule.filter(|_| position > 0).map(|rule| rule.as_str().to_owned());
@@ -104,6 +107,7 @@ fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>
     let named = job.filter(|job| visible.contains(&job.project_id));
     let spec: Value = job.and_then(|job| serde_json::from_str(&job.job_spec).ok()).unwrap_or_default();
     QueueEntry {
+        queue: 0,
         position: 0,
         project: named.map(|job| job.project.clone()),
         run: named.map(|job| job.run.clone()),
@@ -142,6 +146,7 @@ fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> QueueEntry {
     let spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
     let job_spec: Value = serde_json::from_str(&job.job_spec).unwrap_or_default();
     QueueEntry {
+        queue: 0,
         position: 0,
         project: Some(job.project),
         run: Some(job.run),
