@@ -21,7 +21,7 @@ export default defineConfig({
           includeDependenciesRecursively: false,
           groups: [
             { name: 'more', test: /src\/pages\/(Admin|Costs|Projects?|Usage|Events|Me)\.svelte|src\/components\/(Backends|Limits|Sharing|Tokens)\.svelte/ },
-            { name: 'work', test: /src\/pages\/(Jobs?|Services?|Queue|Containers)\.svelte|src\/components\/(TaskGraph|Playground|Spark)\.svelte/ },
+            { name: 'work', test: /src\/pages\/(Jobs?|Services?|Queue|Containers)\.svelte|src\/components\/(Dispatchers|TaskGraph|Playground)\.svelte/ },
             { name: 'run', test: /src\/pages\/(Run|Compare)\.svelte|src\/components\/(RunLogs|LogView|RunMetrics|RunConfiguration|TerminalTab|Raw|Previous)\.svelte/ },
             { name: 'detail', test: /src\/components\/(Why|Timeline|Story|Code|Diff|Deployments|Plot|Tabs)\.svelte/ },
             { name: 'capacity', test: /src\/pages\/(Fleets?|Instances?|Offers|Volumes|Gateways)\.svelte|src\/components\/(InstanceTable|OfferTable)\.svelte/ },

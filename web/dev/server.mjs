@@ -26,7 +26,7 @@ export const SECURITY = {
 };
 export const TYPES = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8', '.css': 'text/css; charset=utf-8', '.svg': 'image/svg+xml', '.json': 'application/json', '.txt': 'text/plain; charset=utf-8' };
 
-export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, runs = 10_000, empty = false, loggedIn = false } = {}) {
+export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, runs = 10_000, empty = false, loggedIn = false, uiVersion: otherVersion = null } = {}) {
   const world = makeWorld({ frozen, runs, empty });
   const { now, iso } = world;
   const sessions = new Map();
@@ -45,6 +45,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
   const streams = new Map();
 
   const uiVersion = () => {
+    if (otherVersion) return otherVersion;
     try {
       return /src="\/ui\/assets\/(index-[^"]+\.js)"/.exec(readFileSync(join(DIST, 'index.html'), 'utf8'))?.[1] ?? 'none';
     } catch {
@@ -100,6 +101,20 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
   };
 
   // ------------------------------------------------------------------ summary
+  /** Runs in the last hour, in steps of two minutes. */
+  function history() {
+    const steps = 30, step = 120_000;
+    const all = rowsOfRuns();
+    const ends = Array.from({ length: steps }, (_, n) => now() - (steps - 1 - n) * step);
+    const at = (text) => (text ? Date.parse(text) : Infinity);
+    const active = (r, end) => at(r.submitted_at) <= end && at(r.finished_at) > end;
+    return {
+      step_seconds: step / 1000,
+      running: ends.map((end) => all.filter((r) => active(r, end) && at(r.started_at) <= end).length),
+      waiting: ends.map((end) => all.filter((r) => active(r, end) && at(r.started_at) > end).length),
+      failed: ends.map((end) => all.filter((r) => r.status === 'failed' && at(r.finished_at) <= end && at(r.finished_at) > end - step).length),
+    };
+  }
   let summaryCache = null;
   function summary(full) {
     if (summaryCache && now() - summaryCache.at < 400 && !full) return summaryCache.value;
@@ -137,7 +152,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     for (const r of recent.filter((x) => x.status === 'failed').sort((a, b) => b.finished_at.localeCompare(a.finished_at)).slice(0, 4)) add('failed', 'run', r.id, r.project, r.name, r.reason, r.finished_at);
     return {
       ...value, attention: attention.slice(0, 10),
-      pipelines: [],
+      pipelines: [], history: history(),
     };
   }
 
@@ -401,6 +416,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       for (const p of world.projects) if (p.name.includes(t)) add('project', p.id, null, p.name, null, null);
       return { hits: hits.sort((a, c) => Number(c.name.startsWith(t)) - Number(a.name.startsWith(t))).slice(0, b.limit) };
     },
+    '/api/dispatchers/list': (b, r) => world.dispatcherList(userOf(r).global_role === 'admin'),
     '/api/queue/list': (b, r) => ({
       as_of: world.asOf(),
       entries: world.queue.map((run, n) => {
@@ -409,7 +425,8 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         const passes = refusals.some((x) => x.shortfalls.every((s) => s.passes));
         const foreign = n === 2 && world.queue.length > 4;
         const holders = passes ? world.instances.filter((i) => i.project === run.row.project && i.gpu === run.wants.gpu && i.slots.some(Boolean)).slice(0, 2).map((i) => ({ project: i.project, run: i.slots.find(Boolean).run.row.name, place: i.name, ends_at: iso(now() + (14 + i.num * 9) * 60_000) })) : [];
-        return { position: world.queueOf(run).indexOf(run), class: 'normal', rule: world.queueOf(run)[0] === run ? null : 'age', turn: foreign ? null : turn(run), project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
+        const queues = [...new Set(world.queue.map((one) => one.row.project))];
+        return { queue: queues.indexOf(run.row.project), position: world.queueOf(run).indexOf(run), class: 'normal', rule: world.queueOf(run)[0] === run ? null : 'age', turn: foreign ? null : turn(run), project: foreign ? null : run.row.project, run: foreign ? null : run.row.name, run_id: foreign ? null : run.id, user: foreign ? null : run.row.user, type: foreign ? null : run.row.type, mine: !foreign && run.row.user === userOf(r).username, wants: run.row.resources, waits_since: run.row.submitted_at, nearest: nearest ? { place: nearest.place, message: nearest.shortfalls[0].message, cure: nearest.shortfalls[0].cure, patch: nearest.shortfalls[0].patch } : null, passes, blocked_by: holders };
       }),
       slots: { launching: 5, launching_max: 8, alive: 21, alive_max: 64 },
       next_free: [...world.runs.values()].filter((x) => x.row.status === 'running' && x.row.type === 'task').slice(-5).map((x, n) => ({ project: x.row.project, run: x.row.name, place: x.row.instance, ends_at: iso(now() + (14 + n * 11) * 60_000) })),

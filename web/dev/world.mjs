@@ -668,6 +668,21 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     }
     for (const c of containers) c.uuid = c.id;
   }
+  /** Dispatchers, with the containers that they hold. */
+  function dispatcherList(isAdmin) {
+    const held = (name, state) => containers.filter((c) => c.dispatcher === name && c.state === state).length;
+    const one = (name, kind, online, seen, process, nodes) => ({ name, kind, online, seen_at: seen === null ? null : iso(now() - seen), held_until: isAdmin && online ? iso(now() + 40_000) : null, process: isAdmin ? process : null, nodes, locked: held(name, 'Locked'), running: held(name, 'Running') });
+    const nodes = (partition, count, cpus, memory, gpus = 0, type = '') => ({ partition, cpus, memory_mib: memory * 1024, gpus, gpu_type: type, count });
+    return {
+      as_of: asOf(), queued: containers.filter((c) => c.state === 'Queued').length,
+      dispatchers: empty ? [] : [
+        one('slurm-gpu', 'slurm', true, 12_000, 'login-2, process 88120', [nodes('gpu', 8, 64, 512, 4, 'a100'), nodes('gpu-large', 2, 128, 1024, 8, 'h100')]),
+        one('slurm-main', 'slurm', true, 21_000, 'login-1, process 4121', [nodes('main', 120, 48, 192), nodes('main', 16, 96, 768), nodes('debug', 4, 16, 64)]),
+        one('slurm-old', 'slurm', false, 26 * HOUR, 'login-1, process 990', [nodes('main', 40, 24, 96)]),
+        one(null, null, true, null, 'hall-1, process 2210', []),
+      ],
+    };
+  }
 
   // ---------------------------------------------------------------- life
   let ticks = 0;
@@ -682,5 +697,5 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   }
   const timer = frozen || empty ? null : setInterval(tick, 250);
 
-  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, events, listeners, queueOf, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
+  return { now, iso, uuid, random, users, projects, projectId, fleets, instances, instanceRow, runs, queue, managed, jobRows, containers, dispatcherList, events, listeners, queueOf, look, patched, curesFor, submit, stop, end, SHAPES, words, event, tellRun, tellInstance, newLog, blocksFor, asOf, get seq() { return seq; }, START, close: () => clearInterval(timer) };
 }

@@ -220,7 +220,10 @@ pub struct NearestMiss {
 /// A run that waits for an instance. Names are absent if the caller may not see its project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueEntry {
-    /// Number of runs before it, of all projects that share fleets with its project.
+    /// Number of its queue in this list: projects that share fleets have one queue. The first run of the list is in queue 0.
+    #[serde(default)]
+    pub queue: u32,
+    /// Number of runs before it in its queue.
     pub position: i64,
     pub project: Option<String>,
     pub run: Option<String>,

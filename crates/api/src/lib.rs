@@ -11,6 +11,7 @@ pub mod changes;
 pub mod client;
 pub mod configurations;
 pub mod costs;
+pub mod dispatchers;
 pub mod document;
 pub mod error;
 pub mod events;

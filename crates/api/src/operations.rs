@@ -4,9 +4,10 @@
 //! servers of this API answer and this one does not, with the reasons.
 
 use crate::{
-    Document, auth, backends, budgets, changes, configurations, costs, events, explanations, exports, files,
-    fleets, gateways, gpus, instances, logs, managed_jobs, metrics, operation::operations, overview,
-    projects, quotas, repos, rows, runs, secrets, server, session, templates, usage, users, views, volumes,
+    Document, auth, backends, budgets, changes, configurations, costs, dispatchers, events, explanations,
+    exports, files, fleets, gateways, gpus, instances, logs, managed_jobs, metrics, operation::operations,
+    overview, projects, quotas, repos, rows, runs, secrets, server, session, templates, usage, users, views,
+    volumes,
 };
 
 operations! {
@@ -149,6 +150,8 @@ operations! {
     ListInstanceRows = "list_instance_rows": Post Json "/api/instances/rows" Token (rows::RowsRequest) -> rows::Rows<rows::InstanceRow>;
     /// Lists rows of queued containers that the caller may see, with counts by state.
     ListContainerRows = "list_container_rows": Post Json "/api/containers/rows" Token (rows::RowsRequest) -> rows::Rows<rows::ContainerRow>;
+    /// Lists the dispatchers of the container queue, with the containers that they hold.
+    ListDispatchers = "list_dispatchers": Post Json "/api/dispatchers/list" Token (server::EmptyRequest) -> dispatchers::DispatcherList;
     /// Returns counts, capacity, costs and problems of everything that the caller may see.
     ReadSummary = "read_summary": Post Json "/api/summary" Token (overview::SummaryRequest) -> overview::Summary;
     /// Searches names and ids of everything that the caller may see.

@@ -66,6 +66,18 @@ pub struct LaggingPipeline {
     pub lag_seconds: f64,
 }
 
+/// Runs over the last hour, oldest step first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RunHistory {
+    pub step_seconds: i64,
+    /// Running runs at the end of each step; the last is now.
+    pub running: Vec<i64>,
+    /// Submitted runs that had not started at the end of each step.
+    pub waiting: Vec<i64>,
+    /// Runs that failed within each step.
+    pub failed: Vec<i64>,
+}
+
 /// Counts by kind and status. Final statuses count those of the last 24 hours.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Summary {
@@ -91,6 +103,8 @@ pub struct Summary {
     /// Pipelines whose oldest row waits for more than 5 s. Only for global admins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipelines: Option<Vec<LaggingPipeline>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<RunHistory>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]

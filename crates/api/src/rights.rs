@@ -44,7 +44,8 @@ Some requests need more than their row says:
 - Admins of a project are added and removed by its admins, not by managers.
 - `class: urgent` of a run is for managers.
 - A volume with a disk that a volume of another project has is registered by global admins.
-- Containers of the queue require the right to use it, which global admins grant.
+- Containers of the queue require the right to use it, which global admins grant. So does the list of its dispatchers, and
+  only global admins see on which machines these run.
 
 `yes`: allowed. `own`: allowed for the caller's own objects. `–`: refused, with 401 without a token and with 403 otherwise;
 objects of other users that are found by an id or a name of the caller (keys, tokens, sessions, archives) are not found.
@@ -119,7 +120,7 @@ impl TokenRights {
             "read_session" | "close_session" | "list_sessions" | "revoke_sessions" | "read_my_user"
             | "list_public_keys" | "delete_public_keys" | "list_tokens" | "revoke_tokens"
             | "read_archive" | "set_view" | "delete_view" => Self::Caller,
-            "list_users" | "list_container_rows" => Self::CallerOrGlobalAdmin,
+            "list_users" | "list_container_rows" | "list_dispatchers" => Self::CallerOrGlobalAdmin,
             "list_projects"
             | "list_projects_without_fleets"
             | "list_events"

@@ -202,7 +202,7 @@ impl TokenScope {
 
 /// Operations that change nothing but the caller's session and return no secret. A new operation is in neither list until it is added
 /// explicitly.
-const READ_OPERATIONS: [&str; 67] = [
+const READ_OPERATIONS: [&str; 68] = [
     "read_metrics",
     "list_pipelines",
     "read_session",
@@ -212,6 +212,7 @@ const READ_OPERATIONS: [&str; 67] = [
     "list_managed_job_rows",
     "list_instance_rows",
     "list_container_rows",
+    "list_dispatchers",
     "read_summary",
     "search_names",
     "list_settings",

@@ -23,6 +23,17 @@ record! {
 }
 
 record! {
+    /// Number of runs that changed from one status to another within a step of time.
+    pub struct RunChanges {
+        pub step: i64,
+        /// `None`: they were submitted.
+        pub from: Option<String>,
+        pub to: String,
+        pub count: i64,
+    }
+}
+
+record! {
     /// A run that needs attention.
     pub struct NotableRun {
         pub id: Uuid,
@@ -72,6 +83,9 @@ statements! {
         JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = r.project_id WHERE j.{IN_PROJECTS} AND NOT j.finished \
         AND j.status = 'submitted' AND j.instance_id IS NULL AND j.submitted_at < now_us() - 600000000 \
         GROUP BY r.id, p.name, r.name ORDER BY 5 LIMIT 5";
+    /// Steps of `$3` microseconds, counted from `$2`.
+    RUN_CHANGES = "SELECT CAST((e.recorded_at - $2) / $3 AS BIGINT), e.from_status, e.to_status, count(*) FROM events e \
+        WHERE e.{IN_PROJECTS} AND e.recorded_at >= $2 AND e.entity = 'run' AND e.to_status IS NOT NULL GROUP BY 1, 2, 3";
     /// Dollars since `$2`, for finished and unfinished jobs.
     COST = "SELECT CAST(coalesce(sum((coalesce(j.finished_at, now_us()) \
         - (CASE WHEN j.provisioned_at > $2 THEN j.provisioned_at ELSE $2 END)) / 3600000000.0 \
@@ -132,6 +146,17 @@ pub async fn waiting_runs(db: &Db, projects: &[ProjectId]) -> Result<Vec<Notable
         .into_iter()
         .map(NotableRun::read)
         .collect()
+}
+
+/// Changes of the status of runs since a time, counted by step.
+pub async fn run_changes(
+    db: &Db,
+    projects: &[ProjectId],
+    since: Timestamp,
+    step_us: i64,
+) -> Result<Vec<RunChanges>, DbError> {
+    let rows = db.query(RUN_CHANGES.as_str(), params![Val::list(projects), since, step_us]).await?;
+    rows.into_iter().map(RunChanges::read).collect()
 }
 
 /// Cost of jobs since a time, in dollars.

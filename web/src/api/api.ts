@@ -367,6 +367,46 @@ export const rows = {
   containers: (body: RowsRequest, o?: CallOptions) => fetchRows<ContainerRow>('/api/containers/rows', 'container', body, o),
 };
 
+/** Nodes of one kind that a dispatcher announced. */
+export interface DispatcherNodes {
+  partition: string;
+  cpus: number;
+  memory_mib: number;
+  gpus: number;
+  gpu_type: string;
+  count: number;
+}
+
+/** A process that takes containers from the queue. */
+export interface Dispatcher {
+  /** Null: it works without a name. */
+  name: string | null;
+  kind: string | null;
+  online: boolean;
+  /** Last time at which it announced its nodes. */
+  seen_at: Time | null;
+  /** Global admins only, like `process`. */
+  held_until: Time | null;
+  /** Machine and process id. */
+  process: string | null;
+  nodes: DispatcherNodes[];
+  /** Containers that the caller may see. */
+  locked: number;
+  running: number;
+}
+
+export interface DispatcherList {
+  as_of: number;
+  dispatchers: Dispatcher[];
+  /** Containers that no dispatcher has locked. */
+  queued: number;
+}
+
+export const dispatchers = {
+  /** NEW `/api/dispatchers/list` */
+  list: (o?: CallOptions) => call<DispatcherList>('/api/dispatchers/list', {}, o),
+};
+
 // ---------------------------------------------------------------------------------------------- overview, search (NEW)
 
 /** Something that needs attention. */
@@ -379,6 +419,14 @@ export interface Attention {
   /** One sentence. */
   reason: string;
   since: Time;
+}
+
+/** Counts of runs at the end of each step; `failed` are those within each. */
+export interface RunHistory {
+  step_seconds: number;
+  running: number[];
+  waiting: number[];
+  failed: number[];
 }
 
 /** State of everything the caller may see. */
@@ -409,6 +457,8 @@ export interface Summary {
   attention?: Attention[];
   /** Pipelines that lag: the oldest row waits longer than 5 s. Global admins only. Not in the feed. */
   pipelines?: { name: string; lag_seconds: number }[];
+  /** Runs over the last hour, the oldest step first. Not in the feed. */
+  history?: RunHistory;
 }
 
 /** One hit of a search over names and ids. */
@@ -548,7 +598,9 @@ export interface DeploymentState {
 
 /** One entry of the queue of instances. */
 export interface QueueEntry {
-  /** Runs in front of it in its queue: projects that share fleets have one queue, so positions repeat in the list. */
+  /** Number of its queue in this list, from 0: projects that share fleets have one queue. */
+  queue: number;
+  /** Runs in front of it in its queue; positions repeat in the list where there are several queues. */
   position: number;
   /** Null where the caller may not see it: shown as "another project". */
   project: string | null;

@@ -1,5 +1,10 @@
 /** A request to the server whose answer is shown, and repeated when something changed. */
+import { onClear } from '../store/store.svelte';
 import type { CallOptions } from './call';
+
+/** Last answers by key, for pages that are opened again in this tab. */
+const remembered = new Map<string, unknown>();
+onClear(() => remembered.clear());
 
 export class Query<T> {
   value = $state.raw<T | null>(null);
@@ -7,9 +12,13 @@ export class Query<T> {
   loading = $state(false);
   #abort: AbortController | null = null;
   #fetch: (options: CallOptions) => Promise<T>;
+  #key: string | null;
 
-  constructor(fetch: (options: CallOptions) => Promise<T>) {
+  /** With a key, the last answer of this tab is shown until the next is there. */
+  constructor(fetch: (options: CallOptions) => Promise<T>, key: string | null = null) {
     this.#fetch = fetch;
+    this.#key = key;
+    if (key !== null) this.value = (remembered.get(key) as T | undefined) ?? null;
   }
 
   /** Asks; the last answer stays until the next is there. */
@@ -21,6 +30,7 @@ export class Query<T> {
       const value = await this.#fetch({ signal: abort.signal });
       if (abort.signal.aborted) return;
       this.value = value;
+      if (this.#key !== null) remembered.set(this.#key, value);
       this.error = null;
     } catch (error) {
       if (abort.signal.aborted) return;

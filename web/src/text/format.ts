@@ -53,3 +53,9 @@ export function amount(n: number): string {
   const rounded = Math.round(n * 10) / 10;
   return Number.isInteger(rounded) ? group(rounded) : `${group(Math.trunc(rounded))}.${Math.round(Math.abs(rounded - Math.trunc(rounded)) * 10)}`;
 }
+
+/** The part of a request that decides where it fits: its GPUs where it has some, else all of it. */
+export function mainResources(words: string): string {
+  const [first = ''] = words.split(', ');
+  return first.includes('×') ? first : words;
+}

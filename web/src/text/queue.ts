@@ -4,20 +4,15 @@
  */
 import type { QueueEntry } from '../api/api';
 
-/** The runs of each queue, in order; null if the list does not tell the queues apart. */
-export function splitQueues(entries: QueueEntry[]): QueueEntry[][] | null {
-  const queues: { entries: QueueEntry[]; projects: Set<string> }[] = [];
+/** The runs of each queue, in order. */
+export function splitQueues(entries: QueueEntry[]): QueueEntry[][] {
+  const queues = new Map<number, QueueEntry[]>();
   for (const entry of entries) {
-    const candidates = queues.filter((queue) => queue.entries.length === entry.position);
-    const own = candidates.find((queue) => entry.project !== null && queue.projects.has(entry.project));
-    if (!own && entry.position > 0 && candidates.length !== 1) return null;
-    const queue = own ?? (entry.position === 0 ? { entries: [], projects: new Set<string>() } : candidates[0]);
-    if (!queue) return null;
-    if (entry.position === 0) queues.push(queue);
-    queue.entries.push(entry);
-    if (entry.project !== null) queue.projects.add(entry.project);
+    const queue = queues.get(entry.queue);
+    if (queue) queue.push(entry);
+    else queues.set(entry.queue, [entry]);
   }
-  return queues.map((queue) => queue.entries);
+  return [...queues.values()];
 }
 
 /** The projects of a queue, as a heading: those that the caller may see. */

@@ -77,7 +77,7 @@ export function addresses(world) {
     logs: '/runs/research/train-llama-70b?tab=logs', 'logs-big': `/runs/platform/tokenize-web?tab=logs&s=${big.submissions[0].id}&o=500000000`, metrics: '/runs/research/train-llama-70b?tab=metrics', configuration: '/runs/research/train-llama-70b?tab=configuration',
     deployments: '/runs/platform/api-chat?tab=deployments', terminal: '/runs/research/train-llama-70b?tab=terminal', raw: '/runs/research/train-llama-70b?tab=raw',
     jobs: '/jobs', job: '/jobs/research/141', 'job-dag': '/jobs/research/139', queue: '/queue', fleets: '/fleets', fleet: '/fleets/research/h100', instances: '/instances', instance: `/instances/research/${instance('h100-03').id}`,
-    services: '/services', service: '/services/platform/api-chat', containers: '/containers', offers: '/offers?gpu=H100&count=8', launch: '/launch?template=train', events: '/events', costs: '/costs', volumes: '/volumes', gateways: '/gateways',
+    services: '/services', service: '/services/platform/api-chat', containers: '/containers', dispatchers: '/containers?tab=dispatchers', offers: '/offers?gpu=H100&count=8', launch: '/launch?template=train', events: '/events', costs: '/costs', volumes: '/volumes', gateways: '/gateways',
     usage: '/usage?every=day', projects: '/projects', project: '/projects/research', limits: '/projects/research?tab=limits', sharing: '/projects/research?tab=sharing', admin: '/admin', backends: '/admin?tab=backends', me: '/me', compare: '/compare?a=research/finetune-legal&b=research/finetune-code', missing: '/runs/research/never-was',
   };
 }

@@ -15,6 +15,8 @@ const browser = await openBrowser();
 const frozen = await openServer({ frozen: true });
 const live = await openServer({ runs: 2000 });
 const PAGES = addresses(frozen.world);
+/** `PAGES=queue,job` sweeps only these. */
+const swept = Object.entries(PAGES).filter(([name]) => !process.env.PAGES || process.env.PAGES.split(',').includes(name));
 
 async function clean(view, allow = []) {
   const found = (await view.problems()).filter((text) => !allow.some((pattern) => pattern.test(text)) && !/ERR_NETWORK_CHANGED/.test(text));
@@ -33,7 +35,7 @@ for (const [width, height] of WIDTHS) {
   test(`pages at ${width} pixels open cleanly, axe finds nothing`, async () => {
     const view = await openPage(browser, { url: frozen.url, width, height });
     const faults = [];
-    for (const [name, path] of Object.entries(PAGES)) {
+    for (const [name, path] of swept) {
       view.clear();
       await view.open(path);
       for (const scheme of ['light', 'dark']) {
@@ -173,6 +175,127 @@ test('runs that wait in two queues are listed by queue, each counted from 1', as
   await view.open('/');
   assert.equal(await view.page.locator('.queue li').count(), Math.min(5, frozen.world.queue.length));
   await clean(view);
+  await view.close();
+});
+
+test('a row of a page that was not read yet is not new when it changes, and is there when its page is', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/runs');
+  await view.page.locator('.viewport .row').first().waitFor();
+  // The oldest rows change, and the newest one, which is on the screen.
+  const all = [...frozen.world.runs.values()].sort((a, b) => a.submitted - b.submitted);
+  const oldest = all[all.length - 9_990];
+  const [newest] = all.slice(-1);
+  for (const run of all.slice(all.length - 9_995, all.length - 9_900)) frozen.world.tellRun(run);
+  newest.row = { ...newest.row, message: 'after the others' };
+  frozen.world.tellRun(newest);
+  await view.page.locator('.row', { hasText: 'after the others' }).waitFor();
+  assert.equal(await view.page.locator('.fresh').count(), 0, 'nothing is new');
+  await view.page.keyboard.press('G');
+  await waitFor('the last rows are there', () => view.page.evaluate(() => { const rows = [...document.querySelectorAll('.viewport .row')]; return document.querySelector('.viewport').scrollTop > 100_000 && rows.length > 5 && rows.every((row) => !row.querySelector('.skeleton')); }));
+  await view.page.locator('.viewport .row', { hasText: oldest.row.name }).first().waitFor();
+  newest.row = { ...newest.row, message: null };
+  await clean(view);
+  await view.close();
+});
+
+test('a page that is opened again shows what it showed before, until the server answers', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/runs');
+  await view.page.locator('.viewport .row').nth(5).waitFor();
+  const first = await view.page.locator('.viewport .row .strong').first().innerText();
+  await view.page.locator('nav').getByRole('link', { name: 'Queue' }).first().click();
+  await view.page.locator('.entries li').first().waitFor();
+  // From here on nothing is answered.
+  let asked = 0;
+  await view.page.route('**/api/{runs/rows,queue/list}', () => { asked++; });
+  await view.page.locator('nav').getByRole('link', { name: 'Runs' }).first().click();
+  await view.page.locator('.viewport .row', { hasText: first }).first().waitFor();
+  await view.page.locator('nav').getByRole('link', { name: 'Queue' }).first().click();
+  await view.page.locator('.entries li').first().waitFor();
+  assert.ok(asked >= 2, `${asked}`);
+  await clean(view);
+  await view.close();
+});
+
+test('a page that is older than the server offers to reload, and keeps its address', async () => {
+  const server = await openServer({ frozen: true, runs: 50, uiVersion: 'index-other.js' });
+  const view = await openPage(browser, { url: server.url });
+  await view.open('/runs?q=user%3Aada');
+  await view.page.getByText('A newer version of this page is there.').waitFor();
+  assert.deepEqual(await axe(view.page), []);
+  await Promise.all([view.page.waitForEvent('load'), view.page.getByRole('button', { name: 'Reload' }).click()]);
+  assert.match(view.page.url(), /runs\?q=user%3Aada$/);
+  await clean(view);
+  await view.close();
+  server.close();
+});
+
+test('a server that is busy is asked again when it says so, and a refusal is explained', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  const times = [];
+  await view.page.route('**/api/usage/list', (route) => {
+    times.push(Date.now());
+    return times.length === 1 ? route.fulfill({ status: 503, headers: { 'Retry-After': '1' }, body: '{"detail":"the database is unavailable"}' }) : route.continue();
+  });
+  await view.page.goto(`${frozen.url}usage`);
+  await view.page.locator('#main table').first().waitFor();
+  assert.ok(times[1] - times[0] >= 1000, `${times}`);
+  await view.page.route('**/api/volumes/list', (route) => route.fulfill({ status: 500, headers: { 'X-Request-Id': 'req-7' }, body: '{"detail":[{"msg":"internal server error","code":"error"}]}' }));
+  await view.page.goto(`${frozen.url}volumes`);
+  await view.page.getByText('internal server error').waitFor();
+  await view.page.getByText(/req-7/).waitFor();
+  assert.deepEqual(await axe(view.page), []);
+  await clean(view, [/503/, /500/]);
+  await view.close();
+});
+
+test('dispatchers show their nodes and containers, and a link to them', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/containers');
+  await view.page.getByRole('tab', { name: 'Dispatchers' }).click();
+  const row = view.page.getByRole('row', { name: /^slurm-gpu/ });
+  const { running, locked } = frozen.world.dispatcherList(true).dispatchers.find((one) => one.name === 'slurm-gpu');
+  await row.getByText('8 × 64 CPU, 512 GB, 4 × a100').waitFor();
+  await row.getByText(`${running} running`).waitFor();
+  if (locked) await row.getByText(`${locked} locked`).waitFor();
+  await row.getByText('online').waitFor();
+  await view.page.getByRole('row', { name: /^slurm-old/ }).getByText('offline').waitFor();
+  await view.page.getByRole('row', { name: /^without a name/ }).getByText('hall-1, process 2210').waitFor();
+  await row.getByRole('link', { name: 'slurm-gpu' }).click();
+  await view.page.waitForURL(/q=type%3Aslurm-gpu/);
+  await waitFor('only its containers are listed', async () => {
+    const names = await view.page.locator('.viewport .row [data-column="dispatcher"]').allInnerTexts();
+    return names.length > 2 && names.every((name) => name === 'slurm-gpu');
+  });
+  await clean(view);
+  await view.close();
+});
+
+test('a page of a list that fails is asked for again, and one of the list before is left out', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/runs');
+  await view.page.locator('.viewport .row').first().waitFor();
+  let failures = 2;
+  let held = null;
+  await view.page.route('**/api/runs/rows', async (route) => {
+    if (!route.request().postDataJSON().cursor) return route.continue();
+    if (failures-- > 0) return route.fulfill({ status: 500, body: '{"detail":"not now"}' });
+    // One page is on its way while the list begins anew.
+    if (held === null) await new Promise((done) => { held = done; });
+    return route.continue().catch(() => {});
+  });
+  const isFilled = () => view.page.evaluate(() => { const rows = [...document.querySelectorAll('.viewport .row')]; return document.querySelector('.viewport').scrollTop > 100_000 && rows.length > 5 && rows.every((row) => !row.querySelector('.skeleton')); });
+  await view.page.keyboard.press('G');
+  await waitFor('a page is on its way', async () => held !== null);
+  await view.page.getByRole('button', { name: 'Name' }).click();
+  await waitFor('the other list is there', async () => (await view.page.getByRole('columnheader', { name: 'Name' }).getAttribute('aria-sort')) !== null);
+  held();
+  await view.page.keyboard.press('G');
+  await waitFor('the last rows are there', isFilled);
+  const names = await view.page.locator('.viewport .row .strong').allInnerTexts();
+  assert.ok(names.length > 5, `${names}`);
+  await clean(view, [/500/]);
   await view.close();
 });
 

@@ -1,7 +1,7 @@
 // A real server with a home of its own, and what the tests put into it.
 import { execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -53,6 +53,20 @@ export async function startServer({ dir = mkdtempSync(join(tmpdir(), 'windlass-w
   server.cli = (...words) => new Promise((done, failed) => {
     execFile(program(), words, { env: { ...env, WINDLASS_URL: url, WINDLASS_TOKEN: token } }, (error, stdout, stderr) => (error ? failed(new Error(`windlass ${words.join(' ')}: ${stderr || stdout}`)) : done(stdout)));
   });
+  /** Starts a dispatcher of this machine; the function ends it. */
+  server.dispatch = async () => {
+    const file = join(dir, 'dispatch.token');
+    writeFileSync(file, await server.cli('dispatch', 'token'), { mode: 0o600 });
+    const dispatcher = spawn(program(), ['dispatch', 'local', '--server', url, '--token-file', file, '--allow-process', '--dir', join(dir, 'containers')], { env, stdio: 'ignore' });
+    const kill = () => dispatcher.kill('SIGKILL');
+    process.once('exit', kill);
+    return () => new Promise((done) => {
+      process.off('exit', kill);
+      if (dispatcher.exitCode !== null) done();
+      dispatcher.once('exit', done);
+      dispatcher.kill('SIGTERM');
+    });
+  };
   server.apply = async (name, more, project = 'main') => {
     const configuration = { type: 'task', resources: { cpu: '1..', memory: '0..', disk: null }, ...more, name };
     await server.call(`/api/project/${project}/runs/apply`, { plan: { run_spec: { run_name: name, configuration, profile: { name: 'default' } } }, force: false });

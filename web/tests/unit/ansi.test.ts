@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { highlight, parseLine, plainText } from '../../src/text/ansi';
 
@@ -45,6 +46,12 @@ describe('terminal text', () => {
     expect(parsed.overwritten).toBe(2);
     expect(parsed.segments.map((s) => s.text).join('')).toBe(' 3%');
     expect(plainText('windows\r\n')).toBe('windows');
+  });
+
+  it('shows the corpus that is shared with the command line as it says', () => {
+    const corpus = JSON.parse(readFileSync(new URL('../../../crates/cli/src/output/terminal_corpus.json', import.meta.url), 'utf8')) as { what: string; input: string; page: string }[];
+    expect(corpus.length).toBeGreaterThan(10);
+    for (const { what, input, page } of corpus) expect(plainText(input), what).toBe(page);
   });
 
   it('never grows without bound on hostile input', () => {

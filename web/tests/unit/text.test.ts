@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { EventParser, query, webAddress, type StreamEvent } from '../../src/lib/call';
-import { bytes, count, money, shellWord, short } from '../../src/text/format';
+import { bytes, count, mainResources, money, shellWord, short } from '../../src/text/format';
 import { duration, fineDuration, readDuration, shortDuration } from '../../src/text/time';
 
 describe('durations', () => {
@@ -31,6 +31,7 @@ describe('numbers', () => {
   });
 
   it('go into shells and queries', () => {
+    expect([mainResources('8 × H100 80 GB, 96 CPU, 512 GB'), mainResources('8 CPU, 16 GB')]).toEqual(['8 × H100 80 GB', '8 CPU, 16 GB']);
     expect(shellWord('train-7')).toBe('train-7');
     expect(shellWord("it's")).toBe(`'it'\\''s'`);
     expect(query('/a', { b: 1, c: null, d: 'x y', f: undefined })).toBe('/a?b=1&d=x+y');

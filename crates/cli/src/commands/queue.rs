@@ -23,8 +23,9 @@ Examples:
   windlass queue -w             update the table when it changes
   windlass queue -o json
 
-The list has the runs of all your projects, and those of other projects that share fleets with them. RULE is the rule by
-which a run comes after the one before it. STARTS assumes that all jobs last until their time limits.";
+The list has the runs of all your projects, and those of other projects that share fleets with them. Projects that share
+no fleets have separate queues; QUEUE is shown if there are several. RULE is the rule by which a run comes after the one
+before it. STARTS assumes that all jobs last until their time limits.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -53,7 +54,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 async fn list(cx: &Context) -> Result<Vec<QueueEntry>, CliError> {
-    let QueueList { entries, .. } = cx.call::<ListQueue>(&EmptyRequest {}).await?;
+    let QueueList { mut entries, .. } = cx.call::<ListQueue>(&EmptyRequest {}).await?;
+    // Each queue as a whole: the server lists all runs in one order.
+    entries.sort_by_key(|entry| entry.queue);
     Ok(entries)
 }
 
@@ -66,7 +69,9 @@ fn format_name(entry: &QueueEntry) -> String {
 }
 
 fn table(entries: &[QueueEntry], wide: bool, now: Timestamp) -> Table {
-    let mut head = vec!["AHEAD", "RUN", "USER", "CLASS", "WANTS", "WAITS", "STARTS", "RULE"];
+    let has_several = entries.iter().any(|entry| entry.queue > 0);
+    let mut head = if has_several { vec!["QUEUE"] } else { Vec::new() };
+    head.extend(["AHEAD", "RUN", "USER", "CLASS", "WANTS", "WAITS", "STARTS", "RULE"]);
     if wide {
         head.push("NEAREST");
     }
@@ -75,7 +80,9 @@ fn table(entries: &[QueueEntry], wide: bool, now: Timestamp) -> Table {
         let starts = entry.turn.as_ref().and_then(|turn| turn.starts_at).map(|at| {
             if at <= now { "now".to_owned() } else { format!("in {}", format::span(at.since(now))) }
         });
-        let mut row = vec![
+        let queue = (entry.queue + 1).to_string();
+        let mut row = if has_several { vec![queue.into()] } else { Vec::new() };
+        row.extend([
             entry.position.to_string().into(),
             output::printable(&format_name(entry)).into(),
             output::printable(entry.user.as_deref().unwrap_or_default()).into(),
@@ -84,7 +91,7 @@ fn table(entries: &[QueueEntry], wide: bool, now: Timestamp) -> Table {
             format::span(now.since(entry.waits_since)).into(),
             starts.unwrap_or_default().into(),
             entry.rule.as_deref().map(format_rule).unwrap_or_default().into(),
-        ];
+        ]);
         if wide {
             let nearest = entry.nearest.as_ref().map(|miss| format!("{}: {}", miss.place, miss.message));
             row.push(output::printable(&nearest.unwrap_or_default()).into());
@@ -124,5 +131,9 @@ mod tests {
         assert!(lines[1].starts_with("0") && lines[1].contains("(another project)"), "{lines:?}");
         assert!(lines[2].contains("main/train") && lines[2].contains("higher class"), "{lines:?}");
         assert!(lines[2].contains("in 30 min") && lines[2].ends_with("gpu-0: is busy"), "{lines:?}");
+        assert!(!lines[0].contains("QUEUE"), "there is one queue: {lines:?}");
+        let lines = table(&[entry(json!({})), entry(json!({"queue": 1}))], false, now).lines(Style::plain());
+        assert!(lines[0].starts_with("QUEUE  AHEAD"), "{lines:?}");
+        assert!(lines[1].starts_with("1 ") && lines[2].starts_with("2 "), "{lines:?}");
     }
 }

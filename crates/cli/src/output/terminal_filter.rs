@@ -185,6 +185,18 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&cut), shown, "in pieces");
     }
 
+    /// Inputs with what a terminal and a page of the web UI show; `web/tests/unit/ansi.test.ts` reads it too.
+    const CORPUS: &str = include_str!("terminal_corpus.json");
+
+    #[test]
+    fn the_corpus_that_is_shared_with_the_web_ui_is_shown_as_it_says() {
+        let cases: Vec<serde_json::Value> = serde_json::from_str(CORPUS).unwrap();
+        assert!(cases.len() > 10);
+        for case in cases {
+            check(case["input"].as_str().unwrap().as_bytes(), case["terminal"].as_str().unwrap());
+        }
+    }
+
     #[test]
     fn text_and_colour_sequences_pass_unchanged() {
         check(b"a\tb\r\nc\r", "a\tb\r\nc\r");

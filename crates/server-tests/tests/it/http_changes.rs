@@ -1,5 +1,7 @@
 //! Feed of changes, over real HTTP.
 
+use std::collections::HashMap;
+
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -200,6 +202,67 @@ async fn changes_of_the_container_queue_are_sent_to_their_owner(ground: &ServerF
     let change = reader.wait_for(|received| received.name == "change").await;
     assert_eq!((&change.data["kind"], &change.data["row"]["name"]), (&json!("container"), &json!("shown")));
     server.stop().await;
+}
+
+/// Two servers on one Postgres, each with clients that write and a reader that opens before, while and after they do: each
+/// reader receives every change once or more, and the last row of each run that it receives is the newest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_two_replicas_receive_every_change_of_both_on_postgres() {
+    const RUNS: usize = 12;
+    let fixture = ServerFixture::postgres().await;
+    let (first, second) = (fixture.start().await, fixture.start().await);
+    let mut readers = Vec::new();
+    for server in [&first, &second] {
+        let mut reader = FeedClient::open(server, ADMIN_TOKEN, "?kinds=run").await;
+        reader.wait_for(|received| received.name == "counts").await;
+        readers.push(reader);
+    }
+    // Both servers write at the same time, so numbers of events are drawn and committed in different orders.
+    let write = async |server: &TestServer, prefix: &str| {
+        for n in 0..RUNS {
+            let name = format!("{prefix}-{n}");
+            submit(server, "main", &name).await;
+            server
+                .admin("/api/project/main/runs/stop", json!({ "runs_names": [name], "abort": false }))
+                .await;
+        }
+    };
+    tokio::join!(write(&first, "one"), write(&second, "two"), write(&first, "three"), write(&second, "four"));
+    submit(&second, "main", "last").await;
+    let rows = first.admin("/api/runs/rows", json!({ "limit": 500 })).await;
+    let rows = rows["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 * RUNS + 1);
+    let is_newest = |row: &Value| {
+        let now = rows.iter().find(|other| other["id"] == row["id"]);
+        now.is_some_and(|now| (&now["status"], &now["reason"]) == (&row["status"], &row["reason"]))
+    };
+    let mut last = 0;
+    for reader in &mut readers {
+        let mut known: HashMap<String, (i64, Value)> = HashMap::new();
+        let mut position = 0;
+        while known.len() < rows.len() || !known.values().all(|(_, row)| is_newest(row)) {
+            let received = reader.next().await.expect("the feed has ended");
+            assert_ne!(received.name, "resync", "nothing was left out");
+            assert!(received.id >= position, "positions of a reader never run backwards");
+            position = received.id;
+            if received.name != "change" {
+                continue;
+            }
+            let (id, as_of) = (&received.data["id"], received.data["as_of"].as_i64().unwrap());
+            let entry = known.entry(id.as_str().unwrap().to_owned()).or_insert((0, Value::Null));
+            // As the web UI does: of two rows the one that was read later stays.
+            if as_of > entry.0 {
+                *entry = (as_of, received.data["row"].clone());
+            }
+        }
+        last = position;
+    }
+    // A reader that changes the server continues from where it was.
+    submit(&first, "main", "while-away").await;
+    let mut moved = FeedClient::open(&second, ADMIN_TOKEN, &format!("?since={last}")).await;
+    moved.change_of("run", "while-away").await;
+    first.stop().await;
+    second.stop().await;
 }
 
 /// On Postgres a transaction draws the number of its event before it commits.

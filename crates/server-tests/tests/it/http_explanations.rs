@@ -116,6 +116,8 @@ async fn the_queue_lists_runs_in_their_order(ground: &ServerFixture) {
     let positions: Vec<_> = entries.iter().map(|entry| (&entry["position"], &entry["rule"])).collect();
     let none = Value::Null;
     assert_eq!(positions, [(&json!(0), &none), (&json!(0), &none), (&json!(1), &json!("priority"))]);
+    let queues: Vec<_> = entries.iter().map(|entry| entry["queue"].as_u64().unwrap()).collect();
+    assert_eq!(queues, [0, 1, 0]);
     let usual = &entries[2];
     assert_eq!(
         (&usual["nearest"]["place"], &usual["passes"], &usual["mine"]),
@@ -125,6 +127,7 @@ async fn the_queue_lists_runs_in_their_order(ground: &ServerFixture) {
     assert!(queue["slots"]["alive_max"].as_u64().unwrap() > 0);
     let own = server.ok(&mira, "/api/queue/list", json!({})).await;
     assert_eq!((own["entries"].as_array().unwrap().len(), &own["entries"][0]["run"]), (1, &json!("other")));
+    assert_eq!(own["entries"][0]["queue"], 0, "nothing shows how many other queues there are");
     server.stop().await;
 }
 

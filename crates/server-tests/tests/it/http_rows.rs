@@ -8,7 +8,7 @@ use windlass_server::{
 
 use crate::{
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
-    http_queue::QueueClient,
+    http_queue::{QueueClient, text_field},
 };
 
 on_both! {
@@ -20,6 +20,7 @@ on_both! {
     instance_rows_are_filtered_by_fleet_and_backend
     managed_job_rows_have_a_row_for_each_task
     container_rows_are_those_of_the_caller
+    dispatchers_are_listed_with_the_containers_that_they_hold
     the_summary_counts_what_the_caller_may_see
     the_search_finds_names_and_ids_of_visible_objects
 }
@@ -327,6 +328,76 @@ async fn container_rows_are_those_of_the_caller(ground: &ServerFixture) {
     server.stop().await;
 }
 
+async fn dispatchers_are_listed_with_the_containers_that_they_hold(ground: &ServerFixture) {
+    let server = ground.start().await;
+    let queue = QueueClient { server: &server };
+    let mira = server.create_queue_user("mira").await;
+    let (slurm, local) = (queue.dispatcher().await, queue.dispatcher().await);
+    let nodes = json!([{ "partition": "main", "cpus": 16, "memory_mib": 65536, "gpus": 4, "gpu_type": "a100", "count": 3 }]);
+    let announce = async |name: &str| {
+        let body = json!({ "dispatcher": { "kind": "slurm", "nodes": nodes } });
+        queue.ok(&slurm, "PUT", &format!("dispatchers/{name}"), body).await;
+    };
+    announce("before").await;
+    announce("hpc").await;
+    let hold = async |token: &str, holder: &str, seconds: u64| {
+        let lease = json!({ "lease": { "holder": holder, "described": format!("process of {holder}"), "seconds": seconds } });
+        queue.ok(token, "PUT", "dispatchers/current/lease", lease).await;
+    };
+    hold(&slurm, "login-1", 60).await;
+    hold(&local, "bench-2", 60).await;
+    let of_mira = text_field(&queue.submit(&mira, json!({})).await, "container_uuid");
+    let (_, of_admin) = queue.requested(json!({})).await;
+    queue.requested(json!({ "name": "waits" })).await;
+    queue.ok(&slurm, "POST", &format!("containers/{of_mira}/lock"), Value::Null).await;
+    queue.ok(&local, "POST", &format!("containers/{of_admin}/lock"), Value::Null).await;
+    let running = json!({ "container": { "state": "Running" } });
+    queue.ok(&local, "PUT", &format!("containers/{of_admin}"), running).await;
+
+    let list = async |token: &str| server.ok(token, "/api/dispatchers/list", json!({})).await;
+    let short = |listed: &Value| -> Vec<Value> {
+        let fields = ["name", "kind", "online", "process", "locked", "running"];
+        let of = |one: &Value| fields.iter().map(|field| one[*field].clone()).collect();
+        listed["dispatchers"].as_array().unwrap().iter().map(of).collect()
+    };
+    let all = list(ADMIN_TOKEN).await;
+    assert_eq!(all["queued"], 1);
+    let none = Value::Null;
+    assert_eq!(
+        short(&all),
+        [
+            json!(["before", "slurm", true, none, 0, 0]),
+            json!(["hpc", "slurm", true, "process of login-1", 1, 0]),
+            json!([none, none, true, "process of bench-2", 0, 1]),
+        ]
+    );
+    assert_eq!(all["dispatchers"][1]["nodes"], nodes);
+    assert!(all["dispatchers"][1]["seen_at"].is_string() && all["dispatchers"][2]["held_until"].is_string());
+    // Others see no processes, and count only their own containers.
+    let own = list(&mira).await;
+    assert_eq!(own["queued"], 0);
+    assert_eq!(
+        short(&own),
+        [
+            json!(["before", "slurm", true, none, 0, 0]),
+            json!(["hpc", "slurm", true, none, 1, 0]),
+            json!([none, none, true, none, 0, 0]),
+        ]
+    );
+    assert!(own["dispatchers"].as_array().unwrap().iter().all(|one| one["held_until"].is_null()), "{own}");
+    let outsider = server.user("rolf").await;
+    assert_eq!(list(&outsider).await["dispatchers"], json!([]), "the user may not use the queue");
+
+    exec(&server, "UPDATE dispatchers SET seen_at = seen_at - 600000000", params![]).await;
+    hold(&local, "bench-2", 0).await;
+    let after = list(ADMIN_TOKEN).await;
+    let online: Vec<&Value> =
+        after["dispatchers"].as_array().unwrap().iter().map(|one| &one["online"]).collect();
+    assert_eq!(online, [&json!(false); 3]);
+    assert_eq!(after["dispatchers"][2]["process"], "process of bench-2", "it is still known where it was");
+    server.stop().await;
+}
+
 async fn the_summary_counts_what_the_caller_may_see(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
@@ -352,8 +423,15 @@ async fn the_summary_counts_what_the_caller_may_see(ground: &ServerFixture) {
         attention.iter().map(|one| (one["what"].as_str().unwrap(), one["name"].as_str().unwrap())).collect();
     assert_eq!(what, [("unreachable", "one"), ("waiting", "one-run")]);
     assert!(summary["pipelines"].is_array());
+    let last = |summary: &Value, of: &str| {
+        let steps = summary["history"][of].as_array().unwrap();
+        assert_eq!(steps.len(), 30);
+        (steps[0].as_i64().unwrap(), steps[29].as_i64().unwrap())
+    };
+    assert_eq!((last(&summary, "waiting"), last(&summary, "running")), ((0, 2), (0, 0)));
     let own = server.ok(&mira, "/api/summary", json!({})).await;
     assert_eq!((&own["runs"], &own["instances"]), (&json!({ "submitted": 1 }), &json!({})));
+    assert_eq!(last(&own, "waiting"), (0, 1));
     assert!(own.get("pipelines").is_none());
     let lab = server.admin("/api/summary", json!({ "projects": ["lab"] })).await;
     assert_eq!(lab["runs"], json!({ "submitted": 1 }));

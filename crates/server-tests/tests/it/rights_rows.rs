@@ -346,7 +346,11 @@ async fn create_project_rows(server: &TestServer, creator: &TestUser) {
         "profile": { "name": "default" } });
     let fleet = server.ok(by, "/api/project/main/fleets/apply", json!({ "plan": { "spec": fleet } })).await;
     add_instance(server, CANARY, &fleet["id"], "idle").await;
-    QueueClient { server }.submit(by, json!({ "name": CANARY })).await;
+    let queue = QueueClient { server };
+    queue.submit(by, json!({ "name": CANARY })).await;
+    // Users without the right to use the queue see no dispatchers.
+    let announced = json!({ "dispatcher": { "kind": "slurm", "nodes": [] } });
+    queue.ok(&queue.dispatcher().await, "PUT", &format!("dispatchers/{CANARY}"), announced).await;
     let view = json!({ "name": CANARY, "page": "runs", "query": "", "project": "main" });
     server.ok(by, "/api/views/set", view).await;
     let day = server.app.db().now().await.unwrap().0.div_euclid(86_400_000_000);

@@ -8,15 +8,19 @@
 mod batch;
 mod reader;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::{
     sync::broadcast,
     time::{Instant, sleep},
 };
-use windlass_api::changes::FeedEvent;
-use windlass_model::id::ProjectId;
+use windlass_api::{changes::FeedEvent, overview::Summary};
+use windlass_model::id::{ProjectId, UserId};
 
 pub(crate) use self::reader::stream;
 use crate::{
@@ -36,6 +40,8 @@ const EVENTS_MAX: i64 = 2000;
 const LOOK_BACK: i64 = 200;
 /// Batches that a slow reader may be behind.
 const BATCHES_MAX: usize = 256;
+/// Scopes whose last summary is kept.
+const SUMMARIES_MAX: usize = 200;
 
 /// A change or the disappearance of an object.
 #[derive(Clone, Debug)]
@@ -51,11 +57,16 @@ struct FeedItem {
 
 /// Changes that were found together.
 #[derive(Debug)]
-enum FeedBatch {
-    Items(Vec<FeedItem>),
-    /// Events were skipped.
-    Missed,
+struct FeedBatch {
+    found_at: Instant,
+    /// `None`: events were skipped.
+    items: Option<Vec<FeedItem>>,
 }
+
+/// What a summary depends on: the projects, in order, and the user unless it is a global admin.
+type SummaryScope = (Vec<ProjectId>, Option<UserId>);
+/// A summary, with the time before it was read.
+type SharedSummary = Arc<tokio::sync::Mutex<Option<(Instant, Summary)>>>;
 
 /// The feed of a server.
 #[derive(Debug)]
@@ -64,6 +75,8 @@ pub(crate) struct ChangeFeed {
     state: Mutex<FeedState>,
     /// Held while the reading task starts: a reader learns its own position only when that of the task is known.
     starting: tokio::sync::Mutex<()>,
+    /// Summaries that readers with the same rights share: a change concerns all of them at the same time.
+    summaries: Mutex<HashMap<SummaryScope, SharedSummary>>,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +90,7 @@ impl Default for ChangeFeed {
             batches: broadcast::Sender::new(BATCHES_MAX),
             state: Mutex::default(),
             starting: tokio::sync::Mutex::default(),
+            summaries: Mutex::default(),
         }
     }
 }
@@ -137,9 +151,18 @@ impl ChangeFeed {
         ends
     }
 
-    fn send(&self, batch: FeedBatch) {
+    fn send(&self, found_at: Instant, items: Option<Vec<FeedItem>>) {
         // Fails only if there is no reader.
-        let _ = self.batches.send(Arc::new(batch));
+        let _ = self.batches.send(Arc::new(FeedBatch { found_at, items }));
+    }
+
+    /// Last summary of this scope, which its readers replace one after the other.
+    fn shared_summary(&self, scope: SummaryScope) -> SharedSummary {
+        let mut summaries = self.summaries.lock();
+        if summaries.len() >= SUMMARIES_MAX {
+            summaries.clear();
+        }
+        Arc::clone(summaries.entry(scope).or_default())
     }
 }
 
@@ -164,20 +187,21 @@ async fn read_once(app: &App, at: &mut Position) -> Result<(), Error> {
     let is_too_much = i64::try_from(found.len()).is_ok_and(|count| count >= EVENTS_MAX);
     if is_too_much || at.gaps.len() > GAPS_MAX {
         *at = current_position(app).await?;
-        app.changes().send(FeedBatch::Missed);
+        app.changes().send(Instant::now(), None);
         return Ok(());
     }
     let (containers, newest_log) = changes::changed_containers(app.db(), at.newest_log, EVENTS_MAX).await?;
     at.newest_log = newest_log;
+    let found_at = Instant::now();
     match items(app, found, &containers, at.newest).await {
         Ok(items) if items.is_empty() => Ok(()),
         Ok(items) => {
-            app.changes().send(FeedBatch::Items(items));
+            app.changes().send(found_at, Some(items));
             Ok(())
         }
         Err(error) => {
             // The events are recorded as passed on, so readers must read their lists again.
-            app.changes().send(FeedBatch::Missed);
+            app.changes().send(found_at, None);
             Err(error)
         }
     }

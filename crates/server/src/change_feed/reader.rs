@@ -52,7 +52,8 @@ struct FeedReader {
     /// Last summary that was sent, and its time.
     counts: Option<Summary>,
     counts_at: Option<Instant>,
-    needs_counts: bool,
+    /// Time of the last change; the summary must have been read after it.
+    changed_at: Option<Instant>,
 }
 
 /// Opens the feed. `last` is the position of a reader that reconnects.
@@ -85,7 +86,7 @@ pub(crate) async fn stream(
         seq: 0,
         counts: None,
         counts_at: None,
-        needs_counts: true,
+        changed_at: Some(Instant::now()),
     };
     reader.visible = reader.visible_projects().await?;
     reader.begin(last.or(requested.since)).await?;
@@ -114,7 +115,7 @@ impl FeedReader {
         let Some(since) = since else { return Ok(()) };
         let missed = self.missed(i64::try_from(since).unwrap_or(i64::MAX), newest).await?;
         match missed {
-            Some(items) => items.into_iter().for_each(|item| self.offer(&item)),
+            Some(items) => items.into_iter().for_each(|item| self.offer(&item, Instant::now())),
             None => self.push("resync", FeedEvent::Resync(FeedResync {})),
         }
         Ok(())
@@ -141,7 +142,7 @@ impl FeedReader {
     }
 
     /// Queues a change if the reader may see it and requested it.
-    fn offer(&mut self, item: &FeedItem) {
+    fn offer(&mut self, item: &FeedItem, found_at: Instant) {
         let is_requested = self.kinds.is_empty() || self.kinds.iter().any(|kind| kind == item.kind);
         let is_admin = self.caller.user.admin;
         let is_visible = match (&item.project, &item.owner) {
@@ -152,7 +153,7 @@ impl FeedReader {
         if !is_visible {
             return;
         }
-        self.needs_counts = true;
+        self.changed_at = Some(found_at);
         if !is_requested {
             return;
         }
@@ -174,15 +175,15 @@ impl FeedReader {
             if !self.pending.is_empty() {
                 continue;
             }
-            let wait = if self.needs_counts { COUNTS_INTERVAL } else { ALIVE_INTERVAL };
+            let wait = if self.changed_at.is_some() { COUNTS_INTERVAL } else { ALIVE_INTERVAL };
             match timeout(wait, self.batches.recv()).await {
-                Ok(Ok(batch)) => match &*batch {
-                    FeedBatch::Items(items) => items.iter().for_each(|item| self.offer(item)),
-                    FeedBatch::Missed => self.push("resync", FeedEvent::Resync(FeedResync {})),
+                Ok(Ok(batch)) => match &batch.items {
+                    Some(items) => items.iter().for_each(|item| self.offer(item, batch.found_at)),
+                    None => self.push("resync", FeedEvent::Resync(FeedResync {})),
                 },
                 Ok(Err(RecvError::Lagged(_))) => self.push("resync", FeedEvent::Resync(FeedResync {})),
                 Ok(Err(RecvError::Closed)) => return None,
-                Err(_) if self.needs_counts => {}
+                Err(_) if self.changed_at.is_some() => {}
                 Err(_) => return Some(SseEvent::Alive),
             }
         }
@@ -199,10 +200,9 @@ impl FeedReader {
             }
         }
         let is_due = self.counts_at.is_none_or(|at| at.elapsed() >= COUNTS_INTERVAL);
-        if self.needs_counts && is_due {
-            (self.needs_counts, self.counts_at) = (false, Some(Instant::now()));
-            let requested = SummaryRequest { projects: self.projects.clone() };
-            let summary = overview::summary(&self.app, &self.caller, &requested, false).await?;
+        if let Some(changed_at) = self.changed_at.filter(|_| is_due) {
+            (self.changed_at, self.counts_at) = (None, Some(Instant::now()));
+            let summary = self.summary(changed_at).await?;
             let is_same = self.counts.as_ref().is_some_and(|last| {
                 Summary { as_of: 0, cost: summary.cost, ..last.clone() }
                     == Summary { as_of: 0, ..summary.clone() }
@@ -213,5 +213,24 @@ impl FeedReader {
             }
         }
         Ok(())
+    }
+
+    /// A summary that was read after this time: another reader's, if its scope is the same.
+    async fn summary(&self, changed_at: Instant) -> Result<Summary> {
+        let mut projects: Vec<ProjectId> = self.visible.iter().copied().collect();
+        projects.sort_unstable();
+        let user = &self.caller.user;
+        let shared = self.app.changes().shared_summary((projects, (!user.admin).then_some(user.id)));
+        let mut last = shared.lock().await;
+        if let Some((read_at, summary)) = &*last
+            && *read_at >= changed_at
+        {
+            return Ok(summary.clone());
+        }
+        let read_at = Instant::now();
+        let requested = SummaryRequest { projects: self.projects.clone() };
+        let summary = overview::summary(&self.app, &self.caller, &requested, false).await?;
+        *last = Some((read_at, summary.clone()));
+        Ok(summary)
     }
 }

@@ -7,6 +7,7 @@ use windlass_api::{
         CheckRequest, CheckResult, ErrorPage, ErrorPageRequest, PlanTextRequest, PlanTextResult,
         SchemaRequest,
     },
+    dispatchers::DispatcherList,
     explanations::*,
     metrics::{BlockEvent, BlockStreamRequest, SeriesList, SeriesRequest},
     operations::*,
@@ -25,7 +26,9 @@ use crate::{
     error::Result,
     http::ApiRoutes,
     services::{
-        SseStream, blocks, configurations, explanations, overview, rows,
+        SseStream, blocks, configurations, explanations, overview,
+        queue::dispatchers,
+        rows,
         runs::{self, OpenedShell},
         series, views,
     },
@@ -37,6 +40,7 @@ pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
         .token::<ListManagedJobRows, _, _, _>(managed_jobs)
         .token::<ListInstanceRows, _, _, _>(instances)
         .token::<ListContainerRows, _, _, _>(containers)
+        .token::<ListDispatchers, _, _, _>(list_dispatchers)
         .token::<ReadSummary, _, _, _>(summary)
         .token::<SearchNames, _, _, _>(search)
         .token_events::<StreamChanges, _, _>(changes)
@@ -74,6 +78,10 @@ async fn instances(app: App, caller: Caller, requested: RowsRequest) -> Result<R
 
 async fn containers(app: App, caller: Caller, requested: RowsRequest) -> Result<Rows<ContainerRow>> {
     rows::containers(&app, &caller, requested).await
+}
+
+async fn list_dispatchers(app: App, caller: Caller, _: EmptyRequest) -> Result<DispatcherList> {
+    dispatchers::list_for(&app, &caller).await
 }
 
 async fn summary(app: App, caller: Caller, requested: SummaryRequest) -> Result<Summary> {

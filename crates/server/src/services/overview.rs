@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use windlass_api::overview as wire;
-use windlass_model::{id::ProjectId, instance, time::Timestamp};
+use windlass_model::{
+    id::ProjectId,
+    instance,
+    time::{Span, Timestamp},
+};
 
 use super::{queue::auth::user_uuid, rows::installed_gpus};
 use crate::{
@@ -23,6 +27,9 @@ const HITS_DEFAULT: u32 = 12;
 const INSTANCES_MAX: i64 = 10_000;
 /// Age of the oldest row of a pipeline that lags, in seconds.
 const LAG_SECONDS: f64 = 5.0;
+/// Steps of the history of runs, and the length of each.
+const HISTORY_STEPS: usize = 30;
+const HISTORY_STEP: Span = Span::mins(2);
 const DAY_US: i64 = 86_400_000_000;
 
 /// Ids and names of the requested projects that the caller may see.
@@ -70,9 +77,11 @@ pub(crate) async fn summary(
         per_hour,
     };
     let attention = if detailed { Some(attention(app, &visible, &ids, &active).await?) } else { None };
+    let runs = of_kind("runs");
+    let history = if detailed { Some(run_history(app, &ids, &runs, now).await?) } else { None };
     Ok(wire::Summary {
         as_of: now.0,
-        runs: of_kind("runs"),
+        runs,
         managed_jobs: of_kind("managed_jobs"),
         instances: of_kind("instances"),
         containers: of_kind("containers"),
@@ -86,6 +95,7 @@ pub(crate) async fn summary(
         cost,
         attention,
         pipelines: (detailed && caller.user.admin).then(|| lagging_pipelines(app)),
+        history,
     })
 }
 
@@ -105,6 +115,46 @@ fn capacity(active: &[Instance]) -> Result<(wire::Capacity, wire::Capacity, f64)
         price += one.price.unwrap_or(0.0);
     }
     Ok((blocks, gpus, price))
+}
+
+/// Counts of the last hour, from those of now and the changes since.
+async fn run_history(
+    app: &App,
+    ids: &[ProjectId],
+    counts: &BTreeMap<String, i64>,
+    now: Timestamp,
+) -> Result<wire::RunHistory> {
+    let steps = i64::try_from(HISTORY_STEPS).unwrap_or(i64::MAX);
+    let since = now - Span(HISTORY_STEP.0.saturating_mul(steps));
+    let changes = overview::run_changes(app.db(), ids, since, HISTORY_STEP.0).await?;
+    Ok(history_of(counts, &changes))
+}
+
+fn history_of(counts: &BTreeMap<String, i64>, changes: &[overview::RunChanges]) -> wire::RunHistory {
+    let changed = |status: &str, step: usize| {
+        let of_step = changes.iter().filter(|change| usize::try_from(change.step) == Ok(step));
+        let of_step = of_step.filter(|change| change.from.as_deref() != Some(change.to.as_str()));
+        of_step.fold((0, 0), |(entered, left), change| {
+            let entered = entered + if change.to == status { change.count } else { 0 };
+            (entered, left + if change.from.as_deref() == Some(status) { change.count } else { 0 })
+        })
+    };
+    let at_ends = |status: &str| {
+        let mut count = counts.get(status).copied().unwrap_or_default();
+        let mut found = vec![0; HISTORY_STEPS];
+        for step in (0..HISTORY_STEPS).rev() {
+            found[step] = count.max(0);
+            let (entered, left) = changed(status, step);
+            count += left - entered;
+        }
+        found
+    };
+    wire::RunHistory {
+        step_seconds: HISTORY_STEP.as_secs(),
+        running: at_ends("running"),
+        waiting: at_ends("submitted"),
+        failed: (0..HISTORY_STEPS).map(|step| changed("failed", step).0).collect(),
+    }
 }
 
 async fn attention(
@@ -185,4 +235,38 @@ pub(crate) async fn search(
         hint: hit.hint,
     };
     Ok(wire::SearchResult { hits: found.into_iter().map(hit).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_of_runs_is_computed_back_from_their_counts() {
+        let change = |step, from: Option<&str>, to: &str, count| overview::RunChanges {
+            step,
+            from: from.map(str::to_owned),
+            to: to.to_owned(),
+            count,
+        };
+        let counts = BTreeMap::from([("running".to_owned(), 2), ("failed".to_owned(), 9)]);
+        // Three were submitted in step 10, started in step 20, and one of them failed in the last one, to whose end a change
+        // belongs that was made while this was read.
+        let changes = [
+            change(10, None, "submitted", 3),
+            change(20, Some("submitted"), "running", 3),
+            change(20, Some("running"), "running", 5),
+            change(29, Some("running"), "failed", 1),
+            change(30, None, "submitted", 4),
+        ];
+        let history = history_of(&counts, &changes);
+        let of = |list: &[i64]| [list[9], list[10], list[19], list[20], list[28], list[29]];
+        assert_eq!(history.running.len(), HISTORY_STEPS);
+        assert_eq!(of(&history.running), [0, 0, 0, 3, 3, 2]);
+        assert_eq!(of(&history.waiting), [0, 3, 3, 0, 0, 0]);
+        assert_eq!(
+            (history.failed.iter().sum::<i64>(), history.failed[29], history.step_seconds),
+            (1, 1, 120)
+        );
+    }
 }

@@ -60,12 +60,15 @@ pub(crate) async fn list(app: &App, caller: &Caller) -> Result<QueueList> {
     }
     let positions = queue.positions();
     let mut entries = Vec::with_capacity(listed.len());
+    let mut numbers: BTreeMap<Option<usize>, u32> = BTreeMap::new();
     for (run, rule) in listed.into_iter().take(usize::try_from(WAITING_MAX).unwrap_or(usize::MAX)) {
         let position = positions.get(&run).copied().unwrap_or_default();
         let mut entry = match waiting.remove(&run) {
             Some(job) => entry(job, caller, &placed)?,
             None => queued_entry(&queue, run, &visible)?,
         };
+        let next = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
+        entry.queue = *numbers.entry(queue.pool_of(run)).or_insert(next);
         entry.position = position;
         // The first of a queue comes after nothing.
         entry.rule = rule.filter(|_| position > 0).map(|rule| rule.as_str().to_owned());
@@ -106,6 +109,7 @@ fn queued_entry(queue: &InstanceQueue, run: RunId, visible: &BTreeSet<ProjectId>
     let spec: Option<Value> = job.map(|job| JOB_SPEC.decode(of_run(run), &job.job_spec)).transpose()?;
     let spec = spec.unwrap_or_default();
     Ok(QueueEntry {
+        queue: 0,
         position: 0,
         project: named.map(|job| job.project.clone()),
         run: named.map(|job| job.run.clone()),
@@ -146,6 +150,7 @@ fn entry(job: WaitingJob, caller: &Caller, placed: &[PlacedJob]) -> Result<Queue
     let spec: Value = RUN_SPEC.decode(job.run_id, &job.spec)?;
     let job_spec: Value = JOB_SPEC.decode(row(), &job.job_spec)?;
     Ok(QueueEntry {
+        queue: 0,
         position: 0,
         project: Some(job.project),
         run: Some(job.run),

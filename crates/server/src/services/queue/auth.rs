@@ -109,7 +109,8 @@ pub fn is_generated(app: &App, text: &str) -> bool {
     is_ours || auth::is_unguessable(app, Some(&format!("Bearer {secret}")))
 }
 
-fn can_submit(app: &App, user: &users::User) -> bool {
+/// Returns whether a user may use the queue.
+pub fn can_submit(app: &App, user: &users::User) -> bool {
     user.admin || user.can_use_queue || app.settings().queue_for_everyone
 }
 
