@@ -243,27 +243,37 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     })
 }
 
-/// Runs the tests with machines of a real LXD, and on a real Kubernetes cluster where its binaries are. Elsewhere only
+/// Runs the tests with machines of a real LXD, on a real Kubernetes cluster where its binaries are, and with Apptainer where it
+/// is installed. Elsewhere only
 /// the tests that need none run, in the level `tests`, and the summary says so.
 fn rented(context: &mut TestContext) -> Result<LevelOutcome> {
     setup::ensure_for_rented()?;
     let archive = context.workspace.root.join("../shared/kube");
     let has_cluster = std::env::var_os(KUBERNETES_BINARIES).is_some() || archive.is_dir();
-    let (filter, summary) = if has_cluster {
-        (
-            "test(/real_cluster/) | (binary(it) | binary(e2e)) & test(/^lxd::/)",
-            "machines of a real LXD, and pods of a real cluster".to_owned(),
-        )
-    } else {
-        let missing = format!(
-            "machines of a real LXD; NOT RUN on a cluster: set `{KUBERNETES_BINARIES}` to a directory with \
+    let mut filters = vec!["(binary(it) | binary(e2e)) & test(/^lxd::/)"];
+    let mut summary = "machines of a real LXD".to_owned();
+    if has_cluster {
+        filters.push("test(/real_cluster/)");
+        summary.push_str(", pods of a real cluster");
+    }
+    let has_apptainer = process::succeeds("apptainer", &["--version"]);
+    if has_apptainer {
+        filters.push("test(/x5_an_apptainer/)");
+        summary.push_str(", containers of Apptainer");
+    }
+    if !has_cluster {
+        summary.push_str(&format!(
+            "; NOT RUN on a cluster: set `{KUBERNETES_BINARIES}` to a directory with \
              kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and etcd"
-        );
-        ("(binary(it) | binary(e2e)) & test(/^lxd::/)", missing)
-    };
+        ));
+    }
+    if !has_apptainer {
+        summary.push_str("; NOT RUN in Apptainer: it is not installed");
+    }
+    let filter = filters.join(" | ");
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope), "--workspace"]);
-    command.args(["--ignore-default-filter", "-E", filter]);
+    command.args(["--ignore-default-filter", "-E", filter.as_str()]);
     command.env("RUST_BACKTRACE", "0").envs(lxd_image::ensure_for_tests(context.workspace)?);
     Ok(LevelOutcome::from_result(process::run(&mut command), summary, "cargo xtask test --nightly"))
 }

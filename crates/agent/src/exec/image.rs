@@ -8,7 +8,6 @@
 //! runs.
 
 use std::{
-    fs,
     net::IpAddr,
     path::{Path, PathBuf},
     process::Stdio,
@@ -19,7 +18,7 @@ use tokio::process::Command;
 use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
 use windlass_model::queue::REFUSED_REASON;
 
-use super::AttemptError;
+use super::{AttemptError, apptainer};
 use crate::shim::{
     docker::{ContainerConfinement, container_confinement, podman_ulimits},
     mounts,
@@ -104,7 +103,7 @@ pub(super) struct ContainerSpec<'a> {
     pub(super) group: Option<String>,
 }
 
-fn refused_error(why: String) -> AttemptError {
+pub(super) fn refused_error(why: String) -> AttemptError {
     AttemptError::CannotRun { reason: REFUSED_REASON, why }
 }
 
@@ -221,7 +220,7 @@ pub(super) fn confine_container(
     };
     let name = match engine {
         Engine::Docker(_) | Engine::Oci => image,
-        Engine::Apptainer(_) => apptainer_image(image, policy.restricts_registries())?,
+        Engine::Apptainer(_) => apptainer::image_name(image, policy.restricts_registries())?,
     };
     let devices = gpus.into_iter().flat_map(|gpus| gpus.split(',')).map(|gpu| {
         let path = format!("/dev/nvidia{}", gpu.trim());
@@ -242,30 +241,6 @@ pub(super) fn confine_container(
         Ok(container_confinement(&policy.limits(&spec), false, network))
     } else {
         Err(refused_error(policy.render(&verdict.problems)))
-    }
-}
-
-/// Checks the image name for Apptainer, which runs files and images of registries. A directory would expose its
-/// contents, and an instance is another container.
-fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, AttemptError> {
-    const SCHEMES: [&str; 4] = ["docker://", "oras://", "library://", "https://"];
-    if image.starts_with('/') {
-        return if are_registries_limited {
-            Err(refused_error(format!(
-                "image `{image}` is a file, but the policy of this host restricts images to `registries`"
-            )))
-        } else if fs::metadata(image).is_ok_and(|found| found.is_file()) {
-            Ok(image)
-        } else {
-            Err(refused_error(format!("image `{image}` is not a file on this host")))
-        };
-    }
-    match SCHEMES.iter().find_map(|scheme| image.strip_prefix(scheme)) {
-        Some(name) => Ok(name),
-        None if image.contains("://") => {
-            Err(refused_error(format!("unsupported image `{image}`: expected one of {}", SCHEMES.join(", "))))
-        }
-        None => Ok(image),
     }
 }
 
@@ -358,7 +333,7 @@ impl Engine {
     pub(super) fn words(self, order: &ContainerSpec<'_>) -> (Vec<String>, Vec<String>) {
         match self {
             Self::Docker(program) => (docker_command(program, order), removal_command(program, order.name)),
-            Self::Apptainer(program) => (apptainer_command(program, order), Vec::new()),
+            Self::Apptainer(program) => (apptainer::command(program, order), Vec::new()),
             Self::Oci => (Vec::new(), Vec::new()),
         }
     }
@@ -490,33 +465,10 @@ fn docker_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     words
 }
 
-fn apptainer_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
-    let mut words = [program, "exec", "--containall", "--no-home"].map(str::to_owned).to_vec();
-    if rustix::process::geteuid().is_root() {
-        words.push("--no-privs".to_owned());
-    }
-    let filters = order.confinement.security_opt.iter().filter_map(|option| option.strip_prefix("seccomp="));
-    for filter in filters {
-        words.extend(["--security".to_owned(), format!("seccomp:{filter}")]);
-    }
-    if order.gpus.is_some() {
-        words.push("--nv".to_owned());
-    }
-    for (from, to) in &order.binds {
-        words.extend(["--bind".to_owned(), format!("{}:{to}", from.display())]);
-    }
-    if !order.cwd.is_empty() {
-        words.extend(["--pwd".to_owned(), order.cwd.to_owned()]);
-    }
-    // A file of this host, or an image of a registry.
-    let is_file = order.image.starts_with('/') || order.image.contains("://");
-    words.push(if is_file { order.image.to_owned() } else { format!("docker://{}", order.image) });
-    words.extend(order.command.iter().cloned());
-    words
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::shim::docker::NETWORK;
 

@@ -5,6 +5,7 @@
 //! has an engine for it, or as a process of this host; in a separate directory and control group either way, with a
 //! guard process that cleans up if the executor is killed.
 
+mod apptainer;
 mod container_group;
 mod container_network;
 mod guard;

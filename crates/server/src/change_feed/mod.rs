@@ -63,7 +63,7 @@ struct FeedBatch {
     items: Option<Vec<FeedItem>>,
 }
 
-/// What a summary depends on: the projects, in order, and the user unless it is a global admin.
+/// Everything that a summary depends on: the projects, in order, and the user unless it is a global admin.
 type SummaryScope = (Vec<ProjectId>, Option<UserId>);
 /// A summary, with the time before it was read.
 type SharedSummary = Arc<tokio::sync::Mutex<Option<(Instant, Summary)>>>;

@@ -250,7 +250,6 @@ fn build_apptainer_image(dir: &Path) -> String {
 }
 
 #[tokio::test]
-#[ignore = "needs Apptainer, which Debian 12 has no package of: run it with `--run-ignored only` where it is installed"]
 async fn x5_an_apptainer_container_of_the_queue_cannot_take_over_the_server_or_another_users_container() {
     let scratch = temp_dir("apptainer").unwrap();
     let image = build_apptainer_image(scratch.path());

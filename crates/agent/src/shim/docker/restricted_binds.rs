@@ -1,6 +1,6 @@
 //! Bind mounts without set-user-id programs and devices, for engines whose bind mounts have no such options.
 //!
-//! The agent mounts each directory at a path of its own with `nosuid` and `nodev`, and the engine binds that path: a bind
+//! The agent mounts each directory at a separate path with `nosuid` and `nodev`, and the engine binds that path: a bind
 //! keeps the options of its source. Once the container has started, it has its own copy, and the agent unmounts its own.
 //! Everything happens in the engine's mount namespace, which may differ from the agent's.
 
