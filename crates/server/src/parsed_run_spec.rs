@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(of("service", idle, false), Preemptibility::Always);
         let wanted = json!({"retry": retry, "preemptible": true});
         assert_eq!(of("service", wanted, false), Preemptibility::Always);
-        for more in [json!({"class": "idle"}), json!({"preemptible": true}), json!({"retry": retry})] {
+        for more in [json!({"class": "idle"}), json!({"retry": retry})] {
             assert_eq!(of("dev-environment", more, false), Preemptibility::Never, "its user works in it");
         }
     }

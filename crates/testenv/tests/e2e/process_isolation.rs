@@ -403,11 +403,12 @@ async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network(
         .unwrap();
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
     let address = env.address().to_owned();
+    let temporary = format!("/tmp/windlass-busy-{}", std::process::id());
     let mut job = plain(
         "busy",
         &[
             "echo a > $HOME/a && cat $HOME/a",
-            "echo b > /tmp/b && cat /tmp/b",
+            &format!("echo b > {temporary} && cat {temporary}"),
             "echo c > c && cat c",
             "python -c 'import sys; print(sys.prefix == sys.base_prefix)'",
             &format!(
@@ -418,7 +419,7 @@ async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network(
     job["python"] = json!(version);
     let run = env.ends(&job).await;
     assert_eq!(env.log(&run).await, "a\nb\nc\nFalse\n200\n", "{run:#}");
-    assert!(!std::path::Path::new("/tmp/b").exists(), "its temporary files are its own");
+    assert!(!Path::new(&temporary).exists(), "its temporary files are its own");
 }
 
 #[tokio::test]
