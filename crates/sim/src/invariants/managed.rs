@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use uuid::Uuid;
 use windlass_model::{
+    deadline_policy::MarketRule,
     id::SubmissionId,
     job,
     managed_job::{
@@ -361,9 +362,17 @@ fn check_events(h: &History) -> Vec<Violation> {
     found
 }
 
+/// Returns the source of recoveries with this reason. A task that moves to spot nodes is restarted.
+fn recovery_source(reason: &str) -> Option<RecoverySource> {
+    if reason == MarketRule::MoveToSpot.as_str() {
+        return Some(RecoverySource::Restart);
+    }
+    reason.parse().ok()
+}
+
 impl TaskHistory {
     fn apply_event(&mut self, event: &Event, has_deadline: bool) -> Option<Violation> {
-        let source = event.reason.parse::<RecoverySource>().ok();
+        let source = recovery_source(&event.reason);
         if event.kind != "status" {
             // A cause that joins an open recovery changes no status.
             if let (Some(credit), Some(RecoverySource::Failure)) = (&mut self.episode, source) {
