@@ -94,22 +94,13 @@ async fn docker_tasks_have_only_the_listed_capabilities() {
     );
 }
 
-/// The runner gives the groups of the variable to a job of another user.
 #[tokio::test]
 async fn docker_tasks_have_the_groups_that_own_the_devices_of_amd_gpus() {
-    const GROUP: u32 = 61_777;
     let host = DockerHost::new().await;
-    let gpu = gpus::amd_gpu(host.scratch.path(), GROUP);
-    let device = gpu.devices[0].display();
-    let script = format!(
-        "cd /windlass/run; id -G > out; echo $WINDLASS_DEVICE_GROUPS >> out; stat -c %g {device} >> out"
-    );
+    let (gpu, script) = gpus::amd_gpu_with_script(host.scratch.path());
     let mut task = host.task(&script).await;
     task.gpus = vec![gpu];
-    let text = host.message(&task).await;
-    let lines: Vec<&str> = text.lines().collect();
-    assert!(lines[0].split(' ').any(|group| group == "61777"), "{text}");
-    assert_eq!(lines[1..], ["61777", "61777"]);
+    gpus::assert_has_group(&host.message(&task).await);
 }
 
 #[tokio::test]

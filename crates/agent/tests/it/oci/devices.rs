@@ -109,21 +109,12 @@ async fn oci_tasks_get_what_the_specification_of_their_gpu_contains() {
     }
 }
 
-/// The runner gives the groups of the variable to a job of another user.
 #[tokio::test]
 async fn oci_tasks_have_the_groups_that_own_the_devices_of_amd_gpus() {
-    const GROUP: u32 = 61_777;
     let host = OciHost::new();
-    let gpu = gpus::amd_gpu(host.scratch.path(), GROUP);
-    let device = gpu.devices[0].display();
-    let script = format!(
-        "cd /windlass/run; id -G > out; echo $WINDLASS_DEVICE_GROUPS >> out; stat -c %g {device} >> out; true"
-    );
+    let (gpu, script) = gpus::amd_gpu_with_script(host.scratch.path());
     let mut task = host.task(&script).await;
     task.gpus = vec![gpu];
-    let text = host.message(&task).await;
-    let lines: Vec<&str> = text.lines().collect();
-    assert!(lines[0].split(' ').any(|group| group == "61777"), "{text}");
-    assert_eq!(lines[1..], ["61777", "61777"]);
+    gpus::assert_has_group(&host.message(&task).await);
     host.remove(&task).await;
 }
